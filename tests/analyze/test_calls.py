@@ -78,18 +78,6 @@ def test_the_journal_times_what_samples_only_divide() -> None:
     assert share.samples == 150
 
 
-def test_more_samples_bound_more_tightly() -> None:
-    few, many = (
-        calls_of(tables([{**row, "samples": row["samples"] * factor} for row in [*TRAINING, *DESCRIBE]]))
-        for factor in (1, 16)
-    )
-    place = Place(TRAIN, 22, "describe")
-    wide, tight = (one.share(one.number(place), one.time.rows["row"]) for one in (few, many))
-    assert wide is not None
-    assert tight is not None
-    assert wide.at_most_ms - wide.ms == pytest.approx(4 * (tight.at_most_ms - tight.ms))
-
-
 def test_samples_that_could_not_be_taken_may_all_be_of_any_call_as_far_as_its_part_has_room() -> None:
     place = Place(TRAIN, 22, "describe")
     most = []
@@ -103,39 +91,6 @@ def test_samples_that_could_not_be_taken_may_all_be_of_any_call_as_far_as_its_pa
         most.append(share.at_most_ms)
     assert most[1] - most[0] == pytest.approx(0.1 * (100 - 30))
     assert most[2] - most[0] == pytest.approx(50 - 30)  # no more than all that is sampled beside training
-
-
-def test_a_line_that_calls_the_model_is_never_spared() -> None:
-    calls = calls_of(tables([*TRAINING, *DESCRIBE]))
-    forward = calls.number(Place(TRAIN, 12, "Net.forward"))
-    assert forward is not None
-    assert calls.own[forward]
-    assert calls.place(forward) == Place(TRAIN, None, "forward")
-    assert int(calls.rows(forward)["samples"].sum()) == 100
-
-
-def test_a_function_that_runs_the_training_step_is_the_loop() -> None:
-    inside = [
-        {**row, "frames": [MAIN, main(45), f"train_step ({TRAIN}:{70 + i})", *row["frames"][2:]]}
-        for i, row in enumerate(TRAINING)
-    ]
-    log = stack([MAIN, main(45), f"train_step ({TRAIN}:80)", f"log ({TRAIN}:33)"], 90)
-    calls = calls_of(tables([*inside, log]))
-    number = calls.number(Place(TRAIN, 33, "log"))
-    assert number is not None
-    assert int(calls.rows(number)["samples"].sum()) == 90
-
-
-def test_without_modules_the_line_that_holds_everything_is_the_loop() -> None:
-    stacks = [
-        stack([MAIN, main(40), f"clean ({TRAIN}:20)"], 100),
-        stack([MAIN, main(41), f"matmul ({TORCH}/functional.py:1)"], 100),
-    ]
-    calls = calls_of(tables(stacks, forward_ms=90, backward_ms=0, optimizer_ms=0, other_ms=10))
-    number = calls.number(Place(TRAIN, 20, "clean"))
-    assert number is not None
-    assert calls.place(number) == Place(TRAIN, None, "clean")
-    assert int(calls.rows(number)["samples"].sum()) == 100
 
 
 def test_a_place_no_sample_saw_has_no_call() -> None:

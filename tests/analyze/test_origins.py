@@ -57,18 +57,6 @@ def test_threads_of_the_engine_are_told_trace_by_trace(monkeypatch: pytest.Monke
     assert reasons_of(*traces).unattributed == {LIBRARIES: 12 * US, ENGINE: 4 * US}
 
 
-@pytest.mark.parametrize("stretch", [1, 3])
-def test_lines_do_not_depend_on_the_stretches(monkeypatch: pytest.MonkeyPatch, stretch: int) -> None:
-    trace = Slices()
-    for number in range(4):
-        step = trace.python(f"train.py({number % 2 + 1}): part", trace.python(LIBRARY))
-        trace.kernel(10 * number, number + 1, below=trace.add("cpu_op", "aten::mm", parent=step))
-    whole = reasons_of(trace)
-    monkeypatch.setattr(origins, "STRETCH", stretch)
-    assert reasons_of(trace) == whole
-    assert [(line.place.line, line.ns // US) for line in whole.lines] == [(2, 6), (1, 4)]
-
-
 @pytest.mark.parametrize(("steps_below", "file"), [(3, "trainers/loop.py"), (1, "train.py")])
 def test_a_line_that_leads_to_a_librarys_training_is_no_place(steps_below: int, file: str) -> None:
     """`fit()` runs for several steps below the user's line: the place of its work is the library's.

@@ -23,12 +23,6 @@ def iterated(loader: int, data: int, *, at: int = T0 - MS) -> dict[str, Any]:
     return {"kind": "loader", "id": loader, "dataset": data, "num_workers": 0, "batch_size": 8, "time_ns": at}
 
 
-def looked(loader: int, step: int, wait_ms: float = 20, **content: Any) -> dict[str, Any]:
-    """A look at the batch of a step, of those that `analyzed` makes."""
-    told = {"tensors": 2, "bytes": 4096, "objects": 1, **content}
-    return {"kind": "batch", "id": loader, "time_ns": T0 + step * 100 * MS, "duration_ns": round(wait_ms * MS), **told}
-
-
 def analyzed(*journal: dict[str, Any]) -> Analysis:
     """40 steps of 100 ms."""
     steps = step_rows(40, data_wait_ms=60, forward_ms=40, backward_ms=0, optimizer_ms=0, other_ms=0)
@@ -65,16 +59,6 @@ def test_recordings_without_numbers_go_by_likeness() -> None:
     small, large = site(10, arguments={"batch_size": "2"}), site(20, arguments={"batch_size": "8"})
     made = {"kind": "loader", "id": 3, "num_workers": 0, "batch_size": 8, "time_ns": T0 - MS}
     assert line(analyzed(small, large, made)) == 20
-
-
-def test_of_two_loaders_of_a_step_the_slower_is_meant() -> None:
-    both = [site(10, id=1, dataset=2), site(20, id=3, dataset=4), iterated(1, 2), iterated(3, 4)]
-    looks = [looked(loader, step, wait) for step in (1, 2) for loader, wait in ((1, 40), (3, 2))]
-    found = analyzed(*both, *looks)
-    assert line(found) == 10
-    assert found.loader is not None
-    assert found.loader.batch is not None
-    assert (found.loader.batch.tensors, found.loader.batch.bytes, found.loader.batch.batches) == (2, 4096, 2)
 
 
 @pytest.mark.parametrize(

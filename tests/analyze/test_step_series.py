@@ -48,16 +48,6 @@ def test_a_kind_without_steps_has_no_distribution() -> None:
     assert series.longest(make_tables(), labelled, "eval", 10) == ()
 
 
-def test_the_longest_are_measured_against_their_own_process() -> None:
-    slow = [{**row, "rank": 1, "process": "rank-1"} for row in rows(other_ms=100)]
-    quick = rows()
-    quick[20] = {**quick[20], "wall_ns": 50 * MS, "data_wait_ns": 41 * MS}
-    tables = make_tables(steps=[*quick, *slow])
-    first = series.longest(tables, step_labels.label(tables), "train", 3)[0]
-    assert (first.process, first.step, first.phase) == ("rank-0", 20, "data_wait")
-    assert (first.extra_ms, first.phase_extra_ms) == pytest.approx((40, 40))
-
-
 def test_events_of_a_step_are_named_and_odd_ones_survive() -> None:
     given = rows()
     given[20] = {**given[20], "wall_ns": 90 * MS}

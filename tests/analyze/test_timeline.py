@@ -38,26 +38,6 @@ def test_a_small_trace_is_drawn_slice_by_slice() -> None:
     assert len({each.id for each in found}) == len(found) == 7
 
 
-def test_tracks_of_a_worker_stand_together_in_order() -> None:
-    trace = a_step()
-    trace.add("cpu_op", "aten::add", 300, 10, track="1/2")
-    trace.add("kernel", "copy_kernel", 300, 10, track="0/20", stream=20, device=0)
-    steps = [{"start_ns": T0, "wall_ns": MS, "forward_ns": MS // 2, "backward_ns": MS // 4}]
-    made = of_traces(trace, steps=steps)
-
-    assert [(track.kind, track.label) for track in made.tracks] == [
-        ("steps", "steps"),
-        ("phases", "phases"),
-        ("stream", "GPU 0 stream 7"),
-        ("stream", "GPU 0 stream 20"),
-        ("thread", "thread 1"),
-        ("thread", "thread 2"),
-    ]
-    assert len({track.key for track in made.tracks}) == 6
-    assert {track.group for track in made.tracks} == {"worker0"}
-    assert made.tracks[4].depth == 4
-
-
 @pytest.mark.parametrize(
     ("category", "name", "kind"),
     [
@@ -151,19 +131,6 @@ def test_windows_count_every_slice_and_show_every_wide_one(
     assert {each for each in inside if each[2] - each[1] >= bin_ns} <= alone
     for depth, start, end in inside:
         assert any(each.depth == depth and each.start_us * US <= start and each.end_us * US >= end for each in shown)
-
-
-def test_phases_are_laid_into_their_step_in_order() -> None:
-    rows = step_rows(3, data_wait_ms=2, forward_ms=3, backward_ms=4, optimizer_ms=1, other_ms=0)
-    made = of_rows(steps=rows)
-
-    found = whole(made)
-
-    assert [each.name for each in found if each.kind == "step"] == ["step 0", "step 1", "step 2"]
-    phases = [(each.kind, each.start_us / 1000, each.end_us / 1000) for each in found if "phases" in each.track]
-    assert phases[:4] == [("data_wait", 0, 2), ("forward", 2, 5), ("backward", 5, 9), ("optimizer", 9, 10)]
-    assert len(phases) == 12
-    assert any("lengths" in note for note in made.notes)
 
 
 def test_sampled_workers_show_what_they_stood_in() -> None:

@@ -96,15 +96,6 @@ def test_a_slice_that_there_is_not_is_an_error(identifier: int) -> None:
         detail(of_traces(a_step()), identifier)
 
 
-def test_search_finds_parts_of_names_in_order_of_time() -> None:
-    made = of_traces(a_step())
-    found = search(made, "CUDA")
-    assert [hit.name for hit in found.hits] == ["cudaLaunchKernel", "cudaDeviceSynchronize"]
-    assert [(hit.start_ns, hit.depth) for hit in found.hits] == [(200 * US, 3), (800 * US, 1)]
-    assert found.total == 2
-    assert {hit.track for hit in found.hits} <= {track.key for track in made.tracks}
-
-
 @pytest.mark.parametrize("text", ["", "   ", "not there", "(("])
 def test_search_for_nothing_finds_nothing(text: str) -> None:
     assert search(of_traces(a_step()), text).total == 0

@@ -11,7 +11,7 @@ from rich.console import Console
 from stepscope.analyze import analyze
 from stepscope.dashboard import notebook
 from stepscope.diagnose import diagnose
-from stepscope.diagnose.thresholds import SILENCE
+from stepscope.diagnose.weigh import SILENCE
 from stepscope.model import Report, Unexplained
 from stepscope.report import sentences, terminal
 from stepscope.report.document import build, read_report, report_bytes

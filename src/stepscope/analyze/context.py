@@ -76,4 +76,4 @@ class Context:
     @cached_property
     def base(self) -> Base:
         """The traces as the views start from them."""
-        return spans.prepare(self.tables, self.origins, self.lines, self.spans)
+        return Base(self.tables, self.spans, self.origins, self.lines)

@@ -7,7 +7,7 @@ torch may stand in, as a guess.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,7 +36,8 @@ class Found(Struct, frozen=True):
 
 def trace_back(base: Base, span: Span, rows: Int64) -> Found:
     """The origins of rows of the span; `NONE` (-1) among the rows stays `NONE`."""
-    distinct, back = (rows, slice(None)) if _ascending(rows) else np.unique(rows, return_inverse=True)
+    ascending = bool((rows[1:] > rows[:-1]).all())
+    distinct, back = (rows, slice(None)) if ascending else np.unique(rows, return_inverse=True)
     found = trace_linked(base, span, distinct)
     return Found(found.place[back], found.called[back], found.ahead[back], found.backward[back])
 
@@ -58,7 +59,12 @@ def trace_linked(
     first = tree.walk(start)
     found, below = _entries(tree.user, first.stop), first.below
     backward = first.backward >= 0
-    known = _forward_rows(span, first.backward) if forward is None else np.where(backward, known, NONE)
+    if forward is not None:
+        known = np.where(backward, known, NONE)
+    elif backward.any():  # the forward operator of operators of the backward pass, or of the nearest slice around them
+        ahead_of = span.forward
+        holder = climb(span.parent, np.where(backward, first.backward - span.first, NONE), ahead_of >= 0)
+        known = np.where(holder >= 0, ahead_of[holder] + span.first, NONE)
     ahead = np.zeros(len(rows), bool)
     for library in (False, True):
         # what no forward operator explains belongs to the call of backward()
@@ -71,10 +77,6 @@ def trace_linked(
     return Found(found, np.where(below >= 0, below - span.first, NONE), ahead, backward)
 
 
-def _ascending(rows: Int64) -> bool:
-    return bool((rows[1:] > rows[:-1]).all())
-
-
 def place(base: Base, index: int, callee: str | None = None) -> tuple[Place, bool]:
     """The place, and whether its line is that of the call rather than of the definition.
 
@@ -83,42 +85,6 @@ def place(base: Base, index: int, callee: str | None = None) -> tuple[Place, boo
     """
     origin = _exact(base, base.origins.places[index], callee)
     return Place(origin.file, origin.line, origin.function), origin.exact
-
-
-def dominant_places(
-    base: Base, span: Span, groups: Int64, rows: Int64, weights: Int64, count: int
-) -> list[tuple[Place, bool] | None]:
-    """For each of `count` groups the place most of its weight comes from; None where no row of it has one.
-
-    Args:
-        groups: the group of each row, 0 to `count` - 1.
-        rows: rows of the span.
-        weights: ns, bytes or calls of each row; groups whose weights are all 0 go by calls.
-    """
-    places = PlaceSums(base, count)
-    places.add(span, groups, rows, weights)
-    return places.dominant()
-
-
-class PlaceSums:
-    """Weights by group and place, to be added up over several spans."""
-
-    def __init__(self, base: Base, count: int) -> None:
-        self._base = base
-        self._count = count
-        self._parts: list[pl.DataFrame] = []
-
-    def add(self, span: Span, groups: Int64, rows: Int64, weights: Int64) -> None:
-        """Rows of a span with their group and weight."""
-        self._parts.append(place_sums(self._base, span, groups, rows, weights))
-
-    def dominant(self) -> list[tuple[Place, bool] | None]:
-        """For each group its heaviest place."""
-        result: list[tuple[Place, bool] | None] = [None] * self._count
-        if self._parts:
-            for row in heaviest(pl.concat(self._parts), ["group"]).iter_rows(named=True):
-                result[row["group"]] = place_of_row(row)
-        return result
 
 
 def place_sums(base: Base, span: Span, groups: Int64, rows: Int64, weights: Int64) -> pl.DataFrame:
@@ -150,13 +116,13 @@ def place_sums(base: Base, span: Span, groups: Int64, rows: Int64, weights: Int6
 
 def heaviest(sums: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
     """Of `place_sums`, with columns `keys` in place of or beside `group`: each key's place of most weight, and it."""
-    return (
-        sums.group_by(*keys, *_PLACE)
-        .agg(pl.col("weight").sum(), pl.col("rows").sum())
-        .sort("weight", "rows", *_PLACE, descending=[True, True, *(False for _ in _PLACE)])
-        .unique(keys, keep="first", maintain_order=True)
-        .select(*keys, *_PLACE, "weight")
-    )
+    return _by_weight(sums, keys).unique(keys, keep="first", maintain_order=True).select(*keys, *_PLACE, "weight")
+
+
+def _by_weight(sums: pl.DataFrame, keys: Sequence[str] = ()) -> pl.DataFrame:
+    """`place_sums` of several spans added up, the most weight first."""
+    total = sums.group_by(*keys, *_PLACE).agg(pl.col("weight").sum(), pl.col("rows").sum())
+    return total.sort("weight", "rows", *_PLACE, descending=[True, True, *(False for _ in _PLACE)])
 
 
 class HeavyLine(NamedTuple):
@@ -169,18 +135,15 @@ class HeavyLine(NamedTuple):
 
 
 def heaviest_lines(parts: Iterable[tuple[Base, Span, Int64, Int64]], count: int) -> list[HeavyLine]:
-    """At most `count` lines behind rows of spans, (base, span, rows, weights), those of most weight first."""
+    """At most `count` lines behind rows of spans, (base, span, rows, weights), those of most weight first.
+
+    `weights` are ns, bytes or calls; where all are 0 the number of rows decides.
+    """
     sums = [place_sums(base, span, np.zeros(len(rows), np.int64), rows, weights) for base, span, rows, weights in parts]
     if not sums:
         return []
-    total = (
-        pl.concat(sums)
-        .group_by(_PLACE)
-        .agg(pl.col("weight").sum(), pl.col("rows").sum())
-        .sort("weight", "rows", *_PLACE, descending=[True, True, *(False for _ in _PLACE)])
-        .head(count)
-    )
-    return [HeavyLine(*place_of_row(row), row["weight"], row["rows"]) for row in total.iter_rows(named=True)]
+    found = _by_weight(pl.concat(sums)).head(count)
+    return [HeavyLine(*place_of_row(row), row["weight"], row["rows"]) for row in found.iter_rows(named=True)]
 
 
 def place_of_row(row: Mapping[str, Any]) -> tuple[Place, bool]:
@@ -203,12 +166,3 @@ def _exact(base: Base, origin: Origin, callee: str | None) -> Origin:
 
 def _entries(places: Int32, rows: Int64) -> Int64:
     return np.where(rows >= 0, places[np.maximum(rows, 0)], NONE).astype(np.int64)
-
-
-def _forward_rows(span: Span, backward: Int64) -> Int64:
-    """The forward operator of operators of the backward pass, or of the nearest slice around them. Rows of `events`."""
-    if not (backward >= 0).any():
-        return backward
-    forward = span.forward
-    holder = climb(span.parent, np.where(backward >= 0, backward - span.first, NONE), forward >= 0)
-    return np.where(holder >= 0, forward[holder] + span.first, NONE)

@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 from msgspec import Struct
 
-from stepscope.engine.slice_names import PYTHON_NAME, callee_name
+from stepscope.engine.slice_names import callee_name, python_frame
 from stepscope.engine.slice_tree import nearest_ancestor, self_or_ancestor
 from stepscope.engine.spans import Span
 from stepscope.engine.step_labels import LabelledSteps
@@ -288,13 +288,13 @@ def _kind(name: str, code: UserCode) -> tuple[int, Function | None]:
         return TRANSPARENT, None
     if _RECORDER.search(name):
         return OWN, None
-    match = re.match(PYTHON_NAME, name)
-    file = code.resolve(match[1]) if match else None
-    if match and file is not None:
-        return USER, Function(file, int(match[2]) if len(match[2]) < 19 else None, match[3])
+    frame = python_frame(name)
+    file = code.resolve(frame.file) if frame else None
+    if frame and file is not None:
+        return USER, Function(file, frame.line, frame.function)
     if name.startswith("<built-in"):
         return BUILTIN, None
-    torch = name.startswith("nn.Module: ") or (match is not None and re.search(TORCH_FILE, match[1]) is not None)
+    torch = name.startswith("nn.Module: ") or (frame is not None and re.search(TORCH_FILE, frame.file) is not None)
     return (TORCH if torch else LIBRARY), None
 
 

@@ -16,8 +16,6 @@ MOST_DIGITS, LARGEST = 20, 2**62  # of a whole number in what a recording says
 
 def event_data(tables: Tables, kind: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """The journal's rows of a kind in order of time, each with its own fields; broken ones are passed over."""
-    if tables.journal.is_empty():
-        return
     for row in tables.journal.filter(pl.col("kind") == kind).sort("time_ns").iter_rows(named=True):
         data = parse_json(row["data"])
         if isinstance(data, dict):
@@ -52,34 +50,24 @@ def place_of(event: Mapping[str, Any] | None) -> Place | None:
     )
 
 
-def parse_json(text: str | None) -> object:
-    """The value of a JSON text, None where it is absent or broken (the run folder is untrusted input)."""
-    if not text:
-        return None
+def parse_json(text: object) -> Any:
+    """The value of a JSON text, None where it is absent or broken (what a recording says is untrusted input)."""
     try:
-        value: object = json.loads(text, parse_int=_fitting)
-    except ValueError:
+        return json.loads(text, parse_int=_fitting) if isinstance(text, str) and text else None
+    except (ValueError, RecursionError):
         return None
-    return value
 
 
 def json_list(text: str | None) -> list[Any]:
-    """The list that a JSON text of a trace is; empty where it is absent, broken or something else."""
-    value = _loaded(text)
+    """The list that a JSON text is; empty where it is absent, broken or something else."""
+    value = parse_json(text)
     return value if isinstance(value, list) else []
 
 
 def json_object(text: str | None) -> dict[str, Any]:
-    """The object that a JSON text of a trace is, as `json_list`."""
-    value = _loaded(text)
+    """The object that a JSON text is, as `json_list`."""
+    value = parse_json(text)
     return value if isinstance(value, dict) else {}
-
-
-def _loaded(text: str | None) -> object:
-    try:
-        return json.loads(text) if text else None
-    except ValueError:
-        return None
 
 
 def _fitting(digits: str) -> int | None:

@@ -10,9 +10,8 @@ All walks go level by level over arrays of row numbers, so that millions of slic
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +19,7 @@ import polars as pl
 from msgspec import Struct, field
 
 from stepscope.engine import slice_tree
+from stepscope.engine.slice_names import python_frame
 from stepscope.engine.user_code import UserCode
 from stepscope.tables.arrays import NONE, Bools, Int32, Int64, Rows, climb, positions
 from stepscope.tables.categories import FUNCTION, OPERATORS
@@ -27,7 +27,6 @@ from stepscope.tables.schema import Tables
 
 STEPS_OF_LOOP = 2  # that begin while a function runs: it is the training loop, or calls it
 STRETCH = 500_000  # rows whose names are looked at together
-_FRAME = re.compile(r"(.*)\((\d{1,9})\): (.*)", re.DOTALL)
 MAX_FRAMES = 2_000  # of one recorded call stack
 _IS_FUNCTION = pl.col("category") == FUNCTION
 _IS_OPERATOR = pl.col("category").is_in(OPERATORS)
@@ -44,8 +43,7 @@ class Origin(NamedTuple):
     guess: bool
 
 
-_Pair = tuple["Origin | None", "Origin | None"]
-_Parser = Callable[[str, UserCode], _Pair]
+_Pair = tuple["Origin | None", "Origin | None"]  # the user's and a library's, of which a frame is one at most
 
 
 class Walk(Struct, frozen=True):
@@ -67,7 +65,7 @@ class Origins(Struct, frozen=True, dict=True):
     library: Int32
     places: tuple[Origin, ...]
     any_frames: bool
-    _known: dict[tuple[bool, bool], Bools] = field(default_factory=dict)
+    _stops: dict[tuple[bool, bool], Bools] = field(default_factory=dict)  # where walks of each sort end, by row
 
     @cached_property
     def parent(self) -> Int32:
@@ -85,20 +83,15 @@ class Origins(Struct, frozen=True, dict=True):
 
         With `boundary` a walk ends at an operator of the backward pass too, before looking above it.
         """
-        stops = self._stops(library, boundary)
+        places = self.library if library else self.user
+        if (library, boundary) not in self._stops:
+            self._stops[library, boundary] = (places >= 0) | self.is_backward if boundary else places >= 0
         below = np.full(len(start), NONE, np.int64)
-        met = climb(self.parent, start, stops, passed=below)
-        origin = (met >= 0) & ((self.library if library else self.user)[met] >= 0)
+        met = climb(self.parent, start, self._stops[library, boundary], passed=below)
+        origin = (met >= 0) & (places[met] >= 0)
         stop, backward = np.where(origin, met, NONE), np.where(origin, NONE, met)
         below[stop < 0] = NONE
         return Walk(stop, below, backward)
-
-    def _stops(self, library: bool, boundary: bool) -> Bools:
-        """By row, whether a walk ends there."""
-        if (library, boundary) not in self._known:
-            places = (self.library if library else self.user) >= 0
-            self._known[library, boundary] = places | self.is_backward if boundary else places
-        return self._known[library, boundary]
 
 
 def prepare(tables: Tables, code: UserCode) -> Origins:
@@ -110,16 +103,11 @@ def prepare(tables: Tables, code: UserCode) -> Origins:
     user = library = np.broadcast_to(np.int32(NONE), events.height)  # takes no memory
     if any_frames:
         user, library = (np.full(events.height, NONE, np.int32) for _ in range(2))
-        _mark(events, pl.when(_IS_FUNCTION).then("name"), _named, code, places, user, library)
-        _mark(events, pl.col("call_stack"), _innermost, code, places, user, library)
+        named = partial(_frame, code=code, exact=False)
+        _mark(events, pl.when(_IS_FUNCTION).then("name"), named, places, user, library)
+        _mark(events, pl.col("call_stack"), partial(_innermost, code=code), places, user, library)
         user[_leading(events, user, library)] = NONE
-    return Origins(
-        events=events,
-        user=user,
-        library=library,
-        places=tuple(places),
-        any_frames=any_frames,
-    )
+    return Origins(events, user, library, tuple(places), any_frames)
 
 
 def _leading(events: pl.DataFrame, user: Int32, library: Int32) -> Int64:
@@ -147,14 +135,13 @@ def _leading(events: pl.DataFrame, user: Int32, library: Int32) -> Int64:
 def _mark(
     events: pl.DataFrame,
     text: pl.Expr,
-    parse: _Parser,
-    code: UserCode,
+    parse: Callable[[str], _Pair],
     places: list[Origin],
     user: Int32,
     library: Int32,
 ) -> None:
-    """Enter the origins that the rows' `text` names into both arrays, by stretches."""
-    known: dict[str, tuple[int, int]] = {}
+    """Enter the origins (user's, library's) that the rows' `text` names into `places` and both arrays, by stretches."""
+    known: dict[str, list[int]] = {}
     for first in range(0, len(user), STRETCH):
         rows = events[first : first + STRETCH].lazy().select(text=text).with_row_index("row", offset=first)
         # built-in functions are as many as the objects they belong to
@@ -164,7 +151,10 @@ def _mark(
         distinct = found["text"].unique(maintain_order=True).to_list()
         for name in distinct:
             if name not in known:
-                known[name] = _entered(parse(name, code), places)
+                known[name] = []
+                for origin in parse(name):
+                    known[name].append(len(places) if origin else NONE)
+                    places.extend([origin] if origin else [])
         entries = pl.DataFrame(
             {"text": distinct, "user": [known[t][0] for t in distinct], "library": [known[t][1] for t in distinct]},
             schema={"text": pl.String, "user": pl.Int32, "library": pl.Int32},
@@ -173,21 +163,6 @@ def _mark(
         at = hits["row"].to_numpy()
         user[at] = hits["user"].to_numpy()
         library[at] = hits["library"].to_numpy()
-
-
-def _entered(pair: _Pair, places: list[Origin]) -> tuple[int, int]:
-    """The indices of both origins in `places`, which they are added to; -1 for none."""
-    numbers = []
-    for origin in pair:
-        numbers.append(len(places) if origin else NONE)
-        if origin:
-            places.append(origin)
-    return numbers[0], numbers[1]
-
-
-def _named(name: str, code: UserCode) -> _Pair:
-    """The origins (user's, library's) that a Python function of a trace is, from its name."""
-    return _frame(name, code, exact=False)
 
 
 def _innermost(stack: str, code: UserCode) -> _Pair:
@@ -202,11 +177,9 @@ def _innermost(stack: str, code: UserCode) -> _Pair:
 
 
 def _frame(text: str, code: UserCode, *, exact: bool) -> _Pair:
-    match = _FRAME.fullmatch(text)
-    if match is None:
-        return None, None
-    file = code.resolve(match[1])
-    if file is not None:
-        return Origin(file, match[3], int(match[2]), exact, False), None
-    short = code.library(match[1])
-    return None, Origin(short, match[3], int(match[2]), exact, True) if short is not None else None
+    frame = python_frame(text)
+    file = code.resolve(frame.file) if frame else None
+    if frame and file is not None:
+        return Origin(file, frame.function, frame.line, exact, False), None
+    short = code.library(frame.file) if frame else None
+    return None, Origin(short, frame.function, frame.line, exact, True) if frame and short is not None else None

@@ -12,7 +12,7 @@ import polars as pl
 from msgspec import Struct
 
 from stepscope.engine import intervals
-from stepscope.engine.call_tree import CallTree, UserPaths, at, call_tree, rows_of
+from stepscope.engine.call_tree import CallTree, UserPaths, at, rows_of
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.engine.user_code import UserCode
 from stepscope.model import PHASES
@@ -22,10 +22,11 @@ from stepscope.tables.phases import in_file, last_part
 from stepscope.tables.schema import Tables
 
 STEADY_COVERAGE = 0.5  # a segment counts when steady steps fill at least half of it
+_SEGMENT = ["process", "start_ns", "end_ns"]
 
 
 class Samples(Struct, frozen=True, dict=True):
-    """`rows`: one per stack of a main thread, with what `stack_picks` picks of it."""
+    """`rows`: one per stack of a main thread, with the columns of `frames_of_interest`."""
 
     rows: pl.DataFrame
     calls: CallTree
@@ -35,7 +36,20 @@ class Samples(Struct, frozen=True, dict=True):
     @cached_property
     def frames(self) -> pl.DataFrame:
         """(row, position, function, file, line, user_file): a row per frame of a stack, root first."""
-        return _frames(self.rows, self.calls, self.code)
+        calls, rows, nodes = self.calls, [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        row, node = self.rows["row"].to_numpy().astype(np.int64), rows_of(self.rows["node"])
+        while len(row := row[node >= 0]):
+            node = node[node >= 0]
+            rows.append(row)
+            nodes.append(node)
+            node = calls.parent[node].astype(np.int64)
+        row, node = np.concatenate(rows), np.concatenate(nodes)
+        schema = {"function": pl.String, "file": pl.String, "line": pl.Int64}
+        names = pl.DataFrame(calls.frames, schema=schema, orient="row").with_columns(
+            pl.Series("user_file", [self.code.resolve(frame.file) for frame in calls.frames], dtype=pl.String)
+        )
+        places = pl.DataFrame({"row": pl.Series(row, dtype=pl.UInt32), "position": calls.depth[node].astype(np.int64)})
+        return places.hstack(names[calls.frame[node]]).sort("row", "position")
 
     def rank_steps(self) -> pl.DataFrame:
         """Main threads of ranks, in steady state, inside one of the five phases.
@@ -45,6 +59,23 @@ class Samples(Struct, frozen=True, dict=True):
         seen = pl.col("node").is_not_null() & pl.col("phase").is_in(PHASES)
         in_step = (pl.col("role") == "rank") & seen & ~pl.col("in_profiler")
         return self.rows.filter(pl.col("steady") & in_step)
+
+    def ms_per_sample(self, labelled: LabelledSteps) -> dict[int, float]:
+        """Of each rank, ascending, what one sample of its main thread in steady steps is of its mean step."""
+        means = mean_step_ms(labelled)
+        counts = self.rank_steps().group_by("rank").agg(pl.col("samples").sum()).sort("rank").rows()
+        return {int(rank): means[rank] / count for rank, count in counts if count and rank in means}
+
+    def in_steady_steps(self, stacks: pl.DataFrame) -> tuple[Bools, Bools]:
+        """Which stacks are of segments that steady steps fill; which stand in a phase of a step, not in a profiler."""
+        segments = self.rows.group_by(_SEGMENT).agg(pl.col("steady").any())
+        joined = stacks.select(_SEGMENT).join(
+            segments, on=_SEGMENT, how="left", nulls_equal=True, maintain_order="left"
+        )
+        profiling = self.rows.filter(pl.col("in_profiler"))["node"].unique()
+        in_profiler = stacks["node"].is_in(profiling.implode()).fill_null(False)
+        in_phase = stacks["phase"].is_in(PHASES).fill_null(False) & ~in_profiler
+        return joined["steady"].fill_null(False).to_numpy(), in_phase.to_numpy()
 
     def through(self, file: str, function: str, first_line: int | None, last_line: int | None) -> pl.Series:
         """`row` of the stacks with a frame of this function, between the lines where they are given."""
@@ -68,13 +99,20 @@ def short(function: pl.Expr) -> pl.Expr:
     return function.str.extract(r"([^.]+)$")
 
 
-def prepare(tables: Tables, code: UserCode, labelled: LabelledSteps, calls: CallTree | None = None) -> Samples | None:
+def mean_step_ms(labelled: LabelledSteps) -> dict[int, float]:
+    """The mean steady step of each rank: of training, or of evaluation where nothing is trained."""
+    steady = labelled.steady("train")
+    steady = labelled.steady("eval") if steady.is_empty() else steady
+    means = steady.group_by("rank").agg(ms=pl.col("wall_ns").mean() / 1e6)
+    return {int(rank): float(ms) for rank, ms in means.rows() if rank is not None}
+
+
+def prepare(tables: Tables, code: UserCode, labelled: LabelledSteps, calls: CallTree) -> Samples | None:
     """None when no stack of a main thread was sampled."""
     stacks = tables.stacks.filter(pl.col("main_thread").fill_null(False) & (pl.col("samples") > 0))
     if stacks.is_empty():
         return None
     stacks = stacks.with_row_index("row")
-    calls = calls or call_tree(tables)
     steady, fallback = _steady_segments(stacks, labelled)
     rows = stacks.hstack(frames_of_interest(stacks, calls, code)).join(
         steady, on="row", how="left", maintain_order="left"
@@ -83,27 +121,9 @@ def prepare(tables: Tables, code: UserCode, labelled: LabelledSteps, calls: Call
     return Samples(rows, calls, code, fallback)
 
 
-def _frames(stacks: pl.DataFrame, calls: CallTree, code: UserCode) -> pl.DataFrame:
-    rows, nodes = [], []
-    row = stacks["row"].to_numpy().astype(np.int64)
-    node = stacks["node"].fill_null(NONE).to_numpy().astype(np.int64)
-    while len(row := row[node >= 0]):
-        node = node[node >= 0]
-        rows.append(row)
-        nodes.append(node)
-        node = calls.parent[node].astype(np.int64)
-    row, node = (np.concatenate([np.zeros(0, np.int64), *parts]) for parts in (rows, nodes))
-    names = pl.DataFrame(
-        calls.frames, schema={"function": pl.String, "file": pl.String, "line": pl.Int64}, orient="row"
-    )
-    mine = pl.Series("user_file", [code.resolve(frame.file) for frame in calls.frames], dtype=pl.String)
-    places = pl.DataFrame({"row": pl.Series(row, dtype=pl.UInt32), "position": calls.depth[node].astype(np.int64)})
-    return places.hstack(names.with_columns(mine)[calls.frame[node]]).sort("row", "position")
-
-
 def _steady_segments(stacks: pl.DataFrame, labelled: LabelledSteps) -> tuple[pl.DataFrame, bool]:
     """(row, steady) by how much of each segment steady train steps of the same process fill."""
-    segments = stacks.select("process", "start_ns", "end_ns").unique()
+    segments = stacks.select(_SEGMENT).unique()
     kind = "train" if (labelled.frame["kind"] == "train").any() else "eval"
     good = labelled.frame.filter(
         (pl.col("kind") == kind) & pl.col("reason").is_in(["steady", "first_batch"]) & pl.col("start_ns").is_not_null()
@@ -113,15 +133,11 @@ def _steady_segments(stacks: pl.DataFrame, labelled: LabelledSteps) -> tuple[pl.
         own = good.filter(pl.col("process") == part["process"][0]) if part["process"][0] is not None else good
         parts.append(part.with_columns(pl.Series("coverage", _coverage(part, own.sort("start_ns")), dtype=pl.Float64)))
     covered = pl.concat(parts)
-    enough = covered["coverage"] >= STEADY_COVERAGE
-    fallback = not enough.any()
-    limit = STEADY_COVERAGE if not fallback else 1e-9
-    if fallback and not (covered["coverage"] > 0).any():
-        limit = 0.0
-    covered = covered.with_columns((pl.col("coverage") >= limit).alias("steady"))
-    joined = stacks.select("row", "process", "start_ns", "end_ns").join(
-        covered, on=["process", "start_ns", "end_ns"], how="left", nulls_equal=True
-    )
+    fallback = not (covered["coverage"] >= STEADY_COVERAGE).any()
+    touching = (covered["coverage"] > 0).any()
+    enough = pl.col("coverage") > 0 if touching else pl.lit(True)
+    steady = covered.with_columns((enough if fallback else pl.col("coverage") >= STEADY_COVERAGE).alias("steady"))
+    joined = stacks.join(steady, on=_SEGMENT, how="left", nulls_equal=True)
     return joined.select("row", "steady"), fallback
 
 

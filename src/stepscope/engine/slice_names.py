@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
+from stepscope.read.raw import Frame
 from stepscope.tables.categories import STEP
 
 _MODULE = "nn.Module: "
-PYTHON_NAME = r"^(.*)\((\d+)\): (.*)$"
+_PYTHON_NAME = re.compile(r"(.*)\((\d{1,9})\): (.*)", re.DOTALL)
 # Traces of 2021 call these annotations operators.
 _ANNOTATIONS = (STEP, "enumerate(DataLoader)#", "enumerate(DataPipe)#", "Optimizer.")
 _OPTIMIZER_STEP = ("wrapper", "profile_hook_step")  # torch puts them around every optimizer's step
@@ -19,11 +20,17 @@ def is_annotation(name: str) -> bool:
     return name.startswith(_ANNOTATIONS)
 
 
+def python_frame(name: str) -> Frame | None:
+    """The frame that a Python function of a trace is, or a line of a recorded call stack; None for all other slices."""
+    match = _PYTHON_NAME.fullmatch(name)
+    return Frame(match[3], match[1], int(match[2])) if match else None
+
+
 def callee_name(name: str) -> str:
     """A name for people: `torch/nn/functional.py(3472): cross_entropy` is `cross_entropy`."""
-    match = re.match(PYTHON_NAME, name)
-    if match:
-        return "step" if match[3] in _OPTIMIZER_STEP and "torch/optim/" in match[1] else match[3]
+    frame = python_frame(name)
+    if frame:
+        return "step" if frame.function in _OPTIMIZER_STEP and "torch/optim/" in frame.file else frame.function
     if name.startswith("<built-in"):
         words = _ADDRESS.sub("", name.removeprefix("<built-in function ").removeprefix("<built-in method "))
         return words.split(" ")[0].rstrip(">")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -184,11 +184,14 @@ class Span:
     def is_fill(self) -> Bools:
         return self.categories.where(categories.FILLS)
 
+    def own(self, table: pl.DataFrame) -> pl.DataFrame:
+        """The rows of a table that are of this trace."""
+        return table.filter((pl.col("process") == self.ref.process) & (pl.col("trace") == self.ref.trace))
+
     @cached_property
     def links(self) -> pl.DataFrame:
         """Rows of `links` of this trace, with `event`, `launch`, `operator`, `frame`, `forward` as rows of the span."""
-        ref = self.ref
-        own = self.tables.links.filter((pl.col("process") == ref.process) & (pl.col("trace") == ref.trace))
+        own = self.own(self.tables.links)
         ids = ("event", "launch", "operator", "frame", "forward")
         return own.drop("process", "trace").with_columns(pl.Series(name, self.rows_of(own[name])) for name in ids)
 
@@ -223,9 +226,9 @@ class Span:
         has the number of the journal's that holds its middle, where there is one, else the mark's. `begin` is where
         that one begins.
         """
-        ref, steps = self.ref, self.tables.steps
-        own = self.tables.traces.filter((pl.col("process") == ref.process) & (pl.col("trace") == ref.trace))
-        known = steps.filter((pl.col("process") == ref.process) & pl.col("start_ns").is_not_null())
+        own = self.own(self.tables.traces)
+        steps = self.tables.steps
+        known = steps.filter((pl.col("process") == self.ref.process) & pl.col("start_ns").is_not_null())
         if not own.height or own["owner"][0] != "user" or known.is_empty():
             return pl.DataFrame(schema={**_STEPS, "begin": pl.Int64})
         host = pl.col("name").str.starts_with(MARK) & pl.col("stream").is_null() & (pl.col("duration_ns") > 0)
@@ -278,8 +281,7 @@ class Span:
     @cached_property
     def metadata(self) -> dict[str, Any]:
         """The allow-listed metadata of the file."""
-        ref = self.ref
-        own = self.tables.traces.filter((pl.col("process") == ref.process) & (pl.col("trace") == ref.trace))
+        own = self.own(self.tables.traces)
         return json_object(own["metadata"][0]) if own.height else {}
 
     @cached_property
@@ -292,9 +294,7 @@ class Span:
     @cached_property
     def memory(self) -> pl.DataFrame:
         """Rows of `memory` of this trace in order of time."""
-        ref = self.ref
-        own = self.tables.memory.filter((pl.col("process") == ref.process) & (pl.col("trace") == ref.trace))
-        return own.sort("time_ns", maintain_order=True)
+        return self.own(self.tables.memory).sort("time_ns", maintain_order=True)
 
 
 class Base(Struct, frozen=True):
@@ -306,14 +306,23 @@ class Base(Struct, frozen=True):
     lines: Lines
 
 
-def prepare(tables: Tables, origins: Origins, lines: Lines, known: tuple[Span, ...] | None = None) -> Base:
-    """All of the traces; `known` are their spans, where they were made before."""
-    return Base(tables, spans(tables) if known is None else known, origins, lines)
-
-
 def spans(tables: Tables) -> tuple[Span, ...]:
-    """The spans of all traces, by worker and time."""
-    return tuple(_spans(tables))
+    """The spans of all traces, in order of worker and number."""
+    traces = (  # a lazy query leaves columns of one value as they are; their rows lie side by side
+        tables.events.lazy()
+        .group_by("process", "trace")
+        .agg(pl.col("id").min().alias("first"), rows=pl.len())
+        .sort("first")
+        .collect()
+    )
+    refs = _refs(tables)
+    found = []
+    row = 0
+    for process, trace, _, rows in traces.rows():
+        if (process, trace) in refs:
+            found.append(Span(refs[process, trace], row, tables.events.slice(row, rows), tables))
+        row += rows
+    return tuple(sorted(found, key=lambda span: (_natural(span.ref.worker), span.ref.span)))
 
 
 def texts(column: pl.Series) -> Texts:
@@ -327,26 +336,6 @@ def texts(column: pl.Series) -> Texts:
     return Texts(found, distinct["value"].cast(pl.String).to_list())
 
 
-def _spans(tables: Tables) -> Iterator[Span]:
-    """Spans in order of worker and number."""
-    parts = (  # a lazy query leaves columns of one value as they are; their rows lie side by side
-        tables.events.lazy()
-        .group_by("process", "trace")
-        .agg(pl.col("id").min().alias("first"), rows=pl.len())
-        .sort("first")
-        .collect()
-    )
-    refs = _refs(tables)
-    found = []
-    row = 0
-    for process, trace, _, rows in parts.rows():
-        ref = refs.get((process, trace))
-        if ref is not None:
-            found.append(Span(ref, row, tables.events.slice(row, rows), tables))
-        row += rows
-    yield from sorted(found, key=lambda span: (_natural(span.ref.worker), span.ref.span))
-
-
 def _refs(tables: Tables) -> dict[tuple[str, str], SpanRef]:
     """The name of each trace, by process and trace."""
     recorded = bool(tables.manifests) or tables.journal.height > 0
@@ -358,7 +347,7 @@ def _refs(tables: Tables) -> dict[tuple[str, str], SpanRef]:
         workers.setdefault(names[row["process"]], []).append(row)
     refs = {}
     for worker, traces in workers.items():
-        traces.sort(key=lambda row: (_time_of(row["trace"]), row["trace"]))
+        traces.sort(key=lambda row: (int((_TIME_IN_NAME.search(row["trace"]) or ["", "0"])[1]), row["trace"]))
         for number, row in enumerate(traces, start=1):
             claimed = row["claimed_rank"] if row["claimed_rank"] is not None else row["rank"] or 0
             run = (row["folder"] or ".") if len(runs) > 1 and not recorded else ""
@@ -370,9 +359,10 @@ def _workers(rows: list[dict[str, Any]]) -> dict[str, str]:
     """By process the shortest name that no other process has: of the file, of its whole worker, with its folder."""
     files = {row["process"]: row for row in reversed(rows)}
     folders = {process: row["folder"] or "" for process, row in files.items()}
-    named = {process: _base_name(row["trace"]) for process, row in files.items()}
+    whole = {process: row["trace"].rsplit("/", 1)[-1] for process, row in files.items()}
+    named = {process: name.split(".", 1)[0] for process, name in whole.items()}
     for process in _repeated({process: (folders[process], name) for process, name in named.items()}):
-        named[process] = _WORKER_END.sub("", files[process]["trace"].rsplit("/", 1)[-1])
+        named[process] = _WORKER_END.sub("", whole[process])
     for process in _repeated(named):
         named[process] = "/".join(part for part in (folders[process], named[process]) if part)
     for process in _repeated(named):
@@ -388,15 +378,6 @@ def _repeated(names: Mapping[str, object]) -> list[str]:
 
 def _natural(text: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d{1,18})", text)]
-
-
-def _base_name(trace: str) -> str:
-    return trace.rsplit("/", 1)[-1].split(".", 1)[0]
-
-
-def _time_of(trace: str) -> int:
-    match = _TIME_IN_NAME.search(trace)
-    return int(match[1]) if match else 0
 
 
 def _gpu(item: dict[str, Any]) -> GpuProperties:

@@ -17,7 +17,8 @@ from collections.abc import Iterable, Mapping
 import polars as pl
 from msgspec import Struct
 
-from stepscope.engine.journal import parse_json
+from stepscope.engine.journal import json_object
+from stepscope.tables.categories import FUNCTION
 from stepscope.tables.schema import Tables
 
 # Folders of installed code. A virtual environment may lie below the project, so they win over the roots.
@@ -26,6 +27,7 @@ _INSTALLED = re.compile(r"/(site-packages|dist-packages|lib(64)?/python\d+(\.\d+
 _GENERATED = re.compile(r"(^|/)([a-z2-7]{2})/c\2[a-z2-7]{30,}\.py$")
 _NATIVE = re.compile(r"(\.(so|dylib|dll|pyd|exe)(\.\d+)*|^\?)$")  # where samplers that unwind native code find a frame
 _PACKAGES = re.compile(r"^.*/(?:site-packages|dist-packages)/")
+INSTALLED = re.compile(rf"{_PACKAGES.pattern}|^.*/lib(?:64)?/python\d+(?:\.\d+)?t?/")  # what names of files begin with
 _RECORDER = re.compile(r"(^|/)stepscope/record/agent/")  # of whichever installation recorded the run
 _OWN_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + "/"  # this package itself
 
@@ -167,7 +169,7 @@ def user_files(tables: Tables, options: CodeOptions = NO_OPTIONS) -> tuple[str, 
     found = {path for path in _named_files(tables) if code.resolve(path)}
     names = (
         tables.events.lazy()
-        .filter(pl.col("category") == "python_function")
+        .filter(pl.col("category") == FUNCTION)
         .select("name")
         .unique()
         .select(pl.col("name").str.extract(r"^(.*)\(\d+\): ").alias("file"))
@@ -188,17 +190,12 @@ def user_files(tables: Tables, options: CodeOptions = NO_OPTIONS) -> tuple[str, 
 
 def _named_files(tables: Tables) -> set[str]:
     files: set[str] = set()
-    if tables.frames.height:
-        names = tables.frames["file"].unique().drop_nulls().to_list()
-        files.update(name for name in names if name.startswith("/"))
-    for column in ("file", "def_file", "call_file") if tables.compiles.height else ():
-        files.update(tables.compiles[column].unique().drop_nulls().to_list())
-    if tables.journal.height:
-        texts = tables.journal.filter(pl.col("kind").is_in(["site", "save", "gc"]))["data"].drop_nulls().to_list()
-        for text in texts:
-            data = parse_json(text)
-            if isinstance(data, dict) and isinstance(data.get("file"), str):
-                files.add(data["file"])
+    columns = [tables.frames["file"], *(tables.compiles[name] for name in ("file", "def_file", "call_file"))]
+    for column in columns:
+        files.update(column.unique().drop_nulls().to_list())
+    for text in tables.journal.filter(pl.col("kind").is_in(["site", "save", "gc"]))["data"].to_list():
+        file = json_object(text).get("file")
+        files.update([file] if isinstance(file, str) else [])
     files.update(rank.main_file for rank in tables.ranks if rank.main_file)
     return {file for file in files if file.startswith("/")}
 

@@ -1,4 +1,4 @@
-"""Columns as arrays: their types, what stands for no row, two sweeps that tables and analyses share, their memory."""
+"""Columns as arrays: their types, what stands for no row, sweeps that tables and analyses share, their memory."""
 
 from __future__ import annotations
 
@@ -77,6 +77,19 @@ def own_starts(starts: Int64, ends: Int64) -> Int64:
     begins: Int64 = starts.copy()
     np.maximum(begins[1:], np.maximum.accumulate(ends)[:-1], out=begins[1:])
     return begins
+
+
+def expanded(firsts: Int64, lengths: Int64) -> tuple[Int64, Int64]:
+    """All whole numbers of ranges, one range behind the other, and for each where its range begins among them."""
+    begins = np.repeat(np.cumsum(lengths) - lengths, lengths)
+    return np.repeat(firsts, lengths) + np.arange(len(begins)) - begins, begins
+
+
+def place_among_equals(keys: Int64, order: Int64) -> Int64:
+    """For each key how many equal ones stand before it in `order`, which sorts the keys."""
+    place = np.empty(len(keys), np.int64)
+    place[order] = np.arange(len(keys)) - np.searchsorted(keys[order], keys[order], side="left")
+    return place
 
 
 def return_freed_memory(slices: int) -> None:

@@ -66,16 +66,6 @@ def test_where_one_side_knows_no_steps_the_other_is_scaled_to_the_same_total() -
     assert both(graph) == {(): (40, 40), ("main",): (40, 40), ("main", "a"): (30, 40), ("main", "b"): (10, 0)}
 
 
-def test_runs_in_different_folders_match() -> None:
-    def run(root: str) -> Context:
-        frames = {"frames": [f"main ({root}/train.py:3)", f"load ({root}/data/sets.py:9)"], "samples": 10}
-        return context([frames], run={"user_roots": (root,), "folder": root})
-
-    graph = flame_diff(run("/home/a/project"), run("/scratch/b/checkout/project"))
-    assert both(graph) == {(): (10, 10), ("main",): (10, 10), ("main", "load"): (10, 10)}
-    assert graph.sides == ("/home/a/project", "/scratch/b/checkout/project")
-
-
 def test_other_units_and_other_modes_are_refused_in_one_line() -> None:
     def run(unit: str = "samples", idle: bool | None = True) -> Context:
         segment = {"host": "host-a", "file": "stacks-0.raw", "unit": unit, "idle": idle, "timed": False}

@@ -10,7 +10,7 @@ from stepscope.analyze.host.stack_selection import StackSelection
 from stepscope.analyze.pictures.flame_tree import Limits
 from stepscope.analyze.pictures.sampled_flame import FlameOptions, flame_graph
 from stepscope.errors import UnreadableInputError
-from tests.analyze.flame.trees import context, frame_at, inclusive, keys, stack, steps, tree, values
+from tests.analyze.flame.trees import context, inclusive, keys, stack, steps, tree, values
 from tests.builders import MS, T0, step_rows
 
 EVERYTHING = FlameOptions(limits=Limits(min_share=0, max_nodes=10**6))
@@ -54,45 +54,6 @@ def test_a_very_deep_stack_is_drawn(frames: list[str]) -> None:
     assert drawn[()] == 10
     assert drawn["main", frames[0].split(":")[0]] == 5
     assert max(map(len, drawn)) <= 1000
-
-
-def test_direct_recursion_is_folded_and_what_it_calls_is_not() -> None:
-    graph = flame_graph(context([stack("main", *["walk"] * deep, "leaf") for deep in (3, 50, 70)]))
-
-    drawn = values(graph)
-    deepest = ("main", *["walk"] * 8)
-    assert drawn[deepest] == 2
-    assert drawn[(*deepest, "leaf")] == 2
-    assert drawn["main", "walk", "walk", "walk", "leaf"] == 1
-    assert max(map(len, drawn)) == len(deepest) + 1
-
-
-def test_kinds_of_frames_and_how_files_are_named() -> None:
-    packages = "/opt/env/lib/python3.11/site-packages"
-    graph = flame_graph(
-        context(
-            [
-                stack("main:3", f"read ({packages}/PIL/Image.py:7)"),
-                stack("main:3", "dump (/opt/env/lib/python3.11/json/__init__.py:7)"),
-                stack("main:3", "_find_and_load (<frozen importlib._bootstrap>:1176)"),
-                stack("main:3", "mkl_sgemm (libtorch_cpu.so)"),
-                stack("main:3", "select (selectors.py:415)", waiting=True),
-                stack(),
-            ]
-        )
-    )
-
-    kinds = {name: (frame_at(graph, ("main", name)).kind, frame_at(graph, ("main", name)).file) for name in
-             ("read", "dump", "_find_and_load", "mkl_sgemm", "select")}  # fmt: skip
-    assert kinds == {
-        "read": ("library", "PIL/Image.py"),
-        "dump": ("library", "json/__init__.py"),
-        "_find_and_load": ("import", "<frozen importlib._bootstrap>"),
-        "mkl_sgemm": ("native", "libtorch_cpu.so"),
-        "select": ("wait", "selectors.py"),
-    }
-    assert (frame_at(graph, ("main",)).kind, frame_at(graph, ("main",)).file) == ("user", "train.py")
-    assert frame_at(graph, ("(no Python frame)",)).kind == "native"
 
 
 def test_values_are_per_step_where_steps_are_known() -> None:

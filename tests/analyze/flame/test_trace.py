@@ -22,7 +22,6 @@ from stepscope.analyze.pictures.trace_flame import TraceWindows
 from tests.analyze import shared_traces
 from tests.analyze.flame.scenes import ALL, SOURCE, TRAIN, kinds, leaves_of, of, own_values, training, trees
 from tests.analyze.traces import US, Slices, tables
-from tests.builders import T0
 from tests.records import replace
 
 # ------------------------------------------------------------------------------------------------------ device time
@@ -50,41 +49,6 @@ def test_lines_of_calls_are_exact_where_the_source_is_known() -> None:
     # the call of backward() is found as well, and the frames of one function are told apart by their lines
     node = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
     assert found[("train:3", "backward:500", node, "add")] == 0.02
-
-
-def test_a_replayed_graph_stands_below_what_replayed_it() -> None:
-    trace = Slices()
-    replay = trace.add("python_function", "train.py(4): replay", 0, 50)
-    trace.kernel(10, 7, "captured", below=replay, state="graph")
-    trace.kernel(30, 5, "lost", state="graph")
-    found = own_values(*trees(tables(trace))["gpu"])
-    assert found[("replay:4", "captured")] == 7.0
-    lost = [path for path in found if path[-1] == "lost"]
-    assert lost == [("(not linked)", "replayed by a CUDA graph, which keeps no link to operators", "lost")]
-
-
-def test_traces_with_call_stacks_in_place_of_functions() -> None:
-    trace = Slices()
-    stack = "torch/nn/functional.py(40): linear;train.py(12): forward;train.py(30): <module>"
-    outer = trace.add("Operator", "aten::linear", 0, 50, self_ns=20 * US, call_stack=stack)
-    inner = trace.add("Operator", "aten::addmm", 5, 30, parent=outer, call_stack=stack)
-    trace.kernel(10, 9, "gemm", category="Kernel", below=inner, operator=inner)
-    both = trees(tables(trace))
-    path = ("<module>:30", "forward:12", "linear:40", "aten::linear")
-    assert own_values(*both["gpu"]) == {(*path, "aten::addmm", "gemm"): 9.0}
-    assert own_values(*both["operators"])[path] == 20.0
-
-
-def test_a_step_that_the_recording_holds_in_part_counts_in_part() -> None:
-    steps = [
-        {"step": 2, "start_ns": T0 - 300 * US, "wall_ns": 400 * US, "in_window": True},
-        {"step": 3, "start_ns": T0 + 100 * US, "wall_ns": 300 * US, "in_window": True},
-    ]
-    trace = training()
-    trace.events[1]["step"] = 2
-    tree, _ = trees(tables(trace, steps=steps))["operators"]
-    assert tree.source.endswith("mean of 1.25 steps")
-    assert tree.value[0] == pytest.approx(0.201 / 1.25)
 
 
 def test_thousands_of_functions_around_each_other() -> None:

@@ -9,7 +9,7 @@ import pytest
 from stepscope.analyze import analyze
 from stepscope.analyze.device import replay
 from stepscope.analyze.device.replay import TENSOR_CORE_RATES
-from stepscope.diagnose.thresholds import TENSOR_CORES
+from stepscope.diagnose.compute import TENSOR_CORES
 from stepscope.model.device_losses import (
     COLLECTIVES,
     LOADER,

@@ -49,27 +49,6 @@ def test_without_stacks_there_are_no_facts() -> None:
     assert analysis.python is None
 
 
-def test_the_loader_in_the_main_process() -> None:
-    loader = analyze(loader_tables()).loader
-    assert loader is not None
-    assert loader.in_main_process
-    assert loader.num_workers == 0
-    assert loader.batch_size == 64
-    assert loader.site is not None
-    assert (loader.site.file, loader.site.line) == (TRAIN, 75)
-    assert [(line.line, line.function) for line in loader.lines] == [(12, "augment"), (31, "PngFolder.__getitem__")]
-    assert [(line.line, round(line.share, 2)) for line in loader.entries] == [(30, 0.67), (31, 0.33)]
-
-
-def test_a_forked_worker_is_not_charged_to_its_parents_lines() -> None:
-    loader = analyze(loader_tables(workers=2, busy=80)).loader
-    assert loader is not None
-    assert {line.line for line in (*loader.lines, *loader.entries)} == {12, 30}
-    assert loader.workers_busy_share == pytest.approx(0.8)
-    assert loader.workers_idle_share == pytest.approx(0.2)
-    assert loader.load_ms == pytest.approx(2 * 0.8 * 100)
-
-
 @pytest.mark.parametrize(
     ("wait_ms", "affinity", "quota", "expected"),
     [

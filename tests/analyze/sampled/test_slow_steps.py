@@ -118,13 +118,6 @@ def test_samples_too_far_apart_for_short_steps() -> None:
     )
 
 
-def test_steps_that_all_vary_have_no_slow_ones() -> None:
-    wide = np.linspace(5, 35, 61) * MS  # half of the steps are more than a third away from the middle
-    assert slow_steps.slow_from(wide.astype(np.int64)) > wide.max()
-    calm = np.array([20] * 50 + [21] * 50) * MS
-    assert slow_steps.slow_from(calm) == pytest.approx(1.5 * 20.5 * MS)
-
-
 def test_ranks_and_order_of_rows_change_nothing() -> None:
     one, two = run(WALLS), run(WALLS, process="rank-1", rank=1)
     steps = [*one["steps"], *({**step, "rank": 1, "process": "rank-1"} for step in two["steps"])]

@@ -41,32 +41,10 @@ def test_a_segment_that_spans_stages_is_divided_by_time() -> None:
     assert found(steps=STEPS, stacks=[stack(40, -100, 300)]) == {"startup": 10, "warmup": 10, "steady": 20}
 
 
-def test_steps_that_are_profiled_or_evaluate_are_neither_steady_nor_warm_up() -> None:
-    steps = [
-        *step_rows(5, first_batch=False),
-        *step_rows(5, start_ns=T0 + 50 * MS, first_step=5, in_window=True),
-        *step_rows(5, start_ns=T0 + 100 * MS, first_step=10, kind="eval"),
-        *step_rows(85, start_ns=T0 + 150 * MS, first_step=15),
-    ]
-    stacks = [stack(5, 50, 100, segment=0), stack(6, 100, 150, segment=1), stack(7, 200, 300, segment=2)]
-    assert found(steps=steps, stacks=stacks) == {"other": 11, "steady": 7}
-
-
 def test_a_file_without_time_tells_imports_and_compilation_alone() -> None:
     timeless = {"start_ns": None, "end_ns": None, "frames": MAIN}
     stacks = [{**timeless, "samples": 9, "stage": "import"}, {**timeless, "samples": 4}]
     assert found(stacks=stacks) == {"import": 9, "other": 4}
-
-
-def test_other_threads_and_processes_do_not_count() -> None:
-    stacks = [
-        stack(5, 200, 700),
-        stack(99, 200, 700, main_thread=False, thread="7"),
-        stack(99, 200, 700, role="loader_worker", pid=7),
-        stack(99, 200, 700, main_thread=None),
-    ]
-    assert found(steps=STEPS, stacks=stacks) == {"steady": 5}
-    assert found(steps=STEPS, stacks=stacks[1:]) == {}
 
 
 def test_waiting_is_unknown_where_it_was_not_sampled() -> None:

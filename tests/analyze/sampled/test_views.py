@@ -23,7 +23,6 @@ LOADER = "torch/utils/data/dataloader.py"
 NEXT = [f"_BaseDataLoaderIter.__next__ ({LOADER}:725)", "select (selectors.py:415)"]
 CALL = ["Module._call_impl (torch/nn/modules/module.py:1790)", f"Net.forward ({TRAIN}:3)"]
 BACKWARD = ["Tensor.backward (torch/_tensor.py:623)", "_engine_run_backward (torch/autograd/graph.py:979)"]
-STEP = ["Adam.step (torch/optim/adam.py:200)"]
 
 
 def views_of(context: Context) -> SampledViews | None:
@@ -59,18 +58,6 @@ def test_the_loop_is_the_function_that_fetches_and_trains() -> None:
     assert wait == pytest.approx(0.6)
 
 
-def test_without_a_loader_the_loop_is_where_everything_is_called() -> None:
-    phases, wait = loop_of(
-        stack([at("main", 3), at("build", 1)], 40),
-        stack([at("main", 9), at("train", 20), "sleep (time.py:1)"], 10),
-        stack([at("main", 9), at("train", 22), *CALL], 20, "forward"),
-        stack([at("main", 9), at("train", 23), at("closure", 70), *BACKWARD], 30, "backward"),
-        stack([at("main", 9), at("train", 24), *STEP], 40, "optimizer"),
-    )
-    assert wait is None
-    assert phases == pytest.approx({"optimizer": 0.4, "backward": 0.3, "forward": 0.2, "other": 0.1})
-
-
 def test_what_cannot_be_said_has_a_reason() -> None:
     views = views_of(Context(make_tables(stacks=[stack([at("main", 3)], 10)])))
     assert views is not None
@@ -80,16 +67,6 @@ def test_what_cannot_be_said_has_a_reason() -> None:
     assert views.absent["phases"] == views.absent["waits"] == no_loop
     assert views.absent["slow_steps"] == "the samples of this run carry no time"
     assert views.absent["rank_lines"] == "no stack was sampled in a training loop"
-
-
-def test_a_run_without_a_loader() -> None:
-    context = Context(make_tables(steps=step_rows(600), stacks=[{"frames": [at("main", 3)], "samples": 80}]))
-    views = views_of(context)
-    assert views is not None
-    assert views.phases == {"other": 1.0}
-    assert views.absent["waits"] == "no main thread was sampled in a DataLoader"
-    assert views.absent["rank_lines"] == "one rank alone was sampled"
-    assert "stages" not in views.absent
 
 
 def test_a_run_without_stacks_has_no_views() -> None:

@@ -164,31 +164,6 @@ def test_at_the_same_moments_every_moment_has_one_cause(ticks: list[Tick]) -> No
     assert sum(part.ms_per_step or 0 for part in wait.parts) == pytest.approx(10 * len(ticks))
 
 
-def test_times_outside_steady_steps_do_not_count() -> None:
-    ticks: list[Tick] = [("wait", "a", None, None, None)] * 4 + [("compute", "idle", None, None, None)] * 4
-    rows = ticks_of(ticks)
-    late = [row("main", WAIT, start_ns=T0 + 500 * MS, end_ns=T0 + 900 * MS)]
-    known = [{"start_ns": T0, "wall_ns": 80 * MS, "first_batch": False, "data_wait_ns": 40 * MS}]
-    stacks = [{**stretch, "start_ns": T0, "end_ns": T0 + 80 * MS} for stretch in rows]
-    (wait,) = facts_of(Context(make_tables(steps=known, stacks=stacks, stretches=[*rows, *late])))
-    assert wait.wait_share == pytest.approx(0.5)
-    assert shown(wait) == {("worker_busy", 20): pytest.approx(1)}
-
-
-def test_waits_shorter_than_the_time_between_samples_are_not_laid_beside_workers() -> None:
-    ticks: list[Tick] = [("wait", "idle", None, None, None), ("compute", "a", None, None, None)] * 10
-    rows = ticks_of(ticks)
-    stacks = [{**stretch, "start_ns": T0, "end_ns": T0 + 200 * MS} for stretch in rows]
-    found = {}
-    for wait_ms in (5, 15):  # of steps of 20 ms; a sample is taken every 10 ms
-        known = step_rows(10, data_wait_ms=wait_ms, forward_ms=13 - wait_ms + 1)
-        (found[wait_ms],) = facts_of(Context(make_tables(steps=known, stacks=stacks, stretches=rows)))
-    assert found[15].simultaneous
-    assert shown(found[15]) == {("workers_idle", None): pytest.approx(1)}
-    assert not found[5].simultaneous
-    assert shown(found[5]) == {("worker_busy", 20): pytest.approx(1)}
-
-
 def counted(main: dict[str, int], worker: dict[str, int], feeder: dict[str, int], **more: Any) -> list[dict[str, Any]]:
     rows = [row("main", MAIN[state], samples=count, **more) for state, count in main.items()]
     rows += [row("worker-0", WORKER[state], samples=count, **more) for state, count in worker.items()]

@@ -9,11 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from stepscope import api
-from stepscope.engine import origins, samples
+from stepscope.analyze.context import Context
 from stepscope.engine import spans as base
-from stepscope.engine.source_lines import Lines
-from stepscope.engine.step_labels import label
-from stepscope.engine.user_code import NO_OPTIONS, user_code
 
 BASE_NS = 1_750_000_000_000_000_000
 US = 1000
@@ -90,10 +87,7 @@ class Rank:
 
 def opened(*paths: Path) -> base.Base:
     """What the views start from, of traces or a run folder."""
-    tables = api.open_run(*paths, options=api.ReadOptions(cache=False)).tables
-    code = user_code(tables, {}, NO_OPTIONS)
-    sampled = samples.prepare(tables, code, label(tables))
-    return base.prepare(tables, origins.prepare(tables, code), Lines(sampled, {}))
+    return Context(api.open_run(*paths, options=api.ReadOptions(cache=False)).tables).base
 
 
 def written(folder: Path, *ranks: Rank) -> base.Base:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepscope.engine import origins, samples, step_labels
-from stepscope.engine import spans as base
-from stepscope.engine.source_lines import Lines
+from stepscope.analyze.context import Context
 from stepscope.engine.spans import Base
-from stepscope.engine.user_code import NO_OPTIONS, user_code
 from stepscope.tables.schema import Tables
 from tests.analyze.traces import BACK_THREAD, Slices, tables
 from tests.builders import T0
@@ -67,6 +64,4 @@ class Nested(Slices):
 
 def base_of(made: Tables, sources: dict[str, str] | None = None) -> Base:
     """The base of the views, as the analysis makes it; `sources` are texts by file."""
-    code = user_code(made, {}, NO_OPTIONS)
-    lines = Lines(samples.prepare(made, code, step_labels.label(made)), sources or {})
-    return base.prepare(made, origins.prepare(made, code), lines)
+    return Context(made, sources or {}).base

@@ -39,17 +39,6 @@ def test_the_innermost_function_of_the_users() -> None:
     assert lines_of(base, []) == []
 
 
-def test_the_backward_pass_leads_to_the_forward_operator_from_any_depth() -> None:
-    trace = Nested()
-    loop, layer = trace.python("train.py(1): <module>"), trace.python("train.py(30): layer")
-    forward = trace.operator("aten::mm", 0, 5, layer)
-    node = trace.backward("MmBackward0", 100, 50, forward, loop)
-    # the operator itself bears the mark of the backward pass, and only the one around it its forward operator
-    inner = trace.operator("aten::mm", 110, 20, node, forward_thread=1)
-    base = base_of(trace.tables())
-    assert lines_of(base, [node, inner]) == ["train.py:30", "train.py:30"]
-
-
 def test_a_library_stands_in_only_where_no_code_of_the_users_is() -> None:
     trace = Nested()
     library = trace.python("/x/site-packages/transformers/trainer.py(7): train")
@@ -67,7 +56,5 @@ def test_the_line_that_makes_the_call_where_the_source_tells() -> None:
     base = base_of(made)
     source = "def layer(x, w):\n    y = x.mm(w)\n    return y\n"
     base = Base(base.tables, base.spans, base.origins, Lines(None, {FILE: source}))
-    found = attribution.dominant_places(
-        base, base.spans[0], np.array([0, 1]), np.array([mm, relu]), np.array([1, 1]), 2
-    )
-    assert [(place[0].line, place[1]) if place else None for place in found] == [(2, True), (1, False)]
+    found = attribution.heaviest_lines([(base, base.spans[0], np.array([mm, relu]), np.array([2, 1]))], 2)
+    assert [(line.place.line, line.exact) for line in found] == [(2, True), (1, False)]

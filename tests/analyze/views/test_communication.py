@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stepscope.analyze.context import Context
 from stepscope.analyze.views import communication
-from stepscope.engine import spans as base
 from stepscope.engine.collective_names import is_collective_call, is_collective_kernel, kind_of
 from stepscope.model.views import CollectiveRow
 from tests.analyze.shared_traces import TRACES, needs_traces
@@ -23,7 +23,7 @@ SEND_RECV = "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)"
 
 
 def of(*traces: Slices) -> tuple[CollectiveRow, ...]:
-    return communication.collectives(base.prepare(tables(*traces), None, None))  # type: ignore[arg-type]
+    return communication.collectives(Context(tables(*traces)).base)
 
 
 def one(*traces: Slices) -> CollectiveRow:

@@ -127,29 +127,6 @@ def test_what_has_no_partner_stands_between_what_has_one() -> None:
     ]
 
 
-def test_a_renamed_kernel_is_found_by_its_operator_and_position() -> None:
-    sides = [side_of(training(kernel=name), name, TWO_STEPS) for name in ("gemm_old", "gemm_new")]
-    found = trace_diff.diff(*sides)
-    flat = table(found, "kernels")
-    assert us(flat["gemm_old"]) == (60, None, -60)
-    assert us(flat["gemm_new"]) == (None, 60, 60)
-    same = [one for one in found.tables["tree"] if one.key == "aten::layer, kernel 1: gemm_old | gemm_new"]
-    assert len(same) == 3  # one below each module
-    assert all((one.base_calls, one.other_calls) == (1, 1) for one in same)
-    assert all(one.base_device_ns == one.other_device_ns == 20 * US and one.base_ns is None for one in same)
-
-
-def test_micro_batches_stay_apart_and_repeated_calls_are_one() -> None:
-    trace = Nested()
-    for start in (0, 400):
-        trace.annotation("enumerate(DataLoader)#X.__next__", start, 100)
-        for call in range(3):
-            trace.module("Net_0", start + 100 + 100 * call, 50)
-    found = trace_diff.diff(*[side_of(trace, "a", [(0, 1000)])] * 2)
-    below = [(one.key, one.base_calls) for one in found.tables["tree"] if one.level == 1]
-    assert below == [("DataLoader X.__next__", 1), ("Module Net_0", 3)] * 2
-
-
 def test_without_steps_there_are_totals_and_a_word_about_it() -> None:
     with_steps = side_of(training(), "known", TWO_STEPS)
     without = side_of(training(steps=4), "unknown")

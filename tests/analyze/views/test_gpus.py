@@ -15,8 +15,6 @@ from tests.analyze.traces import US, Slices, tables
 from tests.builders import T0
 
 ORACLE: dict[str, Any] = json.loads((SHARED / "oracles" / "tb_plugin.json").read_text()) if PRESENT else {}
-TENSOR = "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn"
-HOPPER = "nvjet_hsh_256x128_64x4_1x2_h_bz_coopA_TNN"
 
 
 def summaries_of(context: Context) -> tuple[GpuSummary, ...]:
@@ -90,19 +88,6 @@ def test_every_trace_gives_percents(name: str) -> None:
             assert value is None or 0 <= value <= 100.000001, field
 
 
-def test_what_lies_outside_the_steps_does_not_count() -> None:
-    trace = Slices()
-    kernel(trace, -50, 100, blocks_per_sm=0.5, occupancy_percent=10.0)
-    kernel(trace, 90, 30, TENSOR, blocks_per_sm=2.0, occupancy_percent=70.0)
-    kernel(trace, 150, 30, TENSOR)
-    found = summary_of(trace)
-    assert found.utilization_pct == 60
-    assert found.kernels == 2
-    assert found.sm_efficiency_pct == pytest.approx(0.5 * 50 + 10)
-    assert found.achieved_occupancy_pct == pytest.approx((10 * 50 + 70 * 10) / 60)
-    assert found.tensor_core_pct == pytest.approx(100 * 10 / 60)
-
-
 def test_figures_without_a_source_are_none() -> None:
     trace = Slices()
     kernel(trace, 0, 40)
@@ -120,16 +105,6 @@ def test_kernels_without_an_occupancy_do_not_lower_the_mean() -> None:
     kernel(trace, 50, 40)
     kernel(trace, 90, 10, occupancy_percent=0.0)
     assert summary_of(trace).achieved_occupancy_pct == pytest.approx(40)
-
-
-def test_tensor_cores_by_both_lists_of_names() -> None:
-    trace = Slices()
-    kernel(trace, 0, 10, TENSOR)
-    kernel(trace, 10, 30, HOPPER)
-    kernel(trace, 40, 60, "void at::native::elementwise_kernel<128>()")
-    found = summary_of(trace)
-    assert found.tensor_core_pct == pytest.approx(40)
-    assert found.tensor_core_plugin_pct == pytest.approx(10)
 
 
 def test_no_device_no_summary() -> None:

@@ -65,23 +65,6 @@ def test_what_the_host_did_while_the_device_was_idle(part: str, category: str, n
     assert used(only.parts_ns) == expected
 
 
-@pytest.mark.parametrize(
-    ("copy", "part"),
-    [
-        ("Memcpy HtoD (Pageable -> Device)", "idle_sync"),
-        ("Memcpy DtoH (Device -> Pageable)", "idle_sync"),
-        ("Memcpy HtoD (Pinned -> Device)", "idle_launch"),
-    ],
-)
-def test_copies_of_pageable_memory_block(copy: str, part: str) -> None:
-    trace = Slices()
-    number = trace.kernel(50, 10, copy, category="gpu_memcpy")
-    call = trace.add("cuda_runtime", "cudaMemcpyAsync", 10, 30)
-    trace.links[-1].update(event=number, launch=call, state="linked", method="correlation")
-    (only,) = overview_of(trace, step(1, 0, 100)).steps
-    assert used(only.parts_ns) == {"exposed_copies": 10, part: 30, "idle_unknown": 60}
-
-
 def test_threads_of_the_backward_pass_work_for_the_training_thread_and_others_do_not() -> None:
     trace = Slices()
     trace.add("python_function", "train.py(1): <module>", 0, 100)

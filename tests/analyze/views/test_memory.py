@@ -56,29 +56,6 @@ def operators_of(found: MemoryView, device: str = GPU) -> dict[str | None, Memor
     return named
 
 
-def test_curve_and_peak():
-    recorded = Recorded(before=100)
-    recorded.add(40, 1, 0xA)
-    recorded.add(10, 2, 0xB)
-    recorded.add(-40, 3, 0xA)
-    recorded.add(20, 4, 0xA)
-    recorded.add(-30, 5, 0xF)  # from before the recording
-    found = recorded.view()
-    curve = curve_of(found)
-    assert curve.times_ns == tuple(T0 + us * US for us in (1, 1, 2, 3, 4, 5))
-    assert curve.allocated_bytes == (100, 140, 150, 110, 130, 100)
-    assert set(curve.reserved_bytes) == {10_000}
-    assert (curve.peak_allocated_bytes, curve.peak_time_ns) == (150, T0 + 2 * US)
-    assert (curve.peak_recorded_bytes, curve.peak_before_bytes) == (50, 100)
-    assert (curve.start_allocated_bytes, curve.end_allocated_bytes, curve.events) == (100, 100, 5)
-    assert (found.pairs, found.unpaired_allocations, found.unpaired_releases) == (1, 2, 1)
-    assert [(block.bytes, block.at_peak, block.released_ns) for block in found.blocks] == [
-        (40, True, T0 + 3 * US),
-        (10, True, None),
-        (20, False, None),
-    ]
-
-
 def test_a_release_that_was_not_seen():
     """The same address is allocated twice: the first block must have gone in between."""
     recorded = Recorded()
@@ -90,14 +67,6 @@ def test_a_release_that_was_not_seen():
     curve = curve_of(found)
     assert (curve.peak_allocated_bytes, curve.peak_recorded_bytes, curve.peak_before_bytes) == (40, 40, 0)
     assert (found.pairs, found.unpaired_allocations, found.unpaired_releases) == (1, 1, 0)
-
-
-def test_reserved_that_is_always_0_is_not_known():
-    recorded = Recorded(reserved=0)
-    recorded.add(7, 2, 0xA, device=CPU)
-    curve = curve_of(recorded.view(), CPU)
-    assert set(curve.reserved_bytes) == {None}
-    assert curve.peak_reserved_bytes is None
 
 
 def nested() -> Recorded:
@@ -121,19 +90,6 @@ def nested() -> Recorded:
     recorded.add(32, 42, 0x6)  # in the inner linear
     recorded.add(-2, 45, 0x2)  # released in the outer one
     return recorded
-
-
-def test_operators_self_and_total():
-    found = operators_of(nested().view())
-    assert set(found) == {None, "aten::linear", "aten::addmm", "aten::empty"}
-    linear, addmm, empty, outside = (found[name] for name in ("aten::linear", "aten::addmm", "aten::empty", None))
-    assert (outside.calls, outside.allocations, outside.total_allocated_bytes) == (0, 1, 1)
-    assert (empty.self_allocated_bytes, empty.total_allocated_bytes, empty.calls) == (8, 8, 1)
-    assert (addmm.self_allocated_bytes, addmm.total_allocated_bytes, addmm.total_allocations) == (20, 28, 3)
-    assert (linear.calls, linear.allocations) == (3, 2)
-    assert (linear.self_allocated_bytes, linear.self_increase_bytes) == (34, 32)
-    # the inner linear counts once, not once more for the outer
-    assert (linear.total_allocated_bytes, linear.total_increase_bytes) == (62, 60)
 
 
 def test_traces_of_2021_carry_no_addresses_and_no_totals():

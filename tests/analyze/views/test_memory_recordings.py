@@ -115,20 +115,6 @@ def test_without_state_the_curve_is_relative(tmp_path: Path):
     assert {row.standing_bytes for row in found.lines} == {None}
 
 
-def test_reserved_over_time(tmp_path: Path):
-    allocator = Allocator()
-    allocator.record()
-    for line in range(3):
-        allocator.allocate(SEGMENT, line)
-    curve = curve_of(view_of(recording_of(allocator, tmp_path)))
-    assert curve.reserved_bytes[-1] == curve.peak_reserved_bytes == 3 * SEGMENT
-    assert list(curve.reserved_bytes) == sorted(curve.reserved_bytes, key=lambda size: size or 0)
-    for allocated, reserved in zip(curve.allocated_bytes[1:], curve.reserved_bytes[1:], strict=True):
-        assert allocated is not None
-        assert reserved is not None
-        assert allocated <= reserved
-
-
 def test_out_of_memory(tmp_path: Path):
     allocator = used()
     allocator.out_of_memory(2**40, device_free=77, line=13)

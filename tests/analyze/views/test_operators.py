@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from posixpath import basename
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope import api
 from stepscope.analyze import analyze
 from stepscope.analyze.views import operators
 from stepscope.engine.spans import Base
@@ -19,10 +17,9 @@ from stepscope.model.views import OperatorRow
 from stepscope.tables.schema import Tables
 from tests.analyze import shared_traces
 from tests.analyze.scenes import CALL_LINE, LOOP_SOURCE, TRAIN, loop_trace, steps_with_window
-from tests.analyze.traces import TRACE, frame, tables
+from tests.analyze.traces import tables
 from tests.analyze.views.module_traces import US, Nested, base_of
 from tests.builders import MS, T0, make_tables
-from tests.records import replace
 
 PLUGIN = shared_traces.SHARED / "oracles" / "tb_plugin.json"
 ORACLE: dict[str, Any] = json.loads(PLUGIN.read_text()) if PLUGIN.is_file() else {}
@@ -41,41 +38,6 @@ def us(ns: float | None) -> float | None:
 
 def call(trace: Nested, start_us: float, duration_us: float, parent: int | None, **more: Any) -> int:
     return trace.add("cuda_runtime", "cudaLaunchKernel", start_us, duration_us, parent=parent, **more)
-
-
-def test_host_self_leaves_out_operators_and_runtime_calls() -> None:
-    trace = Nested()
-    linear = trace.operator("aten::linear", 0, 100)
-    python = trace.python("model.py(3): inner", parent=linear)
-    mm = trace.operator("aten::mm", 10, 40, python)
-    driver = call(trace, 20, 10, mm)
-    trace.add("cuda_driver", "cuLaunchKernel", 21, 5, parent=driver)
-    call(trace, 60, 5, linear)
-    found = rows(base_of(trace.tables()))
-    assert (us(found["aten::linear"].host_total_ns), us(found["aten::linear"].host_self_ns)) == (100, 55)
-    assert (us(found["aten::mm"].host_total_ns), us(found["aten::mm"].host_self_ns)) == (40, 30)
-    assert (us(found["aten::linear"].runtime_ns), us(found["aten::mm"].runtime_ns)) == (5, 10)
-    assert found["aten::mm"].device_self_ns is None
-    assert found["aten::mm"].self_memory_bytes is None
-
-
-def test_recursion_counts_once_in_totals_and_merges_where_it_is_the_only_call() -> None:
-    trace = Nested()
-    outer = trace.operator("aten::sum", 0, 100)
-    inner = trace.operator("aten::sum", 10, 50, outer)
-    trace.operator("aten::fill_", 70, 5, outer)
-    call(trace, 20, 10, inner)
-    trace.kernel(200, 30, below=inner, operator=inner)
-    alone = trace.operator("aten::div", 300, 40)
-    same = trace.operator("aten::div", 310, 20, alone)
-    trace.operator("aten::copy_", 312, 6, same)
-    call(trace, 320, 4, same)
-    found = rows(base_of(trace.tables()))
-    total, div = found["aten::sum"], found["aten::div"]
-    assert (total.calls, us(total.host_total_ns)) == (2, 100)
-    assert us(total.host_self_ns) == (100 - 50 - 5) + (50 - 10 - 1)  # the launch of the kernel takes 1 µs
-    assert (us(total.device_self_sum_ns), us(total.device_total_sum_ns)) == (30, 30)
-    assert (div.calls, us(div.host_total_ns), us(div.host_self_ns), us(div.runtime_ns)) == (1, 40, 40 - 6 - 4, 4)
 
 
 def by_name(recorded: Tables, sources: dict[str, str] | None = None) -> dict[str, OperatorRow]:
@@ -103,77 +65,10 @@ def test_figures_of_a_step_with_the_line_and_its_share() -> None:
     assert loss.place.share == 256 * count / loss.calls
 
 
-@pytest.mark.parametrize(("operator", "annotation"), [("cpu_op", "user_annotation"), ("Operator", "Operator")])
-def test_a_foreign_trace_is_divided_by_its_own_step_marks(tmp_path: Path, operator: str, annotation: str) -> None:
-    events: list[dict[str, Any]] = []
-    for number in range(4):
-        start = number * 100_000
-        mark = {"name": f"ProfilerStep#{number}", "cat": annotation, "ts": start, "dur": 100_000}
-        own = {"name": "aten::mm", "cat": operator, "dur": 10}
-        events += [mark, *({**own, "ts": start + call * 1000} for call in range(5))]
-    trace = tmp_path / "worker0.pt.trace.json"
-    trace.write_text(json.dumps({"traceEvents": [{"ph": "X", "pid": 1, "tid": 1, **event} for event in events]}))
-    views = api.open_run(trace, options=api.ReadOptions(cache=False)).analysis.views
-    assert views is not None
-    (row,) = views.operators
-    assert (row.name, row.calls, row.calls_per_step, us(row.host_self_ns_per_step)) == ("aten::mm", 20, 5, 50)
-
-
 def test_without_steps_nothing_is_divided() -> None:
     rows = [{"name": "aten::mm", "category": "cpu_op", "step": None, "start_ns": number * MS} for number in range(5)]
     mm = by_name(make_tables(events=rows))["aten::mm"]
     assert (mm.calls, mm.calls_per_step, mm.host_self_ns_per_step, mm.host_total_ns_per_step) == (5, None, None, None)
-
-
-def test_calls_by_shapes_and_by_step() -> None:
-    trace = Nested()
-    trace.operator("aten::mm", 0, 10, shapes="[[2,3]]", step=0)
-    trace.operator("aten::mm", 20, 30, shapes="[[2,3]]", step=1)
-    trace.operator("aten::mm", 60, 5, shapes="[[9,9]]", step=1)
-    trace.operator("aten::mm", 500, 5)
-    base = base_of(trace.tables([(0, 20), (20, 80)]))
-    (row,) = operators.table(base)
-    assert (row.calls, row.calls_per_step, us(row.host_total_ns)) == (4, 1.5, 50)
-    found = rows(base, by="shapes")
-    assert {name: (row.calls, us(row.host_self_ns)) for name, row in found.items()} == {
-        "aten::mm [[2,3]]": (2, 40),
-        "aten::mm [[9,9]]": (1, 5),
-        "aten::mm": (1, 5),
-    }
-    (first,) = operators.table(base, step=0)
-    assert (first.calls, first.calls_per_step, us(first.host_total_ns)) == (1, 1, 10)
-    assert operators.table(base, step=7) == ()
-
-
-def with_memory(made: Tables, *records: dict[str, Any]) -> Tables:
-    base = {"rank": 0, "process": "rank-0", "trace": TRACE, "track": "1/1", "device": "cpu"}
-    return replace(made, memory=frame("memory", [{**base, **row} for row in records]))
-
-
-def test_memory_belongs_to_the_innermost_operator_of_its_thread() -> None:
-    trace = Nested()
-    outer = trace.operator("aten::linear", 0, 100)
-    trace.operator("aten::empty", 10, 20, outer)
-    trace.operator("aten::other", 0, 100, track="1/2")
-
-    def at(time_us: int, size: int, **more: Any) -> dict[str, Any]:
-        return {"time_ns": T0 + time_us * US, "bytes": size, **more}
-
-    made = with_memory(
-        trace.tables(),
-        at(15, 100),
-        at(50, -30),
-        at(60, 7, device="cuda:0"),
-        at(200, 1000),  # outside
-        at(15, 5, track="1/2"),
-        at(16, 9, track="9/9"),
-    )
-    found = rows(base_of(made))
-    linear, empty, other = found["aten::linear"], found["aten::empty"], found["aten::other"]
-    assert (linear.self_memory_bytes, linear.total_memory_bytes) == (-30, 70)
-    assert (linear.self_device_memory_bytes, linear.total_device_memory_bytes) == (7, 7)
-    assert (empty.self_memory_bytes, empty.total_memory_bytes) == (100, 100)
-    assert (other.self_memory_bytes, other.self_device_memory_bytes) == (5, 0)
 
 
 @pytest.mark.parametrize("call", ["Sequential", "relu"])

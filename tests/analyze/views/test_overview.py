@@ -98,15 +98,6 @@ def test_a_step_lasts_until_its_work_is_done_on_the_device() -> None:
     assert [one.step for one in found.steps] == ["1", "2", "3"]
 
 
-def test_a_launch_across_the_end_of_a_step_belongs_to_none() -> None:
-    trace = Slices()
-    launched(trace, 50, 60, 10)
-    launched(trace, 99.5, 105, 10)
-    found = overview_of(trace, step(1, 0, 100), step(2, 100, 100))
-    assert [one.wall_ns / US for one in found.steps] == [100]  # and the second launched nothing
-    assert found.dropped_steps == 1
-
-
 @pytest.mark.parametrize(("last", "kept"), [(0, 1), (3, 1), (4, 2), (5, 2)])
 def test_a_last_step_recorded_in_part_is_dropped(last: int, kept: int) -> None:
     trace = Slices()
@@ -148,22 +139,6 @@ def test_slices_that_lack_what_slices_have() -> None:
     (found,) = overviews_of(trace, steps=[step(1, 0, 100)])
     check_sums(found)
     assert found.plugin["Kernel"].mean_ns == 20 * US
-
-
-def test_figures_over_steps() -> None:
-    trace = Slices()
-    steps = []
-    for number, busy in enumerate([10, 20, 30, 90]):
-        launched(trace, 100 * number, 100 * number, busy)
-        steps.append(step(number, 100 * number, 100))
-    found = overview_of(trace, *steps)
-    kernel = found.plugin["Kernel"]
-    assert kernel.mean_ns / US == pytest.approx(37.5)
-    assert kernel.median_ns / US == pytest.approx(25)
-    assert kernel.p95_ns / US == pytest.approx(81)
-    assert kernel.share == pytest.approx(0.375)
-    assert found.wall.share == 1
-    assert found.parts["compute"] == kernel
 
 
 # ------------------------------------------------------------------------------------------------- any trace

@@ -29,7 +29,7 @@ from stepscope.engine.host_calls import BUILTIN, LIBRARY, OPERATOR, USER, HostCa
 from stepscope.engine.journal import event_data, events_in_steps
 from stepscope.engine.journal import place_of as place_of_event
 from stepscope.engine.samples import bare, short
-from stepscope.engine.slice_names import PYTHON_NAME
+from stepscope.engine.slice_names import python_frame
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.engine.user_code import UserCode, is_torch, knows_no_tensors
 from stepscope.model import LoopFacts, Place, PythonFacts
@@ -145,11 +145,11 @@ def _python_fractions(window: ProfiledCalls | None, code: UserCode) -> pl.DataFr
     whole: Counter[tuple[str, str]] = Counter()
     for part in window.parts if window is not None else ():
         for number, (in_python, in_torch) in _own_times(part).items():
-            match = re.match(PYTHON_NAME, part.span.names.values[number])
-            file = (code.resolve(match[1]) or code.library(match[1])) if match else None
-            if match is not None and file is not None:
-                python[file, bare(match[3])] += in_python
-                whole[file, bare(match[3])] += in_python + in_torch
+            frame = python_frame(part.span.names.values[number])
+            file = (code.resolve(frame.file) or code.library(frame.file)) if frame else None
+            if frame is not None and file is not None:
+                python[file, bare(frame.function)] += in_python
+                whole[file, bare(frame.function)] += in_python + in_torch
     rows = [(*key, python[key] / ns) for key, ns in whole.items() if ns > 0]
     return pl.DataFrame(rows, schema={"file": pl.String, "name": pl.String, "fraction": pl.Float64}, orient="row")
 

@@ -27,7 +27,7 @@ from stepscope.analyze.context import Context
 from stepscope.analyze.host.sampled_stacks import hot_lines
 from stepscope.analyze.machine.readings import manifest_objects
 from stepscope.analyze.sites import first_int, site_of, threads_set
-from stepscope.engine.attribution import dominant_places, place
+from stepscope.engine.attribution import heaviest_lines, place
 from stepscope.engine.host_activity import LOADER_RANGE
 from stepscope.engine.host_calls import BUILTIN, ProfiledCalls
 from stepscope.engine.journal import event_data, mean, parse_json, place_of
@@ -460,9 +460,8 @@ def _of_run(base: Base, run: str, parts: list[tuple[Span, Int64]]) -> TraceLoade
     entries: Counter[Place] = Counter()
     for span, rows in parts:
         names.update(span.names.values[code] for code in np.unique(span.names.codes[rows]))
-        caller = dominant_places(base, span, np.zeros(len(rows), np.int64), rows, span.duration_ns[rows], 1)[0]
-        if caller is not None:
-            calls[caller[0]] += len(rows)
+        for caller in heaviest_lines([(base, span, rows, span.duration_ns[rows])], 1):
+            calls[caller.place] += len(rows)
         entries.update(_entries(base, span, rows))
     fetches = sum(len(rows) for _, rows in parts)
     total = sum(int(span.duration_ns[rows].sum()) for span, rows in parts)

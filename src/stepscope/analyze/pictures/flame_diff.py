@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.host.stack_selection import idle_sampled
-from stepscope.analyze.pictures.flame_tree import ROOT, FrameIndex, Names, Paths, flame_tree, merged, summed
-from stepscope.analyze.pictures.sampled_flame import Boxes, FlameOptions, PlannedTree, Side, notes_of, stacked, title
+from stepscope.analyze.pictures.flame_tree import ROOT, FrameIndex, Names, Paths, flame_tree, summed
+from stepscope.analyze.pictures.sampled_flame import Boxes, FlameOptions, PlannedTree, Side, notes_of, title, together
 from stepscope.errors import UsageError
 from stepscope.model.sampled import FlameGraph, FlameTree
 
@@ -118,12 +117,8 @@ def _same_total(this: Boxes, other: Boxes) -> float:
 
 def _tree(pair: _Pair, names: Names, options: FlameOptions) -> FlameTree:
     """Both sides in one tree. A box is drawn as on this side, where it is there at all."""
-    parts = [pair.this.boxes, pair.other]
-    parent, key, frame, own = stacked(parts)
-    up, _, group = merged(parent, key)
+    up, _, shown, own, group = together([pair.this.boxes, pair.other])
     split = len(pair.this.boxes.own)
-    shown = np.zeros(len(up), dtype=np.int32)
-    shown[group[::-1]] = frame[::-1]
     paths = Paths(
         parent=up,
         frame=shown,

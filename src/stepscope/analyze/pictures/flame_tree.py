@@ -10,15 +10,15 @@ import os.path
 import posixpath
 import re
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 
 import numpy as np
 from msgspec import Struct
 
-from stepscope.engine.user_code import UserCode
+from stepscope.engine.call_tree import CallTree
+from stepscope.engine.user_code import INSTALLED, UserCode
 from stepscope.model.sampled import FlameFrame, FlameTree
 from stepscope.read.raw import Frame
-from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Int64
+from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Rows
 
 ROOT = FlameFrame("all", "", None, "root")
 MIN_SHARE = 0.0005  # of a tree's root: thinner paths would be less than a pixel wide
@@ -81,13 +81,13 @@ def flame_tree(
     root: FlameFrame = ROOT,
 ) -> FlameTree:
     """`paths`, whose frames are numbers of `frames`, as a tree with totals below one root, thin paths cut away."""
-    depth = depths(paths.parent)
-    value = totals(paths.parent, depth, paths.own)
-    base = totals(paths.parent, depth, paths.base) if paths.base is not None else None
+    tree = nested(paths.parent)
+    value = tree.totals(paths.own)
+    base = tree.totals(paths.base) if paths.base is not None else None
     whole = float(paths.own.sum())
     whole_base = float(paths.base.sum()) if paths.base is not None else 0.0
     size = value if base is None else np.maximum(value, base)
-    kept = _kept(size, depth, max(whole, whole_base), limits)
+    kept = _kept(size, tree.depth, max(whole, whole_base), limits)
     tops = ~kept & ((paths.parent < 0) | kept[paths.parent])  # index -1 is any node: masked by the first term
     number = np.cumsum(kept)  # 1 for the first kept node: 0 is the root
     above = paths.parent[kept]
@@ -119,8 +119,8 @@ def _kept(size: Floats, depth: Int32, whole: float, limits: Limits) -> Bools:
     return kept
 
 
-def depths(parent: Int32) -> Int32:
-    """The depth of each node, 0 below the root, in as many rounds as the depth has binary digits."""
+def nested(parent: Int32) -> CallTree:
+    """The tree of these nodes without their frames, its depths found in as many rounds as they have binary digits."""
     depth = (parent >= 0).astype(np.int32)
     above = parent.copy()
     while len(above) and (above >= 0).any():
@@ -129,22 +129,7 @@ def depths(parent: Int32) -> Int32:
         # both sides are read before either is written: each node has added up the way to `above` so far
         depth[inside] += depth[target]
         above[inside] = above[target]
-    return depth
-
-
-def levels(depth: Int32) -> list[Int64]:
-    """The nodes of each depth, those below the root first."""
-    order = np.argsort(depth, kind="stable")
-    ends = np.searchsorted(depth[order], np.arange(int(depth.max(initial=-1)) + 2))
-    return [order[first:last] for first, last in pairwise(ends)]
-
-
-def totals(parent: Int32, depth: Int32, own: Floats) -> Floats:
-    """The sum of `own` over every node and all below it."""
-    total = own.astype(np.float64, copy=True)
-    for level in reversed(levels(depth)[1:]):
-        np.add.at(total, parent[level], total[level])
-    return total
+    return CallTree(parent, depth, above, ())
 
 
 def merged(parent: Int32, frame: Int32, *, fold: int | None = None) -> tuple[Int32, Int32, Int32]:
@@ -154,15 +139,13 @@ def merged(parent: Int32, frame: Int32, *, fold: int | None = None) -> tuple[Int
     """
     if not len(parent):
         return parent, frame, parent
-    depth = depths(parent)
     group = np.zeros(len(parent), dtype=np.int32)
     run = np.ones(len(parent), dtype=np.int32)  # how often the frame stands on the path right up to here
     parents: list[Int32] = []
     frames: list[Int32] = []
     count = 0
     span = int(frame.max(initial=0)) + 1
-    # A fold moves nodes up, so that equal siblings may come to lie on different levels; see `_settled`.
-    for number, level in enumerate(levels(depth)):
+    for number, level in enumerate(nested(parent).levels):
         above = group[parent[level]] if number else np.full(len(level), NONE, dtype=np.int32)
         own = frame[level]
         folded = np.zeros(len(level), dtype=np.bool_)
@@ -178,18 +161,14 @@ def merged(parent: Int32, frame: Int32, *, fold: int | None = None) -> tuple[Int
         frames.append((distinct % span).astype(np.int32))
         count += len(distinct)
     up, what = np.concatenate(parents), np.concatenate(frames)
-    if fold is None:
-        return up, what, group
-    return _settled(up, what, group)
+    if fold is not None:  # it moves nodes up, so that equal siblings may have come from different levels
+        settled, frames_left, again = merged(up, what)
+        if len(settled) < len(up):
+            return settled, frames_left, again[group]
+    return up, what, group
 
 
-def _settled(parent: Int32, frame: Int32, group: Int32) -> tuple[Int32, Int32, Int32]:
-    """Merge once more what a fold brought below one parent from different levels."""
-    up, what, again = merged(parent, frame)
-    return (up, what, again[group]) if len(up) < len(parent) else (parent, frame, group)
-
-
-def summed(group: Int32, own: Floats, count: int) -> Floats:
+def summed(group: Rows, own: Floats, count: int) -> Floats:
     """The sum of `own` by number in `group`, for numbers below `count`."""
     sums: Floats = np.bincount(group, own, minlength=count).astype(np.float64)
     return sums
@@ -197,7 +176,7 @@ def summed(group: Int32, own: Floats, count: int) -> Floats:
 
 BY = ("function", "line")
 NO_FRAME = FlameFrame("(no Python frame)", "", None, "native")
-_INSTALLED = re.compile(r"^.*/(?:site-packages|dist-packages)/|^.*/lib(?:64)?/python\d+(?:\.\d+)?t?/")
+
 _LIBRARY = re.compile(r"\.(so(\.\d+)*|dylib|dll|pyd)$|^\?$|^\[")
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+$")
 
@@ -228,7 +207,7 @@ def drawn(frames: Sequence[Frame], code: UserCode, roots: Iterable[str]) -> list
     mine = sorted({path for path in resolved.values() if path})
     folders = _folders(mine, roots)
     shown = {
-        file: _below(path, folders) if path else _INSTALLED.sub("", file, count=1) for file, path in resolved.items()
+        file: _below(path, folders) if path else INSTALLED.sub("", file, count=1) for file, path in resolved.items()
     }
     return [
         FlameFrame(frame.function, shown[frame.file], frame.line, _kind(frame, resolved[frame.file] is not None))

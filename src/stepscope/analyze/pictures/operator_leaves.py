@@ -8,26 +8,23 @@ whose operators are known, samples go to these. What no trace explains stays the
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
 
-from stepscope.analyze.pictures.flame_tree import Paths, depths, merged, summed, totals
+from stepscope.analyze.pictures.flame_tree import Paths, merged, nested, summed
 from stepscope.analyze.pictures.trace_paths import FUNCTION, OPERATOR, TraceFrame
 from stepscope.engine.call_tree import CallTree
-from stepscope.engine.user_code import UserCode
+from stepscope.engine.user_code import INSTALLED, UserCode
 from stepscope.model.sampled import FlameFrame
-from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Int64
+from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Int64, Rows, expanded, place_among_equals
 
 MIN_SHARE = 0.01  # of the operators of a path: what costs less counts for the operator, or function, around it
 _EXACT_BITS = 40  # leaves are whole multiples of a 2**-40th of the largest value, so that their sums are exact
-_INSTALLED = re.compile(r"^.*/(?:site-packages|dist-packages)/|^.*/lib(?:64)?/python\d+(?:\.\d+)?t?/")
 _MODULE_FILE = "torch/nn/modules/module.py"
 _MODULE_CALLS = ("_wrapped_call_impl", "_call_impl")  # traces name the module in their place, samplers do not
-_SKIP, _NO_PYTHON = -2, -3
 
 
 class OperatorLeaves(Struct, frozen=True):
@@ -73,13 +70,12 @@ class _Keys:
         self._numbers: dict[tuple[str, str], int] = {}
 
     def number(self, function: str, file: str) -> int:
-        """`_NO_PYTHON` for native frames, `_SKIP` for those that one of the two recorders does not name."""
-        if not file.endswith((".py", ">")):
-            return _NO_PYTHON
+        """`NONE` for native frames, and for those that one of the two recorders does not name."""
         name = function.rpartition(".")[2] or function
-        if name in _MODULE_CALLS and file.replace("\\", "/").endswith(_MODULE_FILE):
-            return _SKIP
-        path = self._code.resolve(file) or _INSTALLED.sub("", file, count=1)
+        unnamed = name in _MODULE_CALLS and file.replace("\\", "/").endswith(_MODULE_FILE)
+        if unnamed or not file.endswith((".py", ">")):
+            return NONE
+        path = self._code.resolve(file) or INSTALLED.sub("", file, count=1)
         return self._numbers.setdefault((name, path), len(self._numbers))
 
 
@@ -104,23 +100,47 @@ def split(
         return OperatorLeaves(none, none, np.zeros(0), own.astype(np.float64), (), "", absent)
     keys = _Keys(code)
     calls = _calls(paths, frames, keys)
-    key = np.asarray([keys.number(frame.function, frame.file) for frame in tree.frames] or [0], np.int64)[tree.frame]
+    key = np.asarray([*(keys.number(frame.function, frame.file) for frame in tree.frames), NONE])[tree.frame]
     nodes = np.flatnonzero((own > 0) & (key >= 0))
-    above = _above(tree, key >= 0)
     recorded = np.flatnonzero((calls.key >= 0) & calls.is_function)
-    found = match_paths(RecordedPaths(key, above, nodes), RecordedPaths(calls.key, calls.above, recorded))
-    leaves = _Split(calls, found, tree, nodes, own)
-    used, frame = np.unique(leaves.frame, return_inverse=True)
-    if not len(used):
-        absent = "no sampled function calls operators in the recorded windows"
+    sampled = RecordedPaths(key, _above(tree, key >= 0), nodes)
+    found = match_paths(sampled, RecordedPaths(calls.key, calls.above, recorded))
+    forest, pool_line = _by_line(calls, found)
+    total = nested(forest.parent).totals(forest.own)
+    top = _last(np.where(forest.parent >= 0, forest.parent, np.arange(len(forest.parent))))
+    # own ns of small nodes go to the nearest one above that is large enough
+    kept = (forest.parent < 0) | ((total > 0) & (total >= MIN_SHARE * total[top]))
+    moved = summed(_last(np.where(kept, np.arange(len(kept)), forest.parent)), forest.own, len(kept))
+    line = np.asarray([*(each.line or NONE for each in tree.frames), NONE])[tree.frame][nodes]
+    chosen = _chosen(found.of_node, line, np.where(total[:, None] > 0, pool_line, NONE))
+    mine = np.flatnonzero(chosen >= 0)
+    pool = found.of_node[mine]
+    in_operators = summed(calls.owner, calls.own_ns, len(calls.key))
+    operators, python = (
+        summed(found.pool, ns[found.owner], found.count)[pool] for ns in (in_operators, calls.python_ns)
+    )
+    share = operators / np.maximum(operators + python, 1.0)
+    per_ns = own[nodes[mine]] * share / np.maximum(total[chosen[mine]], 1.0)
+    # what is kept of each group, its group's node left out, one behind the other
+    members = np.flatnonzero(kept & (forest.parent >= 0))
+    members = members[np.argsort(top[members], kind="stable")]
+    first, last = (np.searchsorted(top[members], chosen[mine], side=side) for side in ("left", "right"))
+    at, begins = expanded(first, last - first)
+    leaf, node = members[at], np.repeat(nodes[mine], last - first)
+    quantum = 2.0 ** (np.floor(np.log2(own.max(initial=1.0))) - _EXACT_BITS)
+    value = np.floor(moved[leaf] * np.repeat(per_ns, last - first) / quantum) * quantum
+    place = np.zeros(len(kept), np.int64)
+    place[members] = place_among_equals(top[members], np.arange(len(members)))
+    up = forest.parent[leaf]
+    used, frame = np.unique(forest.frame[leaf], return_inverse=True)
     return OperatorLeaves(
-        parent=leaves.parent,
+        parent=np.where(forest.parent[up] < 0, node, len(tree) + begins + place[up]).astype(np.int32),
         frame=frame.astype(np.int32),
-        value=leaves.value,
-        own=own - summed(leaves.node.astype(np.int32), leaves.value, len(own)),
+        value=value,
+        own=own - summed(node, value, len(own)),
         frames=tuple(FlameFrame(frames[number].name, "", None, "operator") for number in used.tolist()),
         source=f"operators below sampled functions are estimated: split like the functions' time in {named}",
-        absent=absent,
+        absent=None if len(used) else "no sampled function calls operators in the recorded windows",
     )
 
 
@@ -130,14 +150,26 @@ def _above(tree: CallTree, marked: Bools) -> Int64:
     return np.where(tree.parent >= 0, inner[tree.parent], NONE).astype(np.int64)
 
 
+def _last(number: Rows) -> Int64:
+    """The numbers followed until one stands for itself."""
+    last = number.astype(np.int64)
+    while not np.array_equal(further := last[last], last):
+        last = further
+    return last
+
+
 def _calls(paths: Paths, frames: Sequence[TraceFrame], keys: _Keys) -> _Calls:
     """The functions and operators of a trace's paths."""
     count = len(paths)
-    tree = CallTree(paths.parent, depths(paths.parent), paths.frame, ())
-    kind = np.asarray([frame.kind for frame in frames] or [NONE], np.int64)[paths.frame]
-    numbers = [keys.number(each.name, each.file) if each.kind == FUNCTION else _NO_PYTHON for each in frames]
-    key = np.asarray(numbers or [NONE], np.int64)[paths.frame]
-    line = np.asarray([each.line if each.exact and each.line else NONE for each in frames] or [NONE], np.int64)
+    tree = nested(paths.parent)
+    kind, key, line = (
+        np.asarray([*values, NONE], np.int64)[paths.frame]
+        for values in (
+            [each.kind for each in frames],
+            [keys.number(each.name, each.file) if each.kind == FUNCTION else NONE for each in frames],
+            [each.line if each.exact and each.line else NONE for each in frames],
+        )
+    )
     function, operator = tree.innermost(kind == FUNCTION), tree.innermost(kind == OPERATOR)
     depth = np.append(tree.depth, NONE)  # the last stands for no node
     inside = depth[operator] > depth[function]  # an operator stands between the function and the node
@@ -146,72 +178,31 @@ def _calls(paths: Paths, frames: Sequence[TraceFrame], keys: _Keys) -> _Calls:
     place = np.full(count + 1, NONE, np.int64)
     place[operators] = np.arange(len(operators))
     outer = paths.parent[operators]
-    around = np.where((outer >= 0) & inside[outer], place[operator[outer]], NONE)
     in_python, in_operator = has_owner & ~inside, has_owner & inside
     return _Calls(
         is_function=kind == FUNCTION,
         key=key,
         above=_above(tree, key >= 0),
-        line=line[paths.frame],
+        line=line,
         python_ns=summed(function[in_python], paths.own[in_python], count),
         owner=function[operators].astype(np.int64),
-        around=around,
+        around=np.where((outer >= 0) & inside[outer], place[operator[outer]], NONE),
         own_ns=summed(operator[in_operator], paths.own[in_operator], count)[operators],
         frame=paths.frame[operators],
     )
 
 
-class _Split:
-    """The leaves of all sampled nodes: `node` is the sampled one, the rest as in `OperatorLeaves`."""
-
-    def __init__(self, calls: _Calls, found: PathMatches, tree: CallTree, nodes: Int64, own: Floats) -> None:
-        group, forest, own_ns = _by_line(calls, found)
-        total = totals(forest.parent, depths(forest.parent), own_ns)
-        pool_python, pool_operators = _sums(calls, found)
-        top = _tops(forest.parent)
-        kept, moved = _without_small(forest.parent, top, total, own_ns)
-        line = np.asarray([each.line or NONE for each in tree.frames] or [NONE], np.int64)[tree.frame][nodes]
-        chosen = _chosen(found.of_node, line, np.where(total[:, None] > 0, group, NONE))
-        mine = np.flatnonzero(chosen >= 0)
-        pool = found.of_node[mine]
-        share = pool_operators[pool] / np.maximum(pool_operators[pool] + pool_python[pool], 1.0)
-        per_ns = own[nodes[mine]] * share / np.maximum(total[chosen[mine]], 1.0)
-        # what is kept of each group, its group's node left out, one behind the other
-        members = np.flatnonzero(kept & (forest.parent >= 0))
-        members = members[np.argsort(top[members], kind="stable")]
-        first = np.searchsorted(top[members], chosen[mine], side="left")
-        width = np.searchsorted(top[members], chosen[mine], side="right") - first
-        at = np.repeat(np.cumsum(width) - width, width)  # the first leaf of the same node
-        offset = np.arange(len(at)) - at
-        leaf = members[np.repeat(first, width) + offset]
-        self.node = np.repeat(nodes[mine], width)
-        self.frame = forest.frame[leaf]
-        value = moved[leaf] * np.repeat(per_ns, width)
-        quantum = 2.0 ** (np.floor(np.log2(own.max(initial=1.0))) - _EXACT_BITS)
-        self.value = np.floor(value / quantum) * quantum
-        place = np.zeros(len(forest.parent), np.int64)
-        place[members] = np.arange(len(members)) - np.searchsorted(top[members], top[members], side="left")
-        up = forest.parent[leaf]
-        below_node = forest.parent[up] < 0
-        self.parent = np.where(below_node, self.node, len(tree) + at + place[up]).astype(np.int32)
-
-
-def _by_line(calls: _Calls, found: PathMatches) -> tuple[Int64, Paths, Floats]:
-    """Operators by pool and line: a forest whose roots stand for a pool and a line; (pool, line) of the roots, -1 where
-    the line is unknown; and own ns."""
-    pool, owner = found.pool, found.owner
+def _by_line(calls: _Calls, found: PathMatches) -> tuple[Paths, Int64]:
+    """Operators by pool and line: a forest with own ns, whose roots stand for a pool and a line, and both of these by
+    root, -1 where the line is unknown."""
     order = np.argsort(calls.owner, kind="stable")
-    first = np.searchsorted(calls.owner[order], owner, side="left")
-    width = np.searchsorted(calls.owner[order], owner, side="right") - first
-    at = np.repeat(np.cumsum(width) - width, width)
-    operator = order[np.repeat(first, width) + np.arange(len(at)) - at]
-    rank = np.zeros(len(order), np.int64)
-    rank[order] = np.arange(len(order)) - np.searchsorted(calls.owner[order], calls.owner[order], side="left")
-    line = calls.line[owner]
-    groups, group = np.unique(np.stack([pool, line], axis=1), axis=0, return_inverse=True)
-    around = calls.around[operator]
-    count = len(groups)
-    parent = np.where(around >= 0, count + at + rank[around], np.repeat(group.reshape(-1), width))
+    first, last = (np.searchsorted(calls.owner[order], found.owner, side=side) for side in ("left", "right"))
+    at, begins = expanded(first, last - first)
+    operator = order[at]
+    groups, group = np.unique(np.stack([found.pool, calls.line[found.owner]], axis=1), axis=0, return_inverse=True)
+    around, count = calls.around[operator], len(groups)
+    rank = place_among_equals(calls.owner, order)
+    parent = np.where(around >= 0, count + begins + rank[around], np.repeat(group.reshape(-1), last - first))
     no_frame = int(calls.frame.max(initial=0)) + 1
     up, what, became = merged(
         np.concatenate([np.full(count, NONE), parent]).astype(np.int32),
@@ -220,33 +211,7 @@ def _by_line(calls: _Calls, found: PathMatches) -> tuple[Int64, Paths, Floats]:
     own_ns = summed(became, np.concatenate([np.zeros(count), calls.own_ns[operator]]), len(up))
     of_root = np.full((len(up), 2), NONE, np.int64)
     of_root[became[:count]] = groups
-    return of_root, Paths(up, what, own_ns), own_ns
-
-
-def _sums(calls: _Calls, found: PathMatches) -> tuple[Floats, Floats]:
-    """By pool: ns in Python itself, and in operators."""
-    operators = summed(calls.owner.astype(np.int32), calls.own_ns, len(calls.key))
-    return (
-        summed(found.pool.astype(np.int32), calls.python_ns[found.owner], found.count),
-        summed(found.pool.astype(np.int32), operators[found.owner], found.count),
-    )
-
-
-def _tops(parent: Int32) -> Int64:
-    """By node the root above it, itself included."""
-    top = np.where(parent >= 0, parent, np.arange(len(parent))).astype(np.int64)
-    while not np.array_equal(further := top[top], top):
-        top = further
-    return top
-
-
-def _without_small(parent: Int32, top: Int64, total: Floats, own_ns: Floats) -> tuple[Bools, Floats]:
-    """Which nodes are large enough, and own ns with those of small nodes moved to the nearest one above that is."""
-    kept: Bools = (parent < 0) | ((total > 0) & (total >= MIN_SHARE * total[top]))
-    nearest = np.where(kept, np.arange(len(parent)), parent).astype(np.int64)
-    while not np.array_equal(further := nearest[nearest], nearest):
-        nearest = further
-    return kept, summed(nearest.astype(np.int32), own_ns, len(parent))
+    return Paths(up, what, own_ns), of_root
 
 
 def _chosen(pool: Int64, line: Int64, groups: Int64) -> Int64:
@@ -254,11 +219,9 @@ def _chosen(pool: Int64, line: Int64, groups: Int64) -> Int64:
 
     Roots without operators are -1 in `groups`.
     """
-    roots = np.flatnonzero(groups[:, 0] >= 0)
-    known = {(int(p), int(n)): int(root) for root, (p, n) in zip(roots, groups[roots], strict=True)}
+    known = {(p, n): root for root, (p, n) in enumerate(groups.tolist()) if p >= 0}
     pairs = zip(pool.tolist(), line.tolist(), strict=True)
-    found = [known.get((p, n), known.get((p, NONE), NONE)) if p >= 0 else NONE for p, n in pairs]
-    return np.asarray(found, np.int64)
+    return np.asarray([known.get((p, n), known.get((p, NONE), NONE)) for p, n in pairs], np.int64)
 
 
 MAX_LENGTH = 256  # frames that are compared
@@ -284,74 +247,33 @@ class PathMatches(Struct, frozen=True):
 
 
 def match_paths(sampled: RecordedPaths, recorded: RecordedPaths) -> PathMatches:
-    """The pools of the sampled nodes."""
-    race = _Matching(sampled, recorded)
+    """The pools of the sampled nodes. Paths race from their innermost frame outwards, in groups that agree so far."""
+    first = len(sampled.key)
+    outside = first + len(recorded.key)  # stands for what is above a root
+    key = np.concatenate([sampled.key, recorded.key, [NONE]])
+    above = np.concatenate([sampled.above, np.where(recorded.above >= 0, recorded.above + first, NONE), [NONE]])
+    above[above < 0] = outside
+    node = np.concatenate([sampled.nodes, recorded.nodes + first])
+    of_node = np.full(len(sampled.nodes), NONE, np.int64)
+    pools, owners = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    count = 0
+    racing, at, before = np.arange(len(node)), node, np.zeros(len(node), np.int64)
     for length in range(MAX_LENGTH):
-        if not race.step(first=length == 0):
-            break
-    return race.result()
-
-
-class _Matching:
-    """Paths that are still compared: `at` is the frame that comes next in each, `group` what they agreed on so far."""
-
-    def __init__(self, sampled: RecordedPaths, recorded: RecordedPaths) -> None:
-        first = len(sampled.key)
-        self._outside = first + len(recorded.key)  # stands for what is above a root
-        self._key = np.concatenate([sampled.key, recorded.key, [NONE]])
-        shifted = np.where(recorded.above >= 0, recorded.above + first, NONE)
-        joined = np.append(np.concatenate([sampled.above, shifted]), NONE)
-        self._above = np.where(joined >= 0, joined, self._outside)
-        self._first = first
-        self._node = np.concatenate([sampled.nodes, recorded.nodes + first])
-        self._sampled = np.arange(len(self._node)) < len(sampled.nodes)
-        self._at = self._node.copy()
-        self._group = np.zeros(len(self._node), np.int64)
-        self._racing = np.arange(len(self._node))
-        self._of_node = np.full(len(self._node), NONE, np.int64)
-        self._parts: list[tuple[Int64, Int64]] = []
-        self._count = 0
-
-    def step(self, *, first: bool) -> bool:
-        """Compare one more frame; False when no sampled path is left."""
-        racing = self._racing
-        before, at = self._group[racing], self._at[racing]
-        after = np.unique(np.stack([before, self._key[at]], axis=1), axis=0, return_inverse=True)[1].reshape(-1)
-        is_sampled = self._sampled[racing]
-        matched = self._in_both(after, is_sampled)
-        if not first:
-            self._stop(is_sampled & ~matched, before)
-        ended = at == self._outside
-        self._stop(is_sampled & matched & ended, after)
+        after = np.unique(np.stack([before, key[at]], axis=1), axis=0, return_inverse=True)[1].reshape(-1)
+        is_sampled = racing < len(sampled.nodes)
+        matched = (np.bincount(after, is_sampled) > 0)[after] & (np.bincount(after, ~is_sampled) > 0)[after]
+        ended = at == outside
+        # sampled paths whose longest common end is found: what they agreed on, with this frame or without it
+        ends = [(is_sampled & matched & ended, after)]
+        for stopping, group in ends if length == 0 else [(is_sampled & ~matched, before), *ends]:
+            distinct = np.unique(group[stopping])
+            of_node[racing[stopping]] = count + np.searchsorted(distinct, group[stopping])
+            member = ~is_sampled & np.isin(group, distinct)
+            pools.append(count + np.searchsorted(distinct, group[member]))
+            owners.append(node[racing[member]] - first)
+            count += len(distinct)
         going = matched & ~ended
-        self._racing = racing[going]
-        self._group[self._racing] = after[going]
-        self._at[self._racing] = self._above[at[going]]
-        return bool((is_sampled & going).any())
-
-    def result(self) -> PathMatches:
-        """The pools of all that stopped."""
-        nothing = (np.zeros(0, np.int64), np.zeros(0, np.int64))
-        pool, owner = (np.concatenate(found) for found in zip(nothing, *self._parts, strict=True))
-        return PathMatches(self._of_node[self._sampled], pool, owner, self._count)
-
-    def _stop(self, stopping: Bools, group: Int64) -> None:
-        """Sampled paths whose longest common end is found, with what they agreed on: the group of each racing path."""
-        distinct = np.unique(group[stopping])
-        if not len(distinct):
-            return
-        racing = self._racing
-        self._of_node[racing[stopping]] = self._count + np.searchsorted(distinct, group[stopping])
-        member = ~self._sampled[racing] & np.isin(group, distinct)
-        owner = self._node[racing[member]] - self._first
-        self._parts.append((self._count + np.searchsorted(distinct, group[member]), owner))
-        self._count += len(distinct)
-
-    @staticmethod
-    def _in_both(group: Int64, is_sampled: Bools) -> Bools:
-        """Paths whose group holds sampled and recorded ones."""
-        count = int(group.max(initial=-1)) + 1
-        sampled = np.bincount(group[is_sampled], minlength=count) > 0
-        recorded = np.bincount(group[~is_sampled], minlength=count) > 0
-        both: Bools = (sampled & recorded)[group]
-        return both
+        if not (is_sampled & going).any():
+            break
+        racing, before, at = racing[going], after[going], above[at[going]]
+    return PathMatches(of_node, np.concatenate(pools), np.concatenate(owners), count)

@@ -25,18 +25,15 @@ from stepscope.analyze.pictures.flame_tree import (
     Limits,
     Names,
     Paths,
-    depths,
     drawn,
     flame_tree,
     merged,
+    nested,
     summed,
-    totals,
 )
 from stepscope.analyze.pictures.operator_leaves import OperatorLeaves
 from stepscope.analyze.pictures.trace_flame import TraceWindows
 from stepscope.engine.call_tree import CallTree, UserPaths
-from stepscope.engine.samples import Samples
-from stepscope.engine.step_labels import LabelledSteps
 from stepscope.errors import UnreadableInputError
 from stepscope.model import PHASES
 from stepscope.model.sampled import FlameFrame, FlameGraph, FlameTree
@@ -51,6 +48,7 @@ KINDS = {
     OTHERS: "other processes",
 }
 _PHASE_ORDER = {name: position for position, name in enumerate((*PHASES, "startup"))}
+_RECORD = "record with stepscope run, or give a file of py-spy or speedscope"
 
 
 class FlameOptions(Struct, frozen=True):
@@ -84,9 +82,9 @@ class Side:
         self.context = context
         self.rows = sample_rows(context, options.selection, per_step=options.per_step)
         if not self.rows.samples.sum():
-            raise UnreadableInputError(
-                f"{title(context)}: holds no sampled stack of what was asked for; {_hint(self.rows)}"
-            )
+            left_out = ", ".join(f"{count:,} samples of {reason}" for reason, count in self.rows.left_out.items())
+            hint = f"left out are {left_out}" if left_out else _RECORD
+            raise UnreadableInputError(f"{title(context)}: holds no sampled stack of what was asked for; {hint}")
         roots = (*context.tables.run.user_roots, *context.options.source_roots)
         frames = drawn(context.calls.frames, context.code, roots)
         self._painter = BoxMaker(self.rows, frames, names)
@@ -103,7 +101,10 @@ class Side:
         main = rows.kind == MAIN
         if self.loop_apart:
             yield self.plan("loop", "training loop (main threads)", self.boxes(rows.loop))
-        phases = sorted({str(each) for each in rows.phase[main & rows.steady] if each}, key=_phase_order)
+        phases = sorted(
+            {str(each) for each in rows.phase[main & rows.steady] if each},
+            key=lambda name: (_PHASE_ORDER.get(name, len(_PHASE_ORDER)), name),
+        )
         if len(phases) > 1:
             for phase in phases:
                 label = f"phase: {phase.replace('_', ' ')}"
@@ -222,7 +223,9 @@ def flame_graph(context: Context, options: FlameOptions | None = None) -> FlameG
         if windows is not None and windows.absent:
             notes = (*notes, f"Nothing of the traces is drawn: {windows.absent}.")
     if windows is not None and options.selection.phase is None and options.selection.process != "workers":
-        trees += _of_rank(windows.trees(names.frames, options.limits), options.selection.rank)
+        traced, rank = windows.trees(names.frames, options.limits), options.selection.rank
+        several = any(tree.key.startswith("gpu:rank:") for tree in traced)  # of one rank there is no tree of its own
+        trees += [tree for tree in traced if rank is None or not several or tree.key == f"gpu:rank:{rank}"]
     frames = names.frames.frames
     return FlameGraph(
         title=title(context),
@@ -231,14 +234,6 @@ def flame_graph(context: Context, options: FlameOptions | None = None) -> FlameG
         notes=notes,
         source=side.source(frames) if side is not None and options.source else {},
     )
-
-
-def _of_rank(trees: tuple[FlameTree, ...], rank: int | None) -> list[FlameTree]:
-    """The trees of traces that belong to `rank`; those of all ranks where there is one rank only."""
-    if rank is None:
-        return list(trees)
-    several = any(tree.key.startswith("gpu:rank:") for tree in trees)
-    return [tree for tree in trees if tree.key == f"gpu:rank:{rank}" or not several]
 
 
 def tree_of(planned: PlannedTree, frames: FrameIndex, limits: Limits) -> FlameTree:
@@ -278,18 +273,7 @@ def title(context: Context) -> str:
     return folder or "samples"
 
 
-def _hint(rows: SampleRows) -> str:
-    if not rows.left_out:
-        return "record with stepscope run, or give a file of py-spy or speedscope"
-    return "left out are " + ", ".join(f"{count:,} samples of {reason}" for reason, count in rows.left_out.items())
-
-
-def _phase_order(name: str) -> tuple[int, str]:
-    return _PHASE_ORDER.get(name, len(_PHASE_ORDER)), name
-
-
 MS_PER_STEP = "ms per step"
-_SEGMENT = ["process", "start_ns", "end_ns"]
 
 
 class SampleRows(Struct, frozen=True):
@@ -333,13 +317,17 @@ def sample_rows(context: Context, selection: StackSelection, *, per_step: bool =
     stacks = chosen.rows
     kind = _kinds(stacks, main_roles(tables.stacks))
     rank = stacks["rank"].fill_null(NONE).to_numpy().astype(np.int32)
-    per_sample = _per_sample(context) if per_step else {}
+    sampled = context.sampled if per_step else None
+    per_sample = sampled.ms_per_sample(context.labelled) if sampled else {}
     weight, steady = np.ones(len(rank)), np.ones(len(rank), dtype=np.bool_)
-    if per_sample and context.sampled is not None:
-        steady = _steady(stacks, kind, context.sampled)
-        weight = _by_rank(rank, per_sample)
+    if per_sample and sampled is not None:
+        steady, in_phase = sampled.in_steady_steps(stacks)
+        steady = steady & ((kind != MAIN) | in_phase)
+        usual = sum(per_sample.values()) / len(per_sample)  # of rows of no rank, and of ranks without steps
+        weight = np.asarray([per_sample.get(int(each), usual) for each in rank], dtype=np.float64)
         if not steady.any():  # asked for what lies in no steady step, such as startup
             return sample_rows(context, selection, per_step=False)
+    units = tables.segments["unit"].drop_nulls().unique().to_list()  # files of one unit only can be opened together
     several = f", mean of {len(per_sample)} ranks" if len(per_sample) > 1 else ""
     return SampleRows(
         calls=context.calls,
@@ -353,7 +341,7 @@ def sample_rows(context: Context, selection: StackSelection, *, per_step: bool =
         loop=steady & (kind == MAIN) if per_sample else _in_loop(context, stacks, kind),
         weight=weight / max(1, len(per_sample)),
         rank_weight=weight,
-        unit=MS_PER_STEP if per_sample else _unit(context),
+        unit=MS_PER_STEP if per_sample else str(units[0]) if len(units) == 1 else "samples",
         source=f"share of the main thread's samples in steady steps x mean step{several}"
         if per_sample
         else "as the files count them",
@@ -375,38 +363,6 @@ def _kinds(stacks: pl.DataFrame, main: tuple[str, ...]) -> npt.NDArray[np.object
     return stacks.select(kind.alias("kind"))["kind"].to_numpy().astype(object)
 
 
-def _per_sample(context: Context) -> dict[int, float]:
-    """Milliseconds per step that one sample of a rank stands for; empty where steady steps or samples are missing."""
-    if context.sampled is None:
-        return {}
-    means = _mean_steps(context.labelled)
-    counts = context.sampled.rank_steps().group_by("rank").agg(pl.col("samples").sum())
-    return {
-        int(rank): means[rank] / samples for rank, samples in counts.sort("rank").rows() if samples and rank in means
-    }
-
-
-def _mean_steps(labelled: LabelledSteps) -> dict[int, float]:
-    """The mean steady step of each rank in ms: of training, or of evaluation where nothing is trained."""
-    steady = labelled.steady("train")
-    steady = labelled.steady("eval") if steady.is_empty() else steady
-    means = steady.group_by("rank").agg(ms=pl.col("wall_ns").mean() / 1e6)
-    return {int(rank): float(ms) for rank, ms in means.rows() if rank is not None}
-
-
-def _steady(stacks: pl.DataFrame, kind: npt.NDArray[np.object_], sampled: Samples) -> Bools:
-    """Which rows count per step: of steady segments, and of main threads only what is inside a step's phases."""
-    segments = sampled.rows.group_by(_SEGMENT).agg(pl.col("steady").any())
-    joined = stacks.select(_SEGMENT).join(segments, on=_SEGMENT, how="left", nulls_equal=True, maintain_order="left")
-    steady: Bools = joined["steady"].fill_null(False).to_numpy().copy()
-    profiling = sampled.rows.filter(pl.col("in_profiler"))["node"].unique()
-    inside = stacks["phase"].is_in(PHASES).fill_null(False) & ~stacks["node"].is_in(profiling.implode()).fill_null(
-        False
-    )
-    steady &= (kind != MAIN) | inside.to_numpy()
-    return steady
-
-
 def _in_loop(context: Context, stacks: pl.DataFrame, kind: npt.NDArray[np.object_]) -> Bools:
     """Main threads in the training loop, of files that know no steps."""
     found = sampled_loop(context, UserPaths(context.calls, context.code))
@@ -415,18 +371,6 @@ def _in_loop(context: Context, stacks: pl.DataFrame, kind: npt.NDArray[np.object
     inside = np.append(found.inside, False)[stacks["node"].fill_null(NONE).to_numpy()]
     working: Bools = inside & stacks["stage"].is_null().to_numpy() & (kind == MAIN)
     return working
-
-
-def _by_rank(rank: Int32, per_sample: dict[int, float]) -> Floats:
-    """The weight of a sample for each row; rows of no rank, and of ranks without steps, count like the mean rank's."""
-    usual = sum(per_sample.values()) / len(per_sample)
-    return np.asarray([per_sample.get(int(each), usual) for each in rank], dtype=np.float64)
-
-
-def _unit(context: Context) -> str:
-    """What the files count; files of one unit only can be opened together."""
-    units = context.tables.segments["unit"].drop_nulls().unique().to_list()
-    return str(units[0]) if len(units) == 1 else "samples"
 
 
 Leaves = Callable[[CallTree, Floats], OperatorLeaves]
@@ -456,7 +400,6 @@ class BoxMaker:
         self._frames: list[FlameFrame] = []
         self._keys = np.zeros(0, dtype=np.int32)
         self._add([NO_FRAME, *frames])
-        self._numbers: dict[tuple[int, bool], int] = {}  # (frame, waits) -> number of the frame as drawn
 
     def _add(self, frames: Sequence[FlameFrame]) -> None:
         self._frames += frames
@@ -484,44 +427,41 @@ class BoxMaker:
 
     def _merged(self, parent: Int32, frame: Int32, own: Floats, waits: Floats) -> Boxes:
         """Nodes of sampled frames as boxes. `waits` is the share of `own` that waits."""
-        total = totals(parent, depths(parent), own)
+        total = nested(parent).totals(own)
         used = total > 0
         number = (np.cumsum(used) - 1).astype(np.int32)
         above = np.where(parent[used] < 0, NONE, number[parent[used]]).astype(np.int32)
         up, key, group = merged(above, self._keys[frame[used]], fold=FOLD)
         own_of = summed(group, own[used], len(up))
-        wait_of = summed(group, (waits * own)[used], len(up))
+        waiting = summed(group, (waits * own)[used], len(up)) > own_of / 2
         shown = _most(group, frame[used], total[used], len(up))
-        return Boxes(up, key, self._drawn(shown, wait_of > own_of / 2), own_of)
+        pairs, which = np.unique(shown.astype(np.int64) * 2 + waiting, return_inverse=True)
+        drawn_frames = [
+            replace(self._frames[pair // 2], kind="wait") if pair % 2 else self._frames[pair // 2]
+            for pair in pairs.tolist()
+        ]
+        numbers = np.asarray([self._names.frames.number(each) for each in drawn_frames], np.int32)
+        return Boxes(up, key, numbers[which], own_of)
 
     def grouped(self, groups: Sequence[tuple[str, Boxes]]) -> Boxes:
         """Boxes below one more box for each group; a single group needs none."""
         filled = [(label, boxes) for label, boxes in groups if len(boxes.own)]
         if len(filled) <= 1:
             return filled[0][1] if filled else groups[0][1]
-        return beside([self._below(label, boxes) for label, boxes in filled])
-
-    def _below(self, label: str, boxes: Boxes) -> Boxes:
-        top = FlameFrame(label, "", None, "root")
-        one = np.zeros(1, dtype=np.int32)
-        return Boxes(
-            parent=np.concatenate([one + NONE, np.where(boxes.parent < 0, 0, boxes.parent + 1)]).astype(np.int32),
-            key=np.concatenate([one + self._names.key(top), boxes.key]).astype(np.int32),
-            frame=np.concatenate([one + self._names.frames.number(top), boxes.frame]).astype(np.int32),
-            own=np.concatenate([np.zeros(1), boxes.own]),
-        )
-
-    def _drawn(self, frame: Int32, waiting: Bools) -> Int32:
-        """The numbers of frames as they are drawn."""
-        pairs, which = np.unique(frame.astype(np.int64) * 2 + waiting, return_inverse=True)
-        numbers = [self._drawn_one(int(pair) // 2, bool(pair % 2)) for pair in pairs]
-        return np.asarray(numbers, dtype=np.int32)[which]
-
-    def _drawn_one(self, frame: int, waits: bool) -> int:
-        if (frame, waits) not in self._numbers:
-            drawn = self._frames[frame]
-            self._numbers[frame, waits] = self._names.frames.number(replace(drawn, kind="wait") if waits else drawn)
-        return self._numbers[frame, waits]
+        below = []
+        for label, boxes in filled:
+            top = FlameFrame(label, "", None, "root")
+            key, frame = self._names.key(top), self._names.frames.number(top)
+            below.append(
+                Boxes(
+                    parent=np.append(NONE, np.where(boxes.parent < 0, 0, boxes.parent + 1)).astype(np.int32),
+                    key=np.append(key, boxes.key).astype(np.int32),
+                    frame=np.append(frame, boxes.frame).astype(np.int32),
+                    own=np.append(0.0, boxes.own),
+                )
+            )
+        parent, key_of, shown, own, group = together(below)
+        return Boxes(parent, key_of, shown, summed(group, own, len(parent)))
 
 
 def _most(group: Int32, frame: Int32, weight: Floats, count: int) -> Int32:
@@ -537,22 +477,15 @@ def _most(group: Int32, frame: Int32, weight: Floats, count: int) -> Int32:
     return best
 
 
-def beside(parts: Sequence[Boxes]) -> Boxes:
-    """Several below one root; boxes that are equal become one, drawn as in the first part that has it."""
-    parent, key, frame, own = stacked(parts)
-    up, keys, group = merged(parent, key)
-    shown = np.zeros(len(up), dtype=np.int32)
-    shown[group[::-1]] = frame[::-1]
-    return Boxes(up, keys, shown, summed(group, own, len(up)))
+def together(parts: Sequence[Boxes]) -> tuple[Int32, Int32, Int32, Floats, Int32]:
+    """Several parts below one root, equal boxes as one, drawn as in the first part that has it: parent, key and frame.
 
-
-def stacked(parts: Sequence[Boxes]) -> tuple[Int32, Int32, Int32, Floats]:
-    """(parent, key, frame, own) of all parts one behind the other, below one root."""
+    With them `own` of the boxes of all parts one behind the other, and which of the merged ones each of those is.
+    """
     starts = np.cumsum([0, *(len(part.own) for part in parts[:-1])])
     parent = [np.where(part.parent < 0, NONE, part.parent + at) for part, at in zip(parts, starts, strict=True)]
-    return (
-        np.concatenate(parent).astype(np.int32),
-        np.concatenate([part.key for part in parts]).astype(np.int32),
-        np.concatenate([part.frame for part in parts]).astype(np.int32),
-        np.concatenate([part.own for part in parts]),
-    )
+    key = np.concatenate([part.key for part in parts]).astype(np.int32)
+    up, keys, group = merged(np.concatenate(parent).astype(np.int32), key)
+    shown = np.zeros(len(up), dtype=np.int32)
+    shown[group[::-1]] = np.concatenate([part.frame for part in parts])[::-1]
+    return up, keys, shown, np.concatenate([part.own for part in parts]), group

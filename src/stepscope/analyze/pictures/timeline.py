@@ -18,11 +18,9 @@ from msgspec import Struct, field
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.pictures.timeline_levels import Level, pyramid
-from stepscope.engine.call_tree import CallTree
 from stepscope.engine.device_work import COMMUNICATION, work
 from stepscope.engine.journal import json_object
 from stepscope.engine.spans import Base, Span
-from stepscope.engine.user_code import UserCode
 from stepscope.model import PHASES
 from stepscope.model.timeline import KINDS, TimelineStep, TimelineTrack, TrackKind
 from stepscope.tables import categories
@@ -121,62 +119,40 @@ class Timeline(Struct, frozen=True, dict=True):
 
 def timeline(context: Context) -> Timeline:
     """The index of a run; empty where it has neither steps nor slices nor samples with times."""
-    collection = TimelineColumns()
     base, tables = context.base, context.tables
     workers = {span.ref.process: span.ref.worker for span in base.spans}
-    ids = _ids(tables.events.height, tables.steps.height, tables.stretches.height)
-    add_traces(base, collection)
-    add_steps(tables, collection, workers, ids.steps)
-    add_samples(tables, context.calls, context.code, collection, workers, ids.stretches)
-    order = collection.tracks.ordered(list(dict.fromkeys(workers.values())))
-    depths = [collection.tracks.all[number].depth for number in order]
-    first_lane = np.concatenate(([0], np.cumsum(np.asarray(depths, np.int64)))).astype(np.int64)
-    columns = _Columns(collection.parts, order, first_lane)
+    phases = tables.events.height + tables.steps.height
+    sampled = phases + tables.steps.height * len(PHASES)
+    functions = sampled + tables.stretches.height
+    ids = Ids(tables.events.height, phases, sampled, functions, functions + tables.stretches.height)
+    found = _Collection()
+    _add_traces(base, found)
+    _add_steps(tables, found, workers, ids)
+    _add_samples(context, found, workers, ids)
+    tracks = found.ordered(list(dict.fromkeys(workers.values())))
+    first_lane = np.cumsum([0, *(track.depth for track in tracks)], dtype=np.int64)
+    lane_of_track = np.zeros(max(len(tracks), 1), np.int32)
+    lane_of_track[[track.number for track in tracks]] = first_lane[:-1]
+    start, end = found.joined("start", np.int64), found.joined("end", np.int64)
+    lane: Int32 = lane_of_track[found.joined("track", np.int32)] + found.joined("depth", np.int32)
+    origin_ns = int(start.min()) if len(start) else 0
+    at = _order(lane, start, int(first_lane[-1]))
+    lane, start, end = lane[at], start[at] - origin_ns, end[at] - origin_ns
     return Timeline(
         context=context,
         ids=ids,
-        origin_ns=columns.origin_ns,
-        length_ns=int(columns.end.max(initial=0)),
-        tracks=collection.tracks.shown(order),
+        origin_ns=origin_ns,
+        length_ns=int(end.max(initial=0)),
+        tracks=tuple(TimelineTrack(track.key, track.label, track.group, track.kind, track.depth) for track in tracks),
         first_lane=first_lane,
-        names=collection.names.all(),
-        id=columns.id,
-        name=columns.name,
-        kind=columns.kind,
-        levels=pyramid(int(first_lane[-1]), columns.lane, columns.start, columns.end),
-        notes=tuple(collection.notes),
+        names=list(found.names),
+        id=found.joined("id", np.int32)[at],
+        name=found.joined("name", np.int32)[at],
+        kind=found.joined("kind", np.int8)[at],
+        levels=pyramid(int(first_lane[-1]), lane, start, end),
+        notes=tuple(found.notes),
         workers=workers,
     )
-
-
-def _ids(events: int, steps: int, stretches: int) -> Ids:
-    phases = events + steps
-    sampled = phases + steps * len(PHASES)
-    return Ids(events, phases, sampled, sampled + stretches, sampled + 2 * stretches)
-
-
-class _Columns:
-    """The columns of all parts, by lane and start."""
-
-    def __init__(self, parts: Sequence[SliceColumns], order: Sequence[int], first_lane: Int64) -> None:
-        lane_of_track = np.zeros(max(len(order), 1), np.int32)
-        lane_of_track[list(order)] = first_lane[:-1]
-        start = _joined([part.start for part in parts], np.int64)
-        lane = _joined([lane_of_track[part.track] + part.depth for part in parts], np.int32)
-        self.origin_ns = int(start.min()) if len(start) else 0
-        at = _order(lane, start, int(first_lane[-1]))
-        self.lane: Int32 = lane[at]
-        del lane
-        self.start: Int64 = start[at] - self.origin_ns
-        del start
-        self.end: Int64 = _joined([part.end for part in parts], np.int64)[at] - self.origin_ns
-        self.id: Int32 = _joined([part.id for part in parts], np.int32)[at]
-        self.name: Int32 = _joined([part.name for part in parts], np.int32)[at]
-        self.kind: Int8 = _joined([part.kind for part in parts], np.int8)[at]
-
-
-def _joined(parts: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    return np.concatenate(parts) if parts else np.zeros(0, dtype)
 
 
 def _order(lane: Int32, start: Int64, lanes: int) -> Int64:
@@ -193,73 +169,20 @@ KIND = {name: number for number, name in enumerate(KINDS)}
 _ORDER: dict[TrackKind, int] = {"steps": 0, "phases": 1, "stream": 2, "thread": 3, "worker": 4}
 
 
-class Track(Struct):
+class _Track(Struct):
     """A track while it is collected. Those of a worker stand by kind, then by `rank`, ascending."""
 
+    number: int
     key: str
     label: str
     group: str
     kind: TrackKind
-    rank: tuple[float, ...] = ()
+    rank: tuple[float, ...]
     depth: int = 1
 
 
-class Tracks:
-    """All tracks, in the order in which they were first named."""
-
-    def __init__(self) -> None:
-        self.all: list[Track] = []
-        self._numbers: dict[str, int] = {}
-
-    def number(self, group: str, kind: TrackKind, name: str, label: str, rank: tuple[float, ...] = ()) -> int:
-        """The number of a track, which is made where it is new."""
-        key = f"{group}/{kind}" + (f":{name}" if name else "")
-        if key not in self._numbers:
-            self._numbers[key] = len(self.all)
-            self.all.append(Track(key, label, group, kind, rank))
-        return self._numbers[key]
-
-    def ordered(self, groups: Sequence[str]) -> list[int]:
-        """Numbers of the tracks as they are shown, those of a group together."""
-        place = {group: at for at, group in enumerate(groups)}
-        return sorted(
-            range(len(self.all)),
-            key=lambda number: (
-                place.get(self.all[number].group, len(place)),
-                self.all[number].group,
-                _ORDER[self.all[number].kind],
-                self.all[number].rank,
-                number,
-            ),
-        )
-
-    def shown(self, order: Sequence[int]) -> tuple[TimelineTrack, ...]:
-        """The tracks in `order`."""
-        return tuple(
-            TimelineTrack(track.key, track.label, track.group, track.kind, track.depth)
-            for track in (self.all[number] for number in order)
-        )
-
-
-class Names:
-    """Distinct names by number."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-
-    def number(self, name: str) -> int:
-        return self._numbers.setdefault(name, len(self._numbers))
-
-    def numbers(self, names: Sequence[str]) -> Int32:
-        """Numbers of `names`; one more entry at the end stands for a name that is missing."""
-        return np.asarray([*(self.number(name) for name in names), self.number("")], np.int32)
-
-    def all(self) -> list[str]:
-        return list(self._numbers)
-
-
-class SliceColumns(Struct, frozen=True):
-    """Slices of one source. `track` counts in `Tracks`, `name` in `Names`, `kind` in `KINDS`; times are absolute."""
+class _Slices(Struct, frozen=True):
+    """Slices of one source. `track` and `name` count in `_Collection`, `kind` in `KINDS`; times are absolute."""
 
     id: Int32
     track: Int32
@@ -270,163 +193,159 @@ class SliceColumns(Struct, frozen=True):
     kind: Int8
 
 
-class TimelineColumns(Struct):
-    """All parts of a run, with what the reader must know of them."""
+class _Collection(Struct):
+    """The slices of a run while they are collected, their tracks by key, and their names by number."""
 
-    tracks: Tracks = field(default_factory=Tracks)
-    names: Names = field(default_factory=Names)
-    parts: list[SliceColumns] = field(default_factory=list)
+    tracks: dict[str, _Track] = field(default_factory=dict)
+    names: dict[str, int] = field(default_factory=dict)
+    parts: list[_Slices] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def add(self, part: SliceColumns) -> None:
+    def track(self, group: str, kind: TrackKind, name: str, label: str, rank: tuple[float, ...] = ()) -> int:
+        """The number of a track, which is made where it is new."""
+        key = f"{group}/{kind}" + (f":{name}" if name else "")
+        return self.tracks.setdefault(key, _Track(len(self.tracks), key, label, group, kind, rank)).number
+
+    def numbers(self, names: Sequence[str]) -> Int32:
+        """Numbers of `names`; one more entry at the end stands for a name that is missing."""
+        return np.asarray([self.names.setdefault(name, len(self.names)) for name in (*names, "")], np.int32)
+
+    def add(self, part: _Slices) -> None:
         """Add slices and make their tracks deep enough."""
-        if not len(part.id):
-            return
-        depths = np.zeros(len(self.tracks.all), np.int32)
+        depths = np.zeros(len(self.tracks), np.int32)
         np.maximum.at(depths, part.track, part.depth + 1)
-        for number in np.flatnonzero(depths):
-            track = self.tracks.all[number]
-            track.depth = max(track.depth, int(depths[number]))
+        for track in self.tracks.values():
+            track.depth = max(track.depth, int(depths[track.number]))
         self.parts.append(part)
+
+    def ordered(self, groups: Sequence[str]) -> list[_Track]:
+        """The tracks as they are shown, those of a group together."""
+        place = {group: at for at, group in enumerate(groups)}
+        return sorted(
+            self.tracks.values(),
+            key=lambda one: (place.get(one.group, len(place)), one.group, _ORDER[one.kind], one.rank, one.number),
+        )
+
+    def joined(self, column: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """A column of all slices."""
+        return np.concatenate([np.zeros(0, dtype), *(getattr(part, column) for part in self.parts)])
 
 
 PHASES_NOTE = "of phases only lengths are measured: they are drawn in their usual order within each step"
-_PHASE_COLUMNS = tuple(f"{name}_ns" for name in PHASES)
+_PHASE_COLUMNS = [f"{name}_ns" for name in PHASES]
 _ROLES = {"loader_worker": "loader worker", "rank": "sampled main thread"}
 
 
-def add_steps(tables: Tables, collection: TimelineColumns, workers: Mapping[str, str], first_id: int) -> None:
-    """Add a track of steps for every process, and one of phases where they are known."""
+def _add_steps(tables: Tables, found: _Collection, workers: Mapping[str, str], ids: Ids) -> None:
+    """Add a track of steps for every process, and one of phases where they are known.
+
+    Phase k of step i has the id `ids.phases` + number of phases * i + k.
+    """
     steps = tables.steps
     if steps.is_empty():
         return
-    track = np.zeros(steps.height, np.int32)
-    phases = np.zeros(steps.height, np.int32)
+    track, of_phases = (np.full(steps.height, NONE, np.int32) for _ in range(2))
     process = steps["process"].fill_null("")
     for name in process.unique(maintain_order=True).to_list():
-        rows = (process == name).to_numpy()
-        group = workers.get(name, name)
-        track[rows] = collection.tracks.number(group, "steps", "", "steps")
-        known = steps.filter(pl.Series(rows)).select(pl.col(_PHASE_COLUMNS).count().sum()).sum_horizontal()[0]
-        phases[rows] = collection.tracks.number(group, "phases", "", "phases") if known else NONE
+        own = process == name
+        rows, group = own.to_numpy(), workers.get(name, name)
+        track[rows] = found.track(group, "steps", "", "steps")
+        if steps.filter(own).select(pl.any_horizontal(pl.col(_PHASE_COLUMNS).count() > 0)).item():
+            of_phases[rows] = found.track(group, "phases", "", "phases")
     start, wall = steps["start_ns"].to_numpy(), steps["wall_ns"].to_numpy()
-    evaluates = (steps["kind"] == "eval").fill_null(False).to_numpy()
-    depth = np.zeros(steps.height, np.int32)
-    kind = np.where(evaluates, KIND["eval_step"], KIND["step"]).astype(np.int8)
-    names = collection.names.numbers(["training step", "evaluation step"])
-    ids = np.arange(first_id, first_id + steps.height, dtype=np.int32)
-    collection.add(SliceColumns(ids, track, depth, start, start + wall, names[evaluates.astype(np.int8)], kind))
-    if (phases >= 0).any():
-        _add_phases(steps, collection, phases, first_id + steps.height)
-
-
-def _add_phases(steps: pl.DataFrame, collection: TimelineColumns, track: Int32, first_id: int) -> None:
-    """Phase k of step i has the id `first_id` + number of phases * i + k."""
-    count = len(PHASES)
-    lengths = np.column_stack([steps[name].fill_null(0).to_numpy() for name in _PHASE_COLUMNS]).astype(np.int64)
-    ends = steps["start_ns"].to_numpy()[:, None] + np.cumsum(lengths, axis=1)
-    keep = (lengths > 0) & (track >= 0)[:, None]
+    evaluates = (steps["kind"] == "eval").fill_null(False).to_numpy().astype(np.int8)
+    found.add(
+        _Slices(
+            id=np.arange(ids.steps, ids.phases, dtype=np.int32),
+            track=track,
+            depth=np.zeros(steps.height, np.int32),
+            start=start,
+            end=start + wall,
+            name=found.numbers(["training step", "evaluation step"])[evaluates],
+            kind=np.asarray([KIND["step"], KIND["eval_step"]], np.int8)[evaluates],
+        )
+    )
+    if not (of_phases >= 0).any():
+        return
+    lengths = steps.select(pl.col(_PHASE_COLUMNS).fill_null(0)).to_numpy().astype(np.int64)
+    ends = start[:, None] + np.cumsum(lengths, axis=1)
+    keep = (lengths > 0) & (of_phases >= 0)[:, None]
     row, phase = np.nonzero(keep)
-    names = collection.names.numbers([name.replace("_", " ") for name in PHASES])
-    kinds = np.asarray([KIND[name] for name in PHASES], np.int8)
-    collection.add(
-        SliceColumns(
-            id=(first_id + row * count + phase).astype(np.int32),
-            track=track[row],
+    found.add(
+        _Slices(
+            id=(ids.phases + row * len(PHASES) + phase).astype(np.int32),
+            track=of_phases[row],
             depth=np.zeros(len(row), np.int32),
             start=(ends - lengths)[keep],
             end=ends[keep],
-            name=names[phase],
-            kind=kinds[phase],
+            name=found.numbers([name.replace("_", " ") for name in PHASES])[phase],
+            kind=np.asarray([KIND[name] for name in PHASES], np.int8)[phase],
         )
     )
-    collection.notes.append(PHASES_NOTE)
+    found.notes.append(PHASES_NOTE)
 
 
-def add_samples(
-    tables: Tables,
-    calls: CallTree,
-    code: UserCode,
-    collection: TimelineColumns,
-    workers: Mapping[str, str],
-    first_id: int,
-) -> None:
-    """Add a track for every main thread that was sampled with times: of ranks, and of the workers of their loaders."""
-    stretches = tables.stretches
-    if stretches.is_empty():
-        return
-    drawn = (
-        stretches["main_thread"].fill_null(False)
-        & stretches["role"].is_in(list(_ROLES))
-        & stretches["node"].is_not_null()
-        & (stretches["end_ns"] > stretches["start_ns"])
-    )
-    rows = np.flatnonzero(drawn.fill_null(False).to_numpy())
-    if not len(rows):
-        return
-    chosen = stretches[rows]
-    track = _sampled_tracks(chosen, collection, workers)
-    node = chosen["node"].to_numpy()
-    user, leaf, itself = _names_of_nodes(calls, code, collection)
-    waiting = chosen["waiting"].fill_null(False).to_numpy()
-    kind = np.where(waiting, KIND["waiting"], KIND["sampled"]).astype(np.int8)
-    start, end = chosen["start_ns"].to_numpy(), chosen["end_ns"].to_numpy()
-    outer = user[node]
-    known = np.flatnonzero(outer >= 0)
-    inner = np.flatnonzero(~itself[node])  # where the process stood in the user's function itself, that says it all
-    depth = (outer >= 0).astype(np.int32)[inner]
-    ids = (first_id + rows[inner]).astype(np.int32)
-    collection.add(SliceColumns(ids, track[inner], depth, start[inner], end[inner], leaf[node[inner]], kind[inner]))
-    of_user = (first_id + stretches.height + rows[known]).astype(np.int32)
-    _add_stretched(collection, of_user, track[known], start[known], end[known], outer[known])
+def _add_samples(context: Context, found: _Collection, workers: Mapping[str, str], ids: Ids) -> None:
+    """Add a track for every main thread that was sampled with times: of ranks, and of the workers of their loaders.
 
-
-def _add_stretched(
-    collection: TimelineColumns, ids: Int32, track: Int32, start: Int64, end: Int64, name: Int32
-) -> None:
-    """The user's functions: stretches that follow each other in one function are one slice, with the first one's id.
-
-    Their ids follow those of the stretches.
+    Below is the user's innermost function (-1: none), above it the innermost of all, unless the process stood in the
+    user's function itself: that says it all.
     """
-    order = np.lexsort((start, track))
-    ids, track, name = ids[order], track[order], name[order]
-    start, end = start[order], end[order]
-    if not len(ids):
+    drawn = (
+        pl.col("main_thread").fill_null(False)
+        & pl.col("role").is_in(list(_ROLES))
+        & pl.col("node").is_not_null()
+        & (pl.col("end_ns") > pl.col("start_ns"))
+    )
+    chosen = context.tables.stretches.with_row_index("row").filter(drawn)
+    if chosen.is_empty():
         return
-    same: Bools = (track[1:] == track[:-1]) & (name[1:] == name[:-1]) & (start[1:] <= end[:-1])
+    track = _sampled_tracks(chosen, found, workers)
+    calls, node, row = context.calls, chosen["node"].to_numpy(), chosen["row"].to_numpy().astype(np.int32)
+    labels = found.numbers([_label(frame.function, frame.file, frame.line) for frame in calls.frames])
+    users = np.asarray([context.code.resolve(frame.file) is not None for frame in calls.frames], bool)
+    user = calls.innermost(calls.by_node(users))[node]
+    leaf, outer = labels[calls.frame[node]], labels[calls.frame[np.maximum(user, 0)]]
+    kind = np.where(chosen["waiting"].fill_null(False), KIND["waiting"], KIND["sampled"]).astype(np.int8)
+    start, end = chosen["start_ns"].to_numpy(), chosen["end_ns"].to_numpy()
+    inner = user != node
+    depth = (user >= 0).astype(np.int32)[inner]
+    found.add(
+        _Slices(ids.stretches + row[inner], track[inner], depth, start[inner], end[inner], leaf[inner], kind[inner])
+    )
+    # stretches that follow each other in one function of the user's are one slice, with the first one's id
+    known = np.flatnonzero(user >= 0)
+    if not len(known):
+        return
+    known = known[np.lexsort((start[known], track[known]))]
+    row, track, start, end, outer = row[known], track[known], start[known], end[known], outer[known]
+    same: Bools = (track[1:] == track[:-1]) & (outer[1:] == outer[:-1]) & (start[1:] <= end[:-1])
     first = np.flatnonzero(np.append(True, ~same))
-    kind = np.full(len(first), KIND["user_function"], np.int8)
-    depth = np.zeros(len(first), np.int32)
-    collection.add(
-        SliceColumns(ids[first], track[first], depth, start[first], np.maximum.reduceat(end, first), name[first], kind)
+    found.add(
+        _Slices(
+            id=ids.functions + row[first],
+            track=track[first],
+            depth=np.zeros(len(first), np.int32),
+            start=start[first],
+            end=np.maximum.reduceat(end, first),
+            name=outer[first],
+            kind=np.full(len(first), KIND["user_function"], np.int8),
+        )
     )
 
 
-def _sampled_tracks(chosen: pl.DataFrame, collection: TimelineColumns, workers: Mapping[str, str]) -> Int32:
+def _sampled_tracks(chosen: pl.DataFrame, found: _Collection, workers: Mapping[str, str]) -> Int32:
     """The track of each stretch: one for every process that was sampled."""
-    keys = chosen.select(
-        pl.col("host").fill_null(""), pl.col("process").fill_null(""), pl.col("pid").fill_null(NONE), pl.col("role")
-    )
-    distinct = keys.unique(maintain_order=True).with_row_index("number")
+    keys = chosen.select(pl.col("host", "process").fill_null(""), pl.col("pid").fill_null(NONE), "role")
+    distinct = keys.unique(maintain_order=True)
     numbers = []
-    for _, host, process, pid, role in distinct.iter_rows():
+    for host, process, pid, role in distinct.iter_rows():
         group = workers.get(process, process) or host or "sampled"
         label = f"{_ROLES[role]} {pid}" if pid >= 0 else _ROLES[role]
         rank = (0.0 if role == "rank" else 1.0, float(pid))
-        numbers.append(collection.tracks.number(group, "worker", f"{host}/{pid}/{role}", label, rank))
-    at = keys.join(distinct, on=keys.columns, how="left", maintain_order="left")["number"].to_numpy()
-    found: Int32 = np.asarray(numbers, np.int32)[at]
-    return found
-
-
-def _names_of_nodes(calls: CallTree, code: UserCode, collection: TimelineColumns) -> tuple[Int32, Int32, Bools]:
-    """By node the name of the user's innermost function (-1: none) and of the innermost, and whether they are one."""
-    labels = collection.names.numbers([_label(frame.function, frame.file, frame.line) for frame in calls.frames])
-    users = np.asarray([code.resolve(frame.file) is not None for frame in calls.frames], bool)
-    innermost = calls.innermost(calls.by_node(users))
-    leaf = labels[calls.frame]
-    user = np.where(innermost >= 0, leaf[np.maximum(innermost, 0)], NONE).astype(np.int32)
-    return user, leaf, innermost == np.arange(len(calls))
+        numbers.append(found.track(group, "worker", f"{host}/{pid}/{role}", label, rank))
+    distinct = distinct.with_columns(pl.Series("number", numbers, pl.Int32))
+    return keys.join(distinct, on=keys.columns, how="left", maintain_order="left")["number"].to_numpy()
 
 
 def _label(function: str, file: str, line: int | None) -> str:
@@ -442,37 +361,32 @@ _RANGES = {"data_wait": ("enumerate(DataLoader)", "enumerate(DataPipe)"), "optim
 _BUSY = ("user_function", "library_function", "operator")  # the thread with most of these comes first
 
 
-def add_traces(base: Base, collection: TimelineColumns) -> None:
+def _add_traces(base: Base, found: _Collection) -> None:
     """Add the slices of all traces. Ids are positions in `events`."""
     left_out = 0
     for span in base.spans:
-        if len(span):
-            left_out += _add(base, span, collection)
-    if left_out:
-        collection.notes.append(f"{left_out:,} slices deeper than {MAX_DEPTH} levels are not drawn")
-
-
-def _add(base: Base, span: Span, collection: TimelineColumns) -> int:
-    kind = kinds(base, span)
-    track = _tracks(span, kind, collection)[span.tracks.codes]
-    depth = span.series("depth").fill_null(0).to_numpy()
-    rows = np.flatnonzero((track >= 0) & (depth < MAX_DEPTH))
-    name = collection.names.numbers(span.names.values)[span.names.codes]
-    whole = len(rows) == len(span)
-    chosen = slice(None) if whole else rows
-    start, end = span.start_ns[chosen], span.end_ns[chosen]
-    collection.add(
-        SliceColumns(
-            id=(rows + span.first).astype(np.int32),
-            track=track[chosen],
-            depth=depth[chosen].astype(np.int32),
-            start=start,
-            end=end,
-            name=name[chosen],
-            kind=kind[chosen],
+        if not len(span):
+            continue
+        kind = kinds(base, span)
+        track = _tracks(span, kind, found)[span.tracks.codes]
+        depth = span.series("depth").fill_null(0).to_numpy()
+        name = found.numbers(span.names.values)[span.names.codes]
+        rows = np.flatnonzero((track >= 0) & (depth < MAX_DEPTH))
+        chosen = slice(None) if len(rows) == len(span) else rows
+        found.add(
+            _Slices(
+                id=(rows + span.first).astype(np.int32),
+                track=track[chosen],
+                depth=depth[chosen].astype(np.int32),
+                start=span.start_ns[chosen],
+                end=span.end_ns[chosen],
+                name=name[chosen],
+                kind=kind[chosen],
+            )
         )
-    )
-    return int((depth >= MAX_DEPTH).sum())
+        left_out += int((depth >= MAX_DEPTH).sum())
+    if left_out:
+        found.notes.append(f"{left_out:,} slices deeper than {MAX_DEPTH} levels are not drawn")
 
 
 def kinds(base: Base, span: Span) -> Int8:
@@ -499,7 +413,7 @@ def kinds(base: Base, span: Span) -> Int8:
     return kind
 
 
-def _tracks(span: Span, kind: Int8, collection: TimelineColumns) -> Int32:
+def _tracks(span: Span, kind: Int8, found: _Collection) -> Int32:
     """The number of the collection's track for each of the span's, and -1 at the end for none."""
     codes = span.tracks.codes
     count = len(span.tracks.values)
@@ -507,46 +421,28 @@ def _tracks(span: Span, kind: Int8, collection: TimelineColumns) -> Int32:
     slices = np.bincount(codes[known], minlength=count)
     busy = np.isin(kind, [KIND[name] for name in _BUSY]) & known
     work_done = np.bincount(codes[busy], minlength=count)
-    on_stream = span.series("stream").is_not_null().to_numpy() & known
-    streams = np.bincount(codes[on_stream], minlength=count) > 0
-    device, stream = _numbers(span, on_stream)
-    names = _thread_names(span)
-    found = np.full(count + 1, -1, np.int32)
-    main = int(work_done.argmax()) if count and work_done.max() > 0 else -1
-    group = span.ref.worker
+    on_stream = np.flatnonzero(span.series("stream").is_not_null().to_numpy() & known)
+    streams, first = np.unique(codes[on_stream], return_index=True)
+    device, stream = (span.column(name, on_stream[first]) for name in ("device", "stream"))
+    places = dict(zip(streams.tolist(), zip(device.tolist(), stream.tolist(), strict=True), strict=True))
+    own = span.own(span.tables.traces)
+    names = json_object(own["threads"][0]) if own.height else {}
+    numbers = np.full(count + 1, NONE, np.int32)
+    main = int(work_done.argmax()) if count and work_done.max() > 0 else NONE
     for code in np.flatnonzero(slices).tolist():
         track = span.tracks.values[code]
-        if streams[code]:
-            label = f"GPU {device[code]} stream {stream[code]}" if device[code] >= 0 else f"stream {stream[code]}"
-            place = (float(device[code]), float(stream[code]))
-            found[code] = collection.tracks.number(group, "stream", track, label, place)
+        if code in places:
+            place = places[code]  # a device of -1 is not told
+            label = f"GPU {place[0]} stream {place[1]}" if place[0] >= 0 else f"stream {place[1]}"
+            numbers[code] = found.track(span.ref.worker, "stream", track, label, place)
         else:
-            label = _thread_label(track, names.get(track))
-            rank = (0.0 if code == main else 1.0, -float(work_done[code]), -float(slices[code]))
-            found[code] = collection.tracks.number(group, "thread", track, label, rank)
-    return found
+            label = _thread_label(track.rpartition("/")[2], str(names.get(track, "")))
+            rank = (float(code != main), -float(work_done[code]), -float(slices[code]))
+            numbers[code] = found.track(span.ref.worker, "thread", track, label, rank)
+    return numbers
 
 
-def _numbers(span: Span, on_stream: Bools) -> tuple[dict[int, int], dict[int, int]]:
-    """Device and stream of each track of a device, by the track's code; a device of -1 is not told."""
-    rows = np.flatnonzero(on_stream)
-    codes, first = np.unique(span.tracks.codes[rows], return_index=True)
-    device, stream = (span.column(name, rows[first]) for name in ("device", "stream"))
-    return dict(zip(codes.tolist(), device.tolist(), strict=True)), dict(
-        zip(codes.tolist(), stream.tolist(), strict=True)
-    )
-
-
-def _thread_names(span: Span) -> dict[str, str]:
-    ref = span.ref
-    own = span.tables.traces.filter((pl.col("process") == ref.process) & (pl.col("trace") == ref.trace))
-    return {key: str(value) for key, value in json_object(own["threads"][0]).items()} if own.height else {}
-
-
-def _thread_label(track: str, name: str | None) -> str:
-    thread = track.rpartition("/")[2]
-    if name and thread in name:
-        return name
+def _thread_label(thread: str, name: str) -> str:
     if name:
-        return f"{name} ({thread})"
+        return name if thread in name else f"{name} ({thread})"
     return f"thread {thread}" if thread.isdigit() else thread

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
-from stepscope.tables.arrays import Bools, Int8, Int32, Int64
+from stepscope.tables.arrays import Bools, Int8, Int32, Int64, expanded
 
 _FINEST_NS = 4_096  # bins of the first level: most kernels and operators are this long or longer
 _FEW = 50_000  # items that are thinned quickly enough as they are
@@ -116,19 +116,13 @@ class Level(Struct, frozen=True):
         reaches = (before >= low) & (self.end[np.maximum(before, 0)] > from_ns) if len(self.end) else before >= low
         first = np.where(reaches, before, first)
         last = _first_from(self.start, first, high, to_ns)
-        return self._items(lanes, first, last)
-
-    def _items(self, lanes: Int64, first: Int64, last: Int64) -> Items:
-        lengths = last - first
-        ends = np.cumsum(lengths)
-        total = int(ends[-1]) if len(ends) else 0
-        rows = np.arange(total) + np.repeat(first - (ends - lengths), lengths)
+        rows, _ = expanded(first, last - first)
         start, end = self.start[rows], self.end[rows]
         return Items(
-            np.repeat(lanes, lengths).astype(np.int32),
+            np.repeat(lanes, last - first).astype(np.int32),
             start,
             end,
-            self.count[rows] if self.count is not None else np.ones(total, np.int32),
+            self.count[rows] if self.count is not None else np.ones(len(rows), np.int32),
             self.best[rows] if self.best is not None else packed(start, end, rows),
         )
 

@@ -27,7 +27,7 @@ from stepscope.engine.spans import Span, texts
 from stepscope.model.sampled import FlameFrame
 from stepscope.read.raw import Frame
 from stepscope.tables import phases
-from stepscope.tables.arrays import NONE, Bools, Int32, Int64
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64, expanded
 
 _BACKWARD_CALL = (
     r"(^|/)torch/(autograd/graph\.py\(\d+\): _engine_run_backward|autograd/__init__\.py\(\d+\): (backward|grad)"
@@ -269,9 +269,7 @@ def _downwards(parent: Int64, wanted: Bools) -> Int64:
     levels = [level]
     while len(level):
         first, last = np.searchsorted(parents, level, side="left"), np.searchsorted(parents, level, side="right")
-        widths = last - first
-        offsets = np.repeat(first - np.concatenate([[0], np.cumsum(widths)[:-1]]), widths)
-        level = children[np.arange(int(widths.sum())) + offsets]
+        level = children[expanded(first, last - first)[0]]
         levels.append(level)
     return np.concatenate(levels)
 

@@ -26,7 +26,7 @@ from stepscope.analyze.redundant.training_steps import (
     weights_of,
 )
 from stepscope.engine import intervals
-from stepscope.engine.attribution import PlaceSums
+from stepscope.engine.attribution import heaviest_lines
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.journal import json_list
 from stepscope.engine.samples import Samples, bare, short
@@ -203,13 +203,10 @@ def _fact(scenes: Sequence[TrainingScene], key: _Key, parts: Sequence[_Nodes], c
     lost = [(one.scene, one.scene.lost(one.scene.times(one.rows), one.rows)) for one in parts]
     without_one = 1 - 1 / calls  # one such tensor is needed
     ms, most = summed_backward(lost)
-    places = PlaceSums(scenes[0].base, 1)
-    texts: list[pl.Series] = []
-    for one in parts:
-        known = one.forward[one.forward >= 0]
-        places.add(one.scene.span, np.zeros(len(known), np.int64), known, np.ones(len(known), np.int64))
-        texts.append(one.scene.span.series("shapes").gather(known))
-    (where,) = places.dominant()
+    known = [(one.scene.span, one.forward[one.forward >= 0]) for one in parts]
+    texts = [span.series("shapes").gather(rows) for span, rows in known]
+    lines = heaviest_lines(((scenes[0].base, span, rows, np.ones(len(rows), np.int64)) for span, rows in known), 1)
+    where = (lines[0].place, lines[0].exact) if lines else None
     if where is not None and not where[1]:
         where = _in_loop(scenes[0], where[0], forward)
     return WideGradients(

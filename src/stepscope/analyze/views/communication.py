@@ -24,6 +24,7 @@ from stepscope.engine import collective_names as words
 from stepscope.engine import intervals, slice_tree
 from stepscope.engine.device_work import COMMUNICATION, FILL, KERNEL, Work, work
 from stepscope.engine.intervals import Intervals
+from stepscope.engine.journal import json_object, parse_json
 from stepscope.engine.spans import Base, Span
 from stepscope.model.views import CollectiveRow
 from stepscope.tables import categories
@@ -57,31 +58,46 @@ def computation(span: Span, work: Work) -> Intervals:
     """When something was computed: kernels and fills of the devices, or operators of the host without a device."""
     if len(work):
         return work.covered(KERNEL, FILL)
-    operators = span.is_operator & ~_of_collectives(span)
-    return intervals.union(span.start_ns[operators], span.ends(operators))
-
-
-def _of_collectives(span: Span) -> Bools:
-    """Host slices that call a collective, lie in such a call, or hold one: none of them computes."""
-    flags = on_host(span, words.is_collective_call)
-    if not flags.any():
-        return flags
-    inside = slice_tree.self_or_ancestor(span.parent, flags) >= 0
-    return inside | slice_tree.ancestors(span.parent, np.flatnonzero(flags))
+    called = on_host(span, words.is_collective_call)
+    operators = span.is_operator
+    if called.any():  # neither what lies in the call of a collective nor what holds one computes
+        inside = slice_tree.self_or_ancestor(span.parent, called) >= 0
+        operators = operators & ~inside & ~slice_tree.ancestors(span.parent, np.flatnonzero(called))
+    return span.times(operators)
 
 
 def _rows(span: Span) -> Iterator[CollectiveRow]:
     done = work(span)
     found = calls(span, done)
-    if not len(found):
-        return
-    compute = computation(span, done)
-    lengths = found.end_ns - found.start_ns
+    compute = computation(span, done) if len(found) else intervals.EMPTY
     overlapped = intervals.covered(compute, found.start_ns, found.end_ns)
     exposed = exposures(found, compute)
     for code, message in enumerate(found.messages):
-        own = found.message == code
-        yield _row(span, message, lengths[own], int(overlapped[own].sum()), int(exposed[own].sum()))
+        own, group = found.message == code, message.group
+        lengths = found.end_ns[own] - found.start_ns[own]
+        count, total_ns = len(lengths), int(lengths.sum())
+        total_bytes = message.bytes * count if message.bytes is not None else None
+        algorithm = total_bytes * _NS_PER_S / total_ns if total_bytes and total_ns else None
+        factor = words.bus_factor(message.kind, group.size) if group is not None and group.size else None
+        yield CollectiveRow(
+            span=span.ref,
+            name=message.kind,
+            library=message.library,
+            group=group.name if group is not None else None,
+            group_size=group.size if group is not None else None,
+            dtype=message.dtype,
+            message_bytes=message.bytes,
+            calls=count,
+            total_bytes=total_bytes,
+            total_ns=total_ns,
+            mean_ns=total_ns / count,
+            min_ns=int(lengths.min()),
+            max_ns=int(lengths.max()),
+            overlapped_ns=int(overlapped[own].sum()),
+            exposed_ns=int(exposed[own].sum()),
+            algorithm_bytes_per_s=algorithm,
+            bus_bytes_per_s=algorithm * factor if algorithm is not None and factor is not None else None,
+        )
 
 
 def exposures(found: Calls, compute: Intervals) -> Int64:
@@ -92,42 +108,11 @@ def exposures(found: Calls, compute: Intervals) -> Int64:
         rows = np.flatnonzero(own)
         rows = rows[np.argsort(found.start_ns[rows], kind="stable")]
         starts, ends = found.start_ns[rows], found.end_ns[rows]
-        if not len(rows):
-            continue
         begins = own_starts(starts, ends)
         ends = np.maximum(ends, begins)
         result[rows] = ends - begins - intervals.covered(busy, begins, ends)
         busy = intervals.merge(busy, intervals.union(starts, ends))
     return result
-
-
-def _row(span: Span, message: Message, lengths: Int64, overlapped_ns: int, exposed_ns: int) -> CollectiveRow:
-    count, total_ns = len(lengths), int(lengths.sum())
-    group = message.group
-    algorithm = bus = None
-    if message.bytes and total_ns:
-        algorithm = message.bytes * count * _NS_PER_S / total_ns
-        factor = words.bus_factor(message.kind, group.size) if group is not None and group.size else None
-        bus = algorithm * factor if factor is not None else None
-    return CollectiveRow(
-        span=span.ref,
-        name=message.kind,
-        library=message.library,
-        group=group.name if group is not None else None,
-        group_size=group.size if group is not None else None,
-        dtype=message.dtype,
-        message_bytes=message.bytes,
-        calls=count,
-        total_bytes=message.bytes * count if message.bytes is not None else None,
-        total_ns=total_ns,
-        mean_ns=total_ns / count,
-        min_ns=int(lengths.min()),
-        max_ns=int(lengths.max()),
-        overlapped_ns=overlapped_ns,
-        exposed_ns=exposed_ns,
-        algorithm_bytes_per_s=algorithm,
-        bus_bytes_per_s=bus,
-    )
 
 
 MAX_WAY = 12  # slices from a launch outwards in which its collective is looked for
@@ -171,39 +156,35 @@ class Calls(Struct, frozen=True):
         return len(self.start_ns)
 
 
-_EMPTY = np.empty(0, np.int64)
-_NOTHING = Calls(_EMPTY, _EMPTY, np.empty(0, bool), np.empty(0, np.int32), (), _EMPTY, _EMPTY)
-
-
-class _Sources(Struct, frozen=True):
-    """Rows that tell of each call, -1 for none: arguments, the backend's range, the operator around it."""
-
-    arguments: Int64
-    backend: Int64
-    operator: Int64
-
-
 def calls(span: Span, work: Work) -> Calls:
     """All collectives of the trace: kernels first, then those that ran on the host."""
     kernels = np.flatnonzero(work.kind == COMMUNICATION)
-    launched = work.rows[kernels]
     host = np.flatnonzero(on_host(span, words.runs_on_host))
-    rows = np.concatenate([launched, host])
+    rows = np.concatenate([work.rows[kernels], host])
     if not len(rows):
-        return _NOTHING
+        return Calls(rows, rows, np.zeros(0, bool), np.zeros(0, np.int32), (), rows, rows)
     told = span.series("collective").is_not_null().to_numpy()
-    found = _around(span, launched, work.launch[kernels], told)
-    nothing = np.full(len(host), NONE, np.int64)
-    sources = _Sources(
-        np.concatenate([found.arguments, np.where(told[host], host, NONE)]),
-        np.concatenate([found.backend, host]),
-        np.concatenate([found.operator, nothing]),
-    )
-    message, messages, sequence = _described(span, rows, sources)
+    # where a call's arguments, its backend's range and its operator stand, -1 for none: a range of the host is its own
+    arguments = np.where(told[rows], rows, NONE)
+    backend, operator = np.where(np.arange(len(rows)) < len(kernels), NONE, rows), np.full(len(rows), NONE, np.int64)
+    at = np.concatenate([work.launch[kernels], np.full(len(host), NONE, np.int64)])
+    for _ in range(MAX_WAY):  # from the launch outwards; the innermost of each sort
+        inside = at >= 0
+        if not inside.any():
+            break
+        for target, flags in (
+            (arguments, inside & told[at]),
+            (backend, judged(span.names, at, lambda names: [words.is_backend_range(name) for name in names])),
+            (operator, judged(span.names, at, lambda names: [_names_its_kind(name) for name in names])),
+        ):
+            new = flags & (target < 0)
+            target[new] = at[new]
+        at = np.where(inside, span.parent[np.maximum(at, 0)], NONE)
+    message, messages, sequence = _described(span, rows, arguments, backend, operator)
     return Calls(
         start_ns=span.start_ns[rows],
         end_ns=span.ends(rows),
-        on_device=np.arange(len(rows)) < len(launched),
+        on_device=np.arange(len(rows)) < len(kernels),
         message=message,
         messages=messages,
         sequence=sequence,
@@ -223,57 +204,38 @@ def on_host(span: Span, test: Callable[[str], bool]) -> Bools:
     return calls & used[names.codes]
 
 
-def _around(span: Span, kernels: Int64, launches: Int64, told: Bools) -> _Sources:
-    """What lies around the launches, from the inside out; the innermost of each sort. `told`: rows with arguments."""
-    arguments = np.where(told[kernels], kernels, NONE)
-    backend, operator = (np.full(len(kernels), NONE, np.int64) for _ in range(2))
-    at = launches
-    for _ in range(MAX_WAY):
-        inside = at >= 0
-        if not inside.any():
-            break
-        for target, flags in (
-            (arguments, inside & told[at]),
-            (backend, judged(span.names, at, lambda names: [words.is_backend_range(name) for name in names])),
-            (operator, judged(span.names, at, lambda names: [_is_operator(name) for name in names])),
-        ):
-            new = flags & (target < 0)
-            target[new] = at[new]
-        at = np.where(inside, span.parent[np.maximum(at, 0)], NONE)
-    return _Sources(arguments, backend, operator)
+# --------------------------------------------------------------------------------------------------- descriptions
 
 
-def _is_operator(name: str) -> bool:
+def _names_its_kind(name: str) -> bool:
     """Operators of collectives that say more than that one is on its way."""
     return words.is_collective_call(name) and not words.is_backend_range(name) and words.kind_of(name) is not None
 
 
-# --------------------------------------------------------------------------------------------------- descriptions
-
-
-def _described(span: Span, rows: Int64, sources: _Sources) -> tuple[Int32, tuple[Message, ...], Int64]:
+def _described(
+    span: Span, rows: Int64, arguments: Int64, backend: Int64, operator: Int64
+) -> tuple[Int32, tuple[Message, ...], Int64]:
     """For each call its message and its number in the group. Calls with the same texts are described once."""
-    arguments = _text(span, "collective", sources.arguments)
-    sequence = arguments.str.extract(_SEQUENCE).cast(pl.Int64, strict=False).fill_null(NONE).to_numpy()
+    told = _text(span, "collective", arguments)
     frame = pl.DataFrame(
         {
             "name": _text(span, "name", rows),
-            "arguments": arguments.str.replace(_SEQUENCE_PART, ""),
-            "range": _text(span, "name", sources.backend),
-            "range_dims": _text(span, "shapes", sources.backend),
-            "range_types": _text(span, "types", sources.backend),
-            "operator": _text(span, "name", sources.operator),
-            "dims": _text(span, "shapes", sources.operator),
-            "types": _text(span, "types", sources.operator),
+            "arguments": told.str.replace(_SEQUENCE_PART, ""),
+            "range": _text(span, "name", backend),
+            "range_dims": _text(span, "shapes", backend),
+            "range_types": _text(span, "types", backend),
+            "operator": _text(span, "name", operator),
+            "dims": _text(span, "shapes", operator),
+            "types": _text(span, "types", operator),
         }
     )
     number = frame.select(pl.struct(pl.all()).rank("dense")).to_series().to_numpy().astype(np.int64) - 1
-    firsts = np.full(int(number.max()) + 1, NONE, np.int64)
-    firsts[number[::-1]] = np.arange(len(number))[::-1]
+    firsts = np.unique(number, return_index=True)[1]
     groups = Groups(span)
     distinct: dict[Message, int] = {}
     messages = [_message(row, groups) for row in frame[firsts].iter_rows(named=True)]
     codes = np.asarray([distinct.setdefault(message, len(distinct)) for message in messages], np.int32)
+    sequence = told.str.extract(_SEQUENCE).cast(pl.Int64, strict=False).fill_null(NONE).to_numpy()
     return codes[number], tuple(distinct), sequence
 
 
@@ -284,13 +246,17 @@ def _text(span: Span, column: str, rows: Int64) -> pl.Series:
 
 
 def _message(row: Mapping[str, str | None], groups: Groups) -> Message:
-    found = _json(row["arguments"])
-    arguments: dict[str, Any] = found if isinstance(found, dict) else {}
+    arguments = json_object(row["arguments"])
     texts = [_string(arguments.get("Collective name")), row["range"], row["operator"], row["name"]]
     kinds = (words.kind_of(text) for text in texts if text)
     kind = next((kind for kind in kinds if kind is not None), words.UNKNOWN)
     group = groups.of(arguments)
-    dtype, size = _size_of_arguments(arguments)
+    dtype, size = _string(arguments.get("dtype")), None
+    known = words.type_of(dtype) if dtype else None
+    if known is not None:  # PyTorch's name of the type; else as it stands there
+        counts = [_count(arguments.get(key)) for key in ("In msg nelems", "Out msg nelems")]
+        there = [count for count in counts if count is not None and count <= words.MAX_ELEMENTS]
+        dtype, size = known[0], max(there) * known[1] if there else None
     if size is None:
         of_operators, size = _size_of_operators(row, kind, group.size if group else None)
         dtype = of_operators or dtype
@@ -298,23 +264,12 @@ def _message(row: Mapping[str, str | None], groups: Groups) -> Message:
     return Message(kind, next((name for name in libraries if name), None), group, dtype, size)
 
 
-def _size_of_arguments(arguments: Mapping[str, Any]) -> tuple[str | None, int | None]:
-    """(PyTorch's name of the type, or as it stands there, bytes) by the arguments."""
-    dtype = _string(arguments.get("dtype"))
-    known = words.type_of(dtype) if dtype else None
-    counts = [_count(arguments.get(key)) for key in ("In msg nelems", "Out msg nelems")]
-    there = [count for count in counts if count is not None and count <= words.MAX_ELEMENTS]
-    if known is None:
-        return dtype, None
-    return known[0], max(there) * known[1] if there else None
-
-
 def _size_of_operators(
     row: Mapping[str, str | None], kind: str, group_size: int | None
 ) -> tuple[str | None, int | None]:
     """(type, bytes) by the tensors that the operator was called with and those of the backend's range, its inputs."""
-    inputs = words.tensor_bytes(_json(row["range_dims"]), _json(row["range_types"]))
-    tensors = words.tensor_bytes(_json(row["dims"]), _json(row["types"]))
+    inputs = words.tensor_bytes(parse_json(row["range_dims"]), parse_json(row["range_types"]))
+    tensors = words.tensor_bytes(parse_json(row["dims"]), parse_json(row["types"]))
     typed = [(dtype, size) for dtype, size in (*inputs, *tensors) if dtype is not None]
     if not typed:
         return None, None
@@ -342,41 +297,34 @@ class Groups:
         own = {key: value for key, value in arguments.items() if key.startswith(("Process Group", "Group size"))}
         text = json.dumps(own, sort_keys=True)
         if text not in self._known:
-            self._known[text] = self._named(own) if own else self._only()
+            self._known[text] = self._group(own)
         return self._known[text]
 
-    def _named(self, own: Mapping[str, Any]) -> Group:
-        name = _string(own.get("Process Group Name"))
-        listed = _json(own["Process Group Ranks"]) if isinstance(own.get("Process Group Ranks"), str) else None
-        ranks = _ranks(own.get("Process Group Ranks") if listed is None else listed)
-        config = [item for item in self._listed if name is not None and _string(item.get("pg_name")) == name]
-        if ranks is None and len(config) == 1:
-            ranks = _ranks(config[0].get("ranks"))
-        size = _count(own.get("Group size")) or (len(ranks) if ranks else None)
-        return _group(name, _string(own.get("Process Group Description")), size, ranks)
-
-    def _only(self) -> Group | None:
-        if len(self._listed) == 1 and self._info.get("pg_count", 1) == 1:
+    def _group(self, own: Mapping[str, Any]) -> Group | None:
+        if own:
+            name, description = (_string(own.get(f"Process Group {key}")) for key in ("Name", "Description"))
+            ranks, size = _ranks(own.get("Process Group Ranks")), _count(own.get("Group size"))
+            config = [item for item in self._listed if name is not None and _string(item.get("pg_name")) == name]
+            if ranks is None and len(config) == 1:
+                ranks = _ranks(config[0].get("ranks"))
+        elif len(self._listed) == 1 and self._info.get("pg_count", 1) == 1:
             only = self._listed[0]
-            ranks = _ranks(only.get("ranks"))
-            size = _count(only.get("pg_size")) or (len(ranks) if ranks else None)
-            return _group(_string(only.get("pg_name")), _string(only.get("pg_desc")), size, ranks)
-        return None
-
-
-def _group(name: str | None, description: str | None, size: int | None, ranks: tuple[int, ...] | None) -> Group:
-    shown = description if description and description not in _NO_DESCRIPTION else name
-    members = str(list(ranks)) if ranks is not None else ""
-    if len(members) > _LISTED_CHARS or not members:
-        members = f"({size} ranks)" if size else ""
-    label = " ".join(part for part in (shown, members) if part)
-    return Group(key=json.dumps([name, ranks if ranks else size]), name=label, size=size, ranks=ranks)
+            name, description = (_string(only.get(key)) for key in ("pg_name", "pg_desc"))
+            ranks, size = _ranks(only.get("ranks")), _count(only.get("pg_size"))
+        else:
+            return None
+        size = size or (len(ranks) if ranks else None)
+        members = str(list(ranks)) if ranks is not None else ""
+        if len(members) > _LISTED_CHARS or not members:
+            members = f"({size} ranks)" if size else ""
+        shown = description if description and description not in _NO_DESCRIPTION else name
+        label = " ".join(part for part in (shown, members) if part)
+        return Group(key=json.dumps([name, ranks if ranks else size]), name=label, size=size, ranks=ranks)
 
 
 def _ranks(value: object) -> tuple[int, ...] | None:
     """A list of ranks; None for one that was cut short."""
-    if isinstance(value, str):
-        value = _json(value)
+    value = parse_json(value) if isinstance(value, str) else value
     if not isinstance(value, list) or not value:
         return None
     ranks = [_count(item) for item in value]
@@ -389,10 +337,3 @@ def _count(value: object) -> int | None:
 
 def _string(value: object) -> str | None:
     return value if isinstance(value, str) else None
-
-
-def _json(text: object) -> Any:
-    try:
-        return json.loads(text) if isinstance(text, str) else None
-    except (ValueError, RecursionError):
-        return None

@@ -10,13 +10,14 @@ came last waits for nobody: the shortest of its durations is what the transfer t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
 import polars as pl
 from msgspec import Struct
 
+from stepscope.analyze.views import communication
 from stepscope.analyze.views.communication import Calls, calls, computation
 from stepscope.engine import collective_names as words
 from stepscope.engine import intervals
@@ -92,8 +93,7 @@ def why_absent(base: Base) -> str | None:
     found = peers(base)
     if isinstance(found, str):
         return found
-    there = any(len(calls(span, work(span))) for spans in found.workers for span in spans)
-    return None if there else NO_COLLECTIVES
+    return communication.why_absent(base) and NO_COLLECTIVES
 
 
 # ---------------------------------------------------------------------------------------------------------- steps
@@ -102,24 +102,23 @@ def why_absent(base: Base) -> str | None:
 def _share(worker: _Worker, shortest: Int64) -> WorkerShare:
     """The mean step; rounding goes to the rest, so that the parts sum to the step."""
     windows, found = worker.windows, worker.found
-    count = len(windows)
-    communication = intervals.union(found.start_ns, found.end_ns)
-    both = intervals.intersect(worker.computation, communication)
+    steps = max(len(windows), 1)
+    talking = intervals.union(found.start_ns, found.end_ns)
     matched = shortest >= 0
     ends = found.end_ns[matched]
     tails = intervals.union(ends - shortest[matched], ends)
     waits = intervals.union(found.start_ns[matched], ends)
 
     def mean(one: Intervals) -> int:
-        return int(intervals.covered(one, windows.start_ns, windows.end_ns).sum()) // count if count else 0
+        return int(intervals.covered(one, windows.start_ns, windows.end_ns).sum()) // steps
 
-    wall_ns = int((windows.end_ns - windows.start_ns).sum()) // count if count else 0
-    overlap_ns = mean(both)
-    computation_ns = mean(intervals.subtract(worker.computation, communication))
-    communication_ns = mean(intervals.subtract(communication, worker.computation))
+    wall_ns = int((windows.end_ns - windows.start_ns).sum()) // steps
+    overlap_ns = mean(intervals.intersect(worker.computation, talking))
+    computation_ns = mean(intervals.subtract(worker.computation, talking))
+    communication_ns = mean(intervals.subtract(talking, worker.computation))
     return WorkerShare(
         span=worker.ref,
-        steps=count,
+        steps=len(windows),
         wall_ns=wall_ns,
         computation_ns=computation_ns,
         overlap_ns=overlap_ns,
@@ -139,8 +138,18 @@ def _match(workers: Sequence[_Worker]) -> _Matches:
     """
     grouped = any(message.group is not None for worker in workers for message in worker.found.messages)
     every = pl.concat([_rows(worker, grouped) for worker in workers]).with_row_index("row")
-    able = _steps(every.filter("able")).sort("begin", maintain_order=True)
-    able = able.with_columns(pl.int_range(pl.len()).over("process", *_SAME).alias("nth"))
+    # A kernel belongs to the step of its launch. A range of the host may begin late, in the next step on one worker and
+    # not on the other: it has a step only where the workers' numbers of calls differ; else their order is better.
+    kind = ("kind", "group", "sequence", "size", "span")
+    count = pl.col("count")
+    able = (
+        every.filter("able")
+        .with_columns(pl.len().over("process", *kind).alias("count"))
+        .with_columns(whole=(count.min().over(kind) == count.max().over(kind)) & pl.col("on_host"))
+        .with_columns(pl.when("whole").then(NONE).otherwise("step").alias("step"))
+        .sort("begin", maintain_order=True)
+        .with_columns(pl.int_range(pl.len()).over("process", *_SAME).alias("nth"))
+    )
     table = (
         able.group_by(_MATCH, maintain_order=True)
         .agg(
@@ -159,20 +168,6 @@ def _match(workers: Sequence[_Worker]) -> _Matches:
     shortest[matched["row"].to_numpy()] = matched["shortest"].to_numpy()
     edges = np.cumsum([len(worker.found) for worker in workers])[:-1]
     return _Matches(tuple(np.split(shortest, edges)), table, int((shortest < 0).sum()))
-
-
-def _steps(able: pl.DataFrame) -> pl.DataFrame:
-    """Work of the host has a step only where the workers' numbers of calls differ.
-
-    A kernel belongs to the step of its launch. A range of the host may begin late, in the next step on one worker and
-    not on the other, so where all calls are there their order is better.
-    """
-    kind = ("kind", "group", "sequence", "size", "span")
-    count = pl.len().over("process", *kind)
-    whole = able.with_columns(count.alias("count")).select(
-        (pl.col("count").min().over(kind) == pl.col("count").max().over(kind)) & pl.col("on_host")
-    )
-    return able.with_columns(pl.when(whole.to_series()).then(NONE).otherwise(pl.col("step")).alias("step"))
 
 
 def _rows(worker: _Worker, grouped: bool) -> pl.DataFrame:
@@ -209,25 +204,29 @@ def _rows(worker: _Worker, grouped: bool) -> pl.DataFrame:
 def _collectives(table: pl.DataFrame) -> tuple[CollectiveOverWorkers, ...]:
     """The matches by kind and group, by falling time of all workers."""
     rows = []
-    for (kind, _), own in table.group_by("kind", "group", maintain_order=True):
+    totals = {key: own["length"].sum() for key, own in table.group_by("kind", "group")}
+    for key, own in sorted(
+        table.group_by("kind", "group", maintain_order=True), key=lambda item: (-totals[item[0]], item[0][0])
+    ):
         calls_of_all = int(own["workers"].sum())
         mean_ns = int(own["length"].sum()) / calls_of_all
         transferring_ns = int((own["shortest"] * own["workers"]).sum()) / calls_of_all
         waits = own.group_by("last").agg(pl.col("wait").sum()).filter(pl.col("wait") > 0)
         last = waits.sort("wait", "last", descending=[True, False])["last"]
-        row = CollectiveOverWorkers(
-            name=str(kind),
-            group=own["label"][0],
-            calls=own.height,
-            workers=int(own["workers"].max()),  # type: ignore[arg-type]
-            total_bytes=None if own["bytes"].null_count() else int(own["bytes"].sum()),
-            mean_ns=mean_ns,
-            transferring_ns=transferring_ns,
-            synchronizing_ns=mean_ns - transferring_ns,
-            last_rank=int(last[0]) if len(last) else None,
+        rows.append(
+            CollectiveOverWorkers(
+                name=str(key[0]),
+                group=own["label"][0],
+                calls=own.height,
+                workers=int(own["workers"].max()),  # type: ignore[arg-type]
+                total_bytes=None if own["bytes"].null_count() else int(own["bytes"].sum()),
+                mean_ns=mean_ns,
+                transferring_ns=transferring_ns,
+                synchronizing_ns=mean_ns - transferring_ns,
+                last_rank=int(last[0]) if len(last) else None,
+            )
         )
-        rows.append((-int(own["length"].sum()), row))
-    return tuple(row for _, row in sorted(rows, key=lambda pair: (pair[0], pair[1].name)))
+    return tuple(rows)
 
 
 # ------------------------------------------------------------------------------------------------------------ words
@@ -285,7 +284,11 @@ def peers(base: Base) -> Peers | str:
     for span in base.spans:
         by_process.setdefault(span.ref.process, []).append(span)
     recorded = bool(base.tables.manifests) or base.tables.journal.height > 0
-    workers = _last_of_each_rank(by_process.values()) if recorded else list(by_process.values())
+    workers = list(by_process.values())
+    if recorded:  # of ranks that were started several times, what ran last
+        workers.sort(key=_begin)
+        last = {spans[0].ref.rank: spans for spans in workers}
+        workers = [last[rank] for rank in sorted(last)]
     if len(workers) < 2:
         return ALONE
     claims = {
@@ -293,24 +296,14 @@ def peers(base: Base) -> Peers | str:
         for process, trace, rank in base.tables.traces.select("process", "trace", "claimed_rank").iter_rows()
     }
     claimed = [claims.get((spans[0].ref.process, spans[0].ref.trace)) for spans in workers]
-    if not recorded:
-        reason = _not_one_run(workers, claimed)
-        if reason is not None:
-            return reason
-    guessed = not recorded and None in claimed
+    reason = None if recorded else _not_one_run(workers, claimed)
+    if reason is not None:
+        return reason
     ranks = {spans[0].ref.rank for spans in workers}
-    missing = () if guessed else _absent_ranks(base, workers, ranks)
-    return Peers(tuple(tuple(spans) for spans in workers), missing, guessed)
-
-
-def _last_of_each_rank(workers: Iterable[list[Span]]) -> list[list[Span]]:
-    """Of ranks that were started several times, what ran last."""
-    last: dict[int, list[Span]] = {}
-    for spans in workers:
-        known = last.get(spans[0].ref.rank)
-        if known is None or _begin(spans) > _begin(known):
-            last[spans[0].ref.rank] = spans
-    return [last[rank] for rank in sorted(last)]
+    sizes = [info.world_size for info in base.tables.ranks] + [_world_size(spans) for spans in workers]
+    size = max((size for size in sizes if size is not None), default=0)
+    missing = tuple(rank for rank in range(size) if rank not in ranks) if size <= MAX_RANKS else ()
+    return Peers(tuple(tuple(spans) for spans in workers), missing, guessed=not recorded and None in claimed)
 
 
 def _not_one_run(workers: Sequence[list[Span]], claimed: Sequence[int | None]) -> str | None:
@@ -328,8 +321,8 @@ def _not_one_run(workers: Sequence[list[Span]], claimed: Sequence[int | None]) -
             return f"{several}, of which two are rank {min(repeated)}: different runs; give one of them"
         if None in claimed:
             return f"{several}, and not all say which rank they are: give the folder of one run"
-        begins = sorted((_begin(spans), _end(spans)) for spans in workers)
-        if any(after[0] - before[1] > _APART_NS for before, after in pairwise(begins)):
+        times = sorted((_begin(spans), max(int(span.end_ns.max()) for span in spans)) for spans in workers)
+        if any(after[0] - before[1] > _APART_NS for before, after in pairwise(times)):
             return f"{several}, recorded more than an hour apart: different runs; give one of them"
     sizes = {size for spans in workers if (size := _world_size(spans)) is not None}
     if len(sizes) > 1:
@@ -337,12 +330,6 @@ def _not_one_run(workers: Sequence[list[Span]], claimed: Sequence[int | None]) -
             f"workers of runs of different sizes ({_some([str(size) for size in sorted(sizes)])} ranks): give one run"
         )
     return None
-
-
-def _absent_ranks(base: Base, workers: Sequence[list[Span]], ranks: set[int]) -> tuple[int, ...]:
-    sizes = [info.world_size for info in base.tables.ranks] + [_world_size(spans) for spans in workers]
-    size = max((size for size in sizes if size is not None), default=0)
-    return tuple(rank for rank in range(size) if rank not in ranks) if size <= MAX_RANKS else ()
 
 
 def _world_size(spans: Sequence[Span]) -> int | None:
@@ -355,11 +342,7 @@ def _world_size(spans: Sequence[Span]) -> int | None:
 
 
 def _begin(spans: Sequence[Span]) -> int:
-    return min((int(span.start_ns.min()) for span in spans if len(span)), default=0)
-
-
-def _end(spans: Sequence[Span]) -> int:
-    return max((int(span.end_ns.max()) for span in spans if len(span)), default=0)
+    return min(int(span.start_ns.min()) for span in spans)  # no span is empty: they are made of rows
 
 
 def _some(names: Sequence[str]) -> str:

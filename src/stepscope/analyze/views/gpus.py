@@ -46,21 +46,10 @@ def sm_load(span: Span, rows: Int64) -> Load | None:
     return load(span.start_ns[rows], span.ends(rows), np.minimum(blocks[known], 1.0), limit=1.0)
 
 
-class _Kernels(Struct, frozen=True):
-    """Kernels of one device: the ns of each within the window."""
-
-    inside: Int64
-
-    def mean(self, values: Floats) -> float | None:
-        """Of a value of each kernel, weighted by time; missing ones (nan) do not count."""
-        weights = np.where(np.isnan(values), 0, self.inside)
-        total = int(weights.sum())
-        return float((np.nan_to_num(values) * weights).sum() / total) if total else None
-
-    def percent(self, flags: Bools, among: Bools | None = None) -> float | None:
-        """Of the time of all, or of those `among`; None where these take none."""
-        total = int(self.inside.sum() if among is None else self.inside[among].sum())
-        return 100 * int(self.inside[flags].sum()) / total if total else None
+def _percent(ns: Int64, flags: Bools, among: Bools | None = None) -> float | None:
+    """The flagged kernels' part of the time of all, or of those `among`; None where these take none."""
+    total = int(ns.sum() if among is None else ns[among].sum())
+    return 100 * int(ns[flags].sum()) / total if total else None
 
 
 def _of_span(span: Span, overview: Overview) -> Iterator[GpuSummary]:
@@ -76,21 +65,22 @@ def _of_span(span: Span, overview: Overview) -> Iterator[GpuSummary]:
             continue
         rows, starts, ends = found.rows[chosen], found.start_ns[chosen], found.end_ns[chosen]
         inside = np.maximum(np.minimum(ends, end) - np.maximum(starts, start), 0)
-        used = _Kernels(inside)
         busy = intervals.total(intervals.clip(intervals.union(starts, ends), start, end))
         sm = sm_load(span, rows)
         occupancy = _floats(span, "occupancy_percent", rows)
+        occupied = np.where((occupancy >= 0) & np.isfinite(occupancy), inside, 0)  # a missing one does not count
+        mean = float((np.nan_to_num(occupancy) * occupied).sum() / max(int(occupied.sum()), 1))
         yield GpuSummary(
             span=span.ref,
             gpu=span.gpus.get(device) or GpuProperties(device, None, None, None, None, None, None),
             window_ns=end - start,
             utilization_pct=100 * busy / (end - start),
             sm_efficiency_pct=None if sm is None else 100 * float(sm.mean(np.asarray([start, end]))[0]),
-            achieved_occupancy_pct=used.mean(np.where((occupancy >= 0) & np.isfinite(occupancy), occupancy, np.nan)),
-            tensor_core_pct=used.percent(judged(span.names, rows, uses_tensor_cores)),
-            tensor_core_plugin_pct=used.percent(judged(span.names, rows, plugin_tensor_cores)),
+            achieved_occupancy_pct=mean if occupied.any() else None,
+            tensor_core_pct=_percent(inside, judged(span.names, rows, uses_tensor_cores)),
+            tensor_core_plugin_pct=_percent(inside, judged(span.names, rows, plugin_tensor_cores)),
             kernels=int((inside > 0).sum()),
-            tensor_core_eligible_pct=used.percent(below_eligible[chosen], found.operator[chosen] >= 0),
+            tensor_core_eligible_pct=_percent(inside, below_eligible[chosen], found.operator[chosen] >= 0),
         )
 
 
@@ -157,13 +147,12 @@ def _of_device(span: Span, found: Work, own: Bools, edges: Int64) -> Iterator[tu
         launch, first = np.unique(found.launch[launched], return_index=True)  # a graph is one launch of many kernels
         queued = load(span.start_ns[launch], found.start_ns[launched[first]], np.ones(len(launch)))
         yield "queue_length", queued.mean(edges)
-    copies = np.flatnonzero(own & (found.kind == COPY))
-    size = span.column("bytes", found.rows[copies])
-    copies, size = copies[size > 0], size[size > 0]
+    size = span.column("bytes", found.rows)
+    copies = np.flatnonzero(own & (found.kind == COPY) & (size > 0))
     if len(copies):  # bytes per ns, each copy's spread evenly over its time
         starts = found.start_ns[copies]
         lasting = np.maximum(found.end_ns[copies] - starts, 1)
-        copied = load(starts, starts + lasting, np.minimum(size / lasting, MAX_BYTES_PER_NS))
+        copied = load(starts, starts + lasting, np.minimum(size[copies] / lasting, MAX_BYTES_PER_NS))
         yield "copy_bytes_per_s", _NS_PER_S * copied.mean(edges)
 
 

@@ -59,15 +59,14 @@ def table(
             if device is not None:
                 kernels = kernels.filter(pl.col("device") == device)
             if kernels.height:
-                groups = kernels.select(keys).unique(maintain_order=True).with_row_index("group")
+                groups = kernels.select(keys).unique(maintain_order=True).with_columns(group=pl.int_range(pl.len()))
                 kernels = kernels.join(groups, on=keys, how="left", nulls_equal=True, maintain_order="left")
                 callers = kernels.group_by(*keys, caller="operator").agg(pl.col("duration_ns").sum())
                 figures.append(_named(item, _figures(kernels, keys)))
                 operators.append(_named(item, callers))
-                of = (kernels[name].cast(pl.Int64).to_numpy() for name in ("group", "origin", "duration_ns"))
+                of = (kernels[name].to_numpy() for name in ("group", "origin", "duration_ns"))
                 sums = attribution.place_sums(base, item, *of)
-                numbered = groups.with_columns(pl.col("group").cast(pl.Int64))
-                places.append(_named(item, sums.join(numbered, on="group").drop("group")))
+                places.append(_named(item, sums.join(groups, on="group").drop("group")))
     if not figures:
         return ()
     joined = _joined(figures, operators, places, keys)
@@ -327,7 +326,9 @@ def _parts(name: str) -> tuple[str, str, str]:
 def _written(function: str, namespaces: str, arguments: str, level: int) -> str:
     """The name with as much of its template arguments as the level asks for."""
     if level == 0 and not arguments:
-        return _without_tail(function)
+        tails = (pattern.fullmatch(function) for pattern in (_TAILS if len(function) <= _PLAIN else ()))
+        kept = next((match.groupdict().values() for match in tails if match), [function])
+        return " ".join(part.strip("_") if len(kept) > 1 else part for part in kept if part)
     if level <= 1:
         telling = _telling(arguments) if _GENERIC.search(function) else None
         if level == 0 or telling is not None:
@@ -339,15 +340,6 @@ def _written(function: str, namespaces: str, arguments: str, level: int) -> str:
     if level == 3:
         return f"{function}<{plain}>" if plain else function
     return f"{namespaces}{function}<{plain}>" if plain else f"{namespaces}{function}"
-
-
-def _without_tail(name: str) -> str:
-    for pattern in _TAILS if len(name) <= _PLAIN else ():
-        match = pattern.fullmatch(name)
-        if match:
-            parts = [part.strip("_") for part in match.groupdict().values() if part]
-            return " ".join(parts)
-    return name
 
 
 def _taken_apart(name: str) -> tuple[str, str, str]:
@@ -624,10 +616,9 @@ def uses_tensor_cores(names: Iterable[str]) -> list[bool]:
 def _uses(name: str) -> bool:
     name = name[:_READ]
     lower = name.lower()
-    if not any(hint in lower for hint in _HINTS):
-        return False
     without, marks = _patterns()
-    return marks.search(name) is not None and without.search(name) is None
+    hinted = any(hint in lower for hint in _HINTS)
+    return hinted and marks.search(name) is not None and without.search(name) is None
 
 
 def plugin_tensor_cores(names: Iterable[str]) -> list[bool]:

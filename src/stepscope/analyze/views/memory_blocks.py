@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -58,27 +59,59 @@ def seen(recording: MemoryRecording, code: UserCode) -> Seen:
     """Everything that a recording tells. `code` tells the user's frames from others."""
     found = _timeline(recording) if recording.source == "timeline" else _snapshot(recording, code)
     label = f"{recording.worker}, {recording.device}"
-    notes = (*(f"{label}: {problem}" for problem in recording.problems), *found.notes)
+    notes = tuple(f"{label}: {note}" for note in (*recording.problems, *found.notes))
     return msgspec.structs.replace(found, notes=notes)
 
 
 def _snapshot(recording: MemoryRecording, code: UserCode) -> Seen:
-    places = _spots(recording.stacks, code)
-    kind, stack = _numbers(recording.kind), _numbers(recording.stack)
+    known: dict[tuple[Place, bool], int] = {}
+    lines_of_stacks = [_user_line(stack, code) for stack in recording.stacks]
+    numbers = [known.setdefault((line, True), len(known)) if line else NONE for line in lines_of_stacks]
+    of_stack = np.array([*numbers, NONE], np.int64)  # the last for no stack
+    kind = _numbers(recording.kind)
     picked = np.flatnonzero((kind == ALLOCATED) | (kind == RELEASED))
     address = _numbers(recording.address)[picked]
     pairs = pair(address, kind[picked] == ALLOCATED)
-    standing = _standing(recording, pairs, address, places)
+    notes = []
+    standing, rows = None, recording.blocks
+    if rows is not None:
+        used = np.flatnonzero(_numbers(rows.state) == IN_USE)
+        allocated = np.isin(_numbers(rows.address)[used], address[pairs.allocation[pairs.unreleased]])
+        standing = Standing(_numbers(rows.requested)[used], of_stack[_numbers(rows.stack)[used]], ~allocated)
+        lost = int(np.count_nonzero(pairs.unreleased)) - int(np.count_nonzero(allocated))
+        if lost > 0:
+            notes = [f"{lost} allocations of the history have neither a release nor a block at the end"]
+    if len(picked) and recording.clock == "order":
+        notes.insert(0, "the events carry no times; the curve is in their order")
+    if not len(picked):
+        notes = [
+            "no history in the snapshot, only what stood when it was taken; "
+            "call torch.cuda.memory._record_memory_history() before training"
+        ]
     device = _device(recording, picked, pairs, standing)
-    spots = Spots(_spot_of(places, stack[picked]), places.places)
-    notes = list(_notes(recording, pairs, standing, len(picked)))
+    stacks = _numbers(recording.stack)
+    found = Spots(of_stack[stacks[picked]], tuple(known))
     return Seen(
         curve=device.curve() if len(picked) else None,
-        lines=tuple(lines(device, spots, standing)),
-        blocks=tuple(blocks(device, spots, None, standing)),
+        lines=tuple(lines(device, found, standing)),
+        blocks=tuple(blocks(device, found, None, standing)),
         counts=pairs.counts,
         state=_state(recording),
-        out_of_memory=_out_of_memory(recording, device, picked, places),
+        out_of_memory=tuple(
+            OutOfMemory(
+                worker=recording.worker,
+                device=recording.device,
+                time_ns=recording.time_ns[event] if recording.clock != "order" else None,
+                requested_bytes=int(recording.bytes[event]),
+                device_free_bytes=recording.out_of_memory_free.get(event),
+                allocated_bytes=None if device.relative else int(device.levels[position]),
+                reserved_bytes=int(device.reserved[position]) if device.reserved is not None else None,
+                place=found.at(int(of_stack[stacks[event]])),
+                frames=recording.stacks[stacks[event]] if stacks[event] >= 0 else (),
+            )
+            for event in np.flatnonzero(kind == OUT_OF_MEMORY).tolist()
+            for position in [int(np.searchsorted(picked, event))]
+        ),
         notes=tuple(notes),
     )
 
@@ -128,36 +161,6 @@ def _reserved(recording: MemoryRecording, picked: Int64) -> Int64 | None:
     return levels if (levels >= 0).all() else None
 
 
-def _standing(recording: MemoryRecording, pairs: Pairs, address: Int64, places: Spots) -> Standing | None:
-    rows = recording.blocks
-    if rows is None:
-        return None
-    used = np.flatnonzero(_numbers(rows.state) == IN_USE)
-    open_addresses = address[pairs.allocation[pairs.unreleased]]
-    return Standing(
-        sizes=_numbers(rows.requested)[used],
-        spots=_spot_of(places, _numbers(rows.stack)[used]),
-        before=~np.isin(_numbers(rows.address)[used], open_addresses),
-    )
-
-
-def _notes(recording: MemoryRecording, pairs: Pairs, standing: Standing | None, events: int) -> list[str]:
-    label = f"{recording.worker}, {recording.device}"
-    notes = []
-    if not events:
-        notes.append(
-            f"{label}: no history in the snapshot, only what stood when it was taken; "
-            "call torch.cuda.memory._record_memory_history() before training"
-        )
-    if events and recording.clock == "order":
-        notes.append(f"{label}: the events carry no times; the curve is in their order")
-    if events and standing is not None:
-        lost = int(np.count_nonzero(pairs.unreleased)) - int(np.count_nonzero(~standing.before))
-        if lost > 0:
-            notes.append(f"{label}: {lost} allocations of the history have neither a release nor a block at the end")
-    return notes
-
-
 def _state(recording: MemoryRecording) -> MemoryState | None:
     rows = recording.blocks
     if rows is None:
@@ -168,47 +171,24 @@ def _state(recording: MemoryRecording) -> MemoryState | None:
     used, pending, free = state == IN_USE, state == PENDING, state == FREE
     busy = np.zeros(len(recording.segments), bool)
     busy[segment[~free]] = True
-    held, in_use, waiting, unused = sum(recording.segments), size[used].sum(), size[pending].sum(), size[free].sum()
     idle = free & ~busy[segment]
+    held, in_use = sum(recording.segments), int(size[used].sum())
+    waiting, releasable = int(size[pending].sum()), int(size[idle].sum())
     return MemoryState(
         worker=recording.worker,
         device=recording.device,
         reserved_bytes=held,
         in_use_bytes=int(asked[used].sum()),
-        rounding_bytes=int(in_use - asked[used].sum()),
-        pending_bytes=int(waiting),
+        rounding_bytes=in_use - int(asked[used].sum()),
+        pending_bytes=waiting,
         # what no block of the file accounts for is free as well: some versions leave it out
-        free_bytes=int(held - in_use - waiting),
-        releasable_bytes=int(size[idle].sum()),
-        fragmented_bytes=int(held - in_use - waiting - size[idle].sum()),
-        largest_free_block_bytes=int(size[free].max()) if unused else 0,
+        free_bytes=held - in_use - waiting,
+        releasable_bytes=releasable,
+        fragmented_bytes=held - in_use - waiting - releasable,
+        largest_free_block_bytes=int(size[free].max(initial=0)),
         segments=len(recording.segments),
         blocks_in_use=int(np.count_nonzero(used)),
     )
-
-
-def _out_of_memory(
-    recording: MemoryRecording, device: DeviceMemory, picked: Int64, places: Spots
-) -> tuple[OutOfMemory, ...]:
-    kind, stack, size = (_numbers(column) for column in (recording.kind, recording.stack, recording.bytes))
-    found = []
-    for event in np.flatnonzero(kind == OUT_OF_MEMORY).tolist():
-        position = int(np.searchsorted(picked, event))
-        frames = recording.stacks[stack[event]] if stack[event] >= 0 else ()
-        found.append(
-            OutOfMemory(
-                worker=recording.worker,
-                device=recording.device,
-                time_ns=recording.time_ns[event] if recording.clock != "order" else None,
-                requested_bytes=int(size[event]),
-                device_free_bytes=recording.out_of_memory_free.get(event),
-                allocated_bytes=None if device.relative else int(device.levels[position]),
-                reserved_bytes=int(device.reserved[position]) if device.reserved is not None else None,
-                place=places.at(int(_spot_of(places, stack[event : event + 1])[0])),
-                frames=frames,
-            )
-        )
-    return tuple(found)
 
 
 def _timeline(recording: MemoryRecording) -> Seen:
@@ -245,17 +225,8 @@ def _timeline(recording: MemoryRecording) -> Seen:
     return Seen(curve)
 
 
-def _spots(stacks: tuple[tuple[Place, ...], ...], code: UserCode) -> Spots:
-    """The user's line of each stack: its innermost frame of theirs, else of a library outside torch."""
-    known: dict[tuple[Place, bool], int] = {}
-    numbers = []
-    for stack in stacks:
-        where = _user_line(stack, code)
-        numbers.append(known.setdefault((where, True), len(known)) if where is not None else NONE)
-    return Spots(np.array(numbers, np.int64), tuple(known))
-
-
 def _user_line(stack: tuple[Place, ...], code: UserCode) -> Place | None:
+    """The innermost frame of the user's in a stack, else of a library outside torch."""
     library: Place | None = None
     for frame in stack:
         if not frame.file.endswith(_SOURCES):
@@ -267,10 +238,6 @@ def _user_line(stack: tuple[Place, ...], code: UserCode) -> Place | None:
         if short is not None:
             library = Place(short, frame.line, frame.function)
     return library
-
-
-def _spot_of(places: Spots, stack: Int64) -> Int64:
-    return np.append(places.numbers, NONE)[stack]  # -1, no stack, picks the last
 
 
 def _numbers(column: array[int]) -> Int64:
@@ -297,8 +264,7 @@ class Pairs(Struct, frozen=True):
 
     def standing(self, position: int) -> Bools:
         """Which allocations stand after the first `position` events."""
-        stands: Bools = (self.allocation < position) & (self.release >= position)
-        return stands
+        return np.logical_and(self.allocation < position, self.release >= position)
 
     @property
     def counts(self) -> tuple[int, int, int]:
@@ -308,29 +274,25 @@ class Pairs(Struct, frozen=True):
 
     @property
     def unreleased(self) -> Bools:
-        open_ended: Bools = self.release == self.never
-        return open_ended
+        return np.equal(self.release, self.never)
 
 
 def pair(address: Int64, is_allocation: Bools) -> Pairs:
     """Pair events of a device, in order of time, by address; what is no allocation is a release."""
     count = len(address)
     order = np.argsort(address, kind="stable")
-    sorted_address, opens = address[order], is_allocation[order]
-    same = np.append(sorted_address[1:] == sorted_address[:-1], False) if count else np.zeros(0, bool)
-    following = np.append(order[1:], count) if count else np.zeros(0, np.int64)
-    release = np.where(same, following, count)[opens]
-    after_allocation = np.append(False, same[:-1] & opens[:-1]) if count else np.zeros(0, bool)
-    lone = order[~opens & ~after_allocation]
-    allocation = order[opens]
-    by_time = np.argsort(allocation)
-    next_opens = np.append(opens[1:], False) if count else np.zeros(0, bool)
+    opens = np.append(is_allocation[order], False)  # one entry more: what follows the last
+    following = np.append(order, count)[1:]
+    same = np.append(np.diff(address[order]) == 0, np.zeros(min(count, 1), bool))
+    opened = opens[:-1]
+    after_allocation = np.append(False, same & opened)[:-1]
+    by_time = np.argsort(order[opened])
     return Pairs(
-        allocation=allocation[by_time],
-        release=release[by_time],
-        lone=np.sort(lone),
+        allocation=order[opened][by_time],
+        release=np.where(same, following, count)[opened][by_time],
+        lone=np.sort(order[~opened & ~after_allocation]),
         never=count,
-        unseen=int(np.count_nonzero(same & opens & next_opens)),
+        unseen=int(np.count_nonzero(same & opened & opens[1:])),
     )
 
 
@@ -360,16 +322,14 @@ class DeviceMemory(Struct, frozen=True, dict=True):
         return int(self.levels.argmax())
 
     @cached_property
-    def at_peak(self) -> Bools | None:
-        """Which of the pairs' allocations stand at the peak."""
-        return self.pairs.standing(self.peak) if self.pairs is not None else None
+    def at_peak(self) -> Bools:
+        """Which of the pairs' allocations stand at the peak; none where there are no pairs."""
+        return self.pairs.standing(self.peak) if self.pairs is not None else np.zeros(0, bool)
 
     @property
     def recorded_bytes(self) -> int | None:
         """Of what stands at the peak, what was allocated while recording."""
-        if self.pairs is None or self.at_peak is None:
-            return None
-        return int(self.sizes[self.pairs.allocation[self.at_peak]].sum())
+        return int(self.sizes[self.pairs.allocation[self.at_peak]].sum()) if self.pairs is not None else None
 
     @cached_property
     def point_times(self) -> Int64:
@@ -486,7 +446,7 @@ def lines(device: DeviceMemory, found: Spots, standing: Standing | None = None) 
     calls = _sums(found.numbers[allocated], np.ones(len(allocated), np.int64), count)
     at_peak, kept, now = totals * 0, totals * 0, totals * 0
     pairs = device.pairs
-    if pairs is not None and device.at_peak is not None:
+    if pairs is not None:
         for target, picked in ((at_peak, device.at_peak), (kept, pairs.unreleased)):
             events = pairs.allocation[picked]
             target += _sums(found.numbers[events], device.sizes[events], count)
@@ -518,59 +478,41 @@ def _sums(numbers: Int64, values: Int64, count: int) -> Int64:
 
 def blocks(
     device: DeviceMemory, found: Spots, operator: OperatorOf | None, standing: Standing | None = None
-) -> Iterator[MemoryBlock]:
+) -> list[MemoryBlock]:
     """The largest blocks of a device: of those that stand at the peak, and of the others.
 
     `operator` names the operator around an event of the device.
     """
     pairs, at_peak = device.pairs, device.at_peak
-    if pairs is None or at_peak is None:
-        if standing is not None:
-            yield from _earlier(device, found, standing, at_peak=None)
-        return
     timed = device.clock != "order"
-    sizes = device.sizes[pairs.allocation]
-    rows = [(int(sizes[index]), int(index), True) for index in _largest(sizes, at_peak)]
-    rows += [(int(sizes[index]), int(index), False) for index in _largest(sizes, ~at_peak)]
     made = []
-    for size, index, stood in rows:
-        event, release = int(pairs.allocation[index]), int(pairs.release[index])
-        made.append(
-            MemoryBlock(
-                device=device.device,
-                bytes=size,
-                allocated_ns=int(device.times_ns[event]) if timed else None,
-                released_ns=int(device.times_ns[release]) if timed and release != pairs.never else None,
-                operator=operator(event) if operator is not None else None,
-                place=found.at(int(found.numbers[event])),
-                category=None,
-                at_peak=stood,
-                source=device.source,
-                worker=device.worker,
-                span=device.span,
-            )
-        )
-    if standing is not None:
-        made += _earlier(device, found, standing, at_peak=True)
-    yield from sorted(made, key=lambda block: (not block.at_peak, -block.bytes, block.allocated_ns or 0))
+    if pairs is not None:
+        sizes = device.sizes[pairs.allocation]
+        for stood, among in ((True, at_peak), (False, ~at_peak)):
+            for index in _largest(sizes, among):
+                event, release = int(pairs.allocation[index]), int(pairs.release[index])
+                made.append(
+                    _block(
+                        device,
+                        int(sizes[index]),
+                        found.at(int(found.numbers[event])),
+                        at_peak=stood,
+                        allocated_ns=int(device.times_ns[event]) if timed else None,
+                        released_ns=int(device.times_ns[release]) if timed and release != pairs.never else None,
+                        operator=operator(event) if operator is not None else None,
+                    )
+                )
+    if standing is not None:  # blocks that were there before the history begins, and still are
+        for index in _largest(standing.sizes, standing.before):
+            place = found.at(int(standing.spots[index]))
+            made.append(_block(device, int(standing.sizes[index]), place, at_peak=None if pairs is None else True))
+    return sorted(made, key=lambda block: (not block.at_peak, -block.bytes, block.allocated_ns or 0))
 
 
-def _earlier(device: DeviceMemory, found: Spots, standing: Standing, *, at_peak: bool | None) -> Iterator[MemoryBlock]:
-    """Blocks that were there before the history begins, and still are."""
-    for index in _largest(standing.sizes, standing.before):
-        yield MemoryBlock(
-            device=device.device,
-            bytes=int(standing.sizes[index]),
-            allocated_ns=None,
-            released_ns=None,
-            operator=None,
-            place=found.at(int(standing.spots[index])),
-            category=None,
-            at_peak=at_peak,
-            source=device.source,
-            worker=device.worker,
-            span=device.span,
-        )
+def _block(device: DeviceMemory, size: int, place: Place | None, **known: Any) -> MemoryBlock:
+    of = {"device": device.device, "source": device.source, "worker": device.worker, "span": device.span}
+    unknown = {"allocated_ns": None, "released_ns": None, "operator": None}
+    return MemoryBlock(bytes=size, place=place, category=None, **{**unknown, **of, **known})
 
 
 def _largest(sizes: Int64, among: Bools) -> list[int]:

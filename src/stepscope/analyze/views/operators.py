@@ -11,8 +11,7 @@ of 2021 hold a call stack with each operator that Python called.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -26,6 +25,7 @@ from stepscope.analyze.views.kernels import eligible, judged, known_sum, uses_te
 from stepscope.analyze.views.trace_memory import around
 from stepscope.engine import attribution, intervals, slice_tree
 from stepscope.engine.device_work import LINKED, in_state, work
+from stepscope.engine.slice_names import python_frame
 from stepscope.engine.slice_tree import nearest_ancestor, self_and_ancestors
 from stepscope.engine.spans import Base, Span, texts
 from stepscope.engine.user_code import UserCode, user_code
@@ -136,12 +136,8 @@ def _percent(part: int | None, whole: int | None) -> float | None:
 def _part(base: Base, span: Span, by: str, step: int | None) -> _Part:
     # rows of a span are asked for alone and together with others
     known: dict[tuple[str, int | None], _Part] = span.kept.setdefault("operators", {})
-    if (by, step) not in known:
-        known[by, step] = _computed(base, span, by, step)
-    return known[by, step]
-
-
-def _computed(base: Base, span: Span, by: str, step: int | None) -> _Part:
+    if (by, step) in known:
+        return known[by, step]
     calls = Calls(span)
     steps = span.step_numbers[calls.rows]
     chosen = np.ones(len(calls), bool) if step is None else steps == step
@@ -151,22 +147,27 @@ def _computed(base: Base, span: Span, by: str, step: int | None) -> _Part:
     weights = np.where(grouped.any_of(calls.device_ns > 0)[groups], calls.device_ns, calls.host_self_ns)
     ones, outer = np.ones(len(calls), np.int64), ~grouped.inner
     figures = keys.with_columns(
-        grouped.column("calls", ones, chosen),
-        grouped.column("host_self_ns", calls.host_self_ns, chosen),
-        grouped.column("host_total_ns", calls.duration_ns, chosen & outer),
-        grouped.column("runtime_ns", calls.runtime_ns, chosen),
-        grouped.column("weighed_ns", weights, chosen),
-        grouped.column("steps_calls", ones, in_steps),
-        grouped.column("steps_self_ns", calls.host_self_ns, in_steps),
-        grouped.column("steps_total_ns", calls.duration_ns, in_steps & outer),
-        *grouped.device(),
-        *grouped.memory(),
+        pl.Series(name, grouped.sum(groups[wanted], values[wanted]))
+        for name, values, wanted in (
+            ("calls", ones, chosen),
+            ("host_self_ns", calls.host_self_ns, chosen),
+            ("host_total_ns", calls.duration_ns, chosen & outer),
+            ("runtime_ns", calls.runtime_ns, chosen),
+            ("weighed_ns", weights, chosen),
+            ("steps_calls", ones, in_steps),
+            ("steps_self_ns", calls.host_self_ns, in_steps),
+            ("steps_total_ns", calls.duration_ns, in_steps & outer),
+        )
+    ).with_columns(
+        *(pl.Series(name, values, pl.Int64) for name, values in {**grouped.device(), **grouped.memory()}.items()),
         pl.Series("eligible", grouped.any_of(_eligible(calls))),
         pl.Series("has_call_stack", grouped.any_of(_has_stack(calls))),
     )
     places = attribution.place_sums(base, span, groups[chosen], calls.rows[chosen], weights[chosen])
-    keyed = places.join(keys.with_row_index("group").with_columns(pl.col("group").cast(pl.Int64)), on="group")
-    return _Part(figures.filter(pl.col("calls") > 0), keyed.drop("group"), span.steps.height if step is None else 1)
+    keyed = places.join(keys.with_columns(group=pl.int_range(pl.len())), on="group").drop("group")
+    steps_known = span.steps.height if step is None else 1
+    known[by, step] = _Part(figures.filter(pl.col("calls") > 0), keyed, steps_known)
+    return known[by, step]
 
 
 def _groups(calls: Calls, by: str) -> tuple[Int64, pl.DataFrame]:
@@ -179,7 +180,12 @@ def _groups(calls: Calls, by: str) -> tuple[Int64, pl.DataFrame]:
         found = texts(span.series("shapes")[calls.rows])
         shapes = [*found.values, None]  # the last for NONE
         code = code * len(shapes) + np.where(found.codes >= 0, found.codes, len(shapes) - 1)
-    distinct, groups = _numbered(code, len(names.values) * len(shapes))
+    count = len(names.values) * len(shapes)
+    if count > _DENSE or (code < 0).any():
+        distinct, groups = np.unique(code, return_inverse=True)
+    else:
+        seen = np.bincount(code, minlength=count) > 0
+        distinct, groups = np.flatnonzero(seen), (np.cumsum(seen) - 1)[code]
     keys = pl.DataFrame(
         {
             "name": [names.values[number // len(shapes)] if number >= 0 else "" for number in distinct.tolist()],
@@ -188,15 +194,6 @@ def _groups(calls: Calls, by: str) -> tuple[Int64, pl.DataFrame]:
         schema={"name": pl.String, "shapes": pl.String},
     )
     return groups, keys
-
-
-def _numbered(code: Int64, count: int) -> tuple[Int64, Int64]:
-    """The distinct codes, ascending, and the number of each code among them."""
-    if count > _DENSE or (code < 0).any():
-        distinct, groups = np.unique(code, return_inverse=True)
-        return distinct, groups.astype(np.int64)
-    seen = np.bincount(code, minlength=count) > 0
-    return np.flatnonzero(seen), (np.cumsum(seen) - 1)[code]
 
 
 class _Grouped:
@@ -210,69 +207,64 @@ class _Grouped:
         """By group, whether a chosen call is flagged."""
         return np.bincount(self._groups[flags & self._chosen], minlength=self._count) > 0
 
-    def column(self, name: str, values: Int64, wanted: Bools) -> pl.Series:
-        return self._sum(name, self._groups[wanted], values[wanted])
-
-    def device(self) -> list[pl.Series]:
+    def device(self) -> dict[str, Int64 | list[None]]:
         """`_DEVICE`; null without any device slice in the trace."""
         calls = self._calls
         if not calls.has_device:
-            return [pl.Series(name, [None] * self._count, pl.Int64) for name in _DEVICE]
+            return dict.fromkeys(_DEVICE, [None] * self._count)
         device = calls.device
         duration = device.end_ns - device.start_ns
         cores = np.where(judged(calls.span.names, device.rows, uses_tensor_cores), duration, 0)
         own = np.flatnonzero(self._chosen[device.call])
         slices, groups = self._everywhere(device.call)
         self_groups = self._groups[device.call[own]]
-        return [
-            self._union("device_self_ns", self_groups, own),
-            self._union("device_total_ns", groups, slices),
-            self._sum("device_self_sum_ns", self_groups, duration[own]),
-            self._sum("device_total_sum_ns", groups, duration[slices]),
-            self._sum("cores_self", self_groups, cores[own]),
-            self._sum("cores_total", groups, cores[slices]),
-        ]
+        figures = (
+            self._union(self_groups, own),
+            self._union(groups, slices),
+            self.sum(self_groups, duration[own]),
+            self.sum(groups, duration[slices]),
+            self.sum(self_groups, cores[own]),
+            self.sum(groups, cores[slices]),
+        )
+        return dict(zip(_DEVICE, figures, strict=True))
 
-    def memory(self) -> list[pl.Series]:
+    def memory(self) -> dict[str, Int64 | list[None]]:
         """`_MEMORY`; null where the trace recorded none, or none on a device."""
+        result: dict[str, Int64 | list[None]] = dict.fromkeys(_MEMORY, [None] * self._count)
         found = self._calls.memory
         if found is None:
-            return [pl.Series(name, [None] * self._count, pl.Int64) for name in _MEMORY]
+            return result
         own = self._chosen[found.call]
         rows, groups = self._everywhere(found.call)
-        result = []
-        for names, here in ((_MEMORY[:2], found.on_host), (_MEMORY[2:], ~found.on_host)):
-            if not here.any():
-                result += [pl.Series(name, [None] * self._count, pl.Int64) for name in names]
-                continue
-            mine, every = own & here, here[rows]
-            result.append(self._sum(names[0], self._groups[found.call[mine]], found.bytes[mine]))
-            result.append(self._sum(names[1], groups[every], found.bytes[rows[every]]))
+        for (self_name, total_name), here in ((_MEMORY[:2], found.on_host), (_MEMORY[2:], ~found.on_host)):
+            if here.any():
+                mine, every = own & here, here[rows]
+                result[self_name] = self.sum(self._groups[found.call[mine]], found.bytes[mine])
+                result[total_name] = self.sum(groups[every], found.bytes[rows[every]])
         return result
+
+    def sum(self, groups: Int64, values: Int64) -> Int64:
+        """The sum of values by group."""
+        return np.rint(np.bincount(groups, weights=values, minlength=self._count)).astype(np.int64)
 
     def _everywhere(self, calls: Int64) -> tuple[Int64, Int64]:
         """(positions in `calls`, groups) of every group that a call or a call around it belongs to, each once."""
         positions, groups = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        for left, at in self._calls.up(calls):
+        for left, at in self_and_ancestors(self._calls.caller, calls):
             counts = ~self.inner[at] & self._chosen[at]
             positions.append(left[counts])
             groups.append(self._groups[at[counts]])
         return np.concatenate(positions), np.concatenate(groups)
 
-    def _sum(self, name: str, groups: Int64, values: Int64) -> pl.Series:
-        sums = np.bincount(groups, weights=values, minlength=self._count)
-        return pl.Series(name, np.rint(sums).astype(np.int64))
-
-    def _union(self, name: str, groups: Int64, slices: Int64) -> pl.Series:
+    def _union(self, groups: Int64, slices: Int64) -> Int64:
         """Length of the union of the device slices of each group. Only those beside others can count twice."""
         device = self._calls.device
         beside = self._calls.beside_others[slices]
         alone, others = slices[~beside], slices[beside]
-        duration = device.end_ns[alone] - device.start_ns[alone]
-        lengths = np.rint(np.bincount(groups[~beside], weights=duration, minlength=self._count)).astype(np.int64)
+        lengths = self.sum(groups[~beside], device.end_ns[alone] - device.start_ns[alone])
         keys, covered = intervals.union_by(groups[beside], device.start_ns[others], device.end_ns[others])
         lengths[keys] += covered
-        return pl.Series(name, lengths)
+        return lengths
 
 
 def _eligible(calls: Calls) -> Bools:
@@ -414,14 +406,10 @@ class Calls:
         on_host = device.where(["cpu"]) | (device.codes == NONE)
         return Allocations(memory["bytes"][rows].to_numpy()[known], call[known], on_host[known])
 
-    def up(self, calls: Int64) -> Iterator[tuple[Int64, Int64]]:
-        """(positions in `calls`, calls): first each call itself, then the one around it, and so on to the outermost."""
-        return self_and_ancestors(self.caller, calls)
-
     def inner(self, groups: Int64) -> Bools:
         """Calls that lie in a call of the same group (recursion). `groups` holds the group of each call."""
         result = np.zeros(len(self), bool)
-        for left, at in self.up(self.caller):
+        for left, at in self_and_ancestors(self.caller, self.caller):
             result[left[groups[at] == groups[left]]] = True
         return result
 
@@ -458,7 +446,6 @@ def _last(root: Int32) -> Int32:
 
 
 MAX_FRAMES = 64
-_FRAME = re.compile(r"(.*)\((\d{1,9})\): (.*)", re.DOTALL)
 _Frames = tuple[Place, ...]
 _KEPT = "operator calls"
 
@@ -491,7 +478,9 @@ def _add(
 ) -> None:
     """Adds calls, host and device self time of the operator's stacks in one span to `sums`."""
     name, shapes = operator
-    calls = _calls(span)
+    if _KEPT not in span.kept:  # of a large trace they take a second, and whoever looks at one looks at the next
+        span.kept[_KEPT] = Calls(span)
+    calls: Calls = span.kept[_KEPT]
     wanted = span.names.where([name])[calls.rows]
     if shapes is not None:
         wanted &= (span.series("shapes")[calls.rows] == shapes).fill_null(False).to_numpy()
@@ -499,10 +488,12 @@ def _add(
     if not len(chosen):
         return
     rows = calls.rows[chosen]
-    text = span.series("call_stack")[rows]
-    frames, numbers = _recorded(code, text) if (text.fill_null("") != "").any() else _functions(base, span, rows)
-    figures = [np.ones(len(chosen), np.int64), calls.host_self_ns[chosen], calls.device_ns[chosen]]
+    text = texts(span.series("call_stack")[rows])
+    frames, numbers = [_parsed(stack, code) for stack in text.values], text.codes.astype(np.int64)
+    if not any(text.values):
+        frames, numbers = _functions(base, span, rows)
     known = numbers >= 0
+    figures = (np.ones(len(chosen), np.int64), calls.host_self_ns[chosen], calls.device_ns[chosen])
     totals = [np.bincount(numbers[known], weights=values[known], minlength=len(frames)) for values in figures]
     for number, stack in enumerate(frames):
         if stack:
@@ -511,25 +502,10 @@ def _add(
                 entry[place] += round(total[number])
 
 
-def _calls(span: Span) -> Calls:
-    """Kept: of a large trace they take a second, and whoever looks at one operator looks at the next."""
-    if _KEPT not in span.kept:
-        span.kept[_KEPT] = Calls(span)
-    found: Calls = span.kept[_KEPT]
-    return found
-
-
-def _recorded(code: UserCode, text: pl.Series) -> tuple[list[_Frames], Int64]:
-    """The distinct stacks that operators carry as text, and which one each has; `NONE` without one."""
-    distinct = text.unique(maintain_order=True).drop_nulls().to_list()
-    numbers = text.replace_strict(distinct, list(range(len(distinct))), default=None, return_dtype=pl.Int64)
-    return [_parsed(stack, code) for stack in distinct], numbers.fill_null(NONE).to_numpy()
-
-
 def _parsed(stack: str, code: UserCode) -> _Frames:
     """The user's frames; where there are none those of libraries outside torch, else all."""
-    matches = [_FRAME.fullmatch(part.strip()) for part in stack.split(";", MAX_FRAMES)[:MAX_FRAMES]]
-    frames = [Place(match[1], int(match[2]), match[3]) for match in matches if match]
+    named = [python_frame(part.strip()) for part in stack.split(";", MAX_FRAMES)[:MAX_FRAMES]]
+    frames = [Place(frame.file, frame.line, frame.function) for frame in named if frame]
     own = [(code.resolve(frame.file), frame) for frame in frames]
     users = tuple(Place(file, frame.line, frame.function) for file, frame in own if file is not None)
     return users or tuple(frame for frame in frames if code.library(frame.file)) or tuple(frames)

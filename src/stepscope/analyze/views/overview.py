@@ -8,19 +8,18 @@ time of a host without a device is no idle time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from stepscope.analyze.views.communication import computation
+from stepscope.analyze.views.communication import computation, on_host
 from stepscope.engine import intervals
 from stepscope.engine.collective_names import is_backend_range, is_collective_call
 from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL, Work, work
 from stepscope.engine.host_activity import LOADER_RANGE, HostActivity, host_activity
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.spans import Base, Span
-from stepscope.engine.trace_steps import TraceSteps, trace_steps
+from stepscope.engine.trace_steps import trace_steps
 from stepscope.model.views import (
     DEVICE,
     DEVICE_PARTS,
@@ -48,8 +47,13 @@ def _overview(span: Span) -> Overview | None:
     wall = windows.end_ns - windows.start_ns
     if not wall.sum():
         return None
-    plugin = plugin_lengths(span, found, windows)
-    basis, parts, own = own_lengths(span, found, windows)
+    plugin = intervals.partition_lengths(windows.start_ns, windows.end_ns, _plugin_sets(span, found))
+    host = host_activity(span, found)
+    sets = _device_sets(found, host) if len(found) else _host_sets(span, found, host)
+    parts = (*DEVICE_PARTS, *IDLE_PARTS) if len(found) else tuple(HOST_PARTS)
+    own = intervals.partition_lengths(windows.start_ns, windows.end_ns, list(sets.values()))
+    order = list(sets)  # the one part without a set is what none covers
+    own = own[:, [order.index(part) if part in sets else len(order) for part in parts]]
     steps = tuple(
         StepBreakdown(
             step=name,
@@ -64,16 +68,12 @@ def _overview(span: Span) -> Overview | None:
         span=span.ref,
         steps=steps,
         wall=_summary(wall, wall),
-        plugin=_summaries(tuple(PLUGIN_PARTS), plugin, wall),
-        parts=_summaries(parts, own, wall),
+        plugin={part: _summary(plugin[:, i], wall) for i, part in enumerate(PLUGIN_PARTS)},
+        parts={part: _summary(own[:, i], wall) for i, part in enumerate(parts)},
         dropped_steps=windows.dropped,
         has_steps=windows.has_steps,
-        basis=basis,
+        basis=DEVICE if len(found) else HOST,
     )
-
-
-def _summaries(parts: Sequence[str], lengths: Int64, wall: Int64) -> dict[str, Summary]:
-    return {part: _summary(lengths[:, i], wall) for i, part in enumerate(parts)}
 
 
 def _summary(lengths: Int64, wall: Int64) -> Summary:
@@ -88,12 +88,7 @@ NS_PER_US = 1000
 _DEVICE_ONLY = ("Kernel", "Memcpy", "Memset", "Runtime")
 
 
-def plugin_lengths(span: Span, found: Work, windows: TraceSteps) -> Int64:
-    """ns by step and part, shape (steps, len(PLUGIN_PARTS)); rows sum to the step."""
-    return intervals.partition_lengths(windows.start_ns, windows.end_ns, _sets(span, found))
-
-
-def _sets(span: Span, found: Work) -> list[Intervals]:
+def _plugin_sets(span: Span, found: Work) -> list[Intervals]:
     """In the order of PLUGIN_PARTS, without Other."""
     names = span.names
     host = ~span.on_device
@@ -101,19 +96,14 @@ def _sets(span: Span, found: Work) -> list[Intervals]:
     ranges = operators | (host & span.categories.where([categories.ANNOTATION]))
     loader = ranges & names.like(LOADER_RANGE)
     collective = ranges & names.pick([is_backend_range(name) for name in names.values])
-    steps = names.like("^ProfilerStep#")
-
-    def times(rows: Any) -> Intervals:
-        return intervals.union(span.start_ns[rows], span.ends(rows))
-
     return [
         found.covered(KERNEL),
         found.covered(COPY),
         found.covered(FILL),
-        intervals.merge(found.covered(COMMUNICATION), times(collective)),
-        times(span.is_runtime & host),
-        times(loader),
-        times(operators & ~loader & ~collective & ~steps),
+        intervals.merge(found.covered(COMMUNICATION), span.times(collective)),
+        span.times(span.is_runtime & host),
+        span.times(loader),
+        span.times(operators & ~loader & ~collective & ~names.like("^ProfilerStep#")),
     ]
 
 
@@ -124,10 +114,7 @@ def plugin_rows(overview: Overview) -> dict[str, Any]:
     Parts of devices and of communication are left out where the trace has none.
     """
     seen = {part for part in PLUGIN_PARTS if any(step.plugin_ns[part] for step in overview.steps)}
-    device = bool(seen.intersection(_DEVICE_ONLY))
-    absent = set() if device else set(_DEVICE_ONLY)
-    if "Communication" not in seen:
-        absent.add("Communication")
+    absent = {"Communication"} - seen | (set() if seen.intersection(_DEVICE_ONLY) else set(_DEVICE_ONLY))
     parts = [part for part in PLUGIN_PARTS if part not in absent]
     mean = overview.wall.mean_ns
     return {
@@ -144,21 +131,6 @@ def plugin_rows(overview: Overview) -> dict[str, Any]:
 
 def _us(time_ns: float) -> int:
     return round(time_ns / NS_PER_US)
-
-
-def own_lengths(span: Span, found: Work, windows: TraceSteps) -> tuple[str, tuple[str, ...], Int64]:
-    """(basis, parts, ns by step and part); rows sum to the step."""
-    host = host_activity(span, found)
-    if len(found):
-        return DEVICE, *_lengths(windows, _device_sets(found, host), (*DEVICE_PARTS, *IDLE_PARTS))
-    return HOST, *_lengths(windows, _host_sets(span, found, host), tuple(HOST_PARTS))
-
-
-def _lengths(windows: TraceSteps, sets: dict[str, Intervals], parts: tuple[str, ...]) -> tuple[tuple[str, ...], Int64]:
-    """(parts, ns by step and part): the one part without a set is what none covers."""
-    lengths = intervals.partition_lengths(windows.start_ns, windows.end_ns, list(sets.values()))
-    order = list(sets)
-    return parts, lengths[:, [order.index(part) if part in sets else len(order) for part in parts]]
 
 
 def _device_sets(found: Work, host: HostActivity) -> dict[str, Intervals]:
@@ -181,7 +153,8 @@ def _device_sets(found: Work, host: HostActivity) -> dict[str, Intervals]:
 
 def _host_sets(span: Span, found: Work, host: HostActivity) -> dict[str, Intervals]:
     """In the order of precedence: an operator that holds a collective and computes nothing meanwhile communicates."""
-    alone = intervals.subtract(_collectives(span), computation(span, found))
+    # collectives of all threads: gloo runs them beside the training thread
+    alone = intervals.subtract(span.times(on_host(span, is_collective_call)), computation(span, found))
     return {
         "host_data": host.data,
         "host_compile": host.compiling,
@@ -196,10 +169,3 @@ def _host_sets(span: Span, found: Work, host: HostActivity) -> dict[str, Interva
         "host_io": host.io,
         "host_python": host.python,
     }
-
-
-def _collectives(span: Span) -> Intervals:
-    """Collectives of all threads: gloo runs them beside the training thread."""
-    ranges = span.categories.where([categories.ANNOTATION, *categories.OPERATORS]) & ~span.on_device
-    rows = ranges & span.names.pick([is_collective_call(name) for name in span.names.values])
-    return intervals.union(span.start_ns[rows], span.ends(rows))

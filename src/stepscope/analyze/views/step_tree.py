@@ -21,7 +21,7 @@ from stepscope.engine.device_work import work
 from stepscope.engine.module_calls import MAX_LEVELS, ModuleCalls, Paths, module_class
 from stepscope.engine.slice_tree import self_or_ancestor
 from stepscope.engine.spans import Span
-from stepscope.tables.arrays import NONE, Bools, Int64, climb
+from stepscope.tables.arrays import NONE, Bools, Int64, climb, place_among_equals
 
 STEP, LOADER, MODULE, BACKWARD, OPTIMIZER, OPERATORS = range(6)
 TYPES = ("ProfilerStep", "DataLoader", "Module", "Backward", "Optimizer", "Operators")
@@ -431,12 +431,7 @@ class _Search:
 
 def _positions(operators: Int64, times: Int64) -> Int64:
     """For each slice how many the same call of an operator launched before it; 0 where no operator is known."""
-    order = np.lexsort((times, operators))
-    first = np.searchsorted(operators[order], operators[order], side="left")
-    position = np.zeros(len(operators), np.int64)
-    position[order] = np.arange(len(operators)) - first
-    position[operators < 0] = 0
-    return position
+    return np.where(operators < 0, 0, place_among_equals(operators, np.lexsort((times, operators))))
 
 
 def _name_at(span: Span, rows: Int64) -> pl.Series:

@@ -21,7 +21,6 @@ from stepscope.analyze.views.memory_blocks import (
     pair,
     seen,
     spots,
-    sums,
 )
 from stepscope.engine.slice_tree import self_and_ancestors
 from stepscope.engine.spans import Base, Span
@@ -98,13 +97,20 @@ def _of_span(base: Base, span: Span) -> Iterator[Seen]:
         def name(event: int, rows: Int64 = rows) -> str | None:
             return span.names.values[span.names.codes[rows[event]]] if rows[event] >= 0 else None
 
+        recorded, notes = device.recorded_bytes, []
+        if device.pairs is None:
+            notes.append(NO_ADDRESSES)
+        if device.relative:
+            notes.append(NO_TOTALS)
+        elif recorded is not None and recorded > device.levels[device.peak]:
+            notes.append(LOST)
         yield Seen(
             curve=device.curve(),
             operators=tuple(by_operator(span, device, rows)),
             lines=tuple(lines(device, found.spots)),
-            blocks=tuple(blocks(device, found.spots, name)) if device.pairs is not None else (),
+            blocks=tuple(blocks(device, found.spots, name)),
             counts=device.pairs.counts if device.pairs is not None else (0, 0, 0),
-            notes=tuple(_notes(span, device)),
+            notes=tuple(f"{span.ref.label}, {device.device}: {note}" for note in notes),
         )
 
 
@@ -114,62 +120,40 @@ def _devices(span: Span) -> Iterator[tuple[DeviceMemory, Int64]]:
         pl.col("device").is_not_null() & pl.col("bytes").is_not_null() & (pl.col("bytes") != 0)
     )
     for (name,), events in sorted(memory.group_by("device", maintain_order=True), key=lambda group: str(group[0][0])):
-        rows = events["row"].cast(pl.Int64).to_numpy()
-        yield _device(span, str(name), events), rows
-
-
-def _device(span: Span, name: str, events: pl.DataFrame) -> DeviceMemory:
-    sizes = events["bytes"].to_numpy()
-    known = events["allocated_bytes"].null_count() == 0
-    change = np.append(0, np.cumsum(sizes))
-    if known:
-        totals = events["allocated_bytes"].to_numpy()
-        levels = np.append(totals[0] - sizes[0], totals)
-    else:
-        levels = change
-    pairs = None
-    if events["address"].null_count() == 0:
-        pairs = pair(events["address"].to_numpy(), sizes > 0)
-    gpu = span.gpus.get(number(name)) if name != "cpu" else None
-    return DeviceMemory(
-        source="trace",
-        worker=span.ref.worker,
-        span=span.ref.span,
-        device=name,
-        clock="epoch",
-        times_ns=events["time_ns"].to_numpy(),
-        sizes=sizes,
-        levels=levels,
-        reserved=_reserved(events),
-        pairs=pairs,
-        relative=not known,
-        capacity_bytes=gpu.memory_bytes if gpu is not None else None,
-    )
-
-
-def _reserved(events: pl.DataFrame) -> Int64 | None:
-    """None where it is missing, and where it is always 0: the allocator of the host reserves nothing."""
-    column = events["reserved_bytes"]
-    if column.null_count() or not (column != 0).any():
-        return None
-    values = column.to_numpy()
-    return np.append(values[:1], values)
+        sizes, device = events["bytes"].to_numpy(), str(name)
+        known = events["allocated_bytes"].null_count() == 0
+        levels = np.append(0, np.cumsum(sizes))
+        if known:
+            totals = events["allocated_bytes"].to_numpy()
+            levels = np.append(totals[0] - sizes[0], totals)
+        reserved = None  # also where it is always 0: the allocator of the host reserves nothing
+        if not events["reserved_bytes"].null_count() and (events["reserved_bytes"] != 0).any():
+            reserved = events["reserved_bytes"].to_numpy()
+            reserved = np.append(reserved[:1], reserved)
+        followed = events["address"].null_count() == 0
+        gpu = span.gpus.get(number(device)) if device != "cpu" else None
+        yield (
+            DeviceMemory(
+                source="trace",
+                worker=span.ref.worker,
+                span=span.ref.span,
+                device=device,
+                clock="epoch",
+                times_ns=events["time_ns"].to_numpy(),
+                sizes=sizes,
+                levels=levels,
+                reserved=reserved,
+                pairs=pair(events["address"].to_numpy(), sizes > 0) if followed else None,
+                relative=not known,
+                capacity_bytes=gpu.memory_bytes if gpu is not None else None,
+            ),
+            events["row"].cast(pl.Int64).to_numpy(),
+        )
 
 
 def number(device: str) -> int:
     number = device.rpartition(":")[2]
     return int(number) if number.isascii() and number.isdigit() else 0
-
-
-def _notes(span: Span, device: DeviceMemory) -> Iterator[str]:
-    label = f"{span.ref.label}, {device.device}"
-    if device.pairs is None:
-        yield f"{label}: {NO_ADDRESSES}"
-    if device.relative:
-        yield f"{label}: {NO_TOTALS}"
-    recorded = device.recorded_bytes
-    if recorded is not None and not device.relative and recorded > device.levels[device.peak]:
-        yield f"{label}: {LOST}"
 
 
 class Around(Struct, frozen=True):
@@ -221,61 +205,45 @@ def by_operator(span: Span, device: DeviceMemory, operator: Int64) -> Iterator[M
     Args:
         operator: the row of the innermost operator around each event of the device, `NONE` outside all.
     """
-    positive = np.maximum(device.sizes, 0)
-    counts = (device.sizes > 0).astype(np.int64)
-    peak = np.zeros(len(operator), np.int64)
-    if device.pairs is not None and device.at_peak is not None:
-        standing = device.pairs.allocation[device.at_peak]
-        peak[standing] = device.sizes[standing]
+    stands = np.zeros(len(operator), bool)
+    if device.pairs is not None:
+        stands[device.pairs.allocation[device.at_peak]] = True
     rows, group = np.unique(operator, return_inverse=True)
-    columns = [sums(group, values, len(rows)) for values in (positive, device.sizes, counts, peak)]
-    codes = np.where(rows >= 0, span.names.codes[rows], NONE)
-    own = _by_name(codes, columns)
-    of, names = _ancestors(span, rows)
-    total = _by_name(names, [column[of] for column in columns])
-    calls = np.bincount(span.names.codes[span.is_operator] + 1, minlength=len(span.names.values) + 1)
-    zero = (0, 0, 0, 0)
-    found = []
-    for code, whole in total.items():
-        allocated, increase, allocations, at_peak = own.get(code, zero)
-        if not any((*whole, allocated, increase)):
-            continue
-        found.append(
-            MemoryOperator(
-                name=span.names.values[code] if code >= 0 else None,
-                device=device.device,
-                calls=int(calls[code + 1]) if code >= 0 else 0,
-                allocations=allocations,
-                self_allocated_bytes=allocated,
-                total_allocated_bytes=whole[0],
-                self_increase_bytes=increase,
-                total_increase_bytes=whole[1],
-                total_allocations=whole[2],
-                at_peak_bytes=at_peak if device.pairs is not None else None,
-                source=device.source,
-                worker=device.worker,
-                span=device.span,
-            )
-        )
-    yield from sorted(found, key=lambda row: (-row.self_allocated_bytes, -row.total_allocated_bytes, row.name or ""))
-
-
-def _by_name(codes: Int64, columns: list[Int64]) -> dict[int, tuple[int, int, int, int]]:
-    """The sums of four columns by code of a name."""
-    names, group = np.unique(codes, return_inverse=True)
-    added = [sums(group, column, len(names)).tolist() for column in columns]
-    return {
-        int(code): (allocated, increase, allocations, at_peak)
-        for code, allocated, increase, allocations, at_peak in zip(names.tolist(), *added, strict=True)
+    names = span.names
+    figures = {
+        "allocated": np.maximum(device.sizes, 0),
+        "increase": device.sizes,
+        "allocations": (device.sizes > 0).astype(np.int64),
+        "at_peak": np.where(stands, device.sizes, 0),
     }
-
-
-def _ancestors(span: Span, rows: Int64) -> tuple[Int64, Int64]:
-    """(index in `rows`, code of a name) once for every name among each row and the operators around it."""
-    width = len(span.names.values) + 1
-    keys = [np.flatnonzero(rows < 0) * width]  # outside all operators: a name of its own, code NONE
+    sums_of = pl.DataFrame({"row": group, **figures}).group_by("row").sum().sort("row")
+    self_of = sums_of.with_columns(code=pl.Series(np.where(rows >= 0, names.codes[rows], NONE), dtype=pl.Int64))
+    # once for every name among an operator and those around it; what lies outside of all has a name of its own
+    around_of = [pl.DataFrame({"row": np.flatnonzero(rows < 0), "code": np.full(int((rows < 0).sum()), NONE)})]
     for which, at in self_and_ancestors(span.parent, rows):
         operators = span.is_operator[at]
-        keys.append(which[operators] * width + span.names.codes[at[operators]] + 1)
-    distinct = np.unique(np.concatenate(keys))
-    return distinct // width, distinct % width - 1
+        around_of.append(pl.DataFrame({"row": which[operators], "code": names.codes[at[operators]].astype(np.int64)}))
+    total_of = pl.concat(around_of).unique().join(sums_of, on="row")
+    own, total = (one.drop("row").group_by("code").sum() for one in (self_of, total_of))
+    joined = total.join(own, on="code", how="left", suffix="_self").fill_null(0)
+    calls = np.bincount(names.codes[span.is_operator] + 1, minlength=len(names.values) + 1)
+    found = [
+        MemoryOperator(
+            name=names.values[row["code"]] if row["code"] >= 0 else None,
+            device=device.device,
+            calls=int(calls[row["code"] + 1]) if row["code"] >= 0 else 0,
+            allocations=row["allocations_self"],
+            self_allocated_bytes=row["allocated_self"],
+            total_allocated_bytes=row["allocated"],
+            self_increase_bytes=row["increase_self"],
+            total_increase_bytes=row["increase"],
+            total_allocations=row["allocations"],
+            at_peak_bytes=row["at_peak_self"] if device.pairs is not None else None,
+            source=device.source,
+            worker=device.worker,
+            span=device.span,
+        )
+        for row in joined.sort("code").iter_rows(named=True)
+        if any(row[name] for name in (*figures, "allocated_self", "increase_self"))
+    ]
+    yield from sorted(found, key=lambda row: (-row.self_allocated_bytes, -row.total_allocated_bytes, row.name or ""))
