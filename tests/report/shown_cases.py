@@ -22,7 +22,7 @@ from stepscope.model import (
 from stepscope.model.comparison import AppliedKnob, Effect, TrialFacts, Verdict
 from stepscope.model.compilers import Change, CompilersView, CompileStorm
 from stepscope.model.sampled import SampledProcess
-from stepscope.report import build, comparison_report, hotspots
+from stepscope.report import build, comparison_report, experiment_report, hotspots
 from stepscope.schema import Knob
 from tests.records import replace
 from tests.report import fabricate_compilers as compilers
@@ -216,7 +216,7 @@ def _compilers(folder: Path) -> dict[str, str]:
     }
 
 
-def _experiments(_folder: Path) -> dict[str, str]:
+def _experiments(folder: Path) -> dict[str, str]:
     faster, by_hand = tried.faster(), tried.BY_HAND
     by_samples = replace(
         faster,
@@ -267,7 +267,9 @@ def _experiments(_folder: Path) -> dict[str, str]:
         "experiment: a small screen": tried.shown(tried.experiment(), width=80),
         "experiment: a terminal of ASCII": tried.shown(tried.experiment(), encoding="ascii"),
     }
-    return {**texts, **small}
+    document = experiment_report.experiment_document(tried.experiment(by_hand=(by_hand,)))
+    beside = build(analysis(folder), diagnosis(folder), experiment=document)
+    return {**texts, **small, "a report with an experiment": shown(beside, width=100)}
 
 
 def _sampled(_folder: Path) -> dict[str, str]:
