@@ -27,7 +27,7 @@ TEXTS = (
     *("cli/__init__.py", "read/event_columns.py", "schema.py", "tables/schema.py"),
     *("record/agent/knobs/__init__.py", "record/agent/probes/__init__.py"),
 )
-COLUMNS = "report/table.py"  # whose texts are lists of fields
+COLUMNS = ("report/table.py", "dashboard/pages/*.py")  # whose texts are lists of fields: `Label: key unit; …`
 ALLOWED = {
     "called by Python or IPython": (*("__getattr__", "__dir__", "load_ipython_extension", "unload_ipython_extension"),),
     "read by the parser of command lines": ("__signature__", "__annotations__"),
@@ -59,8 +59,9 @@ def _nodes(pattern: str) -> Iterator[ast.AST]:
 def named() -> set[str]:
     """Names that are used by their text."""
     texts = (node.value for pattern in TEXTS for node in _nodes(pattern) if isinstance(node, ast.Constant))
-    columns = (node.value for node in _nodes(COLUMNS) if isinstance(node, ast.Constant))
-    words = (word for text in columns if isinstance(text, str) for word in re.findall(r"\w+", text))
+    columns = (node.value for pattern in COLUMNS for node in _nodes(pattern) if isinstance(node, ast.Constant))
+    keys = re.compile(r"(?:^|: |; )([a-z]\w*)")
+    words = (word for text in columns if isinstance(text, str) for word in keys.findall(text))
     return {text for text in (*texts, *words) if isinstance(text, str)}
 
 

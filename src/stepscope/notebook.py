@@ -137,7 +137,8 @@ def _write_report(run: api.Run, *, source: bool) -> Path | None:
 
 def _publish(run: api.Run, *, source: bool, page: Path | None) -> None:
     """Into the notebook where there is one, else onto stdout."""
-    from stepscope.report import notebook, outputs
+    from stepscope.dashboard import notebook
+    from stepscope.report import outputs
 
     report = run.report(source=source)
     inside = page is not None and page.is_relative_to(Path.cwd())

@@ -51,7 +51,7 @@ def part(document: Mapping[str, Any], id: str) -> dict[str, Any]:
 
 
 def is_empty(run: api.Run, key: str) -> bool:
-    return pages.empty(PageContext(run, run), key)
+    return pages.PAGES[key].empty(PageContext(run, run))
 
 
 def check(document: Mapping[str, Any]) -> None:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
 from stepscope.dashboard import blocks
-from stepscope.dashboard.pages import traced
-from stepscope.report.words import Shortener
 from tests.dashboard import page_shapes
 
 EVIL = "</script>\x1b[31m\u202ename\x00"
-SHORTEN = Shortener({"cwd": "/home/me"})
 
 
 def texts(value: Any) -> list[str]:
@@ -126,55 +122,3 @@ def test_figures_of_the_model_bring_their_definition() -> None:
     assert (figure["value"], figure["unit"]) == (4.5, "s")
     assert figure["help"]["text"]
     assert blocks.meaning("StepFacts", "no_such_figure") is None
-
-
-@dataclass(frozen=True)
-class Context:
-    """What a table needs of a page."""
-
-    limit: int
-    shorten: Shortener = SHORTEN
-    embedded: bool = False
-
-
-def test_a_table_document_keeps_columns_definitions_and_total() -> None:
-    keys = ("name", "depth", "calls", "host_self_ns", "host_total_ns", "device_self_ns")
-    rows = [dict(zip(keys, row, strict=True)) for row in (("Net", 0, 2, 5, 9, None), ("Linear", 1, 4, 4, 4, None))]
-    block = traced.block(Context(1), "modules", rows, bars=["host_total_ns"], open_depth=1)  # type: ignore[arg-type]
-    page_shapes.check({"schema": "stepscope.page/1", "blocks": [block]})
-    columns = {column["key"]: column for column in block["columns"]}
-    assert "device_self_ns" not in columns  # nothing is known of it
-    assert columns["calls"]["numeric"]
-    assert not columns["name"]["numeric"]
-    assert columns["host_total_ns"] | {"help": None, "label": ""} == {
-        "key": "host_total_ns",
-        "label": "",
-        "unit": "ns",
-        "numeric": True,
-        "help": None,
-        "bar": True,
-        "place": False,
-        "link": None,
-    }
-    assert columns["host_self_ns"]["help"]["text"]
-    assert (len(block["rows"]), block["total"], block["tree"]) == (1, 2, True)
-    assert block["rows"][0] == {"name": "Net", "calls": 2, "host_self_ns": 5, "host_total_ns": 9, "depth": 0}
-
-
-def test_places_are_shortened_and_guesses_marked() -> None:
-    rows = [
-        {
-            "name": "aten::add",
-            "calls": 1,
-            "file": "/home/me/train.py",
-            "line": 3,
-            "function": "main",
-            "place_exact": False,
-        }
-    ]
-    links = {"name": blocks.cell_link("kernels", "q", "id")}
-    block = traced.block(Context(5), "operators", rows, sort="calls", links=links)  # type: ignore[arg-type]
-    place = block["rows"][0]["place"]
-    assert (place["shown"], place["guess"], place["function"]) == ("train.py:3", True, "main")
-    assert next(column for column in block["columns"] if column["place"])["key"] == "place"
-    assert block["columns"][0]["link"] == {"page": "kernels", "params": {}, "param": "q", "key": "id"}

@@ -15,8 +15,6 @@ from tests.builders import MS, T0, step_rows
 from tests.dashboard.client import Dashboard
 from tests.run_folders import make_run_folder
 
-Served = Callable[[str], str]
-
 
 def names(shown: Dashboard, query: str = "") -> list[str]:
     return [entry["name"] for entry in shown.json(f"api/runs{query}")["runs"]]
@@ -58,20 +56,6 @@ def test_an_entry_shows_what_a_report_says(tmp_path: Path) -> None:
     (run / "report.json").write_text("{ broken")
     entry = catalog.runs()[0]
     assert (entry["steps"], entry["mean_ms"], entry["first_finding"]) == (None, None, None)
-
-
-def test_runs_that_appear_and_go_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import shutil
-
-    monkeypatch.setattr("stepscope.dashboard.server.catalog.AGAIN_S", 0.0)
-    places = Places([tmp_path])
-    assert places.all() == []
-    run = make_run_folder(tmp_path, name="a")
-    assert [place.name for place in places.all()] == ["a"]
-    key = places.all()[0].key
-    shutil.rmtree(run)
-    assert places.all() == []
-    assert places.get(key).name == "a"
 
 
 def test_many_runs_are_listed_and_counted(tmp_path: Path) -> None:
@@ -129,11 +113,6 @@ def test_what_cannot_be_read_is_said_on_its_pages(tmp_path: Path, dashboard_of: 
     assert head["error"] == answer.json["error"]
 
 
-def test_an_empty_folder_is_an_empty_list(tmp_path: Path, dashboard_of: Callable[..., Dashboard]) -> None:
-    shown = dashboard_of(tmp_path)
-    assert shown.json("api/runs") == {"schema": "stepscope.runs/1", "runs": [], "total": 0}
-
-
 def test_nothing_is_written_beside_a_run(tmp_path: Path, dashboard_of: Callable[..., Dashboard]) -> None:
     run = make_run_folder(tmp_path, steps=step_rows(30))
     before = sorted(str(path) for path in run.rglob("*"))
@@ -141,13 +120,3 @@ def test_nothing_is_written_beside_a_run(tmp_path: Path, dashboard_of: Callable[
     shown.json(f"api/runs/{shown.id('run')}/pages/findings")
     shown.json(f"api/runs/{shown.id('run')}/pages/steps?steps=5:20")
     assert sorted(str(path) for path in run.rglob("*")) == before
-
-
-def test_more_runs_than_are_kept_can_be_looked_at(tmp_path: Path, dashboard_of: Callable[..., Dashboard]) -> None:
-    for number in range(4):
-        make_run_folder(tmp_path, name=f"r{number}", steps=step_rows(10 + number))
-    shown = dashboard_of(tmp_path)
-    for number in (0, 1, 2, 3, 0):
-        run = shown.id(f"r{number}")
-        shown.json(f"api/runs/{run}/pages/environment")
-        assert shown.json(f"api/runs/{run}")["steps"]["last"] == 9 + number

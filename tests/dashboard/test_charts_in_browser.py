@@ -12,7 +12,7 @@ import pytest
 from stepscope.dashboard import blocks
 from tests.dashboard.browser import Look, View
 from tests.dashboard.made_up import MadeUp
-from tests.dashboard.made_up_charts import STEPS, WALL, chart, one_of_each, steps_chart
+from tests.dashboard.made_up_charts import STEPS, chart, one_of_each, steps_chart
 
 Pages = Mapping[str, Sequence[Mapping[str, Any]]]
 HOSTILE = ["<img src=x onerror=alert(1)>", "{a|b}</script>", "a\u202eb\u0000c\x1b[31m", "{value}", "n" * 300]
@@ -104,60 +104,6 @@ def test_values_stand_in_a_table_and_in_csv(show: Callable[..., View]) -> None:
     ]
 
 
-def test_edges_of_bins_stand_in_the_table(show: Callable[..., View]) -> None:
-    view = show(
-        chart("spread", "histogram", [0, 2, 4], [blocks.series("steps", "count", [3, 9])], unit="ms"),
-        query="?c.spread=table",
-    )
-    rows = view.page.locator("section.table tbody tr")
-    assert [text.replace("\u202f", " ").split("\t") for text in rows.all_inner_texts()] == [
-        ["0 ns", "2 ms", "3"],
-        ["2 ms", "4 ms", "9"],
-    ]
-
-
-def test_values_are_told_on_hover_and_by_keyboard(show: Callable[..., View]) -> None:
-    view = show(steps_chart())
-    plot = section(view, "steps").get_by_role("slider")
-    box = plot.bounding_box()
-    assert box is not None
-    view.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    readout = section(view, "steps").locator(".readout")
-    view.until(lambda: readout.count() == 1)
-    assert readout.inner_text().startswith("Step ")
-    assert "forward" in readout.inner_text()
-    view.page.mouse.move(2, 2)
-    view.until(lambda: readout.count() == 0)
-
-    plot.focus()
-    plot.press("Home")
-    plot.press("ArrowRight")
-    told = plot.get_attribute("aria-valuetext")
-    assert told.replace("\u202f", " ") == "Step 1, forward 13 ms, data wait 3 ms"
-    plot.press("End")
-    assert plot.get_attribute("aria-valuetext").startswith("Step 99,")
-
-
-def test_steps_are_chosen_by_hand(show: Callable[..., View]) -> None:
-    view = show(steps_chart())
-    plot = section(view, "steps").get_by_role("slider")
-    box = plot.bounding_box()
-    assert box is not None
-    height = box["y"] + box["height"] / 2
-    view.page.mouse.move(box["x"] + box["width"] * 0.4, height)
-    view.page.mouse.down()
-    view.page.mouse.move(box["x"] + box["width"] * 0.6, height, steps=4)
-    view.page.mouse.up()
-    first, last = (int(field.input_value()) for field in section(view, "steps").get_by_role("spinbutton").all())
-    assert 30 < first < 45 < 55 < last < 65
-    assert "steps=" not in view.page.url
-    section(view, "steps").get_by_role("button", name="Use on all pages").click()
-    view.until(lambda: f"steps={first}%3A{last}" in view.page.url)
-    view.until(lambda: view.asked(f"steps={first}%3A{last}") > 0)
-    view.page.go_back()
-    view.until(lambda: "steps=" not in view.page.url)
-
-
 def test_steps_are_chosen_by_numbers_and_by_keys(show: Callable[..., View]) -> None:
     view = show(steps_chart())
     first, last = section(view, "steps").get_by_role("spinbutton").all()
@@ -176,18 +122,6 @@ def test_steps_are_chosen_by_numbers_and_by_keys(show: Callable[..., View]) -> N
     plot.press("Shift+ArrowRight")
     plot.press("Enter")
     view.until(lambda: "steps=0%3A11" in view.page.url)
-
-
-def test_steps_cannot_be_chosen_in_a_single_file(show: Callable[..., View]) -> None:
-    view = show(steps_chart(), embedded=True)
-    assert section(view, "steps").get_by_role("button", name="Use on all pages").count() == 0
-    plot = section(view, "steps").get_by_role("slider")
-    plot.focus()
-    plot.press("Home")
-    plot.press("Shift+PageDown")
-    plot.press("Enter")  # zooms instead
-    view.until(lambda: "z.steps=" in view.page.url)
-    assert "&steps=" not in view.page.url
 
 
 def test_charts_zoom_together_and_links_restore_it(show: Callable[..., View]) -> None:
@@ -221,53 +155,6 @@ def test_charts_zoom_together_and_links_restore_it(show: Callable[..., View]) ->
     assert ends(section(again, "two").get_by_role("slider")) == ends(two)
     one.dblclick()
     view.until(lambda: "z.time=" not in view.page.url)
-
-
-def test_series_are_switched_off_by_their_names(show: Callable[..., View]) -> None:
-    view = show(steps_chart())
-    wait = section(view, "steps").get_by_role("button", name="data wait")
-    forward = section(view, "steps").get_by_role("button", name="forward")
-    wait.click()
-    view.until(lambda: "c.steps=off%3A0" in view.page.url and wait.get_attribute("aria-pressed") == "false")
-    forward.click()  # the last one stays
-    assert forward.get_attribute("aria-pressed") == "true"
-    plot = section(view, "steps").get_by_role("slider")
-    plot.focus()
-    plot.press("Home")
-    assert "data wait" not in plot.get_attribute("aria-valuetext")
-    wait.click()
-    view.until(lambda: "c.steps" not in view.page.url)
-
-
-def test_one_stall_can_be_cut_to_see_the_rest(show: Callable[..., View]) -> None:
-    view = show(steps_chart(), chart("flat", "line", STEPS, [blocks.series("value", "ms", WALL)]))
-    button = section(view, "steps").get_by_role("button", name="Typical values")
-    before = section(view, "steps").locator("canvas").evaluate(_COLOURS)
-    button.click()
-    view.until(lambda: button.get_attribute("aria-pressed") == "true" and "typical" in view.page.url)
-    view.until(lambda: section(view, "steps").locator("canvas").evaluate(_COLOURS) != before)
-    assert section(view, "flat").get_by_role("button", name="Typical values").count() == 0
-
-
-def test_what_is_marked_does_not_flatten_the_rest(show: Callable[..., View]) -> None:
-    marked = steps_chart(marks=[blocks.mark(39, 41, "warm-up")])
-    view = show(marked)
-    button = section(view, "steps").get_by_role("button", name="Typical values")
-    assert button.get_attribute("aria-pressed") == "true"
-    assert "“warm-up”" in section(view, "steps").inner_text()
-    button.click()
-    view.until(lambda: "c.steps=full" in view.page.url and button.get_attribute("aria-pressed") == "false")
-    button.click()
-    view.until(lambda: "c.steps" not in view.page.url)
-
-
-def test_marks_are_named(show: Callable[..., View]) -> None:
-    view = show(steps_chart(marks=[blocks.mark(0, 10, "warm-up"), blocks.mark(40, 40, "stall")]))
-    assert section(view, "steps").locator(".label").all_inner_texts() == ["warm-up", "stall"]
-    plot = section(view, "steps").get_by_role("slider")
-    plot.focus()
-    plot.press("Home")
-    assert plot.get_attribute("aria-valuetext").endswith("warm-up")
 
 
 def test_hostile_names_are_text(show: Callable[..., View]) -> None:
@@ -320,18 +207,3 @@ def test_odd_values_break_nothing(show: Callable[..., View]) -> None:
             for key in ("End", "Shift+ArrowLeft", "+", "-", "0", "Escape"):
                 plot.press(key)
     assert view.page.locator("[role=alert]").count() == 0
-
-
-def test_no_layout_shift_while_it_is_used(show: Callable[..., View]) -> None:
-    view = show(steps_chart(), *one_of_each()[:2])
-    heights = view.page.locator("section.chart").evaluate_all(
-        "all => all.map((one) => one.getBoundingClientRect().height)"
-    )
-    plot = section(view, "steps").get_by_role("slider")
-    plot.focus()
-    plot.press("Home")
-    plot.press("Shift+PageDown")
-    again = view.page.locator("section.chart").evaluate_all(
-        "all => all.map((one) => one.getBoundingClientRect().height)"
-    )
-    assert heights == again

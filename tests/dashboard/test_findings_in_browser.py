@@ -122,17 +122,6 @@ def test_cards_are_complete_and_accessible(dark: bool, show: Callable[..., View]
     assert view.violations() == []
 
 
-def test_what_another_explains_stands_below_it(show: Callable[..., View]) -> None:
-    view = show(three()[::-1])
-    assert view.page.locator("article h3 .number").all_inner_texts() == ["1", "2", "2.1"]
-    assert [text.split("\n")[-1].strip() for text in view.page.locator("article h3").all_inner_texts()] == [
-        "1 Title of third",
-        "2 Title of first",
-        "2.1 Title of second",
-    ]
-    assert view.page.locator("section table tbody tr").count() == 3
-
-
 def test_ranking_leads_to_cards_and_links_restore_it(show: Callable[..., View]) -> None:
     view = show(three())
     view.page.get_by_role("link", name="Title of third").first.click()
@@ -147,21 +136,6 @@ def test_ranking_leads_to_cards_and_links_restore_it(show: Callable[..., View]) 
     again = show(three(), query="?f.card=third")
     focused = again.page.locator("article:focus")
     again.until(lambda: focused.count() == 1 and "Title of third" in focused.inner_text())
-
-
-def test_links_lead_to_other_pages(show: Callable[..., View]) -> None:
-    view = show(three())
-    articles(view).first.get_by_role("link", name="Longest steps").click()
-    view.until(lambda: view.text("h1") == "Steps")
-    assert "kind=train" in view.page.url
-    view.page.go_back()
-    view.until(lambda: view.text("h1") == "Findings")
-
-
-def test_nothing_to_fix_is_said(show: Callable[..., View]) -> None:
-    view = show([], more={"healthy": "Nothing worth fixing above 2 %."})
-    assert "Nothing worth fixing above 2 %." in view.text("main")
-    assert articles(view).count() == 0
 
 
 def test_hostile_texts_are_text(show: Callable[..., View]) -> None:

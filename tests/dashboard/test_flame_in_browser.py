@@ -97,30 +97,6 @@ def test_keys_walk_zoom_and_turn(small: View) -> None:
     assert small.page.get_by_role("button", name="Flame", exact=True).get_attribute("aria-pressed") == "true"
 
 
-def test_another_tree_is_kept_by_the_link_and_a_table_says_the_same(small: View) -> None:
-    picture = small.page.locator(PICTURE)
-    assert small.page.get_by_label("Tree").locator("option").count() > 1
-    first = str(picture.get_attribute("aria-label"))
-    picture.press("t")
-    small.until(lambda: picture.get_attribute("aria-label") != first)
-    second, address = picture.get_attribute("aria-label"), small.page.url
-    small.page.goto("about:blank")
-    drawn(small.go(address))
-    assert picture.get_attribute("aria-label") == second
-
-    small.page.locator(PICTURE).press("T")
-    small.until(lambda: picture.get_attribute("aria-label") == first)
-    small.page.get_by_text("The tree as a table").click()
-    table = small.page.get_by_role("table")
-    small.until(lambda: table.count() == 1)
-    closed = table.locator("button[aria-expanded=false]")
-    for _ in range(20):
-        if closed.count():
-            closed.first.click()
-    rows = table.locator("tbody tr").all_inner_texts()
-    assert any("decode" in row and "data.py:21" in row for row in rows)
-
-
 def test_a_difference_tells_both_sides(dashboard: Dashboard, served: Served, look: Look) -> None:
     other = served("fuzzed")
     view = drawn(look(dashboard.page(served("small"), "flame", **{"with": other})))

@@ -5,9 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import re
 from html.parser import HTMLParser
-from importlib import resources
 from typing import Any
 
 import pytest
@@ -127,16 +125,6 @@ def test_the_policy_lets_nothing_run_but_what_the_page_was_made_with() -> None:
             assert f"'sha256-{digest}'" in rules[f"{tag}-src"]
 
 
-@pytest.mark.usefixtures("form")
-def test_the_page_names_no_address_to_load_from() -> None:
-    read = Page(single.flame_page(graph("main")))
-
-    assert not [attributes for _, attributes in read.found if {"src", "href", "action", "onclick"} & set(attributes)]
-    own = (resources.files("stepscope.report") / "flame_picture.js").read_text()
-    assert "http" not in own
-    assert not re.search(r"\b(eval|innerHTML|outerHTML|insertAdjacentHTML|document\.write|fetch|XMLHttpRequest)\b", own)
-
-
 @pytest.mark.parametrize(
     ("value", "base", "word"),
     [(10, 10, "about the same"), (10, 9.9, "about the same"), (10, 0, "new"), (0, 10, "gone"), (10, 5, "grown"),
@@ -144,17 +132,3 @@ def test_the_page_names_no_address_to_load_from() -> None:
 )  # fmt: skip
 def test_words_for_changes(value: float, base: float, word: str) -> None:
     assert colours.CHANGES[colours.change(value, base, 100)][0] == word
-
-
-def test_the_larger_the_change_the_stronger_the_colour() -> None:
-    grown = [colours.change(100, base, 100) for base in (90, 80, 60, 1)]
-    shrunk = [colours.change(value, 100, 100) for value in (90, 80, 60, 1)]
-
-    assert len({*grown, *shrunk}) == 8
-    assert grown == sorted(grown)
-    assert shrunk == sorted(shrunk)
-
-
-def test_the_tree_asked_for_comes_first() -> None:
-    assert document(graph("a"), first="all")["first"] == 0
-    assert document(graph("a"), first="not there")["first"] == 0

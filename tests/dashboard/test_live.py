@@ -82,11 +82,6 @@ def test_a_run_whose_processes_are_gone_has_vanished(growing: Growing) -> None:
     assert "60 min" in how.text
 
 
-def test_a_run_written_to_just_now_goes_on_whatever_processes_can_be_seen(growing: Growing) -> None:
-    growing.close()
-    assert live.standing(growing.folder).state == "running"
-
-
 def test_a_process_that_began_after_the_run_is_not_its_launcher(growing: Growing) -> None:
     path = next(growing.folder.glob("host-*/manifest.json"))
     long_ago = {**json.loads(path.read_text()), "started_ns": T0}
@@ -101,11 +96,6 @@ def test_of_another_machine_only_the_age_counts(tmp_path: Path) -> None:
     assert live.standing(folder).state == "running"
     age(folder, 3600)
     assert live.standing(folder).state == "vanished"
-
-
-def test_one_host_that_goes_on_keeps_the_run_going(growing: Growing) -> None:
-    make_run_folder(growing.folder.parent, name=growing.folder.name, host="other", rank=1, steps=[])
-    assert live.standing(growing.folder).state == "running"
 
 
 def test_a_folder_that_is_gone_says_so(tmp_path: Path) -> None:
@@ -219,19 +209,6 @@ def test_a_run_that_vanishes_keeps_its_pages(growing: Growing, dashboard_of: Cal
     assert shown.json(f"api/runs/{run}")["state"] == "vanished"
 
 
-def test_a_run_before_its_first_step_is_waited_for(tmp_path: Path, dashboard_of: Callable[..., Dashboard]) -> None:
-    run = Growing(tmp_path / "runs", steps=0)
-    try:
-        shown = dashboard_of(run.folder)
-        key = shown.id("growing")
-        head = shown.ask(f"api/runs/{key}").json
-        assert head["state"] == "running"
-        assert head["error"] is None
-        assert shown.json(f"api/runs/{key}/live")["state"] == "running"
-    finally:
-        run.close()
-
-
 def test_following_a_run_writes_nothing(growing: Growing, dashboard_of: Callable[..., Dashboard]) -> None:
     def seen() -> dict[str, tuple[int, int]]:
         found = [path for path in growing.folder.rglob("*") if path.is_file()]
@@ -244,10 +221,3 @@ def test_following_a_run_writes_nothing(growing: Growing, dashboard_of: Callable
         shown.json(f"api/runs/{run}/pages/{page}")
     shown.json(f"api/runs/{run}/live")
     assert seen() == before
-
-
-def test_a_trace_is_not_followed(dashboard_of: Callable[..., Dashboard], cpu_trace: Path) -> None:
-    shown = dashboard_of(cpu_trace)
-    run = shown.json("api/runs")["runs"][0]["id"]
-    said = shown.json(f"api/runs/{run}/live")
-    assert (said["state"], said["again_s"]) == ("finished", None)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import stepscope
+from stepscope.dashboard import notebook
 from stepscope.model import Abstention, Diagnosis
-from stepscope.report import build, notebook
+from stepscope.report import build
 from tests.dashboard.test_plain_report import Page
 from tests.report.fabricate import analysis, diagnosis, finding, run_facts, write_script
 from tests.report.test_terminal import HOSTILE

@@ -11,25 +11,11 @@ from stepscope.dashboard import pages
 from stepscope.dashboard.pages import PageContext
 from stepscope.model import Report
 from stepscope.report.experiment_report import experiment_document
-from tests.dashboard.opened import Runs, kinds, page, part, said, series
+from tests.dashboard.opened import Runs, kinds, page, part, said
 from tests.records import replace
 from tests.report.fabricate_experiment import experiment
 
 # ------------------------------------------------------------------------------------------------------ compare
-
-
-def test_another_run_is_chosen_and_laid_beside(slow: dict[str, api.Run]) -> None:
-    catalog = Runs(slow)
-    before = page(slow["after"], "compare", catalog=catalog, own="after")
-    (choice,) = [block for block in before["blocks"] if block["kind"] == "choice"]
-    assert [option["value"] for option in choice["options"]] == ["", "before"]
-    found = page(slow["after"], "compare", catalog=catalog, own="after", **{"with": "before"})
-    rows = {row["label"]: row for row in part(found, "figures")["rows"]}
-    assert (rows["mean step"]["baseline"], rows["mean step"]["candidate"]) == pytest.approx((10, 13), rel=0.05)
-    phases = part(found, "phases")["rows"]
-    assert (phases[0]["name"], phases[0]["difference_ms"]) == ("data wait", pytest.approx(3, rel=0.05))
-    assert series(part(found, "parts"))["data wait"] == pytest.approx([1, 4], rel=0.05)
-    assert "after against before" in said(found)
 
 
 def test_sides_can_be_turned_round(slow: dict[str, api.Run]) -> None:
@@ -70,7 +56,7 @@ def test_an_experiment_shows_intervals_beside_ceilings(fabricated: Report, nothi
     assert "makes training faster" in said(found, "good")
     assert {"verdict", "loss", "doubt"} <= {row["about"] for row in part(found, "candidate-notes")["rows"]}
     assert all(column.get("signed") for column in part(found, "candidates")["columns"] if column["unit"] == "share")
-    assert not pages.empty(PageContext(shown, shown), "compare")
+    assert not pages.PAGES["compare"].empty(PageContext(shown, shown))
 
 
 def test_an_experiment_can_be_chosen_like_a_run(tmp_path: Path, slow: dict[str, api.Run]) -> None:
@@ -83,9 +69,3 @@ def test_an_experiment_can_be_chosen_like_a_run(tmp_path: Path, slow: dict[str, 
     (tmp_path / "experiment.json").write_bytes(b"{}")
     found = page(slow["after"], "compare", catalog=catalog, own="after", **{"with": "trial"})
     assert "empty" in kinds(found)
-
-
-def test_alone_there_is_nothing_to_compare(small: api.Run) -> None:
-    found = page(small, "compare", catalog=Runs({"this": small}))
-    assert kinds(found) == ["empty"]
-    assert "only run" in found["blocks"][0]["why"]

@@ -13,7 +13,6 @@ import pytest
 from stepscope import api
 from stepscope.dashboard.pages import flame
 from stepscope.errors import UsageError
-from tests import gpu_traces
 from tests.builders import step_rows
 from tests.dashboard import served_runs
 from tests.dashboard.page_shapes import is_empty, page, part, parts
@@ -44,12 +43,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> api.Run:
     """A recorded run without windows, stacks or compilers."""
     manifest = {"command": ["python", "my train.py"]}
     return api.open_run(make_run_folder(tmp_path_factory.mktemp("plain"), manifest=manifest))
-
-
-@pytest.fixture(scope="module")
-def cpu(tmp_path_factory: pytest.TempPathFactory) -> api.Run:
-    path = served_runs.cpu_trace(tmp_path_factory.mktemp("cpu") / "cpu.pt.trace.json")
-    return api.open_run(path, options=api.ReadOptions(cache=False))
 
 
 @pytest.fixture(scope="module")
@@ -88,11 +81,6 @@ def test_compiles_by_cause_and_step(compiled: api.Run):
     assert "union" in figures["Compile time"]["help"]["text"]
 
 
-def test_what_was_not_recorded_of_compiles_is_said(compiled: api.Run):
-    (facts,) = parts(page(compiled, "compiles"), "facts")
-    assert "Metrics of torch_xla" in [row["label"] for row in facts["rows"]]
-
-
 def with_compilers(run: api.Run, **changes: Any) -> api.Run:
     """The run as if compilers had done what `fabricate_compilers` says."""
     view = replace(fabricate_compilers.view(served_runs.PROJECT + "/train.py"), **changes)
@@ -118,42 +106,7 @@ def test_a_function_at_its_limit_and_what_went_on(plain: api.Run):
     assert any("profiler windows" in block["text"] for block in parts(document, "text"))
 
 
-def test_metrics_and_warnings_of_torch_xla(plain: api.Run):
-    view = fabricate_compilers.xla_view(served_runs.PROJECT + "/train.py")
-    run = with_compilers(plain, **{name: getattr(view, name) for name in ("backends", "causes", "metrics", "warnings")})
-    document = page(run, "compiles")
-    (warning, *_) = [block for block in parts(document, "text") if block["tone"] == "warning"]
-    assert fabricate_compilers.ARTICLE in warning["text"]
-    rows = {row["name"]: row for row in part(document, "xla-metrics")["rows"]}
-    assert (rows["CompileTime"]["total"], rows["CompileTime"]["unit"], rows["CompileTime"]["p50"]) == (
-        5089.084,
-        "ms",
-        336.64,
-    )
-    figures = {item["label"]: item for item in parts(document, "figures")[0]["items"]}
-    assert figures["of them recompiles"]["value"] is None
-    assert figures["of them recompiles"]["missing"]
-
-
-def test_compiles_follow_no_worker(compiled: api.Run):
-    scope = page(compiled, "compiles", worker="rank-0")["scope"]
-    assert "worker" not in scope["follows"]
-    assert scope["note"]
-
-
 # ------------------------------------------------------------------------------------------------------- flame graph
-
-
-def test_a_flame_graph_of_samples_and_of_a_window(sampled: dict[str, api.Run]):
-    run = sampled["one"]
-    assert not is_empty(run, "flame")
-    (block,) = parts(page(run, "flame"), "flame")
-    document = block["document"]
-    assert document["schema"] == "stepscope.flame/1"
-    assert block["first"] == document["trees"][0]["key"]
-    assert {"all", "gpu"} <= {tree["key"] for tree in document["trees"]}
-    assert "decode" in " ".join(document["names"])
-    assert document["sides"] is None
 
 
 def test_flame_graphs_of_two_runs(sampled: dict[str, api.Run]):
@@ -170,17 +123,6 @@ def test_a_run_to_compare_with_that_is_not_there(sampled: dict[str, api.Run]):
     document = page(sampled["one"], "flame", catalog=Runs({"two": sampled["two"]}), **{"with": "../x"})
     (said,) = parts(document, "empty")
     assert "no such run" in said["why"]
-
-
-def test_a_run_that_counts_other_things_is_no_comparison(sampled: dict[str, api.Run], plain: api.Run):
-    document = page(sampled["one"], "flame", catalog=Runs({"plain": plain}), **{"with": "plain"})
-    (said,) = parts(document, "empty")
-    assert not said["why"].startswith("--")
-
-
-def test_lines_instead_of_functions(sampled: dict[str, api.Run]):
-    (block,) = parts(page(sampled["one"], "flame", by="line"), "flame")
-    assert any(frame[2] is not None for frame in block["document"]["frames"])
 
 
 def test_a_rank_that_was_not_sampled(sampled: dict[str, api.Run]):
@@ -206,14 +148,3 @@ def test_trees_have_as_many_boxes_as_fit(tmp_path: Path, monkeypatch: pytest.Mon
     assert max(every) > 900
     assert max(fewer) <= 700
     assert sum(fewer) <= max(700, flame.LEAST_BOXES * len(fewer))
-
-
-def test_nothing_sampled_and_no_python_stacks(cpu: api.Run, tmp_path: Path):
-    assert not is_empty(cpu, "flame")
-    path = tmp_path / "bare.pt.trace.json"
-    events = [gpu_traces.host("aten::add", 10, 5), gpu_traces.host("aten::mm", 20, 5)]
-    path.write_text(json.dumps({"traceEvents": events}))
-    run = api.open_run(path, options=api.ReadOptions(cache=False))
-    assert is_empty(run, "flame")
-    (said,) = parts(page(run, "flame"), "empty")
-    assert said["command"].startswith("stepscope run")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import itertools
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,19 +73,6 @@ def test_accessible(dashboard: Dashboard, served: Served, look: Look) -> None:
     assert {page: wrong for page, wrong in found.items() if wrong} == {}
 
 
-def test_contrast_in_the_dark(dashboard: Dashboard, served: Served, look: Look) -> None:
-    view = look(dashboard.page(served("small"), "findings"), axe=True, dark=True).ready()
-    found = {page: view.open(page).violations("color-contrast", "link-in-text-block") for page in TITLES}
-    assert {page: wrong for page, wrong in found.items() if wrong} == {}
-
-
-@pytest.mark.parametrize("page", ["findings", "steps", "timeline", "kernels"])
-def test_nothing_moves_while_a_page_comes_up(page: str, dashboard: Dashboard, served: Served, look: Look) -> None:
-    view = look(dashboard.page(served("small"), page)).ready()
-    view.page.wait_for_timeout(300)  # what comes later than the page itself
-    assert view.moved() < 0.02
-
-
 def test_list_of_runs(dashboard: Dashboard, served: Served, look: Look) -> None:
     for name in ("small", "empty"):
         served(name)
@@ -101,19 +87,6 @@ def test_list_of_runs(dashboard: Dashboard, served: Served, look: Look) -> None:
     view.page.get_by_role("link", name="small").click()
     view.ready()
     assert view.text("h1") == "Findings"
-
-
-def test_one_run_is_opened_at_once(small_run: Path, dashboard_of: Callable[..., Dashboard], look: Look) -> None:
-    view = look(dashboard_of(small_run).address).ready()
-    view.until(lambda: view.text("h1") == "Findings")
-    view.page.go_back()  # to before the dashboard, not to the list
-    assert view.page.url == "about:blank"
-
-
-def test_folder_without_runs(tmp_path: Path, dashboard_of: Callable[..., Dashboard], look: Look) -> None:
-    view = look(dashboard_of(tmp_path).address, axe=True).ready()
-    assert "stepscope run python train.py" in view.text("main")
-    assert view.violations() == []
 
 
 def test_scope_follows_from_page_to_page(dashboard: Dashboard, served: Served, look: Look) -> None:
@@ -170,52 +143,6 @@ def _long_table(view: View) -> Any:
     return view.page.locator("section.table").filter(has=view.page.get_by_placeholder("Filter rows")).first
 
 
-def test_help_opens_by_keyboard_and_closes_by_escape(dashboard: Dashboard, served: Served, look: Look) -> None:
-    view = look(dashboard.page(served("small"), "gpu"), axe=True).ready()
-    button = view.page.get_by_role("button", name="means").filter(visible=True).first
-    button.focus()
-    tip = view.page.get_by_role("tooltip")
-    view.until(lambda: tip.count() == 1)
-    assert button.get_attribute("aria-describedby") == tip.get_attribute("id")
-    box = tip.bounding_box()
-    assert box is not None
-    assert box["x"] >= 0
-    assert box["x"] + box["width"] <= 1280
-    assert view.violations() == []
-    view.page.keyboard.press("Escape")
-    view.until(lambda: tip.count() == 0)
-
-
-def test_utilisation_is_explained_with_a_picture(dashboard: Dashboard, served: Served, look: Look) -> None:
-    view = look(dashboard.page(served("small"), "gpu")).ready()
-    view.page.get_by_role("button", name="What “Utilisation” means").first.hover()
-    tip = view.page.get_by_role("tooltip")
-    view.until(lambda: tip.get_by_role("img").count() == 1)
-    assert "132" in tip.inner_text()
-
-
-def test_theme_is_kept(dashboard: Dashboard, served: Served, look: Look) -> None:
-    view = look(dashboard.page(served("empty"), "steps")).ready()
-    root = view.page.locator("html")
-    assert root.get_attribute("data-theme") == "light"
-    view.page.get_by_label("Theme").select_option("dark")
-    assert root.get_attribute("data-theme") == "dark"
-    view.page.reload()
-    view.ready()
-    assert root.get_attribute("data-theme") == "dark"
-
-
-def test_skip_link_and_focus(dashboard: Dashboard, served: Served, look: Look) -> None:
-    view = look(dashboard.page(served("small"), "findings")).ready()
-    view.page.keyboard.press("Tab")
-    view.page.keyboard.press("Enter")
-    focused = view.page.locator(":focus")
-    assert focused.get_attribute("id") == "main"
-    assert view.text("h1") == "Findings"
-    view.open("steps")
-    assert focused.evaluate("tag => tag.tagName") == "H1"  # a new page begins at its heading
-
-
 def test_what_is_not_there_says_so(dashboard: Dashboard, served: Served, look: Look) -> None:
     view = look(dashboard.page(served("small"), "findings")).ready()
     missing: list[str] = []
@@ -262,22 +189,6 @@ def test_a_run_that_goes_on_is_followed_to_its_end(
         growing.close()
 
 
-def test_a_run_whose_launcher_died_has_vanished(
-    tmp_path: Path, dashboard_of: Callable[..., Dashboard], look: Look
-) -> None:
-    growing = Growing(tmp_path)
-    try:
-        view = look(dashboard_of(tmp_path).address).ready()
-        view.until(lambda: "running" in view.text("header"))
-        for path in growing.folder.rglob("*.jsonl"):
-            os.utime(path, (0, 0))  # nothing was written for long
-        growing.close()
-        view.until(lambda: "vanished" in view.text("header"))
-        assert view.text("section.status .words")
-    finally:
-        growing.close()
-
-
 def _made_up(dashboard: Dashboard, run: str, look: Look, blocks: list[dict[str, Any]]) -> View:
     """A page of these blocks, in place of what the server would send."""
     scope = {"worker": None, "span": None, "steps": None, "follows": [], "note": None}
@@ -294,29 +205,6 @@ def _table(rows: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
     ]
     rest = {"id": "made", "title": "Made up", "total": len(rows), "sorted_by": None, "notes": []}
     return {"kind": "table", "columns": columns, "rows": rows, **rest, **more}
-
-
-def test_long_table_has_pages(dashboard: Dashboard, served: Served, look: Look) -> None:
-    rows = [{"name": f"row {number}", "time_ns": number * 1000 or None} for number in range(230)]
-    view = _made_up(dashboard, served("small"), look, [_table(rows, total=5000)])
-    table = view.page.locator("section.table")
-    names = table.locator("tbody th").all_inner_texts
-    assert len(names()) == 100
-    assert "230 listed of 5,000 rows" in table.inner_text()
-    table.get_by_role("button", name="Next 100 rows").click()
-    view.until(lambda: names()[0] == "row 100")
-    table.get_by_role("button", name="Next 100 rows").click()
-    view.until(lambda: names() == [f"row {number}" for number in range(200, 230)])
-    assert "page%3A3" in view.page.url
-
-    table.get_by_title("Sort by Time").click()
-    view.until(lambda: names()[0] == "row 229")
-    table.get_by_title("Sort by Time").click()
-    view.until(lambda: names()[0] == "row 1")  # what is missing is not the smallest
-    table.get_by_placeholder("Filter rows").fill("row 22 9")
-    view.until(lambda: names() == ["row 229"])
-    assert table.locator("tbody td").inner_text() == "229\u202fµs"
-    assert table.locator("tbody td span").get_attribute("title") == "229,000 ns"
 
 
 def test_tree_folds_and_keeps_its_order(dashboard: Dashboard, served: Served, look: Look) -> None:

@@ -4,32 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from stepscope import api
-from stepscope.dashboard import pages
-from stepscope.dashboard.pages import PageContext
-from stepscope.model import Report
 from tests import builders
 from tests.builders import MS, T0, step_rows
-from tests.dashboard.opened import OPTIONS, figures, page, part, said, series
+from tests.dashboard.opened import OPTIONS, page, part, series
 from tests.records import replace
 from tests.run_folders import make_run_folder
 
 # ------------------------------------------------------------------------------------------------------ system
-
-
-def test_telemetry_stands_beside_the_steps(small: api.Run) -> None:
-    found = page(small, "system")
-    times = part(found, "cpu")["x"]["values"]
-    assert [time - times[0] for time in times] == pytest.approx([0, 1, 2, 3, 4])
-    assert series(part(found, "cpu"))["rank-0"] == [95, 96, 97, 98, 99]
-    gpu = part(found, "gpu-utilisation")
-    assert series(gpu) == {"gpu:0": [40, 41, 42, 43, 44]}
-    assert (gpu["help"]["picture"], gpu["y"]["max"]) == ("utilisation", 100)
-    steps = part(found, "steps-over-time")
-    assert max(steps["series"][0]["values"]) == pytest.approx(159)
-    assert {block["sync"] for block in found["blocks"] if block["kind"] == "chart"} == {"time"}
 
 
 def test_counters_are_shown_as_growth(tmp_path: Path) -> None:
@@ -70,32 +52,3 @@ def test_a_range_of_steps_cuts_the_telemetry(small: api.Run) -> None:
     whole = part(page(small, "system"), "cpu")["x"]["values"]
     assert part(found, "cpu")["x"]["values"] == whole[:2]
     assert len(part(found, "steps-over-time")["x"]["values"]) == 7
-
-
-def test_traces_have_no_telemetry_and_say_what_would(traces: api.Run) -> None:
-    found = page(traces, "system")
-    assert found["blocks"][0]["kind"] == "empty"
-    assert pages.empty(PageContext(traces, traces), "system")
-    assert not pages.empty(PageContext(traces, traces), "steps")
-
-
-# ------------------------------------------------------------------------------------------------------ environment
-
-
-def test_the_environment_names_what_ran_and_what_was_lost(fabricated: Report, nothing: api.Run) -> None:
-    found = page(nothing.showing(fabricated), "environment")
-    facts = {row["label"]: row["value"] for b in found["blocks"] if b["kind"] == "facts" for row in b["rows"]}
-    assert facts["Command"] == "python train.py --lr 0.1"
-    assert (facts["torch"], facts["cpu model"], facts["governor"]) == ("2.13.0", "Some CPU", "powersave")
-    assert "1 torn line" in said(found, "warning")
-    assert "sampled at 100 Hz" in said(found, "note")
-    assert part(found, "windows")["rows"][0]["overhead_ratio"] == 1.4
-    assert part(found, "sites")["rows"][0]["arguments"] == "batch_size=32"
-    assert figures(found)["torn lines"]["value"] == 1
-
-
-def test_traces_say_how_well_they_could_be_read(traces: api.Run) -> None:
-    found = page(traces, "environment")
-    assert figures(found)["Traces"]["value"] == 2
-    assert len(part(found, "traces")["rows"]) == 2
-    assert said(found, "warning") or said(found, "good")

@@ -6,58 +6,12 @@ import json
 import pickle
 from pathlib import Path
 
-import pytest
-
 from stepscope import api
-from stepscope.analyze.views.select import Selection
 from tests import gpu_traces
-from tests.dashboard.page_shapes import is_empty, page, part, parts
-from tests.dashboard.worker_traces import MIB, two_workers
+from tests.dashboard.page_shapes import is_empty, page, part
 from tests.read.memory_files import Allocator
 
-
-@pytest.fixture(scope="module")
-def gpus(tmp_path_factory: pytest.TempPathFactory) -> api.Run:
-    return two_workers(tmp_path_factory.mktemp("gpus"))
-
-
 # ------------------------------------------------------------------------------------------------------- memory
-
-
-def test_memory_of_a_trace(gpus: api.Run):
-    document = page(gpus, "memory", worker="worker0")
-    (figures,) = parts(document, "figures")
-    values = {item["label"]: item["value"] for item in figures["items"]}
-    assert values["Peak allocated"] == 30 * MIB
-    assert values["Of the peak, from before the recording"] == 10 * MIB
-    assert values["Memory of the device"] == 16 * 2**30
-    chart = part(document, "memory-curve")
-    allocated = next(series for series in chart["series"] if series["name"] == "allocated")
-    assert max(allocated["values"]) == 30 * MIB
-    (mark,) = chart["marks"]
-    at_mark = [value for x, value in zip(chart["x"]["values"], allocated["values"], strict=True) if x == mark["from"]]
-    assert 30 * MIB in at_mark
-    assert chart["x"]["values"][0] == 0
-
-
-def test_what_stood_at_the_peak(gpus: api.Run):
-    document = page(gpus, "memory", worker="worker0")
-    chart = part(document, "memory-peak-operator")
-    found = dict(zip(chart["x"]["values"], chart["series"][0]["values"], strict=True))
-    assert found == {"aten::mm": 20 * MIB, "before the recording": 10 * MIB}
-    lines = part(document, "memory-lines")["rows"]
-    assert sum(row["at_peak_bytes"] for row in lines) == 20 * MIB
-    blocks = part(document, "memory-blocks")["rows"]
-    assert {row["allocated_ns"] for row in blocks if row["at_peak"]} == {0}
-
-
-def test_one_recording_is_chosen_of_several(gpus: api.Run):
-    document = page(gpus, "memory")
-    (choice,) = parts(document, "choice")
-    assert len(choice["options"]) == 2
-    other = choice["options"][1]["value"]
-    assert "worker1" in parts(page(gpus, "memory", recording=other), "figures")[0]["title"]
-    assert len(part(document, "memory")["rows"]) == 2
 
 
 def test_a_snapshot_of_the_allocator(tmp_path: Path):
@@ -82,40 +36,6 @@ def test_a_snapshot_of_the_allocator(tmp_path: Path):
 
 
 # ------------------------------------------------------------------------------------------------------- GPUs
-
-
-def test_gpu_figures_explain_themselves(gpus: api.Run):
-    document = page(gpus, "gpu", worker="worker1")
-    (figures,) = parts(document, "figures")
-    items = {item["label"]: item for item in figures["items"]}
-    (want,) = gpus.table("gpus", Selection(worker="worker1")).rows
-    assert items["Utilisation"]["value"] == want.utilization_pct
-    assert items["Tensor cores"]["value"] == want.tensor_core_pct
-    assert items["Utilisation"]["help"]["picture"] == "utilisation"
-    assert "Test GPU" in figures["title"]
-
-
-def test_gpu_counters_over_time(gpus: api.Run):
-    document = page(gpus, "gpu", worker="worker0")
-    use, queue = (part(document, f"gpu-{name}") for name in ("use", "queue"))
-    want = [each for each in gpus.analysis.views.counters if each.span.worker == "worker0"]
-    assert [series["values"] for series in use["series"]] == [list(each.values) for each in want[:2]]
-    assert use["sync"] == queue["sync"]
-    assert (use["y"]["max"], queue["y"]["max"]) == (100, None)
-
-
-def test_gpus_side_by_side(gpus: api.Run):
-    document = page(gpus, "gpu")
-    assert len(part(document, "gpus")["rows"]) == 2
-    assert len(part(document, "gpu-cores")["x"]["values"]) == 2
-    (choice,) = parts(document, "choice")
-    chosen = page(gpus, "gpu", gpu=choice["options"][1]["value"])
-    assert "worker1" in parts(chosen, "figures")[0]["title"]
-
-
-def test_operators_that_could_use_tensor_cores(gpus: api.Run):
-    rows = part(page(gpus, "gpu", worker="worker0"), "eligible")["rows"]
-    assert [(row["name"], row["tensor_core_self_pct"]) for row in rows] == [("aten::mm", 100)]
 
 
 def test_what_ranks_exchange(tmp_path: Path):

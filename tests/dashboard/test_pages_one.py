@@ -9,26 +9,16 @@ import pytest
 
 from stepscope import api
 from stepscope.dashboard import pages
-from stepscope.dashboard.pages import PAGES, PageContext
+from stepscope.dashboard.pages import PageContext
 from stepscope.errors import UsageError
-from stepscope.model import Report, StepFacts
+from stepscope.model import Report
 from tests.builders import MS, T0, step_rows
 from tests.dashboard import served_runs
-from tests.dashboard.opened import EVIL, KEYS, OPTIONS, Runs, figures, kinds, page, part, said, series
+from tests.dashboard.opened import EVIL, KEYS, OPTIONS, Runs, figures, page, part, series
 from tests.records import replace
 from tests.run_folders import make_run_folder
 
 # ------------------------------------------------------------------------------------------------------ the registry
-
-
-def test_pages_stand_in_their_order() -> None:
-    order = ["findings", "steps", "timeline", "flame", "operators", "kernels", "modules", "memory", "compiles", "gpu"]
-    assert list(PAGES) == [*order, "system", "compare", "environment"]
-    groups = [page.group for page in PAGES.values()]
-    assert [group for at, group in enumerate(groups) if group not in groups[:at]] == sorted(
-        set(groups), key=groups.index
-    )
-    assert all(groups[at] == groups[at - 1] for at in range(1, len(groups)) if groups[at] in groups[:at])
 
 
 def test_a_page_that_there_is_not_is_named(small: api.Run) -> None:
@@ -49,13 +39,6 @@ def test_a_span_that_is_none_is_an_error(traces: api.Run, span: str) -> None:
         page(traces, "steps", span=span)
 
 
-def test_selectors_offer_workers_spans_and_steps(small: api.Run, traces: api.Run) -> None:
-    assert [row["key"] for row in pages.workers(small)] == ["rank-0", "rank-1"]
-    assert pages.step_range(small) == {"first": 0, "last": 119}
-    assert [row["key"] for row in pages.workers(traces)] == ["worker0", "worker1"]
-    assert pages.spans(traces)[0] == {"key": "worker0/span1", "label": "span 1", "worker": "worker0"}
-
-
 @pytest.mark.parametrize("key", KEYS)
 def test_names_from_a_run_are_harmless_text(tmp_path: Path, key: str) -> None:
     run = api.open_run(served_runs.fuzzed(tmp_path / "runs"), options=OPTIONS)
@@ -63,64 +46,7 @@ def test_names_from_a_run_are_harmless_text(tmp_path: Path, key: str) -> None:
     assert not any(character in text for character in "\x00\x1b\u202e\u2028")
 
 
-@pytest.mark.parametrize("key", KEYS)
-def test_a_run_without_anything_has_every_page(nothing: api.Run, key: str) -> None:
-    found = page(nothing, key)
-    empty = pages.empty(PageContext(nothing, nothing), key)
-    assert empty == (key != "environment")
-    assert ("empty" in kinds(found)) == empty
-    assert all(b["why"] and b["record"] and b["command"] for b in found["blocks"] if b["kind"] == "empty")
-
-
 # ------------------------------------------------------------------------------------------------------ findings
-
-
-def test_cards_hold_what_the_report_says(fabricated: Report, nothing: api.Run) -> None:
-    found = page(nothing.showing(fabricated), "findings")
-    block = next(block for block in found["blocks"] if block["kind"] == "findings")
-    first = block["findings"][0]
-    assert [card["severity"] for card in block["findings"]] == ["critical", "warning", "info"]
-    assert (first["cost_ms_per_step"], first["share"], first["gain_ceiling"]) == (41.2, 0.672, 0.672)
-    assert first["where"][0]["shown"].endswith("/train.py:7")
-    assert [line["line"] for line in first["where"][0]["source"] if line["here"]] == [7]
-    assert first["evidence"][0] == {
-        "metric": "data_wait",
-        "text": "41.2 ms",
-        "source": "steps.jsonl, inside the iterator's __next__",
-    }
-    assert first["try"] == [{"knob": "loader.workers", "value": "4"}]
-    assert first["command"] == "stepscope run --knob loader.workers=4 -- python train.py --lr 0.1"
-    assert block["findings"][1]["command"] is None
-    assert block["findings"][1]["expected_gain"] == {"low": 0.05, "high": 0.075}
-    assert block["abstained"] == [{"rule": "memory.fragmented", "needs": "a CUDA device"}]
-    assert block["ignored"] == [{"rule": "io.logging", "reason": "we need every line"}]
-    assert block["healthy"] is None
-    assert figures(found)["Mean step"]["value"] == 61.3
-    assert "1 torn line" in said(found, "warning")
-
-
-def test_causes_stand_before_what_they_explain(fabricated: Report, nothing: api.Run) -> None:
-    cause, effect, _ = (dict(row) for row in fabricated.findings)
-    rows = ({**effect, "explains": [cause["id"]]}, {**cause, "explains": []})
-    found = page(nothing.showing(replace(fabricated, findings=rows)), "findings")
-    cards = next(block for block in found["blocks"] if block["kind"] == "findings")["findings"]
-    assert [card["id"] for card in cards] == [effect["id"], cause["id"]]
-    assert cards[0]["explains"] == [{"id": cause["id"], "title": cause["title"]}]
-    assert cards[1]["explained_by"] == [{"id": effect["id"], "title": effect["title"]}]
-
-
-def test_risks_have_no_cost(fabricated: Report, nothing: api.Run) -> None:
-    row = {key: value for key, value in fabricated.findings[0].items() if key not in ("cost_ms_per_step", "share")}
-    del row["gain_ceiling"], row["expected_gain"], row["disagreements"]
-    found = page(nothing.showing(replace(fabricated, findings=(), risks=(row,))), "findings")
-    (card,) = next(block for block in found["blocks"] if block["kind"] == "findings")["risks"]
-    assert (card["cost_ms_per_step"], card["share"], card["gain_ceiling"], card["expected_gain"]) == (None,) * 4
-
-
-def test_a_healthy_run_says_so(fabricated: Report, nothing: api.Run) -> None:
-    found = page(nothing.showing(replace(fabricated, findings=(), abstained=())), "findings")
-    block = next(block for block in found["blocks"] if block["kind"] == "findings")
-    assert block["healthy"].startswith("Nothing worth fixing above")
 
 
 def test_a_run_that_nobody_explained_is_not_called_healthy(fabricated: Report, nothing: api.Run) -> None:
@@ -133,45 +59,7 @@ def test_a_run_that_nobody_explained_is_not_called_healthy(fabricated: Report, n
     assert "Nobody explained 30 % of the step (30.0 ms): asleep 30 %." in warnings
 
 
-def test_findings_lead_to_pages_that_hold_something(small: api.Run) -> None:
-    found = page(small, "findings")
-    cards = next(block for block in found["blocks"] if block["kind"] == "findings")["findings"]
-    linked = {card["category"]: [link["page"] for link in card["links"]] for card in cards}
-    assert "timeline" in linked["sync"]
-    assert not any(pages.empty(PageContext(small, small), key) for keys in linked.values() for key in keys)
-
-
 # ------------------------------------------------------------------------------------------------------ steps
-
-
-def test_steps_are_stacked_of_their_phases_and_the_stall_stays(small: api.Run) -> None:
-    found = page(small, "steps", embedded=True)
-    chart = part(found, "steps")
-    at = chart["x"]["values"].index(served_runs.STALL)
-    parts = series(chart)
-    assert parts["data wait"][at] == 150
-    assert sum(values[at] for values in parts.values()) == pytest.approx(159)
-    assert (chart["type"], chart["select"], chart["sync"]) == ("stacked_bars", "steps", "steps")
-    assert {"from": 0, "to": 3, "label": "under the profiler"} in chart["marks"]
-    assert (
-        f"the longest after the warm-up is step {served_runs.STALL} with 159 ms, most of it data wait"
-        in chart["sentence"]
-    )
-
-
-def test_figures_are_the_ones_of_the_report(small: api.Run) -> None:
-    facts: StepFacts = small.analysis.steps[0]
-    shown = figures(page(small, "steps"))
-    assert shown["Mean step"]["value"] == facts.mean_ms
-    assert shown["95th percentile"]["value"] == facts.p95_ms
-    assert shown["Mean step"]["help"]["text"].startswith("Mean wall time")
-
-
-def test_a_worker_has_its_own_steps(small: api.Run) -> None:
-    first, second = (series(part(page(small, "steps", worker=f"rank-{n}"), "steps")) for n in (0, 1))
-    assert (first["backward"][-1], second["backward"][-1]) == (4, 6)
-    assert part(page(small, "steps", worker="rank-1"), "longest")["total"] == 120
-    assert part(page(small, "steps"), "longest")["total"] == 240
 
 
 def test_long_runs_are_thinned_with_their_stalls(tmp_path: Path) -> None:
@@ -183,46 +71,6 @@ def test_long_runs_are_thinned_with_their_stalls(tmp_path: Path) -> None:
     at = chart["x"]["values"].index(3_333)
     assert sum(values[at] for values in series(chart).values()) == pytest.approx(900)
     assert "of 5,000 steps" in chart["notes"][0]
-
-
-def test_the_longest_steps_say_what_was_long(tmp_path: Path) -> None:
-    rows = step_rows(60)
-    rows[30] = {**rows[30], "wall_ns": 60 * MS, "optimizer_ns": 51 * MS}
-    save = {"kind": "save", "path": "best.pt", "step": 30, "time_ns": T0, "duration_ns": 50 * MS}
-    noted = [save, {"kind": "gc", "generation": 2, "step": 30, "time_ns": T0, "duration_ns": MS // 100}]
-    run = api.open_run(make_run_folder(tmp_path, steps=rows, events=noted), options=OPTIONS)
-    block = part(page(run, "steps"), "longest")
-    first = block["rows"][0]
-    assert (first["step"], first["phase"], first["reason"]) == (30, "optimizer", "steady")
-    assert first["phase_extra_ms"] == pytest.approx(50)
-    assert first["extra_ms"] == pytest.approx(50)
-    assert first["events"] == "torch.save best.pt 50.0 ms"
-    link = next(column["link"] for column in block["columns"] if column["key"] == "step")
-    assert (link["page"], link["param"], first[link["key"]]) == ("timeline", "steps", "30:30")
-
-
-def test_the_distribution_counts_every_step_once(small: api.Run) -> None:
-    chart = part(page(small, "steps"), "distribution")
-    assert sum(sum(each["values"]) for each in chart["series"]) == 240
-    assert chart["series"][0]["values"][-1] == 2  # the stall of either rank lies behind the last edge
-    assert chart["marks"][0]["label"] == "and longer"
-
-
-def test_equal_steps_have_a_distribution_too(tmp_path: Path) -> None:
-    run = api.open_run(make_run_folder(tmp_path, steps=step_rows(20)), options=OPTIONS)
-    chart = part(page(run, "steps"), "distribution")
-    assert sum(sum(each["values"]) for each in chart["series"]) == 20
-
-
-def test_kinds_of_steps_are_chosen(tmp_path: Path) -> None:
-    evals = step_rows(30, first_step=60, data_wait_ms=5, start_ns=T0 + 1000 * MS, kind="eval")
-    run = api.open_run(make_run_folder(tmp_path, steps=[*step_rows(60), *evals]), options=OPTIONS)
-    choice = next(block for block in page(run, "steps")["blocks"] if block["kind"] == "choice")
-    assert [option["value"] for option in choice["options"]] == ["train", "eval"]
-    assert part(page(run, "steps", kind="eval"), "steps")["x"]["values"][0] == 60
-    assert part(page(run, "steps", kind="nonsense"), "steps")["x"]["values"][0] == 0
-    assert {row["kind"] for row in part(page(run, "steps"), "processes")["rows"]} == {"train", "eval"}
-    assert "choice" not in kinds(page(run, "steps", embedded=True))
 
 
 def test_a_range_of_steps_is_what_was_read(small: api.Run) -> None:
@@ -260,9 +108,3 @@ def test_logged_values_are_drawn_over_the_steps(tmp_path: Path) -> None:
     run = api.open_run(make_run_folder(tmp_path, steps=step_rows(50), events=logged), options=OPTIONS)
     chart = part(page(run, "steps"), "logged-0")
     assert (chart["title"], chart["x"]["values"][-1], chart["series"][0]["values"][0]) == ("loss", 49, 2.0)
-
-
-def test_sampled_lines_stand_below(small: api.Run) -> None:
-    rows = part(page(small, "steps"), "hot-lines")["rows"]
-    assert rows[0]["place"]["shown"] == "data.py:20"
-    assert len(part(page(small, "steps", limit=1), "hot-lines")["rows"]) == 1

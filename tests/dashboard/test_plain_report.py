@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,13 +11,11 @@ from stepscope.dashboard import static_page
 from stepscope.model import Abstention, Diagnosis, Evidence, Note, Place, Quality, Try
 from stepscope.report import build
 from tests.dashboard.plain_pages import page_of
-from tests.records import replace
 from tests.report.fabricate import (
     analysis,
     diagnosis,
     finding,
     hot_line,
-    operator_row,
     run_facts,
     step_facts,
     write_script,
@@ -114,19 +111,6 @@ def test_it_says_what_the_terminal_says_and_more(folder: Path) -> None:
         assert part in text, part
 
 
-def test_operators_are_the_first_rows_of_the_table(folder: Path) -> None:
-    facts = analysis(folder)
-    assert facts.views is not None
-    rows = [operator_row(str(folder / "train.py"), name=f"aten::op{at}", place_exact=at > 0) for at in range(400)]
-    facts = replace(facts, views=replace(facts.views, operators=tuple(rows)))
-    text = " ".join(Page(page_of(build(facts, diagnosis(folder)), facts)).text.split())
-    shown = text[text.index("The first 60 of 400.") :]
-    assert "The first 60 of 400." in shown
-    assert "aten::op0 21 17.0 ms 36.0 ms ~train.py:12 forward 4 3.2 ms 6.9 ms" in shown
-    assert "aten::op59 21 17.0 ms 36.0 ms train.py:12 forward 4 3.2 ms 6.9 ms" in shown
-    assert "op60" not in shown
-
-
 def test_it_is_one_file_that_asks_for_nothing(folder: Path) -> None:
     page = Page(page_of(build(analysis(folder), diagnosis(folder))))
 
@@ -161,16 +145,6 @@ def test_hostile_names_stay_text(folder: Path) -> None:
     assert [value for tag, name, value in page.attributes if tag == "article" and name == "class"] == ["finding info"]
 
 
-def test_a_run_without_steps_and_a_healthy_one(folder: Path) -> None:
-    facts = analysis(folder, steps=(), stacks=None)
-    silent = Page(page_of(build(facts, Diagnosis((), ())), facts)).text
-    healthy = Page(page_of(build(analysis(folder), Diagnosis((), ())))).text
-
-    assert "No step was seen" in silent
-    assert "Nothing worth fixing" not in silent
-    assert "Nothing worth fixing" in healthy
-
-
 def test_the_page_is_bounded(folder: Path) -> None:
     file = str(folder / "train.py")
     rows = tuple({"name": "&" * 3_000, "source": "'" * 3_000} for _ in range(5_000))
@@ -179,27 +153,3 @@ def test_the_page_is_bounded(folder: Path) -> None:
     facts = analysis(folder, regions=rows, steps=(step_facts(series=series),))
 
     assert len(page_of(build(facts, Diagnosis(findings, ())), facts).encode()) <= static_page.MAX_BYTES
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("hostile", [False, True])
-def test_a_browser_shows_it_without_a_request(chromium: Any, folder: Path, scheme: str, hostile: bool) -> None:
-    page_file = folder / "report.html"
-    page_file.write_text(hostile_page(folder) if hostile else page_of(build(analysis(folder), diagnosis(folder))))
-    requests: list[str] = []
-    messages: list[str] = []
-    page = chromium.new_page(color_scheme=scheme, viewport={"width": 1000, "height": 800})
-    page.on("request", lambda request: requests.append(request.url))
-    page.on("console", lambda message: messages.append(message.text))
-    page.on("dialog", lambda dialog: messages.append(dialog.message))
-    page.goto(page_file.as_uri())
-    wide = page.evaluate("document.documentElement.scrollWidth")
-    style = page.evaluate("(({color, backgroundColor}) => color + backgroundColor)(getComputedStyle(document.body))")
-    headings = page.locator("article.finding h3").count()
-    page.close()
-
-    assert requests == [page_file.as_uri()]
-    assert messages == []
-    assert wide <= 1000
-    assert headings == (1 if hostile else 3)
-    assert style == ("rgb(28, 36, 48)rgb(255, 255, 255)" if scheme == "light" else "rgb(228, 232, 238)rgb(18, 22, 28)")

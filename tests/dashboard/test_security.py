@@ -26,7 +26,6 @@ from tests.dashboard.client import Dashboard
 TOKEN = "right-token_0123456789"
 POLICY = Policy(TOKEN, 6107)
 BEARER = (b"authorization", f"Bearer {TOKEN}".encode())
-HOST = (b"host", b"127.0.0.1:6107")
 
 
 def judged(
@@ -47,11 +46,6 @@ def status(verdict: Verdict) -> int:
 
 
 # ---------------------------------------------------------------------------------------------------------- host
-
-
-@pytest.mark.parametrize("host", [b"127.0.0.1:6107", b"localhost:6107", b"LocalHost:6107", b"[::1]:6107"])
-def test_our_own_names_are_served(host: bytes) -> None:
-    assert judged(host=host) == Granted("/")
 
 
 @pytest.mark.parametrize(
@@ -86,12 +80,6 @@ def test_allowed_hosts() -> None:
         assert judged(policy=policy, host=host) == Granted("/"), host
     for host in (b"localhost:8889", b"example.org", b"x.hub.example.org", b"[fd00::1]:98"):
         assert status(judged(policy=policy, host=host)) == 421, host
-
-
-def test_a_refused_host_is_told_the_option() -> None:
-    verdict = judged(host=b"hub.example.org")
-    assert isinstance(verdict, Refusal)
-    assert "--allow-host hub.example.org" in verdict.text
 
 
 @pytest.mark.parametrize("text", ["https://hub", "hub/path", "a b", "", "hub:port", "*", "\x1b[0m"])
@@ -195,12 +183,6 @@ def test_no_path_gets_out_of_ours(raw: bytes) -> None:
         assert status(verdict) in (303, 400)
 
 
-@given(st.lists(st.sampled_from([b"..", b".", b"a", b"/", b"%2e", b"%2f", b"%25", b"\\", b"%5c"]), max_size=10))
-def test_no_combination_of_dots_and_slashes_does(parts: list[bytes]) -> None:
-    verdict = judged(b"/" + b"".join(parts), policy=Policy(TOKEN, 6107, base_path="/base/"))
-    assert not isinstance(verdict, Granted) or ".." not in verdict.path.split("/")
-
-
 @given(st.binary(max_size=80), st.binary(max_size=80), st.binary(max_size=80))
 def test_whatever_is_sent_is_judged_without_an_error(query: bytes, value: bytes, host: bytes) -> None:
     headers = ((b"cookie", value), (b"authorization", b"Bearer " + value), BEARER)
@@ -264,20 +246,6 @@ def test_every_answer_carries_the_headers(dashboard: Dashboard) -> None:
     assert answers[3].headers["allow"] == "GET, HEAD"
 
 
-@pytest.mark.parametrize(
-    "path", ["/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/assets/..%2f..%2fx", "//etc/passwd"]
-)
-def test_a_path_with_dots_is_refused(dashboard: Dashboard, path: str) -> None:
-    answer = dashboard.ask(path)
-    assert answer.status in (400, 404)
-    assert b"root:" not in answer.body
-
-
-def test_a_foreign_host_is_refused(dashboard: Dashboard) -> None:
-    assert dashboard.ask("api/runs", headers={"Host": "evil.example"}).status == 421
-    assert dashboard.ask("api/runs", headers={"Host": f"localhost:{dashboard.running.port}"}).status == 200
-
-
 def test_refusals_are_one_line_of_json_and_for_people_one_of_text(dashboard: Dashboard) -> None:
     refused = dashboard.ask("api/runs", token=False)
     assert refused.json["schema"] == "stepscope.error/1"
@@ -317,13 +285,3 @@ def test_a_dashboard_behind_a_proxy(dashboard_of: Callable[..., Dashboard], smal
     assert shown.ask("/api/runs", headers=hub).status == 200
     assert shown.ask("api/runs", headers={"Host": "evil.example"}).status == 421
     assert shown.ask("/user/ann/proxy/6107", headers=hub).headers["location"] == "./6107/"
-
-
-def test_tokens_of_two_dashboards_differ(
-    dashboard_of: Callable[..., Dashboard], dashboard: Dashboard, small_run: Path
-) -> None:
-    other = dashboard_of(small_run)
-    assert other.token != dashboard.token
-    assert len(other.token) >= 32
-    answer = other.ask("api/runs", token=False, headers={"Authorization": f"Bearer {dashboard.token}"})
-    assert answer.status == 403

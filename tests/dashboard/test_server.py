@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,20 +62,6 @@ def test_a_head_lists_what_can_be_chosen(dashboard: Dashboard, served: Served) -
     assert head["steps"] == {"first": 0, "last": 119}
     assert "rank-0" in {worker["key"] for worker in head["workers"]}
     assert {span["worker"] for span in head["spans"]} == {"rank-0"}
-
-
-def test_a_run_without_a_step_says_why_there_is_nothing(dashboard: Dashboard, served: Served) -> None:
-    run = served("empty")
-    answer = dashboard.ask(f"api/runs/{run}/pages/findings")
-    while answer.status == 202:
-        answer = dashboard.ask(f"api/runs/{run}/pages/findings")
-    head = dashboard.json(f"api/runs/{run}")
-    if answer.status == 200:
-        assert [page["key"] for page in head["pages"] if page["empty"]]
-    else:
-        assert answer.status == 422
-        assert answer.json["error"] == head["error"]
-        assert head["state"] == "unreadable"
 
 
 def test_a_range_of_steps_reads_these_alone(dashboard: Dashboard, served: Served) -> None:
@@ -150,18 +134,6 @@ def test_a_mistake_of_ours_is_a_line(
     assert "pages/findings" in said
 
 
-def test_a_page_there_is_not(dashboard: Dashboard, served: Served) -> None:
-    answer = dashboard.ask(f"api/runs/{served('small')}/pages/nothing")
-    assert answer.status == 404
-    assert "findings" in answer.json["error"]
-
-
-def test_head_has_the_headers_of_get_and_no_body(dashboard: Dashboard) -> None:
-    answer = dashboard.ask("api/runs", method="HEAD")
-    assert (answer.status, answer.body) == (200, b"")
-    assert answer.headers["content-type"] == "application/json"
-
-
 # ------------------------------------------------------------------------------------------------------- timeline
 
 
@@ -211,20 +183,6 @@ def test_a_cut_trace_is_a_file_for_perfetto(dashboard: Dashboard, served: Served
     found = {event.get("name") for event in json.loads(gzip.decompress(answer.body))["traceEvents"]}
     assert {"ProfilerStep#2", "ProfilerStep#3"} <= found
     assert not {"ProfilerStep#1", "ProfilerStep#4"} & found
-
-
-@pytest.mark.parametrize("wanted", ["bytes=0-9", "bytes=99999999-", "bytes=x"])
-def test_nothing_is_left_of_a_cut_trace_whatever_part_is_asked_for(
-    dashboard: Dashboard, served: Served, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = served("gpu")
-    dashboard.json(f"api/runs/{run}/pages/timeline")
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert dashboard.ask(f"api/runs/{run}/slice?steps=2:3", headers={"Range": wanted}).status in (206, 400, 416)
-    end = time.monotonic() + 10
-    while list(tmp_path.iterdir()) and time.monotonic() < end:
-        time.sleep(0.01)
-    assert not list(tmp_path.iterdir())
 
 
 # ---------------------------------------------------------------------------------------------------- front end

@@ -6,26 +6,21 @@ import base64
 import hashlib
 import json
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stepscope import cli
 from stepscope.api import Run, open_run
-from stepscope.dashboard import bundle, shrink, single
+from stepscope.dashboard import bundle, single
 from stepscope.dashboard.pages import PAGES
-from stepscope.dashboard.shrink import LEVELS, Level, shrunk
+from stepscope.dashboard.single import LEVELS, Level, shrunk
 from stepscope.errors import UnreadableInputError
-from stepscope.report import experiment_report
 from stepscope.report.escape import markup
 from tests.browser_page import Opened
 from tests.dashboard.browser import View
 from tests.dashboard.embedded import embedded
-from tests.dashboard.served_runs import EVIL
-from tests.report.fabricate_experiment import experiment
 
 SCRIPT = "const a = '</script><!-- \\u2028'; document.title = a;"
 STYLE = "body { color: red }"
@@ -118,22 +113,6 @@ def test_scripts_and_styles_mean_the_same_inside_a_page() -> None:
 
 
 @pytest.mark.usefixtures("tiny")
-@pytest.mark.parametrize("name", ["fuzzed", "empty"])
-def test_names_are_text_and_a_run_without_steps_has_pages(opened: Callable[[str], Run], name: str) -> None:
-    run = opened(name)
-    page = single.render(run, run.report())
-
-    for evil in EVIL:
-        if re.search(r"[<>\x1b\u202e]", evil):
-            assert evil not in page
-    assert len(re.findall(r"<script\b", page)) == len(re.findall(r"</script>", page)) == 2
-    assert set(embedded(page)["documents"]["runs/this"]) >= {"name", "state", "pages"}
-    assert single.UNMADE not in json.dumps(embedded(page))
-    if name == "fuzzed":
-        assert any("alert(1)" in json.dumps(each) for each in embedded(page)["documents"].values())
-
-
-@pytest.mark.usefixtures("tiny")
 def test_without_source_no_line_of_source_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.run_folders import make_run_folder
 
@@ -187,29 +166,6 @@ def test_where_no_front_end_was_built_the_report_is_plain(
     assert page.replace("\n", "").count("<p class='soft'>This is the plain form of the report") == 1
 
 
-@pytest.mark.usefixtures("tiny")
-def test_an_experiment_is_on_its_page(opened: Callable[[str], Run], tmp_path: Path) -> None:
-    run = opened("small")
-    paths = experiment_report.write(experiment(), run.report(), tmp_path, single.renderer(run))
-    assert [path.name for path in paths] == ["experiment.json", "report.json", "report.html"]
-    found = embedded(paths[-1].read_text(encoding="utf-8"))["documents"]
-    assert "loader.num_workers=2" in json.dumps(found["runs/this/pages/compare"])
-    assert not next(page["empty"] for page in found["runs/this"]["pages"] if page["key"] == "compare")
-    assert "experiment" not in run.report().views
-
-
-@pytest.mark.usefixtures("tiny")
-def test_analyze_writes_it(small_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(small_run, copy)
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["analyze", str(copy), "--html", str(tmp_path / "other.html")])
-    assert ended.value.code == 0, capsys.readouterr().err
-    pages = [(copy / "report.html").read_text(encoding="utf-8"), (tmp_path / "other.html").read_text(encoding="utf-8")]
-    assert pages[0] == pages[1]
-    assert embedded(pages[0])["documents"]["runs/this"]["name"] == "small"
-
-
 # ---- made to fit -----------------------------------------------------------------------------------------------------
 
 
@@ -239,7 +195,7 @@ def flame_block(depth: int, base: bool) -> dict[str, Any]:
 
 @pytest.mark.parametrize("base", [False, True])
 def test_flame_graphs_keep_their_widest_boxes_and_their_sum(base: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shrink, "LEAST_BOXES", 10)
+    monkeypatch.setattr(single, "LEAST_BOXES", 10)
     before = flame_block(60, base)
     copy = json.dumps(before)
     (block,) = shrunk({"blocks": [before]}, Level(rows=1, boxes=50, slices=1, details=1))["blocks"]
@@ -352,25 +308,3 @@ def test_the_file_opens_without_a_network(
         view.open(key)
         assert view.page.locator("[role=alert]").all_inner_texts() == [], key
         assert view.page.locator("main .block").count() > 0, key
-
-
-def test_without_scripts_the_findings_can_be_read(opened: Callable[[str], Run], chromium: Any, tmp_path: Path) -> None:
-    if bundle.load() is None:
-        pytest.skip(bundle.missing())
-    run = opened("small")
-    report = run.report()
-    file = tmp_path / "report.html"
-    file.write_text(single.render(run, report), encoding="utf-8")
-    context = chromium.new_context(java_script_enabled=False, offline=True)
-    try:
-        page = context.new_page()
-        said: list[str] = []
-        page.on("console", lambda message: said.append(message.text))
-        page.goto(file.as_uri())
-        text = page.locator("main").inner_text()
-    finally:
-        context.close()
-    assert said == []
-    assert report.findings
-    for finding in report.findings:
-        assert finding["title"] in text

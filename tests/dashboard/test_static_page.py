@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
@@ -18,10 +17,6 @@ def shown(*made: dict[str, Any]) -> Page:
     page = Page(static_page.render("a run", [Section("A page", made)]))
     assert page.open == []
     return page
-
-
-def text_of(*made: dict[str, Any]) -> str:
-    return words_of(shown(*made).text).partition("A page ")[2]
 
 
 def chart(kind: str, xs: list[Any], *series: list[Any], **more: Any) -> dict[str, Any]:
@@ -49,50 +44,10 @@ def test_charts_lie_in_their_picture_and_are_said(kind: str, size: int) -> None:
     assert ("step s0 s1 0 0.0 ms 1.0 ms 1 – 1.0 ms" in words_of(page.text)) == (size == 2)
 
 
-def test_a_chart_without_figures_is_its_sentence() -> None:
-    page = shown(chart("line", [1, 2], [None, None]), chart("bars", ["a"], [3.0]))
-    assert "svg" not in page.tags
-    assert page.text.count("What it says.") == 2
-
-
 def test_a_line_leads_over_no_missing_value() -> None:
     page = shown(chart("line", list(range(40)), [None if at == 20 else 1.0 for at in range(40)]))
     lines = [value for tag, name, value in page.attributes if (tag, name) == ("polyline", "points")]
     assert [len(line.split()) for line in lines] == [20, 19]
-
-
-def test_missing_is_said_as_missing() -> None:
-    items = [blocks.figure("Mean", None, "ms", missing="no step was seen"), blocks.figure("Other", 0, "ms")]
-    columns = [blocks.column("a", "A", "ms"), blocks.column("b", "B", "ms"), blocks.column("c", "C", "ms")]
-    rows = [{"a": None, "b": 0.0, "c": None}, {"a": 1.5, "b": math.nan, "c": None}]
-    text = text_of(blocks.figures(items), blocks.table("t", "T", columns, rows, limit=9))
-    assert text.startswith("Mean – no step was seen Other 0.0 ms T A B – 0.0 ms 1.5 ms –")
-
-
-def test_values_have_their_units_and_signs() -> None:
-    for value, unit, signed, said in (
-        (1_234_567, "ns", False, "1.2 ms"),
-        (0.25, "share", True, "+25 %"),
-        (-3.0, "ms", True, "-3.0 ms"),
-        (99.0, "pct", False, "99 %"),
-        (2**20, "bytes", False, "1.00 MiB"),
-        (4711, "text", False, "4711"),
-        (True, "text", False, "yes"),
-        (None, "ms", True, "–"),
-    ):
-        assert static_page.value_text(value, unit, signed=signed) == said
-
-
-def test_a_flame_graph_is_its_hottest_functions_and_a_timeline_a_note() -> None:
-    tree = {"key": "all", "label": "all", "unit": "samples", "parent": [-1, 0, 1, 0], "frame": [0, 1, 2, 2]}
-    tree |= {"value": [100, 60, 50, 40], "source": "", "hidden": 0, "base": None, "change": None}
-    document = {"title": "Flame", "names": ["main", "step", "read"], "files": ["t.py"], "trees": [tree]}
-    document |= {"frames": [[0, 0, 1, 0], [1, 0, 5, 0], [2, 0, 9, 0]]}
-    window = {"names": [], "tracks": []}
-    timeline = blocks.timeline("t", from_ns=0, to_ns=5_000_000, steps=(), tracks=(), window=window, sliceable=False)
-    text = text_of(blocks.flame("f", document), timeline)
-    assert "90 90 % read t.py 9 10 10 % step t.py 5" in text
-    assert "A timeline of 5.0 ms in 0 tracks" in text
 
 
 def test_every_kind_of_block_takes_any_text() -> None:

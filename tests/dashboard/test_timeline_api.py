@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 
 from stepscope import api
-from stepscope.dashboard import timeline_api
-from stepscope.dashboard.pages import PageContext, Scope, page
+from stepscope.dashboard.pages import PageContext, Scope, page, timeline
 from stepscope.errors import UsageError
 from tests.dashboard.served_runs import EVIL, START
 
 UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u202e\u2028]")
-WINDOW_KEYS = {"key", "start", "duration", "depth", "name", "kind", "id", "count"}
 
 
 def opened(path: Path) -> api.Run:
@@ -63,19 +61,6 @@ def test_the_page_of_a_recorded_run_has_all_its_tracks(small: api.Run) -> None:
     assert {step["process"] for step in block["steps"]} == {"rank-0", "rank-1"}
 
 
-def test_a_window_is_columns_of_equal_length(gpu: api.Run) -> None:
-    window = document(gpu)["window"]
-
-    assert window["schema"] == "stepscope.timeline/1"
-    assert window["tracks"]
-    for track in window["tracks"]:
-        assert set(track) == WINDOW_KEYS
-        assert len({len(track[name]) for name in WINDOW_KEYS - {"key"}}) == 1
-        assert all(0 <= name < len(window["names"]) for name in track["name"])
-        assert all(0 <= kind < len(window["kinds"]) for kind in track["kind"])
-    assert sum(sum(track["count"]) for track in window["tracks"]) == window["total"]
-
-
 def test_the_page_begins_at_the_steps_the_span_or_the_moments_asked_for(gpu: api.Run) -> None:
     whole = document(gpu)["window"]
     steps = document(gpu, scope=Scope(steps=(2, 3)))["window"]
@@ -95,47 +80,29 @@ def test_a_worker_has_its_own_tracks_and_steps(small: api.Run) -> None:
     assert {track["key"].split("/")[0] for track in block["window"]["tracks"]} <= {"rank-1"}
 
 
-def test_windows_are_cut_on_demand(gpu: api.Run) -> None:
-    found = timeline_api.window(gpu, from_ns=0, to_ns=200_000, width=100)
-    assert (found["from_ns"], found["to_ns"]) == (0, 200_000)
-    assert 0 < found["total"] < timeline_api.window(gpu)["total"]
-    with pytest.raises(UsageError, match="not a window"):
-        timeline_api.window(gpu, from_ns=500, to_ns=500)
-    with pytest.raises(UsageError, match="not a window"):
-        timeline_api.window(gpu, from_ns=10**17, to_ns=10**17 + 5)
-
-
 def test_a_search_and_the_slice_that_it_finds(gpu: api.Run) -> None:
-    found = timeline_api.search(gpu, "LINEAR")
+    found = timeline.search(gpu, "LINEAR")
     assert found["schema"] == "stepscope.search/1"
     assert found["total"] == len(found["hits"]) == 6
     hit = found["hits"][0]
     assert hit["name"] == "aten::linear"
-    told = timeline_api.detail(gpu, hit["id"])
+    told = timeline.detail(gpu, hit["id"])
     assert told["schema"] == "stepscope.slice/1"
     assert (told["name"], told["start_ns"], told["step"]) == (hit["name"], hit["start_ns"], hit["step"])
     assert told["launched"]
-    kernel = timeline_api.detail(gpu, told["launched"][0]["id"])
+    kernel = timeline.detail(gpu, told["launched"][0]["id"])
     assert kernel["operator"] is not None
     assert kernel["place"]["shown"].endswith("train.py:7")
     assert [fact["unit"] for fact in kernel["facts"] if fact["label"] == "from launch to start"] == ["ns"]
     with pytest.raises(UsageError):
-        timeline_api.detail(gpu, 10**9)
-
-
-def test_every_drawn_slice_has_a_detail(small: api.Run) -> None:
-    window = timeline_api.window(small, from_ns=0, to_ns=20_000_000)
-    ids = {identifier for track in window["tracks"] for identifier in track["id"] if identifier >= 0}
-    assert len(ids) > 20
-    for identifier in ids:
-        assert timeline_api.detail(small, identifier)["id"] == identifier
+        timeline.detail(gpu, 10**9)
 
 
 def test_hostile_names_are_harmless_text(fuzzed_run: Path) -> None:
     run = opened(fuzzed_run)
     block = document(run)
-    hits = timeline_api.search(run, "alert")["hits"]
-    details = [timeline_api.detail(run, hit["id"]) for hit in hits]
+    hits = timeline.search(run, "alert")["hits"]
+    details = [timeline.detail(run, hit["id"]) for hit in hits]
     assert hits
     assert any(EVIL[0] == name for name in block["window"]["names"])
     assert [text for text in texts([block, hits, details]) if UNSAFE.search(text)] == []
@@ -159,25 +126,17 @@ def test_a_run_without_a_trace_says_so(growing_run: Any) -> None:
     assert [block["kind"] for block in blocks] == ["text", "timeline"]
     assert blocks[1]["sliceable"] is False
     with pytest.raises(UsageError, match="no trace"):
-        timeline_api.slice_of_trace(run, None, Path("never.json.gz"))
-
-
-def test_an_empty_run_says_what_to_record(empty_run: Path) -> None:
-    run = opened(empty_run)
-    blocks = page(PageContext(run=run, base=run), "timeline")["blocks"]
-    assert [block["kind"] for block in blocks] == ["empty"]
-    assert blocks[0]["record"]
-    assert timeline_api.is_empty(run)
+        timeline.slice_of_trace(run, None, Path("never.json.gz"))
 
 
 def test_a_slice_of_the_trace_holds_the_steps_asked_for(gpu: api.Run, tmp_path: Path) -> None:
-    out = timeline_api.slice_of_trace(gpu, (2, 3), tmp_path / "cut.json.gz")
+    out = timeline.slice_of_trace(gpu, (2, 3), tmp_path / "cut.json.gz")
     with gzip.open(out) as file:
         events = json.load(file)["traceEvents"]
     steps = {event["name"] for event in events if event["name"].startswith("ProfilerStep#")}
     assert steps == {"ProfilerStep#2", "ProfilerStep#3"}
     with pytest.raises(UsageError) as refused:
-        timeline_api.slice_of_trace(gpu, (50, 60), tmp_path / "none.json.gz")
+        timeline.slice_of_trace(gpu, (50, 60), tmp_path / "none.json.gz")
     assert not str(refused.value).startswith("-")
 
 
@@ -185,15 +144,15 @@ def test_what_pages_of_a_large_run_need_is_made_before_they_are_asked_for(
     gpu_trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = opened(gpu_trace)
-    monkeypatch.setattr(timeline_api, "LARGE", 1)
-    timeline_api.prepare(run)
+    monkeypatch.setattr(timeline, "LARGE", 1)
+    timeline.prepare(run)
 
     def too_late(*_: Any) -> None:
         raise AssertionError("was not prepared")
 
     for name in ("table", "flame_graph"):
         monkeypatch.setattr(run, name, too_late)
-    for key, params in (*timeline_api.SLOW_PAGES, ("timeline", {})):
+    for key, params in (*timeline.SLOW_PAGES, ("timeline", {})):
         assert page(PageContext(run=run, base=run, params=params), key)["blocks"]
 
 

@@ -91,36 +91,6 @@ def test_a_kernel_tells_its_operator_and_its_line_and_a_link_restores_it(gpu: Vi
     assert gpu.settled(lambda: gpu.page.url) == address
 
 
-def test_keys_move_zoom_and_walk(gpu: View) -> None:
-    tracks = gpu.page.locator(TRACKS)
-    whole = shown_ns(gpu)
-    tracks.press("w")
-    gpu.until(lambda: shown_ns(gpu) < whole)
-    closer = shown_ns(gpu)
-    before = sentence(gpu)
-    tracks.press("d")
-    gpu.until(lambda: sentence(gpu) != before)
-    assert shown_ns(gpu) == pytest.approx(closer, rel=0.01)
-    tracks.press("s")
-    gpu.until(lambda: shown_ns(gpu) > closer)
-    tracks.press("Home")
-    gpu.until(lambda: shown_ns(gpu) >= whole)
-
-    tracks.press("]")
-    gpu.until(lambda: "of step" in sentence(gpu))
-    tracks.press("ArrowDown")
-    gpu.until(lambda: heading(gpu) != "")
-    first = heading(gpu)
-    assert first in gpu.text("[aria-live=polite]:has-text('on ')")
-    seen = {first}
-    for key in ("ArrowDown", "ArrowDown", "ArrowRight", "ArrowDown", "ArrowDown", "ArrowDown"):
-        tracks.press(key)
-        seen.add(gpu.settled(lambda: heading(gpu)))
-    assert len(seen) > 2
-    tracks.press("Escape")
-    gpu.until(lambda: heading(gpu) == "")
-
-
 def test_the_mouse_chooses_moves_zooms_and_selects_steps(gpu: View) -> None:
     find(gpu, GEMM)
     gpu.page.locator(TRACKS).press("f")
@@ -173,36 +143,6 @@ def test_the_mouse_chooses_moves_zooms_and_selects_steps(gpu: View) -> None:
     gpu.page.evaluate("location.hash = location.hash.replace(/steps=[^&]*/, 'steps=5:6')")
     gpu.until(lambda: "of steps 5 to 6" in sentence(gpu))
     gpu.until(lambda: parameter(gpu, "at") is None)
-
-
-def test_windows_are_asked_for_as_they_are_looked_at(dashboard: Dashboard, served: Served, look: Look) -> None:
-    view = look(dashboard.page(served("small"), "timeline")).ready()
-    view.page.wait_for_timeout(300)
-    assert view.asked("width=") == 0  # the page came with its first window
-    view.page.locator(TRACKS).press("Home")
-    view.until(lambda: view.asked("width=") > 0)
-    asked = view.settled(lambda: view.asked("width="))
-    for _ in range(3):
-        view.page.locator(TRACKS).press("w")
-    view.until(lambda: view.asked("width=") > asked)
-    view.until(lambda: view.page.locator(".head .busy").inner_text() == "")
-
-
-def test_tracks_fold_and_a_table_holds_what_is_shown(gpu: View) -> None:
-    tracks = gpu.page.locator(".labels .track").count()
-    gpu.page.locator(".labels button[aria-expanded=true]").first.click()
-    gpu.until(lambda: gpu.page.locator(".labels button[aria-expanded=false]").count() == 1)
-    gpu.until(lambda: gpu.page.locator(".labels .track").count() < tracks)
-
-    gpu.page.get_by_text("What is shown, as a table").click()
-    table = gpu.page.get_by_role("table")
-    names = table.locator("tbody th").all_inner_texts()
-    assert GEMM in names
-    find(gpu, GEMM)
-    gpu.page.locator(TRACKS).press("f")
-    gpu.until(lambda: len(table.locator("tbody th").all_inner_texts()) < len(names))
-    # going to a slice in a folded group unfolds it
-    assert gpu.page.locator(".labels .track").count() == tracks
 
 
 _PERFETTO = """<!doctype html><script>

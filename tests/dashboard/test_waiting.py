@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.dashboard.server import waiting
+from stepscope.dashboard.server import app
 from tests.dashboard.client import Dashboard
 
 
@@ -36,18 +36,18 @@ def is_closed(opened: socket.socket) -> bool:
 def test_any_number_of_half_open_connections_keeps_nobody_out(
     dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "MAX_WAITING", 20)
+    monkeypatch.setattr(app, "MAX_WAITING", 20)
     with contextlib.ExitStack() as stack:
-        half = [stack.enter_context(connect(dashboard)) for _ in range(3 * waiting.MAX_WAITING)]
+        half = [stack.enter_context(connect(dashboard)) for _ in range(3 * app.MAX_WAITING)]
         assert dashboard.ask("api/runs").status == 200
-        assert all(is_closed(opened) for opened in half[: waiting.MAX_WAITING])
+        assert all(is_closed(opened) for opened in half[: app.MAX_WAITING])
 
 
 @pytest.mark.parametrize("kept_alive", [False, True])
 def test_a_request_that_is_not_sent_in_time_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_alive: bool
 ) -> None:
-    monkeypatch.setattr(waiting, "REQUEST_S", 0.3)
+    monkeypatch.setattr(app, "REQUEST_S", 0.3)
     with Dashboard.start(tmp_path) as shown:
         fields = f"Host: 127.0.0.1:{shown.running.port}\r\nAuthorization: Bearer {shown.running.token}\r\n"
         whole = f"GET /api/runs HTTP/1.1\r\n{fields}\r\n"

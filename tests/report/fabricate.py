@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from stepscope.model import (
     Abstention,
     Analysis,
     Diagnosis,
-    Evidence,
     Finding,
     FixedCosts,
     HotLine,
     Ignored,
-    Interval,
     IoFacts,
     LoaderFacts,
     LoopFacts,
     Note,
-    PartitionPart,
     Place,
     ProcessFacts,
     Quality,
@@ -28,7 +27,6 @@ from stepscope.model import (
     SourceFiles,
     StackFacts,
     StepFacts,
-    Try,
     WindowFacts,
 )
 from stepscope.model.views import OperatorRow, Views
@@ -51,6 +49,8 @@ def loss_of(logits, tokens):
         total = total + cross_entropy(logits[:, position], tokens[:, position])
     return total
 """
+T = TypeVar("T")
+FACTS = msgspec.json.decode(Path(__file__).with_name("facts.json").read_bytes())
 ITEM_LINE, LOOP_LINE = 7, 14
 
 
@@ -61,126 +61,32 @@ def write_script(folder: Path) -> str:
     return str(path)
 
 
+def kept(name: str, kind: type[T], file: str = "") -> T:
+    """Facts of `facts.json`, with `file` as the script that they name."""
+    text = msgspec.json.encode(FACTS[name])
+    for of_ours, of_theirs in ((b"/FOLDER/train.py", file), (b"/FOLDER", str(Path(file).parent))):
+        text = text.replace(of_ours, msgspec.json.encode(of_theirs)[1:-1])
+    return msgspec.json.decode(text, type=kind)
+
+
 def run_facts(folder: Path, **changes: Any) -> RunFacts:
-    """A run of `python train.py` in `folder`."""
-    facts = RunFacts(
-        folder=str(folder / "stepscope-runs" / "one"),
-        name="pictures",
-        tags=("baseline",),
-        command=("python", "train.py", "--lr", "0.1"),
-        cwd=str(folder),
-        started_ns=4_000_000_000_000_000_000,  # long after any file of a test was written
-        ended_ns=4_000_000_060_000_000_000,
-        exit_status=0,
-        hosts=("host-a",),
-        ranks=(0,),
-        world_size=1,
-        versions={"python": "3.11.9", "torch": "2.13.0"},
-        hardware={"cpu_model": "Some CPU", "logical_cores": 8},
-        noise={"governor": "powersave"},
-        git=None,
-        user_roots=(str(folder),),
-    )
-    return replace(facts, **changes)
+    """A run of `python train.py` in `folder`; it started long after any file of a test was written."""
+    return replace(kept("run", RunFacts, str(folder / "train.py")), **changes)
 
 
 def step_facts(**changes: Any) -> StepFacts:
     """512 training steps that spend two thirds of their time waiting for data."""
-    facts = StepFacts(
-        kind="train",
-        count=512,
-        signal="loader",
-        ranks=(0,),
-        mean_ms=61.3,
-        median_ms=60.1,
-        p95_ms=88.0,
-        per_second=16.3,
-        samples_per_second=522.0,
-        partition=(
-            PartitionPart("data_wait", 41.2, 0.672),
-            PartitionPart("forward", 7.4, 0.121),
-            PartitionPart("backward", 8.6, 0.140),
-            PartitionPart("optimizer", 2.0, 0.033),
-            PartitionPart("other", 2.1, 0.034),
-        ),
-        excluded={"warm-up": 3, "first batch": 1, "in a window": 5},
-        first_batch_ms=210.0,
-        low_confidence=False,
-        series=tuple((step, 60.0 + step % 7 + (90.0 if step == 200 else 0.0)) for step in range(0, 512, 4)),
-    )
-    return replace(facts, **changes)
+    return replace(kept("steps", StepFacts), **changes)
 
 
 def finding(file: str, **changes: Any) -> Finding:
     """The loader finding."""
-    found = Finding(
-        id="input.loader_bound:0",
-        rule="input.loader_bound",
-        category="input",
-        title="Waiting for the loader",
-        severity="critical",
-        confidence="high",
-        cost_ms_per_step=41.2,
-        share=0.672,
-        gain_ceiling=0.672,
-        where=(Place(file, ITEM_LINE, "Pictures.__getitem__", 0.91),),
-        evidence=(
-            Evidence("data_wait", 41.2, "ms", "steps.jsonl, inside the iterator's __next__"),
-            Evidence("workers", 0, "processes", "construction site of the DataLoader"),
-        ),
-        fix="Load in 4 worker processes: DataLoader(..., num_workers=4, persistent_workers=True).",
-        falsified_by="step time does not fall with 4 workers",
-        caveat="Each worker holds a copy of the data set object.",
-        learn="https://pytorch.org/docs/stable/data.html",
-        try_=(Try("loader.workers", "4"),),
-    )
-    return replace(found, **changes)
+    return replace(three_findings(file)[0], **changes)
 
 
 def three_findings(file: str) -> tuple[Finding, ...]:
     """A loss in the input, one in a Python loop, one in file access."""
-    return (
-        finding(file),
-        finding(
-            file,
-            id="launch.python_loop:0",
-            rule="launch.python_loop",
-            category="launch",
-            title="A Python loop calls cross_entropy once per item",
-            severity="warning",
-            confidence="medium",
-            cost_ms_per_step=5.1,
-            share=0.083,
-            gain_ceiling=0.08,
-            expected_gain=Interval(0.05, 0.075),
-            where=(Place(file, LOOP_LINE, "loss_of", 1.0), Place(file, 13, "loss_of", None)),
-            evidence=(
-                Evidence("calls_per_step", 256.0, "calls", "trace-0"),
-                Evidence("equals", "256 = dim 1 of (8, 256)", "text", "trace-0"),
-            ),
-            fix="Call it once on the whole tensor: flatten the batch and the positions before the call.",
-            caveat="",
-            try_=(),
-        ),
-        finding(
-            file,
-            id="io.blocking:0",
-            rule="io.blocking",
-            category="io",
-            title="torch.save inside the step",
-            severity="info",
-            confidence="low",
-            cost_ms_per_step=1.4,
-            share=0.023,
-            gain_ceiling=0.023,
-            where=(Place("/elsewhere/lib.py", 3, "save", None),),
-            evidence=(Evidence("bytes", 104_857_600, "bytes", "events.jsonl"),),
-            fix="Save every 1,000 steps, or from a thread.",
-            caveat="A crash loses more steps.",
-            try_=(),
-            learn="",
-        ),
-    )
+    return kept("findings", tuple[Finding, ...], file)
 
 
 def hot_line(file: str, **changes: Any) -> HotLine:

@@ -7,10 +7,8 @@ import json
 import math
 from typing import Any
 
-import pytest
 from rich.console import Console
 
-from stepscope.dashboard import static_page
 from stepscope.dashboard.pages import compare
 from stepscope.model import SourceFiles
 from stepscope.model.comparison import (
@@ -77,44 +75,6 @@ def page(found: Comparison) -> str:
 # ---------------------------------------------------------------------------------------------------------- words
 
 
-@pytest.mark.parametrize(
-    ("ratio", "text"), [(1.28, "+28 %"), (0.72, "-28 %"), (1.0, "0 %"), (1.0004, "+0.04 %"), (None, "–")]
-)
-def test_ratios_as_what_they_add(ratio: float | None, text: str) -> None:
-    assert said.signed_percent(ratio) == text
-
-
-@pytest.mark.parametrize(
-    ("difference", "unit", "text"),
-    [
-        (3.0, "ms per step", "+3.0 ms"),
-        (-0.0123, "ms per step", "-12.3 µs"),
-        (0.0, "ms per step", "0.0 ms"),
-        (-30.0, "%", "-30.0 points"),
-        (0.25, "cores", "+0.250 cores"),
-    ],
-)
-def test_differences_have_their_sign_and_unit(difference: float, unit: str, text: str) -> None:
-    assert said.difference({"difference": difference, "unit": unit}) == text
-
-
-def test_phases_come_by_their_difference_and_empty_ones_are_left_out() -> None:
-    document = comparison_report.comparison_document(comparison())
-    assert [row["category"] for row in said.phases(document)] == ["data_wait", "forward"]
-    assert said.phase_limits(said.phases(document)[0]) == "+28.0 ms to +32.0 ms"
-
-
-def test_a_kind_that_the_phases_tell_is_not_told_twice() -> None:
-    rows = (change("phase", "data_wait"), change("category", "idle_data"))
-    document = comparison_report.comparison_document(comparison(*rows))
-    assert [title for title, _ in said.amounts(document)] == ["Parts of a profiled step"]
-    found = comparison(*rows)
-    assert found.outcome is not None
-    profiled = replace(found.outcome, phases=(PhaseEffect("idle_data", 10, 13, 3),))
-    document = comparison_report.comparison_document(replace(found, outcome=profiled))
-    assert [title for title, _ in said.amounts(document)] == ["Phases of a step"]
-
-
 def test_flags_say_whether_they_withhold_and_which_runs_they_keep_out() -> None:
     found = comparison()
     assert found.outcome is not None
@@ -145,26 +105,6 @@ def test_without_step_time_the_reason_stands_in_its_place() -> None:
         assert "gemm" in text
     assert "Not compared: step time, function (b: no steps)" in terminal(found)
     assert comparison_report.comparison_document(found)["candidates"] == []
-
-
-def test_a_terminal_shows_the_first_rows_and_says_how_many_there_are() -> None:
-    found = comparison(*(change(name=f"kernel_{number}") for number in range(9)))
-    assert "Kernels, 5 of 9" in terminal(found)
-    assert "kernel_8" not in terminal(found)
-    assert "kernel_8" in terminal(found, top=0)
-    assert "Kernels, 2 of 9" in terminal(found, top=2)
-
-
-def test_an_ascii_terminal_gets_no_other_character() -> None:
-    text = terminal(comparison(change(difference=-0.01), change(baseline=None, status="new")), encoding="ascii")
-    assert "gemm" in text
-
-
-def test_a_page_stays_small_whatever_there_is() -> None:
-    changes = [change(name="k" * 4_000 + str(number), file="f" * 4_000, line=1) for number in range(2_000)]
-    text = page(comparison(*changes))
-    assert len(text.encode()) <= static_page.MAX_BYTES
-    assert "The first" in text
 
 
 def test_text_of_a_run_is_never_markup() -> None:

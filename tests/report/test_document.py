@@ -13,7 +13,7 @@ from stepscope.errors import UnreadableInputError
 from stepscope.model import Diagnosis, Note, Quality
 from stepscope.report import build
 from stepscope.report.document import KEY_ORDER, read_report, report_bytes
-from tests.report.fabricate import ITEM_LINE, analysis, diagnosis, finding, run_facts, step_facts, write_script
+from tests.report.fabricate import ITEM_LINE, analysis, diagnosis, finding, run_facts, write_script
 
 STEP_KEYS = (
     *("kind", "count", "mean_ms", "median_ms", "p95_ms", "per_second", "samples_per_second", "fixed_cost_s"),
@@ -53,19 +53,6 @@ def test_every_key_of_the_schema_is_there(folder: Path) -> None:
     assert report.abstained == ({"rule": "memory.fragmented", "needs": "a CUDA device"},)
     assert report.ignored == ({"rule": "io.logging", "reason": "we need every line"},)
     assert set(report.views) >= VIEWS
-
-
-def test_figures_are_those_of_the_facts(folder: Path) -> None:
-    facts = analysis(folder)
-    report = build(facts, diagnosis(folder))
-
-    assert report.steps is not None
-    for key in ("kind", "count", "mean_ms", "median_ms", "p95_ms", "per_second", "samples_per_second", "signal"):
-        assert report.steps[key] == getattr(facts.steps[0], key)
-    assert report.steps["fixed_cost_s"] == facts.fixed.total_s
-    assert [kind["kind"] for kind in report.views["steps_by_kind"]] == ["train", "eval"]
-    assert report.views["stacks"]["hot_lines"][0]["share"] == 0.61
-    assert report.quality["counts"] == {"steps": 521, "torn_lines": 1}
 
 
 def test_json_round_trip_keeps_the_document(folder: Path) -> None:
@@ -141,19 +128,6 @@ def test_no_source_leaves_no_line_of_it(folder: Path) -> None:
 
     assert all(place["source"] is None for row in report.findings for place in row["where"])
     assert b"Image.open" not in report_bytes(report)
-
-
-def test_a_file_edited_after_the_start_is_marked(folder: Path) -> None:
-    facts = analysis(folder, run=run_facts(folder, started_ns=1))
-
-    assert _source(build(facts, diagnosis(folder)).findings[0])["changed_since"] is True
-
-
-def test_the_first_kind_is_the_headline(folder: Path) -> None:
-    report = build(analysis(folder, steps=(step_facts(kind="eval"),)), diagnosis(folder))
-
-    assert report.steps is not None
-    assert report.steps["kind"] == "eval"
 
 
 def _source(row: dict[str, Any]) -> dict[str, Any]:

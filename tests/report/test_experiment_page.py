@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stepscope.api import open_run
-from stepscope.dashboard import static_page
 from stepscope.dashboard.pages import experiments
 from stepscope.model import Report
 from stepscope.model.experiment import Experiment
@@ -19,8 +17,8 @@ from stepscope.report.experiment_report import experiment_document, load
 from tests.dashboard.plain_pages import page_of as page_of_report
 from tests.dashboard.test_plain_report import Page
 from tests.report.fabricate import analysis, diagnosis, write_script
-from tests.report.fabricate_experiment import BY_HAND, equal, experiment, hostile, screening, self_test
-from tests.report.test_terminal import HOSTILE, shown, words_of
+from tests.report.fabricate_experiment import experiment, hostile, screening, self_test
+from tests.report.test_terminal import HOSTILE, words_of
 from tests.run_folders import make_run_folder
 
 
@@ -62,43 +60,6 @@ def test_the_experiment_comes_first_and_the_report_stays_whole(report: Report) -
         assert part in headings, part
 
 
-def test_the_drawing_has_words_and_a_table_beside_it(report: Report) -> None:
-    page = page_of(report)
-    labels = [value for tag, name, value in page.attributes if tag == "svg" and name == "aria-label"]
-
-    assert labels[0].startswith("loader.num_workers=2 + persistent_workers=true: faster, -38 % (-40 to -36 %)")
-    assert len(labels) == page.tags.count("svg")
-    assert "Every candidate against the baseline Candidate Verdict" in words_of(page.text)
-
-
-def test_what_is_drawn_lies_in_its_picture(report: Report) -> None:
-    drawn = page_of_report(experiment_report.with_experiment(report, experiment_document(experiment())))
-    drawing = drawn[drawn.index("<svg class='intervals'") :].split("</svg>")[0]
-    page = Page(drawing + "</svg>")
-    places = [float(value) for _, name, value in page.attributes if name in ("x", "x1", "x2")]
-
-    assert len([1 for tag, name, value in page.attributes if (tag, name, value) == ("rect", "class", "bar")]) == 3
-    assert len([1 for tag, name, value in page.attributes if (tag, name, value) == ("line", "class", "tick")]) == 3
-    assert len([1 for tag, name, value in page.attributes if (tag, name, value) == ("line", "class", "ceiling")]) == 2
-    assert len([1 for tag, name, value in page.attributes if (tag, name, value) == ("rect", "class", "dot")]) == 8
-    assert min(places) >= 0
-    assert max(places) <= 960
-
-
-def test_extreme_figures_are_drawn_too(report: Report) -> None:
-    text = json.dumps(experiment_document(experiment()))
-    for ratio in ("1e-300", "1e300", "0.0", "-1.0", "null"):
-        view = json.loads(text.replace("0.62,", f"{ratio},").replace("38.2,", f"{ratio},"))
-        assert Page(page_of_report(experiment_report.with_experiment(report, view))).open == []
-
-
-def test_where_no_knob_helps_the_page_says_so(report: Report) -> None:
-    text = words_of(page_of(report, tried=(equal(),), by_hand=(BY_HAND,)).text)
-
-    assert "No knob helps: of 1 tried, 1 no difference." in text
-    assert "is at train.py:66, which no knob reaches" in text
-
-
 def test_main_effects_and_noise_have_their_tables(report: Report) -> None:
     def tables_of(found: Experiment) -> str:
         shown = experiment_report.with_experiment(report, experiment_document(found))
@@ -121,16 +82,6 @@ def test_hostile_texts_stay_text(report: Report, folder: Path) -> None:
     assert not {"\x1b", "\u202e", "\u2066", "\x9b", "\x07"} & set(text)
 
 
-def test_the_page_is_bounded(report: Report, folder: Path) -> None:
-    one = hostile("<" * 5_000, folder)
-    tried = one.tried[0]
-    many = experiment_document(experiment(tried=(tried,) * 500, skipped=one.skipped * 500))
-    for row in many["candidates"]:
-        row["runs"] = row["runs"] * 200
-
-    assert len(page_of_report(experiment_report.with_experiment(report, many)).encode()) <= static_page.MAX_BYTES
-
-
 def test_everything_is_written_and_reads_back(report: Report, tmp_path: Path) -> None:
     out = tmp_path / "experiment"
     out.mkdir()
@@ -148,16 +99,6 @@ def test_without_a_run_of_the_baseline_the_page_holds_the_experiment(tmp_path: P
 
     assert page.open == []
     assert "makes training faster" in words_of(page.text)
-
-
-def test_a_run_shows_the_experiment_that_lies_beside_it(folder: Path) -> None:
-    view = experiment_document(experiment(by_hand=(BY_HAND,)))
-    text = words_of(shown(build(analysis(folder), diagnosis(folder), experiment=view), width=100))
-    without = words_of(shown(build(analysis(folder), diagnosis(folder))))
-
-    assert "Experiment loader.num_workers=2 + persistent_workers=true makes training faster" in text
-    assert "What to change train.py:77: DataLoader(..., num_workers=2, persistent_workers=True)" in text
-    assert "Experiment" not in without
 
 
 def test_an_experiment_in_a_run_folder_is_in_its_report(tmp_path: Path) -> None:
@@ -187,23 +128,3 @@ def test_the_report_of_that_run_shows_it_at_once(report: Report, tmp_path: Path)
     assert again.views.pop("experiment")["runs"] == 19
     assert again == read_report(report_bytes(report))
     assert "makes training faster" in (tmp_path / "report.html").read_text()
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_browser_shows_it_without_a_request(chromium: Any, report: Report, folder: Path, scheme: str) -> None:
-    page_file = folder / "report.html"
-    page_file.write_text(page_of_report(experiment_report.with_experiment(report, experiment_document(experiment()))))
-    requests: list[str] = []
-    messages: list[str] = []
-    page = chromium.new_page(color_scheme=scheme, viewport={"width": 1000, "height": 800})
-    page.on("request", lambda request: requests.append(request.url))
-    page.on("console", lambda message: messages.append(message.text))
-    page.goto(page_file.as_uri())
-    wide = page.evaluate("document.documentElement.scrollWidth")
-    tall = page.locator("svg.intervals").bounding_box()["height"]
-    page.close()
-
-    assert requests == [page_file.as_uri()]
-    assert messages == []
-    assert wide <= 1000
-    assert tall > 50

@@ -16,7 +16,7 @@ from stepscope.analyze.pictures.flame_tree import Limits
 from stepscope.analyze.pictures.sampled_flame import FlameOptions, flame_graph
 from stepscope.model.sampled import FlameGraph
 from stepscope.report import flame
-from tests.analyze.flame.trees import PROJECT, context, stack, steps, tree
+from tests.analyze.flame.trees import PROJECT, context, stack, tree
 
 EVIL = "</script><script>alert(1)</script>"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -27,18 +27,6 @@ sampled = st.dictionaries(names, st.integers(1, 1000), min_size=1, max_size=20)
 def graph_of(own: dict[tuple[str, ...], int]) -> FlameGraph:
     options = FlameOptions(limits=Limits(min_share=0))
     return flame_graph(context([stack(*path, samples=count) for path, count in own.items()]), options)
-
-
-def per_step() -> FlameGraph:
-    return flame_graph(
-        context(
-            [
-                stack("main:3", "a:4", samples=75, phase="forward"),
-                stack("main:3", "b;c:5", samples=25, phase="forward"),
-            ],
-            steps=steps(),
-        )
-    )
 
 
 @given(sampled)
@@ -64,17 +52,6 @@ def test_speedscope_holds_every_sample_on_its_path(own: dict[tuple[str, ...], in
     assert dict(zip(paths, profile["weights"], strict=True)) == own
     assert profile["endValue"] - profile["startValue"] == sum(own.values())
     assert (profile["type"], profile["unit"]) == ("sampled", "none")
-
-
-def test_units_of_exports() -> None:
-    drawn = per_step()
-
-    assert flame.collapsed(drawn, tree(drawn)) == (
-        "main (train.py:3);a (train.py:4) 7500\nmain (train.py:3);b,c (train.py:5) 2500\n"
-    )
-    profile = json.loads(flame.speedscope(drawn, "1.0"))["profiles"][0]
-    assert (profile["unit"], profile["endValue"]) == ("milliseconds", pytest.approx(10))
-    assert "ms per step" in profile["name"]
 
 
 def test_a_difference_has_two_numbers_the_other_sides_first() -> None:

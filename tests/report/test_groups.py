@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from stepscope.model import Diagnosis, Disagreement, Report
+from stepscope.model import Diagnosis, Report
 from stepscope.report import build, terminal
 from stepscope.report.sentences import groups, members
 from tests.dashboard.plain_pages import page_of
@@ -45,10 +45,6 @@ def ids(report: Report) -> list[list[str]]:
     return [[row["rule"] for row in (group.finding, *group.explained)] for group in groups(report)]
 
 
-def test_without_links_every_finding_leads_itself(folder: Path) -> None:
-    assert ids(reported(folder)) == [["input.loader_bound"], ["launch.python_loop"], ["io.blocking"]]
-
-
 def test_a_group_stands_where_its_most_expensive_member_does(folder: Path) -> None:
     report = reported(folder, third=(0,))
     assert ids(report) == [["io.blocking", "input.loader_bound"], ["launch.python_loop"]]
@@ -80,13 +76,3 @@ def test_terminal_and_page_say_that_it_is_no_loss_in_addition(folder: Path) -> N
     assert "<h3>1.1 A Python loop" in page
     assert "<h3>2. torch.save" in page
     assert "not in addition" in page
-
-
-def test_sources_that_disagree_are_said_with_both_figures(folder: Path) -> None:
-    found = three_findings(str(folder / "train.py"))
-    said = Disagreement("data wait, part of the step", "fraction", 0.61, "rank-0/steps.jsonl", 0.47, "stacks.jsonl")
-    report = build(analysis(folder), Diagnosis((replace(found[0], disagreements=(said,)),), ()))
-    sentence = "disagree on data wait, part of the step: 61 % by rank-0/steps.jsonl, 47 % by stacks.jsonl"
-    assert f"Sources {sentence}" in shown(report)
-    assert sentence in page_of(report)
-    assert report.findings[0]["disagreements"][0]["other"] == 0.47

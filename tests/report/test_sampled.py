@@ -88,64 +88,6 @@ def printed(report: Report, width: int = 100) -> str:
     return stream.getvalue()
 
 
-def test_everything_there_is_in_a_few_lines() -> None:
-    assert shown(VIEWS).splitlines() == [
-        "In the loader: 65 % of the loop, 40.0 ms a step (100 samples)",
-        "   60 %  a worker makes batches at data.py:20  augment",
-        "   20 %  a batch moves between processes",
-        "   12 %  a worker makes batches at 7 more lines",
-        "    6 %  a worker makes batches in PIL/Image.py:open",
-        "Slow steps: 12 above 90.0 ms take 143 ms, 480 typical ones 61.0 ms",
-        "  +79.9 ms  train.py:44  save, other, in slow steps only",
-        "Where ranks differ: rank 1 spends 44 % of its loop at train.py:9; rank 0 waits for it",
-        "  train.py:9  main, other: 44 % on rank 1, down to 0 %",
-        "Sampled in the main process: imports 40 %, steady steps 60 %",
-        "Sampled in the loop, by what stands on the stack: data wait 65 %, backward 34 %",
-    ]
-
-
-def test_nothing_to_say_is_nothing() -> None:
-    assert shown(None) == ""
-    assert shown(EMPTY) == ""
-    assert shown(replace(EMPTY, waits=(replace(WAIT, wait_share=0.02),))) == ""  # no wait worth a line
-    calm = replace(
-        RANKS, lines=(), straggler=None, straggler_place=None, waiters=(), verdict="no line tells them apart"
-    )
-    assert shown(replace(EMPTY, rank_lines=calm)) == ""
-
-
-def test_waiting_that_was_not_sampled_is_said_instead_of_figures() -> None:
-    views = replace(EMPTY, waits=(replace(WAIT, idle_sampled=False, wait_share=0.04),))
-    assert "waiting threads were not sampled" in shown(views)
-    assert "%" not in shown(views)
-
-
-def test_samples_without_times_say_what_they_stand_for() -> None:
-    views = replace(EMPTY, waits=(replace(WAIT, simultaneous=False, wait_ms_per_step=None),))
-    text = shown(views)
-    assert text.startswith("In the loader: 65 % of the loop (100 samples)\n")
-    assert "what workers did in the whole period stands for what they did during waits" in text
-
-
-def test_of_many_ranks_the_longest_waits_are_shown() -> None:
-    waits = tuple(replace(WAIT, rank=rank, wait_share=0.1 + rank / 100) for rank in range(20))
-    text = shown(replace(EMPTY, waits=waits))
-    assert "29 % of rank 19's loop" in text
-    assert "28 % of rank 18's loop" in text
-    assert "rank 17" not in text
-    assert "18 more ranks wait for their loaders" in text
-
-
-def test_milliseconds_and_waiting_of_ranks() -> None:
-    line = replace(RANKS.lines[0], by_rank={0: 12.5, 1: 0.25}, most=0, waiting=True)
-    text = shown(replace(EMPTY, rank_lines=replace(RANKS, unit="ms per step", lines=(line,))))
-    assert "main, other, waiting: 12.5 ms on rank 0, down to 0.25 ms" in text
-
-
-def test_slow_steps_without_a_line() -> None:
-    assert "no single line makes them slow" in shown(replace(EMPTY, slow_steps=replace(SLOW, lines=())))
-
-
 @pytest.mark.parametrize("width", [30, 80])
 def test_names_can_do_no_harm(width: int) -> None:
     place = Place(HOSTILE, 3, HOSTILE)

@@ -23,16 +23,6 @@ def root(tmp_path: Path) -> Path:
     return folder
 
 
-def test_lines_around_the_edges(root: Path) -> None:
-    reader = SourceReader(SourceFiles((str(root),)))
-    file = str(root / "a.py")
-
-    assert reader.context(file, 1) == {"first_line": 1, "lines": ["one", "two", "  three"], "changed_since": False}
-    assert (reader.context(file, 4) or {})["lines"] == ["two", "  three", "four", ""]
-    assert reader.line(file, 3) == "three"
-    assert [reader.context(file, number) for number in (None, 0, -1, 99)] == [None] * 4
-
-
 def test_lines_are_counted_as_python_counts_them(root: Path) -> None:
     (root / "b.py").write_bytes(b"x = 1\x0c\r\ny = '\xe2\x80\xa8'\rz\xff = 3\n")
 

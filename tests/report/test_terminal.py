@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from stepscope.model import Abstention, Diagnosis, Evidence, FrameworkFacts, Note, Place, Quality, Report, Try
+from stepscope.model import Abstention, Diagnosis, Evidence, FrameworkFacts, Note, Place, Quality, Report
 from stepscope.report import build, terminal
-from stepscope.report.escape import markup
-from tests.dashboard.plain_pages import page_of
 from tests.records import replace
 from tests.report.fabricate import analysis, diagnosis, finding, hot_line, run_facts, step_facts, write_script
 
@@ -71,13 +69,6 @@ def test_the_report_fits_a_screen_and_says_it_all(folder: Path) -> None:
     assert order == sorted(order)
 
 
-def test_the_bar_is_as_wide_as_the_screen_and_needs_no_colour(folder: Path) -> None:
-    bar = shown(build(analysis(folder), diagnosis(folder))).split("Where a step goes\n")[1].splitlines()[0]
-
-    assert len(bar) == 80
-    assert [bar.count(fill) for fill in "█▓▒░▞"] == [54, 9, 12, 2, 3]
-
-
 def test_no_colour_codes_unless_on_a_terminal(folder: Path) -> None:
     report = build(analysis(folder), diagnosis(folder))
 
@@ -91,94 +82,6 @@ def test_an_ascii_terminal_gets_ascii_drawings(folder: Path) -> None:
 
     assert set(text.split("Where a step goes\n")[1].splitlines()[0]) == set("#=+-:")
     assert "7 | name = 'Gr\\xf6\\xdfe'" in text
-
-
-def test_lines_end_without_blanks(folder: Path) -> None:
-    text = shown(build(analysis(folder), diagnosis(folder)))
-
-    assert [line for line in text.splitlines() if line != line.rstrip()] == []
-
-
-def test_a_healthy_run_says_so(folder: Path) -> None:
-    text = shown(build(analysis(folder), Diagnosis((), ())))
-
-    assert "Nothing worth fixing above 5 % of the step." in text
-    assert "Most sampled lines" in text
-    assert "train.py:7" in text
-    assert "after a change" not in text
-
-
-def test_what_a_knob_can_try_comes_with_the_command_that_tries_it(folder: Path) -> None:
-    file = str(folder / "train.py")
-    with_knob, without = finding(file, try_=(Try("loader.num_workers", "2"),)), finding(file, try_=())
-    line = "prove a fix     stepscope experiment --from "
-    assert line in shown(build(analysis(folder), Diagnosis((with_knob,), ())))
-    assert line not in shown(build(analysis(folder), Diagnosis((without,), ())))
-
-
-def test_several_ranks_are_said_where_they_matter(folder: Path) -> None:
-    file = str(folder / "train.py")
-    facts = analysis(folder, run=run_facts(folder, ranks=(0, 1, 2)), steps=(step_facts(ranks=(0, 1, 2)),))
-    some = shown(build(facts, Diagnosis((finding(file, ranks=(1,)),), ())))
-    every = shown(build(facts, Diagnosis((finding(file, ranks=(0, 1, 2)),), ())))
-
-    assert "512 of 521 train steps of 3 ranks together are steady, " in some
-    assert "Ranks  1\n" in some
-    assert "Ranks  " not in every
-
-
-def test_evidence_does_not_repeat_the_title_line(folder: Path) -> None:
-    evidence = (
-        Evidence("data wait per step", 41.2, "ms", "steps.jsonl"),
-        Evidence("share of the step", 0.672, "fraction", "steps.jsonl"),
-        Evidence("operators per call", 22.0, "operators", "trace"),
-    )
-    text = shown(build(analysis(folder), Diagnosis((finding(str(folder / "train.py"), evidence=evidence),), ())))
-
-    assert "  Seen  operators per call: 22\n" in text
-
-
-def test_an_edited_file_is_said_to_be_one(folder: Path) -> None:
-    text = shown(build(analysis(folder, run=run_facts(folder, started_ns=1)), diagnosis(folder)), width=100)
-
-    assert "(edited since the run)" in text
-
-
-def test_a_run_without_steps_says_so(folder: Path) -> None:
-    text = shown(build(analysis(folder, steps=(), run=run_facts(folder, exit_status=137)), Diagnosis((), ())))
-
-    assert text.startswith("pictures: no step was seen\n")
-    assert "ended by SIGKILL (status 137)" in text
-    assert "train.py:7" in text  # the stacks still speak
-    assert "Nothing worth fixing" not in text
-    assert "Where a step goes" not in text
-
-
-def test_more_findings_than_fit_are_listed_and_counted(folder: Path) -> None:
-    file = str(folder / "train.py")
-    many = tuple(finding(file, title=f"Loss number {index}") for index in range(20))
-    text = shown(build(analysis(folder), Diagnosis(many, tuple(Abstention(f"rule.{i}", "x" * 60) for i in range(40)))))
-
-    assert "Loss number 4" in text
-    assert "Loss number 12" not in text
-    assert "and 12 smaller findings" in text
-    assert len(text.splitlines()) <= 60
-
-
-def test_many_warnings_leave_room_for_the_report(folder: Path) -> None:
-    notes = tuple(Note("warning", f"thing {index} was lost", "reader") for index in range(30))
-    text = shown(build(analysis(folder, quality=Quality({}, notes)), diagnosis(folder)))
-
-    assert "thing 0 was lost" in text
-    assert "thing 20 was lost" not in text
-    assert "and 26 more" in text
-
-
-def test_a_refused_sampler_points_to_doctor(folder: Path) -> None:
-    notes = (Note("warning", "stacks could not be sampled by py-spy", "sampler"),)
-    text = shown(build(analysis(folder, quality=Quality({}, notes)), diagnosis(folder)))
-
-    assert "stepscope doctor" in text
 
 
 @pytest.mark.parametrize("terminal_like", [False, True])
@@ -241,30 +144,3 @@ def framework(**changes: Any) -> FrameworkFacts:
         cut_by="loader",
     )
     return replace(facts, **changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({}, "HF Trainer 5.23.0; steps cut by: the loader's next fetch\n"),
-        (
-            {"on_top": ("trl 1.16.0", "peft 0.21.2"), "steps_counted": 512, "steps_cut": 512},
-            "HF Trainer 5.23.0 with trl 1.16.0 and peft 0.21.2; steps cut by: the loader's next fetch, as many as "
-            "state.global_step counts\n",
-        ),
-        (
-            {"version": "6.0", "supported": False, "missing": ("logging: Trainer.log",)},
-            "HF Trainer 6.0; steps cut by: the loader's next fetch; not found in this version: logging: Trainer.log\n",
-        ),
-        ({"version": None, "supported": False}, "all its seams were found, though they were read in 5.23\n"),
-    ],
-)
-def test_the_framework_is_named_in_one_line(folder: Path, changes: dict[str, Any], said: str) -> None:
-    facts = analysis(folder)
-    facts = replace(facts, run=replace(facts.run, framework=framework(**changes)))
-    report = build(facts, diagnosis(folder))
-    assert report.run["framework"]["checked"] == ["5.23"]
-    flat = words_of(shown(report))
-    assert said.strip() in flat
-    assert markup(said.strip()) in page_of(report)
-    assert "HF Trainer" not in shown(build(analysis(folder), diagnosis(folder)))

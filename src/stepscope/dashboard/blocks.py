@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from msgspec import Struct
 
 from stepscope.report.escape import plain
 from stepscope.report.metrics import Metric, metric, metric_of
+
+if TYPE_CHECKING:
+    from stepscope.dashboard.pages import PageContext
 
 Block: TypeAlias = dict[str, Any]
 Help: TypeAlias = dict[str, Any]
@@ -463,22 +466,8 @@ PLACE = "place"
 FLAGS = ("bar", "signed", "quiet", "code", "hidden")
 
 
-class TableContext(Protocol):
-    """What a table must know of where it stands; a `PageContext` is one."""
-
-    @property
-    def limit(self) -> int:
-        """Rows that it may have."""
-        ...
-
-    @property
-    def shorten(self) -> Shorten:
-        """How a path and a line are written."""
-        ...
-
-
 class Alone(Struct, frozen=True):
-    """The `TableContext` of a document without a run around it: paths stand as they are."""
+    """What a table must know of a document without a run around it: paths stand as they are."""
 
     limit: int = 200
 
@@ -516,7 +505,7 @@ def columns(text: str, *, help: Mapping[str, str] | None = None, **say: Callable
 
 
 def rows_table(
-    context: TableContext,
+    context: PageContext | Alone,
     id: str,
     title: str,
     record: str,
@@ -560,7 +549,7 @@ def _says(column: Col, value: Any) -> bool:
     return value is not None and not ("quiet" in column.flags and not value)
 
 
-def _cell(column: Col, row: Row, context: TableContext) -> Any:
+def _cell(column: Col, row: Row, context: PageContext | Alone) -> Any:
     if column.say is not None:
         return column.say(row)
     if column.key != PLACE:

@@ -3,7 +3,9 @@
 The file forbids itself everything but the scripts and style sheets it was made with, which its Content-Security-Policy
 names by their hashes; documents stand in it as JSON in which nothing can be read as HTML, compressed where they are
 long. Browsers that run no scripts show the same documents as plain HTML (`static_page`), which is also what there is
-where no front end was built.
+where no front end was built. Documents are made smaller so that they fit: what is left out is what takes least time,
+rows from a table's end, the narrowest boxes of flame graphs, the shortest slices of a timeline. Totals stay those of
+the whole.
 """
 
 from __future__ import annotations
@@ -11,17 +13,18 @@ from __future__ import annotations
 import base64
 import gzip
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stepscope.dashboard import bundle, static_page
-from stepscope.dashboard.shrink import LEVELS, shrunk
+from msgspec import Struct
+
+from stepscope.dashboard import blocks, bundle, static_page
+from stepscope.dashboard.blocks import Block
 from stepscope.errors import StepscopeError
 from stepscope.report.words import command_line
 
 if TYPE_CHECKING:
     from stepscope import api
-    from stepscope.dashboard.blocks import Block
     from stepscope.dashboard.pages import Page, PageContext
     from stepscope.model import Report
     from stepscope.model.sampled import FlameGraph
@@ -74,7 +77,6 @@ def render(run: api.Run, report: Report, *, source: bool = True) -> str:
 
 def flame_page(graph: FlameGraph, *, first: str | None = None) -> str:
     """A page of a flame graph alone, that begins with the tree `first`. Without a front end it is the picture of it."""
-    from stepscope.dashboard import blocks
     from stepscope.dashboard.pages import PAGES
     from stepscope.report import flame
     from stepscope.report.flame import document
@@ -109,7 +111,11 @@ def documents(run: api.Run, report: Report, *, source: bool = True) -> dict[str,
     shown = run.showing(report)
     context = PageContext(run=shown, base=shown, limit=EMBEDDED_ROWS, embedded=True, key=RUN, source=source)
     made = {key: _page_document(context, key) for key in PAGES}
-    head = _head(context, report, {key: _is_empty(context, document) for key, document in made.items()})
+    empty = {
+        key: all(block["kind"] == "empty" for block in document["blocks"]) or PAGES[key].empty(context)
+        for key, document in made.items()
+    }
+    head = _head(context, report, empty)
     return {f"runs/{RUN}": head, **{f"runs/{RUN}/pages/{key}": document for key, document in made.items()}}
 
 
@@ -131,7 +137,7 @@ def _page_document(context: PageContext, key: str) -> dict[str, Any]:
 
 
 def _without_content(key: str, why: str) -> dict[str, Any]:
-    from stepscope.dashboard import blocks, pages
+    from stepscope.dashboard import pages
 
     page = pages.PAGES[key]
     return _page_of(page, [blocks.empty(page.title, why)])
@@ -148,14 +154,6 @@ def _page_of(page: Page, shown: list[Block]) -> dict[str, Any]:
         "scope": {"worker": None, "span": None, "steps": None, "follows": list(page.follows), "note": None},
         "blocks": shown,
     }
-
-
-def _is_empty(context: PageContext, document: Mapping[str, Any]) -> bool:
-    from stepscope.dashboard import pages
-
-    if all(block["kind"] == "empty" for block in document["blocks"]):
-        return True
-    return pages.empty(context, document["page"])
 
 
 def _sections(found: Mapping[str, Mapping[str, Any]]) -> Iterator[static_page.Section]:
@@ -260,3 +258,152 @@ def inline_style(text: str) -> str:
 def _as_parsed(text: str) -> str:
     """With the line ends that a parser of HTML makes of others, for hashes are of what it has read."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+# ---- documents made smaller ------------------------------------------------------------------------------------------
+
+LEAST_BOXES = 150  # of a tree, where there are many
+_OF_TRACK = ("start", "duration", "depth", "name", "kind", "id", "count")  # of a track in a window
+
+
+class Level(Struct, frozen=True):
+    """What the documents may hold; 0 leaves a whole block out."""
+
+    rows: int  # of a table
+    boxes: int  # of all trees of a flame graph together
+    slices: int  # of a timeline
+    details: int  # of slices
+
+
+LEVELS = (
+    Level(rows=100, boxes=8_000, slices=40_000, details=3_000),
+    Level(rows=60, boxes=3_000, slices=15_000, details=800),
+    Level(rows=30, boxes=1_000, slices=5_000, details=200),
+    Level(rows=15, boxes=0, slices=0, details=0),
+)
+
+
+def shrunk(document: dict[str, Any], level: Level) -> dict[str, Any]:
+    """A page document with what `level` allows; other documents as they are."""
+    if "blocks" not in document:
+        return document
+    return {**document, "blocks": [_shrunk_block(block, level) for block in document["blocks"]]}
+
+
+def _shrunk_block(block: Block, level: Level) -> Block:
+    if block["kind"] == "table":
+        return block if len(block["rows"]) <= level.rows else {**block, "rows": block["rows"][: level.rows]}
+    if block["kind"] == "flame":
+        return _fewer_boxes(block, level) if level.boxes else _left_out("Flame graph", "stepscope flamegraph RUN")
+    if block["kind"] == "timeline":
+        return _fewer_slices(block, level) if level.slices else _left_out("Timeline", "stepscope view RUN")
+    return block
+
+
+def _left_out(title: str, command: str) -> Block:
+    return blocks.empty(
+        title, "It is left out of this file, which would have become too large.", "Open the run itself.", command
+    )
+
+
+# ---- flame graphs ----------------------------------------------------------------------------------------------------
+
+
+def _fewer_boxes(block: Block, level: Level) -> Block:
+    document = block["document"]
+    trees = document["trees"]
+    most = max(LEAST_BOXES, level.boxes // max(1, len(trees)))
+    if all(len(tree["parent"]) <= most for tree in trees):
+        return block
+    return {**block, "document": _used_only({**document, "trees": [_tree(tree, most) for tree in trees]})}
+
+
+def _tree(tree: dict[str, Any], most: int) -> dict[str, Any]:
+    """The tree without its narrowest boxes; a box is never wider than the one it lies in, so trees stay whole."""
+    parent, value, base = tree["parent"], tree["value"], tree["base"]
+    if len(parent) <= most:
+        return tree
+    width = value if base is None else [max(pair) for pair in zip(value, base, strict=True)]
+    kept = sorted(sorted(range(len(parent)), key=lambda node: -width[node])[:most])
+    kept = _with_parents(kept, parent)
+    number = {node: at for at, node in enumerate(kept)}
+    cut = sum(value[node] for node in range(len(parent)) if node not in number and parent[node] in number)
+    columns = {key: _picked(tree[key], kept) for key in ("frame", "value", "base", "change")}
+    return {
+        **tree,
+        **columns,
+        "parent": [number.get(parent[node], -1) for node in kept],
+        "hidden": tree["hidden"] + cut,
+    }
+
+
+def _with_parents(kept: list[int], parent: Sequence[int]) -> list[int]:
+    """Only the boxes whose parents are there too: rounding may have made one wider than the box it lies in."""
+    known: set[int] = set()
+    for node in kept:  # parents come before their children
+        if parent[node] < 0 or parent[node] in known:
+            known.add(node)
+    return [node for node in kept if node in known]
+
+
+def _picked(values: Sequence[Any] | None, kept: Sequence[int]) -> list[Any] | None:
+    return None if values is None else [values[at] for at in kept]
+
+
+def _used_only(document: dict[str, Any]) -> dict[str, Any]:
+    """The document without frames, names and files that no tree shows any more."""
+    frames = sorted({frame for tree in document["trees"] for frame in tree["frame"]})
+    number = {frame: at for at, frame in enumerate(frames)}
+    rows = [list(document["frames"][frame]) for frame in frames]
+    texts: dict[str, list[Any]] = {}
+    for column, key in ((0, "names"), (1, "files")):
+        used = sorted({row[column] for row in rows})
+        place = {text: at for at, text in enumerate(used)}
+        texts[key] = [document[key][text] for text in used]
+        for row in rows:
+            row[column] = place[row[column]]
+    source = {str(number[int(key)]): text for key, text in document["source"].items() if int(key) in number}
+    trees = [{**tree, "frame": [number[frame] for frame in tree["frame"]]} for tree in document["trees"]]
+    return {**document, **texts, "frames": rows, "source": source, "trees": trees}
+
+
+# ---- timelines -------------------------------------------------------------------------------------------------------
+
+
+def _fewer_slices(block: Block, level: Level) -> Block:
+    window, details = block["window"], block["details"]
+    many = sum(len(track["start"]) for track in window["tracks"])
+    if many > level.slices:
+        window = _longest(window, level.slices)
+    if details is not None:
+        drawn = {slice_ for track in window["tracks"] for slice_ in track["id"]}
+        shown = [(key, value) for key, value in details.items() if int(key) in drawn]
+        shown.sort(key=lambda item: -(item[1]["duration_ns"] or 0))
+        details = dict(shown[: level.details])
+    return {**block, "window": window, "details": details}
+
+
+def _longest(window: dict[str, Any], most: int) -> dict[str, Any]:
+    """The window with its `most` longest slices, and the names that they need."""
+    order = [
+        (-duration, track, at)
+        for track, row in enumerate(window["tracks"])
+        for at, duration in enumerate(row["duration"])
+    ]
+    kept: list[list[int]] = [[] for _ in window["tracks"]]
+    for _, track, at in sorted(order)[:most]:
+        kept[track].append(at)
+    tracks = []
+    names: dict[int, int] = {}
+    for row, chosen in zip(window["tracks"], kept, strict=True):
+        chosen.sort()
+        picked = {column: [row[column][at] for at in chosen] for column in _OF_TRACK}
+        picked["name"] = [names.setdefault(name, len(names)) for name in picked["name"]]
+        tracks.append({**row, **picked})
+    note = f"The {most:,} longest slices are drawn; the others are left out to keep this file small."
+    return {
+        **window,
+        "tracks": tracks,
+        "names": [window["names"][name] for name in names],
+        "notes": [*window["notes"], note],
+    }

@@ -224,11 +224,6 @@ def _facts(block: Block, level: Level) -> str:
     return _heading(block["title"]) + _rows(columns, rows, _first(len(rows), len(block["rows"])), whole)
 
 
-def _choice(_block: Block, _level: Level) -> str:
-    """Nothing: there is no server to ask for another form of the page."""
-    return ""
-
-
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
 
@@ -330,7 +325,7 @@ def _card(card: Item, number: str, level: Level) -> str:
     if card["cost_ms_per_step"] is not None or card["share"] is not None:
         said = f"{words.milliseconds(card['cost_ms_per_step'])} a step, {words.percent(card['share'])}"
         cost = f"<span class='cost'>{markup(' '.join((said, card['of'] or '')).strip(), level.text)}</span>"
-    places = "".join(_place(where, level, alone=rank > 0) for rank, where in enumerate(card["where"]))
+    places = "".join(place(where, level, alone=rank > 0) for rank, where in enumerate(card["where"]))
     facts = "".join(f"<dt>{label}</dt><dd>{content}</dd>" for label, content in _card_facts(card, level) if content)
     below = "" if number.endswith(".") or not number else " explained"
     return (
@@ -342,7 +337,13 @@ def _card(card: Item, number: str, level: Level) -> str:
 
 def _card_facts(card: Item, level: Level) -> Iterator[tuple[str, str]]:
     """Label and ready markup of each line of a finding."""
-    yield "Seen", _list(f"{row['metric']}: {row['text']}" + _from(row["source"]) for row in card["evidence"])
+    yield (
+        "Seen",
+        _list(
+            f"{row['metric']}: {row['text']}" + (f" ({row['source']})" if row["source"] else "")
+            for row in card["evidence"]
+        ),
+    )
     yield "Sources", _list(card["disagreements"])
     yield "Fix", markup(card["fix"], level.text)
     yield "Price", markup(card["caveat"], level.text)
@@ -358,16 +359,12 @@ def _card_facts(card: Item, level: Level) -> Iterator[tuple[str, str]]:
     yield "Rule", f"<code>{markup(card['rule'])}</code>"
 
 
-def _from(source: str) -> str:
-    return f" ({source})" if source else ""
-
-
 def _list(texts: Iterable[str]) -> str:
     items = "".join(f"<li>{markup(text)}</li>" for text in texts)
     return f"<ul>{items}</ul>" if items else ""
 
 
-def _place(where: Item, level: Level, *, alone: bool) -> str:
+def place(where: Item, level: Level, *, alone: bool) -> str:
     """A place with its source: the line `alone`, or with the lines around it."""
     function = f" <code>{markup(where['function'], level.cell)}</code>" if where["function"] else ""
     part = where["share"] if where["share"] is not None and where["share"] < words.WHOLE else None
@@ -615,5 +612,5 @@ _BLOCKS: dict[str, Callable[[Block, Level], str]] = {
     "findings": _findings,
     "timeline": _timeline,
     "flame": _flame,
-    "choice": _choice,
+    "choice": lambda _block, _level: "",  # there is no server to ask for another form of the page
 }

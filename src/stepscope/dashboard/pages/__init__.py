@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
 
@@ -20,10 +20,9 @@ from stepscope.report.escape import plain
 from stepscope.report.words import Shortener
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from stepscope import api
     from stepscope.analyze.views.select import Selection
+    from stepscope.dashboard.server.catalog import Catalog
 
 PAGE_SCHEMA = "stepscope.page/1"
 SERVED_ROWS = 1_000
@@ -40,22 +39,6 @@ class Scope(Struct, frozen=True):
     worker: str | None = None
     span: str | None = None
     steps: tuple[int, int] | None = None
-
-
-class Catalog(Protocol):
-    """Other runs that a page may lay beside its own."""
-
-    def runs(self, text: str = "") -> Sequence[Mapping[str, Any]]:
-        """Entries (RunEntry) whose name, command or path holds `text`, newest first."""
-        ...
-
-    def run(self, key: str) -> api.Run:
-        """The run of an entry's `id`, all of it; raises `UsageError` where there is none."""
-        ...
-
-    def experiment(self, key: str) -> Path | None:
-        """The folder of an entry that is an experiment, None of any other."""
-        ...
 
 
 class PageContext(Struct, frozen=True, dict=True):
@@ -112,12 +95,14 @@ class PageContext(Struct, frozen=True, dict=True):
 
 
 class Page(Struct, frozen=True):
-    """`follows` are the selectors whose choice changes what the page shows."""
+    """`follows` are the selectors whose choice changes what the page shows; without `held`, a view of traces, it is
+    empty, unless its module knows better."""
 
     key: str
     title: str
     group: str
     follows: tuple[str, ...]
+    held: str = ""
 
     def build(self, context: PageContext) -> list[Block]:
         """The blocks of the page; raises `UsageError` for parameters that make no sense."""
@@ -126,6 +111,8 @@ class Page(Struct, frozen=True):
 
     def empty(self, context: PageContext) -> bool:
         """Whether the page has nothing but the reason why; needs the analysis, and is quick once that is there."""
+        if self.held:
+            return not getattr(context.run.analysis.views, self.held, None)
         asked = getattr(self._module(), "empty", None)
         return bool(asked(context)) if asked is not None else False
 
@@ -139,9 +126,9 @@ _LIST = (
     Page("steps", "Steps", "Overview", _EVERY),
     Page("timeline", "Timeline", "Time", _EVERY),
     Page("flame", "Flame graph", "Time", _EVERY),
-    Page("operators", "Operators", "Work", _EVERY),
-    Page("kernels", "Kernels", "Work", _EVERY),
-    Page("modules", "Modules", "Work", _EVERY),
+    Page("operators", "Operators", "Work", _EVERY, "operators"),
+    Page("kernels", "Kernels", "Work", _EVERY, "kernels"),
+    Page("modules", "Modules", "Work", _EVERY, "modules"),
     Page("memory", "Memory", "Work", _EVERY),
     Page("compiles", "Compiles", "Work", ("steps",)),
     Page("gpu", "GPU summary", "Machine", _EVERY),
@@ -174,11 +161,6 @@ def page(context: PageContext, key: str) -> dict[str, Any]:
         },
         "blocks": found.build(context),
     }
-
-
-def empty(context: PageContext, key: str) -> bool:
-    """Whether a page has nothing to show; needs the analysis, and is quick once that is there."""
-    return PAGES[key].empty(context)
 
 
 def _note(found: Page, scope: Scope) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec.structs import asdict
 
 from stepscope.dashboard import blocks, static_page
-from stepscope.dashboard.blocks import Alone, Block, Row, TableContext, rows_table
+from stepscope.dashboard.blocks import Alone, Block, Row, rows_table
 from stepscope.dashboard.pages import PageContext, experiments
 from stepscope.errors import EnvironmentRefusal, UnreadableInputError, UsageError
 from stepscope.report import comparison_report as said
@@ -154,7 +154,7 @@ def _compared(context: PageContext, other: str) -> Document:
     return said.comparison_document(comparing.compare(*sides), source=context.source)
 
 
-def comparison(context: TableContext, document: Document) -> Iterator[Block]:
+def comparison(context: PageContext | Alone, document: Document) -> Iterator[Block]:
     """The whole of a comparison: the verdict first, then the step time, then all that changed."""
     yield blocks.text(
         f"{said.title(document)}: {said.verdict(document)}.", TONES.get(said.verdict_style(document), "plain")
@@ -183,7 +183,7 @@ def comparison(context: TableContext, document: Document) -> Iterator[Block]:
         yield blocks.facts(said.ABSENT, absent)
 
 
-def _figures(context: TableContext, document: Document) -> Iterator[Block]:
+def _figures(context: PageContext | Alone, document: Document) -> Iterator[Block]:
     """The headline figures: step times as numbers, the rest in words, and the changes with their intervals drawn."""
     found = said.outcome(document)
     if found is None:
@@ -235,7 +235,7 @@ def _intervals(rows: list[dict[str, Any]]) -> Block:
     )
 
 
-def _phases(context: TableContext, document: Document) -> Iterator[Block]:
+def _phases(context: PageContext | Alone, document: Document) -> Iterator[Block]:
     """Where the difference is: both steps stacked of their parts, and the parts as a table."""
     rows = [{**row, "name": said.phase(row["category"])} for row in said.phases(document)]
     if not rows:

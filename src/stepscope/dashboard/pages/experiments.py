@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.dashboard import blocks, static_page
-from stepscope.dashboard.blocks import Alone, Block, Row, TableContext, rows_table
+from stepscope.dashboard.blocks import Alone, Block, Row, rows_table
 from stepscope.dashboard.pages import PageContext
 from stepscope.model import Report
 from stepscope.report import experiment_report as say
@@ -70,7 +70,7 @@ def render(report: Report) -> str:
     return static_page.render(str(report.run.get("name")), [static_page.Section("Experiment", shown)])
 
 
-def build(context: TableContext, document: Row) -> Iterator[Block]:
+def build(context: PageContext | Alone, document: Row) -> Iterator[Block]:
     """The conclusion, the intervals drawn, and the tables behind."""
     candidates = say.ranked(document)
     won = bool(say.winners(document))
@@ -174,7 +174,7 @@ def _pair_changes(row: Row) -> list[float]:
     return [after / before - 1 for before, after in pairs if before and after and before > 0 and after > 0]
 
 
-def _tables(context: TableContext, document: Row, candidates: list[Row]) -> Iterator[Block]:
+def _tables(context: PageContext | Alone, document: Row, candidates: list[Row]) -> Iterator[Block]:
     phases = [{**phase, "name": say.name(row)} for row in candidates for phase in row.get("phases") or ()]
     title = "Where the difference is"
     yield from rows_table(context, "candidate-phases", title, "PhaseEffect", _PHASE, phases)

@@ -165,7 +165,7 @@ def _card(row: Row, report: Report, context: PageContext, *, risk: bool = False)
         "expected_gain": None if risk or not row["expected_gain"] else dict(row["expected_gain"]),
         "gain": None if risk else sentences.gain(row),
         "of": None if risk else sentences.basis(row),
-        "where": [_where(place, context) for place in row["where"]],
+        "where": [where_of(place, context.shorten) for place in row["where"]],
         "ranks": list(row["ranks"]),
         "evidence": [_evidence(each) for each in row["evidence"]],
         "fix": one_line(row["fix"], SENTENCE),
@@ -181,9 +181,9 @@ def _card(row: Row, report: Report, context: PageContext, *, risk: bool = False)
     }
 
 
-def _where(place: Row, context: PageContext) -> dict[str, Any]:
+def where_of(place: Row, shorten: blocks.Shorten) -> dict[str, Any]:
     """A place with the lines around it."""
-    made = blocks.place_of(place, context.shorten)
+    made = blocks.place_of(place, shorten)
     quoted = place.get("source")
     lines = None
     if quoted:

@@ -29,12 +29,6 @@ _CORES = (
 )
 
 
-def empty(context: PageContext) -> bool:
-    """Whether no trace holds kernels."""
-    views = context.run.analysis.views
-    return views is None or not views.kernels
-
-
 def build(context: PageContext) -> list[Block]:
     """The page; raises `UsageError` for a scope that names no span."""
     found = traced.chosen(context, "kernels", TITLE)

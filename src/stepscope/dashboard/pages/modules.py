@@ -29,12 +29,6 @@ _FIGURES = (
 )
 
 
-def empty(context: PageContext) -> bool:
-    """Whether no trace holds modules."""
-    views = context.run.analysis.views
-    return views is None or views.modules is None
-
-
 def build(context: PageContext) -> list[Block]:
     """The page; raises `UsageError` for a scope that names no span."""
     found = traced.chosen(context, "modules", TITLE)

@@ -33,12 +33,6 @@ _LAUNCHED = (
 )
 
 
-def empty(context: PageContext) -> bool:
-    """Whether no trace holds operators."""
-    views = context.run.analysis.views
-    return views is None or not views.operators
-
-
 def build(context: PageContext) -> list[Block]:
     """The page; raises `UsageError` for a scope that names no span."""
     found = traced.chosen(context, "operators", TITLE)

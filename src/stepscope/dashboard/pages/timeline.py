@@ -1,15 +1,33 @@
-"""The page with all tracks on one axis. The first window comes with the page, the others as they are looked at."""
+"""The page with all tracks on one axis, and what the server answers about it: windows, slices, searches, cut traces.
+
+The first window comes with the page, the others as they are looked at. `run` is always the run without a selection of
+steps: ids of slices and times (ns from the run's first instant) hold for it alone. Every function returns the document
+as `web/src/lib/types.ts` words it and raises `UsageError` for what there is not. `prepare` makes what all of them need,
+once per run.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
-from typing import TYPE_CHECKING
+from itertools import islice, zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from stepscope.dashboard import blocks, timeline_api
-from stepscope.dashboard.blocks import Block
+from msgspec.structs import asdict
+
+from stepscope.dashboard import blocks
+from stepscope.dashboard.blocks import MAX_TEXT, Block, number
+from stepscope.errors import StepscopeError, UsageError
+from stepscope.report.escape import plain
+from stepscope.report.words import Shortener
 
 if TYPE_CHECKING:
+    from stepscope.analyze.pictures.timeline import Timeline
+    from stepscope.api import Run
     from stepscope.dashboard.pages import PageContext
+    from stepscope.model.timeline import SliceDetail, SliceRef, StackPlace, TimelineStep, TimelineWindow
 
 _AT = re.compile(r"([0-9]{1,18}):([0-9]{1,18})")
 _WHY = "Neither steps nor traces nor samples with times were recorded."
@@ -26,10 +44,10 @@ _NO_TRACE = (
 def build(context: PageContext) -> list[Block]:
     """The timeline of the whole run, at the steps, the span or the moments that are asked for."""
     run = context.base
-    if timeline_api.is_empty(run):
+    if has_nothing(run):
         return [blocks.empty("No timeline", _WHY, _RECORD, "stepscope run -- python train.py")]
     selection = context.selection()
-    made = timeline_api.block(
+    made = timeline_block(
         run,
         worker=selection.worker,
         span=selection.span,
@@ -44,7 +62,7 @@ def build(context: PageContext) -> list[Block]:
 
 def empty(context: PageContext) -> bool:
     """Whether there is nothing to draw."""
-    return timeline_api.is_empty(context.base)
+    return has_nothing(context.base)
 
 
 def _moments(text: str | None) -> tuple[int, int] | None:
@@ -53,3 +71,309 @@ def _moments(text: str | None) -> tuple[int, int] | None:
     if match is None or int(match[2]) <= int(match[1]):
         return None
     return int(match[1]), int(match[2])
+
+
+# ---- what is answered ------------------------------------------------------------------------------------------------
+
+Document = dict[str, Any]
+
+WINDOW_SCHEMA = "stepscope.timeline/1"
+SLICE_SCHEMA = "stepscope.slice/1"
+SEARCH_SCHEMA = "stepscope.search/1"
+WIDTH = 1_200  # pixels a window is thinned for where nobody says
+MAX_STEPS = 2_000  # on the ruler
+MAX_TRACKS = 600
+LARGE = 100_000  # slices or stacks from which pages are made before anybody asks
+SLOW_PAGES: tuple[tuple[str, dict[str, str]], ...] = (
+    ("flame", {}),
+    ("flame", {"by": "line"}),
+    ("operators", {"group": "shapes"}),
+    ("operators", {"operator": "aten::add"}),  # of whichever: what is kept are the calls of all
+    ("kernels", {"group": "launch"}),
+)
+EMBEDDED_STEPS = 2  # that the single-file report holds
+EMBEDDED_WIDTH = 2_400
+EMBEDDED_SLICES = 6_000
+EMBEDDED_DETAILS = 150
+EMBEDDED_DETAIL_CHARS = 250_000  # of them all together
+EMBEDDED_FRAMES = 20  # of a stack in them, and slices launched
+
+
+def prepare(run: Run) -> None:
+    """Make the index that windows are cut from; takes seconds for a trace of millions of events.
+
+    Of a large run also what other pages would be slow to make when they are first asked for.
+    """
+    made = run.timeline
+    made.lower_names, made.steps  # noqa: B018  # made when they are first asked for
+    base = made.context.base
+    if base.spans:
+        base.origins.parent  # noqa: B018
+    for span in base.spans:
+        span.links  # noqa: B018
+    if max(run.tables.events.height, run.tables.stacks.height) >= LARGE:
+        _prepare_pages(run)
+
+
+def _prepare_pages(run: Run) -> None:
+    """Pages whose rows or trees are no part of the analysis keep them once they were made."""
+    from stepscope.dashboard import pages
+
+    for key, params in SLOW_PAGES:
+        with contextlib.suppress(StepscopeError):  # a page that cannot be made says so to whoever asks for it
+            pages.page(pages.PageContext(run=run, base=run, params=params), key)
+
+
+def has_nothing(run: Run) -> bool:
+    """Whether there is neither a step nor a slice to draw."""
+    tables = run.tables
+    return tables.steps.is_empty() and tables.events.is_empty() and tables.stretches.is_empty()
+
+
+def timeline_block(
+    run: Run,
+    *,
+    worker: str | None = None,
+    span: int | None = None,
+    steps: tuple[int, int] | None = None,
+    at: tuple[int, int] | None = None,
+    embedded: bool = False,
+) -> Document:
+    """The TimelineBlock of the page; `at` (ns), else `steps`, else `span` is where its first window stands."""
+    from stepscope.analyze.pictures.timeline_viewport import moments
+
+    timeline = run.timeline
+    if embedded:
+        return _embedded(run, timeline)
+    worker = _worker(timeline, worker)
+    from_ns, to_ns = at or moments(timeline, worker=worker, span=span, steps=steps)
+    return blocks.timeline(
+        "timeline",
+        from_ns=0,
+        to_ns=max(timeline.length_ns, 1),
+        steps=_steps(timeline, timeline.steps, worker),
+        tracks=_tracks(timeline, worker),
+        window=window(run, from_ns=from_ns, to_ns=to_ns, worker=worker),
+        sliceable=not run.tables.traces.is_empty(),
+        notes=_notes(timeline, worker),
+    )
+
+
+def window(
+    run: Run,
+    *,
+    from_ns: int | None = None,
+    to_ns: int | None = None,
+    width: int = WIDTH,
+    worker: str | None = None,
+    steps: tuple[int, int] | None = None,
+) -> Document:
+    """The TimelineWindow from `from_ns` to `to_ns`; without them of `steps`, or of the first traces."""
+    from stepscope.analyze.pictures import timeline_viewport as windows
+
+    timeline = run.timeline
+    worker = _worker(timeline, worker)
+    first, last = windows.moments(timeline, worker=worker, steps=steps)
+    first = first if from_ns is None else max(from_ns, 0)
+    last = last if to_ns is None else min(to_ns, max(timeline.length_ns, 1))
+    if last <= first:
+        raise UsageError(f"from {first} to {last}: not a window of this timeline, which lasts {timeline.length_ns} ns")
+    return _window(windows.viewport(timeline, first, last, width, worker=worker))
+
+
+def detail(run: Run, identifier: int) -> Document:
+    """The SliceDetail of one slice."""
+    from stepscope.analyze.pictures.slice_detail import detail as detail_of
+
+    return _detail(detail_of(run.timeline, identifier), _shortener(run))
+
+
+def search(run: Run, text: str, *, worker: str | None = None, limit: int = 200) -> Document:
+    """The SearchResult: slices whose name contains `text`, in order of time, whatever the case of letters."""
+    from stepscope.analyze.pictures.timeline_viewport import search as search_in
+
+    timeline = run.timeline
+    found = search_in(timeline, text[:MAX_TEXT], worker=_worker(timeline, worker), limit=limit)
+    hits = [{**asdict(hit), "name": plain(hit.name), "track": plain(hit.track)} for hit in found.hits]
+    return {"schema": SEARCH_SCHEMA, "total": found.total, "hits": hits}
+
+
+def slice_of_trace(run: Run, steps: tuple[int, int] | None, path: Path) -> Path:
+    """Write the traces of `steps` as one Chrome trace for Perfetto to `path` (its name ends in .json.gz).
+
+    Raises `UsageError` where the traces hold no such step, `UnreadableInputError` where they cannot be read any more.
+    """
+    from stepscope.export import Cut, export
+
+    if run.tables.traces.is_empty():
+        raise UsageError("this run has no trace to cut; record one with a window")
+    try:
+        return export(run.paths, path, Cut(steps=steps), force=True).path
+    except UsageError as error:
+        raise UsageError(str(error).removeprefix("--")) from None
+
+
+# ---- documents -------------------------------------------------------------------------------------------------------
+
+
+def _worker(timeline: Timeline, key: str | None) -> str | None:
+    """The worker behind a key of a RunHead, whose names are made harmless."""
+    return next((group for group in timeline.groups() if plain(group) == key), key) if key is not None else None
+
+
+def _window(found: TimelineWindow) -> Document:
+    return {
+        "schema": WINDOW_SCHEMA,
+        "from_ns": found.from_ns,
+        "to_ns": found.to_ns,
+        "names": [plain(name) for name in found.names],
+        "kinds": list(found.kinds),
+        "tracks": [{**asdict(track), "key": plain(track.key)} for track in found.tracks],
+        "total": found.total,
+        "notes": [blocks.sentence(note) for note in found.notes],
+    }
+
+
+def _tracks(timeline: Timeline, worker: str | None) -> list[Document]:
+    first, last = timeline.track_range(worker)
+    return [
+        {
+            "key": plain(track.key),
+            "label": plain(track.label),
+            "group": plain(track.group),
+            "kind": track.kind,
+            "depth": track.depth,
+        }
+        for track in timeline.tracks[first:last][:MAX_TRACKS]
+    ]
+
+
+def _notes(timeline: Timeline, worker: str | None) -> list[str]:
+    first, last = timeline.track_range(worker)
+    notes = [blocks.sentence(note) for note in timeline.notes]
+    if last - first > MAX_TRACKS:
+        notes.append(f"The first {MAX_TRACKS} of {last - first:,} tracks are listed; choose a worker to see its own.")
+    return notes
+
+
+def _steps(timeline: Timeline, steps: tuple[TimelineStep, ...], worker: str | None) -> list[Document]:
+    """Steps for the ruler. Of very many all stay that lie in traces, and the longest of the others."""
+    from stepscope.analyze.pictures.series import positions
+
+    group = timeline.workers
+    own = [step for step in steps if worker is None or group.get(step.process, step.process) == worker]
+    if len(own) > MAX_STEPS:
+        own = [own[at] for at in positions([step.to_ns - step.from_ns for step in own], MAX_STEPS)]
+    return [asdict(step) for step in own]
+
+
+def _embedded(run: Run, timeline: Timeline) -> Document:
+    """The block of the single-file report: a few traced steps with as many slices and details as fit."""
+    from stepscope.analyze.pictures.timeline_viewport import moments
+    from stepscope.analyze.pictures.timeline_viewport import viewport as cut
+
+    from_ns, to_ns = _middle_steps(timeline) or moments(timeline)
+    to_ns = max(to_ns, from_ns + 1)
+    found = cut(timeline, from_ns, to_ns, EMBEDDED_WIDTH, limit=EMBEDDED_SLICES)
+    inside = tuple(step for step in timeline.steps if step.from_ns < to_ns and step.to_ns > from_ns)
+    notes = _notes(timeline, None)
+    if (from_ns, to_ns) != (0, timeline.length_ns):
+        notes.append("This file holds a part of the timeline; `stepscope view` shows all of it.")
+    drawn = {track.key for track in found.tracks}
+    return blocks.timeline(
+        "timeline",
+        from_ns=from_ns,
+        to_ns=to_ns,
+        steps=_steps(timeline, inside, None),
+        tracks=[track for track in _tracks(timeline, None) if track["key"] in {plain(key) for key in drawn}],
+        window=_window(found),
+        sliceable=False,
+        details=_details(run, timeline, found),
+        notes=notes,
+    )
+
+
+def _middle_steps(timeline: Timeline) -> tuple[int, int] | None:
+    """When the middle of the traced steps of the first worker ran, None where no step was traced."""
+    steps = timeline.context.tables.steps
+    traced = steps.filter(steps["in_window"].fill_null(False)).sort("start_ns", maintain_order=True)
+    if traced.is_empty() or timeline.context.tables.events.is_empty():
+        return None
+    own = traced.filter(traced["process"] == traced["process"][0])
+    steps_of_trace = own.select("start_ns", "wall_ns").rows()[max((own.height - EMBEDDED_STEPS) // 2, 0) :]
+    start, wall = steps_of_trace[0]
+    end = start + wall
+    for begin, length in steps_of_trace[1:EMBEDDED_STEPS]:
+        if begin <= end + wall:  # else it is in another trace
+            end = begin + length
+    return start - timeline.origin_ns, end - timeline.origin_ns
+
+
+def _details(run: Run, timeline: Timeline, found: TimelineWindow) -> dict[str, Document]:
+    """Details of the longest slices of a window, as many of each track as fit."""
+    from stepscope.analyze.pictures.slice_detail import detail as detail_of
+
+    by_track = [
+        sorted((-duration, identifier) for duration, identifier in zip(track.duration, track.id, strict=True))
+        for track in found.tracks
+    ]
+    in_turn = (pair[1] for row in zip_longest(*by_track, fillvalue=(0, -1)) for pair in row if pair[1] >= 0)
+    shorten = _shortener(run)
+    made: dict[str, Document] = {}
+    room = EMBEDDED_DETAIL_CHARS
+    for identifier in islice(in_turn, EMBEDDED_DETAILS):
+        told = _detail(detail_of(timeline, identifier), shorten)
+        for name in ("stack", "launched"):
+            told[name] = told[name][:EMBEDDED_FRAMES]
+        room -= len(json.dumps(told))
+        if room < 0:
+            break
+        made[str(identifier)] = told
+    return made
+
+
+def _shortener(run: Run) -> Shortener:
+    facts = run.tables.run
+    return Shortener({"cwd": facts.cwd, "user_roots": facts.user_roots})
+
+
+def _detail(found: SliceDetail, shorten: Shortener) -> Document:
+    return {
+        "schema": SLICE_SCHEMA,
+        "id": found.id,
+        "name": plain(found.name, MAX_TEXT),
+        "category": plain(found.category),
+        "track": plain(found.track),
+        "start_ns": found.start_ns,
+        "duration_ns": found.duration_ns,
+        "self_ns": found.self_ns,
+        "step": found.step,
+        "facts": [
+            {
+                "label": plain(fact.label),
+                "value": plain(fact.value, MAX_TEXT) if isinstance(fact.value, str) else number(fact.value),
+                "unit": fact.unit,
+            }
+            for fact in found.facts
+        ],
+        "operator": None if found.operator is None else {"id": found.operator.id, "name": plain(found.operator.name)},
+        "launched": [_reference(each) for each in found.launched],
+        "place": None if found.place is None else _place(found.place, shorten),
+        "stack": [_place(each, shorten) for each in found.stack],
+        "notes": [plain(note, MAX_TEXT) for note in found.notes],
+    }
+
+
+def _reference(found: SliceRef) -> Document:
+    return {
+        "id": found.id,
+        "name": plain(found.name),
+        "start_ns": found.start_ns,
+        "duration_ns": found.duration_ns,
+    }
+
+
+def _place(found: StackPlace, shorten: Shortener) -> Document:
+    place = found.place
+    shown = shorten(place.file, place.line) if place.file else plain(place.function or "")
+    return blocks.place(place.file, place.line, place.function, shown=shown, guess=found.guess, code=found.code)

@@ -22,8 +22,8 @@ from msgspec import Struct
 from stepscope import api
 from stepscope.api import ReadOptions, Run, is_run_folder, open_run
 from stepscope.dashboard.server import live
-from stepscope.dashboard.server.answers import NotThere
 from stepscope.dashboard.server.live import Progress
+from stepscope.dashboard.server.security import NotThere
 from stepscope.errors import UnreadableInputError
 from stepscope.files import open_regular
 from stepscope.report.escape import plain
@@ -249,6 +249,12 @@ class _Manifest(Struct, frozen=True):
     started_ns: int | None = None
     ended_ns: int | None = None
 
+    @property
+    def duration_s(self) -> float | None:
+        if self.started_ns is None or self.ended_ns is None:
+            return None
+        return (self.ended_ns - self.started_ns) / 1e9
+
 
 class Catalog:
     """The list, and `run(key)` for pages that compare."""
@@ -276,13 +282,11 @@ class Catalog:
     def document(self, text: str = "") -> dict[str, Any]:
         """The RunList of what matches `text`."""
         wanted = text.lower().split()
-        found = [(place, manifest) for place, manifest in self._all() if _matches(place, manifest, wanted)]
+        listed = [(place, self.manifest(place)) for place in self._places.all()]
+        found = [(place, manifest) for place, manifest in listed if _matches(place, manifest, wanted)]
         found.sort(key=lambda each: (_age(*each), each[0].name), reverse=True)
         shown = [self.entry(place, manifest) for place, manifest in found[:MAX_SHOWN]]
         return {"schema": LIST_SCHEMA, "runs": shown, "total": len(found)}
-
-    def _all(self) -> list[tuple[Place, _Manifest]]:
-        return [(place, self.manifest(place)) for place in self._places.all()]
 
     def manifest(self, place: Place) -> _Manifest:
         """What the recording says of itself; of a trace, nothing."""
@@ -303,7 +307,7 @@ class Catalog:
             "kind": place.kind,
             "state": how.state,
             "started_ns": manifest.started_ns,
-            "duration_s": _duration_s(manifest) if place.recorded else None,
+            "duration_s": manifest.duration_s if place.recorded else None,
             "command": plain(manifest.command) if manifest.command else None,
             "steps": (steps.count or 0) + sum(steps.excluded.values()) if steps is not None else None,
             "mean_ms": steps.mean_ms if steps is not None else None,
@@ -346,18 +350,14 @@ class _Kept:
 
 def _manifest(path: Path) -> _Manifest:
     row = live.read_object(path) or {}
-    command, started, ended = row.get("command"), row.get("started_ns"), row.get("ended_ns")
+    command, started, ended, tags = (row.get(key) for key in ("command", "started_ns", "ended_ns", "tags"))
+    words = (row.get("name") or "", *(tags if isinstance(tags, list) else ()))
     return _Manifest(
         command=" ".join(str(part) for part in command) if isinstance(command, list) else "",
-        label=" ".join(str(part) for part in (row.get("name") or "", *_tags(row))).strip(),
+        label=" ".join(map(str, words)).strip(),
         started_ns=started if isinstance(started, int) else None,
         ended_ns=ended if isinstance(ended, int) else None,
     )
-
-
-def _tags(row: dict[str, Any]) -> list[Any]:
-    tags = row.get("tags")
-    return tags if isinstance(tags, list) else []
 
 
 def _report(path: Path) -> _Report | None:
@@ -378,8 +378,6 @@ def _first_manifest(folder: Path) -> Path | None:
 
 
 def _matches(place: Place, manifest: _Manifest, wanted: list[str]) -> bool:
-    if not wanted:
-        return True
     text = f"{place.name}\n{place.path}\n{manifest.command}\n{manifest.label}".lower()
     return all(word in text for word in wanted)
 
@@ -392,12 +390,6 @@ def _age(place: Place, manifest: _Manifest) -> float:
         return place.path.stat().st_mtime
     except OSError:
         return 0.0
-
-
-def _duration_s(manifest: _Manifest) -> float | None:
-    if manifest.started_ns is None or manifest.ended_ns is None:
-        return None
-    return (manifest.ended_ns - manifest.started_ns) / 1e9
 
 
 def _note(place: Place, manifest: _Manifest, how: live.Standing) -> str | None:

@@ -1,7 +1,7 @@
 """What the server answers, as documents: the list, a run's head, its pages and timeline, and how it goes on.
 
 Nothing here knows HTTP. Methods take the texts of a request, which may be anything, and raise errors whose class says
-what is wrong with it (`answers.status_of`).
+what is wrong with it (`security.status_of`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.api import ReadOptions, Run
-from stepscope.dashboard import timeline_api
+from stepscope.dashboard.pages import timeline
 from stepscope.dashboard.server import live
-from stepscope.dashboard.server.answers import NotReady, NotThere, StillPreparing, encoded, preparing
 from stepscope.dashboard.server.catalog import EXPERIMENT, Catalog, Place, Places, standing
 from stepscope.dashboard.server.live import Journals, Progress
 from stepscope.dashboard.server.prepare import Prepared, PreparedRuns, is_too_early
+from stepscope.dashboard.server.security import NotReady, NotThere, StillPreparing, encoded
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.report.escape import plain
 
@@ -44,7 +44,7 @@ class Handlers:
     def __init__(self, paths: tuple[Path, ...], options: ReadOptions, *, source: bool = True) -> None:
         self._source = source
         self._places = Places(paths)
-        self._prepared_runs = PreparedRuns(options, self._describe, timeline_api.prepare, self._ahead)
+        self._prepared_runs = PreparedRuns(options, self._describe, timeline.prepare, self._ahead)
         self._catalog = Catalog(self._places, lambda place: self._prepared_runs.look(place).run)
         self._journals: dict[str, Journals] = {}
         self._lock = threading.Lock()
@@ -88,7 +88,7 @@ class Handlers:
             return {**head, "preparing": still.document}
         except StepscopeError as error:
             if how.state == live.RUNNING and is_too_early(error):
-                return {**head, "preparing": _early()}
+                return {**head, "preparing": _early().document}
             state = how.state if how.state == live.VANISHED else "unreadable"
             return {**head, "state": state, "error": plain(error, 2000)}
         return {**head, **prepared.head, "revision": prepared.revision}
@@ -159,7 +159,7 @@ class Handlers:
             raise
         except StepscopeError as error:
             if is_too_early(error) and standing(place).state == live.RUNNING:
-                raise StillPreparing(_early()["text"], None) from None
+                raise _early() from None
             raise
 
     def _with_steps(self, whole: Prepared, steps: tuple[int, int] | None) -> Prepared:
@@ -178,8 +178,8 @@ class Handlers:
 
     def timeline(self, key: str, params: Params) -> dict[str, Any]:
         """TimelineWindow."""
-        width = _number(params, "width") or timeline_api.WIDTH
-        return timeline_api.window(
+        width = _number(params, "width") or timeline.WIDTH
+        return timeline.window(
             self._prepared(key).run,
             from_ns=_number(params, "from"),
             to_ns=_number(params, "to"),
@@ -193,7 +193,7 @@ class Handlers:
         if _NUMBER.fullmatch(identifier) is None:
             raise NotThere("there is no such slice")
         try:
-            return timeline_api.detail(self._prepared(key).run, int(identifier))
+            return timeline.detail(self._prepared(key).run, int(identifier))
         except UsageError as error:
             raise NotThere(str(error)) from None
 
@@ -203,7 +203,7 @@ class Handlers:
         text = _text(params, "text") or ""
         if not text.strip():
             raise UsageError("text: nothing to look for; give a part of a name")
-        return timeline_api.search(self._prepared(key).run, text, worker=_text(params, "worker"), limit=limit)
+        return timeline.search(self._prepared(key).run, text, worker=_text(params, "worker"), limit=limit)
 
     def perfetto(self, key: str, params: Params, folder: Path) -> Path:
         """A trace of the chosen steps, written into `folder`."""
@@ -213,7 +213,7 @@ class Handlers:
             raise NotReady("the run is still being read; ask again when its pages are there") from None
         steps = _steps(params)
         name = prepared.place.key + (f"-steps-{steps[0]}-{steps[1]}" if steps else "")
-        return timeline_api.slice_of_trace(prepared.run, steps, folder / f"{name}.json.gz")
+        return timeline.slice_of_trace(prepared.run, steps, folder / f"{name}.json.gz")
 
     # ---------------------------------------------------------------------------------------------------------- live
 
@@ -241,8 +241,8 @@ class Handlers:
             return self._journals.setdefault(place.key, Journals(place.path)).read()
 
 
-def _early() -> dict[str, Any]:
-    return preparing("Waiting for the first step of the run", None)
+def _early() -> StillPreparing:
+    return StillPreparing("Waiting for the first step of the run", None)
 
 
 def _text(params: Params, name: str) -> str | None:

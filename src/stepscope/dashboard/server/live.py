@@ -153,7 +153,8 @@ def standing(folder: Path, progress: Progress | None = None) -> Standing:
         return _as_ended(manifests, progress)
     written = last_write(folder)
     if any(_is_alive(manifest) for manifest in open_ended) or _ranks_live(folder) or _is_fresh(open_ended, written):
-        return Standing(RUNNING, _running_text(manifests, progress))
+        steps = f"{_steps(progress)} so far" if progress is not None else "; no step yet"
+        return Standing(RUNNING, f"Running for {_took(manifests, time.time_ns())}{steps}.")
     if not manifests and (folder / "report.json").is_file():
         return Standing(FINISHED, "Finished; how it ended was not kept.")
     return Standing(VANISHED, _vanished_text(written))
@@ -286,23 +287,11 @@ def _ending(manifest: dict[str, Any]) -> str | None:
     left = left if isinstance(left, dict) else {}
     number, status = left.get("signal"), left.get("shell_status", left.get("status"))
     if isinstance(number, int) and number > 0:
-        return f"Ended by {_signal_name(number)}"
+        known = {one.value: one.name for one in signal.Signals}
+        return f"Ended by {known.get(number, f'signal {number}')}"
     if isinstance(status, int) and status != 0:
         return f"Ended with exit status {status}"
     return None
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def _running_text(manifests: list[dict[str, Any]], progress: Progress | None) -> str:
-    if progress is None:
-        return f"Running for {_took(manifests, time.time_ns())}; no step yet."
-    return f"Running for {_took(manifests, time.time_ns())}{_steps(progress)} so far."
 
 
 def _vanished_text(written: float | None) -> str:

@@ -19,8 +19,8 @@ from msgspec.structs import replace
 
 from stepscope.api import ReadOptions, Run
 from stepscope.dashboard.server import live
-from stepscope.dashboard.server.answers import StillPreparing, unexpected
 from stepscope.dashboard.server.catalog import Place, opened
+from stepscope.dashboard.server.security import StillPreparing, unexpected
 from stepscope.errors import StepscopeError, UnreadableInputError
 
 MOST = 60  # documents of one run

@@ -2,20 +2,24 @@
 
 `Policy.judge` is a pure function of what a request says, asked before anything else looks at it. A page of another site
 that a browser is led to believe lies at our address (DNS rebinding) sends its own name as `Host`; other users of the
-machine do not know the token; a path that is not made of plain names is nobody's.
+machine do not know the token; a path that is not made of plain names is nobody's. Below stand the answers that are no
+document of a run: which status an error has, and how documents become bytes.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
+import msgspec
 from msgspec import Struct
 
-from stepscope.errors import UsageError
+from stepscope.errors import EnvironmentRefusal, StepscopeError, UnreadableInputError, UsageError
+from stepscope.report.escape import one_line
 
 METHODS = ("GET", "HEAD")
 TOKEN = "token"  # of the query
@@ -232,14 +236,12 @@ class Guard:
 
 
 async def _refuse(send: Any, headers: Sequence[tuple[bytes, bytes]], refusal: Refusal) -> None:
-    from stepscope.dashboard.server.answers import encoded, failure
-
     extra = [(b"allow", ", ".join(METHODS).encode())] if refusal.allow else []
     if any(name == b"accept" and b"text/html" in value for name, value in headers):
         text = f"stepscope: {refusal.text}\n".encode()
         await _answer(send, refusal.status, "text/plain; charset=utf-8", text, extra)
     else:
-        await _answer(send, refusal.status, "application/json", encoded(failure(refusal.text)), extra)
+        await _answer(send, refusal.status, "application/json", failure(refusal.text), extra)
 
 
 async def _answer(send: Any, status: int, kind: str, body: bytes, extra: Iterable[tuple[bytes, bytes]]) -> None:
@@ -261,3 +263,63 @@ def _with_headers(send: Any) -> Any:
         await send(message)
 
     return sending
+
+
+# ---- documents as bytes, and which status an error has ---------------------------------------------------------------
+
+ERROR_SCHEMA = "stepscope.error/1"
+PREPARING_SCHEMA = "stepscope.preparing/1"
+
+
+class NotThere(UsageError):
+    """A run, a page or a slice that there is not, or no longer."""
+
+
+class NotReady(UsageError):
+    """Something that cannot be had before the run has been read."""
+
+
+class StillPreparing(StepscopeError):
+    """The tables of a run are being made: not an error to show, but a document of its own."""
+
+    def __init__(self, text: str, share: float | None) -> None:
+        super().__init__(text)
+        self.share = share
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """A Preparing of `web/src/lib/types.ts`."""
+        return {"schema": PREPARING_SCHEMA, "text": one_line(str(self)), "share": self.share}
+
+
+# the first class that fits decides
+_STATUS: tuple[tuple[type[StepscopeError], int], ...] = (
+    (NotThere, 404),
+    (NotReady, 409),
+    (UsageError, 400),
+    (UnreadableInputError, 422),
+    (EnvironmentRefusal, 500),
+)
+
+
+def status_of(error: StepscopeError) -> int:
+    """The status of an answer that tells of an error."""
+    return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+
+
+def failure(text: str) -> bytes:
+    """A Failure of `web/src/lib/types.ts`, encoded."""
+    return encoded({"schema": ERROR_SCHEMA, "error": one_line(text)})
+
+
+def unexpected(error: BaseException) -> str:
+    """A mistake of ours in a line."""
+    return f"this could not be made ({type(error).__name__}: {one_line(error, 200)}); please report it"
+
+
+def encoded(document: Any) -> bytes:
+    """JSON in UTF-8. Numbers that are not finite become null; texts that no encoder accepts are escaped."""
+    try:
+        return msgspec.json.encode(document)
+    except UnicodeEncodeError:
+        return json.dumps(document, allow_nan=False, default=str).encode("ascii")

@@ -219,7 +219,7 @@ def _configuration(application: Any) -> uvicorn.Config:
     """A quiet server with nothing but HTTP."""
     import uvicorn
 
-    from stepscope.dashboard.server.waiting import protocol
+    from stepscope.dashboard.server.app import protocol
 
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # errors get a line of ours
     configuration = uvicorn.Config(

@@ -11,18 +11,20 @@ from collections.abc import Sequence
 from io import StringIO
 from typing import Any
 
+from stepscope.dashboard import static_page
+from stepscope.dashboard.pages.findings import where_of
 from stepscope.model import Report
 from stepscope.report import compiler_words, sentences, words
-from stepscope.report.escape import markup, one_line, plain
+from stepscope.report.escape import LONGEST, markup, one_line, plain
 from stepscope.report.sentences import groups
 from stepscope.report.words import Shortener
 
 SENTENCE = 600  # characters of one
 SHOWN = 8  # findings, with what they explain; the rest is counted
+LEVEL = static_page.Level(rows=0, cards=SHOWN, text=SENTENCE, cell=LONGEST)
 COLUMNS = 100  # of the plain text twin
 _CELL = re.compile(r"/notebook/cell_(\d+)\.py$")  # where the magic keeps the source of cell N
 _MARKS = {"critical": "▲", "warning": "◆", "info": "●"}
-_HIT = " class='hit'"
 _ROOT = "stepscope-findings"
 _STYLE = """
 .R { font-size: 13px; line-height: 1.45; max-width: 70rem; margin: .4rem 0; }
@@ -121,7 +123,8 @@ def _cards(report: Report, shorten: Shortener) -> list[str]:
 
 def _card(finding: dict[str, Any], shorten: Shortener, *, explained: bool) -> str:
     severity = finding["severity"] if finding["severity"] in _MARKS else "info"
-    places = "".join(_place(each, shorten, alone=rank > 0) for rank, each in enumerate(finding["where"]))
+    shown = (where_of(each, shorten) for each in finding["where"])
+    places = "".join(static_page.place(each, LEVEL, alone=rank > 0) for rank, each in enumerate(shown))
     seen = "".join(_evidence(row) for row in finding["evidence"])
     tries = ", ".join(f"<code>{markup(row['knob'])}={markup(row['value'])}</code>" for row in finding["try"])
     lines = (
@@ -146,28 +149,6 @@ def _evidence(row: dict[str, Any]) -> str:
     metric, value = words.evidence(row)
     source = f" <span class='soft'>({markup(row['source'])})</span>" if row["source"] else ""
     return f"<li>{markup(metric)}: <strong>{markup(value)}</strong>{source}</li>"
-
-
-def _place(row: dict[str, Any], shorten: Shortener, *, alone: bool) -> str:
-    """A place with its source: the line `alone`, or with the lines around it."""
-    function = f" <code>{markup(row['function'])}</code>" if row["function"] else ""
-    part = row["share"] if row["share"] is not None and row["share"] < words.WHOLE else None
-    share = f" <span class='soft'>{markup(words.percent(part))} of it</span>" if part is not None else ""
-    head = f"<p><code>{markup(shorten(row['file'], row['line']))}</code>{function}{share}</p>"
-    source = row.get("source")
-    if not source:
-        return head
-    lines = "".join(
-        _source_line(number, text, hit=number == row["line"])
-        for number, text in enumerate(source["lines"], start=source["first_line"])
-        if number == row["line"] or not alone
-    )
-    changed = "<p class='soft'>The file was edited since the run.</p>" if source["changed_since"] else ""
-    return f"{head}<pre>{lines}</pre>{changed}"
-
-
-def _source_line(number: int, text: str, *, hit: bool) -> str:
-    return f"<span{_HIT if hit else ''}>{number:>5}  {markup(text)}</span>"
 
 
 def _outlook(report: Report) -> str:
