@@ -4,7 +4,7 @@
 
 The call fills caches and the heap with its own data, so that leaving it out saves more than its own time. A ceiling has
 to allow for that (`PIPELINE.cold_tensors` and, behind a copy of the model, which also leaves the allocator other
-blocks, `PIPELINE.cold_copies` in stepscope/diagnose/thresholds.py). In one process, blocks of training steps with
+blocks, `PIPELINE.cold_copies` in stepscope/diagnose/gains.py). In one process, blocks of training steps with
 and without the call take turns; the training part is timed by itself. The result goes into RESULTS.md.
 """
 

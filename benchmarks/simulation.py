@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from stepscope.comparison import estimates
 from stepscope.comparison.measured_steps import warmup_end
 from stepscope.comparison.outcomes import outcome
-from stepscope.comparison.thresholds import LEAST_PAIRS, MOST_PAIRS, WIDTH
-from stepscope.experiment.stopping import alpha_after, is_clear, narrow_enough
+from stepscope.comparison.thresholds import LEAST_PAIRS, MOST_PAIRS, WIDTH, Limits
+from stepscope.comparison.verdicts import effect_of
+from stepscope.experiment.schedule import alpha_after, is_clear, narrow_enough
 from stepscope.model.comparison import FASTER, SLOWER, Effect, Measure, Outcome
 
 Floats = NDArray[np.float64]
@@ -124,10 +124,10 @@ def judge(session: Floats, sides: str, *, least: int = LEAST_PAIRS, most: int = 
     pairs: list[tuple[Measure, Measure]] = []
     for before, after in zip(ours, theirs, strict=True):
         pairs.append((_measure(f"run {before}", session[before]), _measure(f"run {after}", session[after])))
-        effect = estimates.effect([(one.mean_ms, other.mean_ms) for one, other in pairs])
+        effect = effect_of([(one.mean_ms, other.mean_ms) for one, other in pairs])
         if enough(effect, least=least, most=most):
             break
-    return outcome((), pairs, alpha=alpha_after(least=least, most=most))
+    return outcome((), pairs, Limits(), alpha=alpha_after(least=least, most=most))
 
 
 def enough(effect: Effect | None, *, least: int, most: int) -> bool:

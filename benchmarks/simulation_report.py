@@ -15,18 +15,17 @@ import results
 import simulation
 from simulation import Change, Machine
 
-from stepscope.comparison import estimates
 from stepscope.comparison.thresholds import (
     FIXED_ALPHA,
     INTERVAL_PAIRS,
     LEAST_PAIRS,
     LOOKING_ALPHA,
     MOST_PAIRS,
-    THRESHOLD,
     WIDTH,
+    Limits,
 )
-from stepscope.comparison.verdicts import verdict
-from stepscope.experiment.stopping import alpha_after
+from stepscope.comparison.verdicts import effect_of, verdict
+from stepscope.experiment.schedule import alpha_after
 from stepscope.model.comparison import FASTER, NO_DIFFERENCE, SLOWER, UNDECIDED
 
 SEED = 20261121
@@ -106,12 +105,12 @@ def stopping_rates(least: int, spread: float, sessions: int, seed: int) -> tuple
     for logs in rng.normal(0.0, spread, (sessions, MOST_PAIRS)):
         pairs = [(1.0, math.exp(value)) for value in logs]
         for count in range(INTERVAL_PAIRS, MOST_PAIRS + 1):
-            effect = estimates.effect(pairs[:count])
+            effect = effect_of(pairs[:count])
             if simulation.enough(effect, least=least, most=MOST_PAIRS):
                 break
         used += count
         alpha = alpha_after(least=least, most=MOST_PAIRS).mean
-        false += verdict(effect, threshold=THRESHOLD, width=WIDTH, alpha=alpha).word in {FASTER, SLOWER}
+        false += verdict(effect, Limits(), alpha=alpha).word in {FASTER, SLOWER}
     return 100 * false / sessions, used / sessions
 
 

@@ -30,6 +30,7 @@ TEXTS = (
 COLUMNS = "report/table.py"  # whose texts are lists of fields
 ALLOWED = {
     "called by Python or IPython": (*("__getattr__", "__dir__", "load_ipython_extension", "unload_ipython_extension"),),
+    "read by the parser of command lines": ("__signature__", "__annotations__"),
     "read or called by a library that it is set for": (
         *("redirect_slashes", "should_exit", "fast_dtype", "suppress_errors", "_compiled_call_impl"),
         "on_broken_pipe",

@@ -41,29 +41,6 @@ def test_pictures_are_the_same_every_time(tmp_path: Path) -> None:
     assert {name.split("/")[0] for name in first} == set(make_data.CLASSES)
 
 
-def test_only_missing_pictures_are_written(tmp_path: Path) -> None:
-    pytest.importorskip("PIL")
-    make_data = load("cifar_png/make_data")
-    make_data.make_data(tmp_path, 20)
-    before = digests(tmp_path)
-    (tmp_path / "disc" / "00001.png").unlink()
-    assert make_data.make_data(tmp_path, 20) == 1
-    assert digests(tmp_path) == before
-
-
-@pytest.mark.torch
-def test_a_picture_becomes_a_normalised_tensor(tmp_path: Path) -> None:
-    pytest.importorskip("PIL")
-    load("cifar_png/make_data").make_data(tmp_path, 10)
-    train = load("cifar_png/train")
-    dataset = train.PngFolder(tmp_path)
-    image, label = dataset[0]
-    assert len(dataset) == 10
-    assert image.shape == (3, 32, 32)
-    assert -3 < image.min() < image.max() < 3
-    assert dataset.classes[label] == dataset.files[0][0].parent.name
-
-
 @pytest.mark.torch
 def test_both_losses_are_the_same_figure() -> None:
     import torch
@@ -71,14 +48,6 @@ def test_both_losses_are_the_same_figure() -> None:
     gpt = load("naive_gpt/train")
     logits, targets = torch.randn(2, 5, 7), torch.randint(7, (2, 5))
     assert gpt.looped_loss(logits, targets).item() == pytest.approx(gpt.vectorized_loss(logits, targets).item())
-
-
-@pytest.mark.torch
-@pytest.mark.process
-def test_gpt_trains_with_the_fix() -> None:  # without it, it is recorded in tests/integration
-    line = [sys.executable, str(EXAMPLES / "naive_gpt" / "train.py"), "--steps", "10", "--vectorized"]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=150, check=True)
-    assert done.stdout.startswith("step 10: loss ")
 
 
 def test_missing_data_is_said_in_one_line(tmp_path: Path) -> None:

@@ -76,17 +76,6 @@ def test_every_planted_line_is_there_and_no_clean_script_has_one(load: Any) -> N
         assert set(entry.expected) <= CATEGORIES, entry.name
 
 
-def test_no_name_gives_a_planted_cost_away(load: Any) -> None:
-    for entry in load("table").ENTRIES:
-        code = [line.split("#")[0] for line in entry.script.read_text().splitlines()]
-        assert not any("planted" in line or "slow" in line for line in code), entry.name
-
-
-def test_every_script_says_its_steps(load: Any) -> None:
-    steps = [load("launch").own_steps(entry) for entry in load("table").ENTRIES]
-    assert min(steps) >= 50
-
-
 @pytest.mark.parametrize(
     ("marked", "named", "right"),
     [
@@ -108,13 +97,6 @@ def test_what_names_the_planted_line(
     planted = load("planted").find(script)
     assert planted.is_named_by(str(script), *named) is right
     assert not planted.is_named_by(str(tmp_path / "other.py"), *named)
-
-
-def test_a_script_without_a_planted_line_is_refused(load: Any, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT.format("", "", ""))
-    with pytest.raises(ValueError, match="one line must end with"):
-        load("planted").find(script)
 
 
 def finding(category: str, share: float, ceiling: float, line: int = 1) -> dict[str, Any]:
@@ -150,40 +132,3 @@ def test_on_a_clean_script_only_compute_may_be_large(load: Any) -> None:
     findings = [finding("compute", 0.4, 0.4), finding("host", 0.11, 0.11), finding("io", 0.09, 0.09)]
     judged = score.score(entry, {"findings": findings}, None, None)
     assert [alarm.category for alarm in judged.alarms] == ["host"]
-
-
-def test_the_table_has_a_row_for_what_failed_and_counts_it_as_wrong(load: Any) -> None:
-    report, entries = load("zoo_report"), load("table").ENTRIES
-    said = load("traceml_peer").Said
-    rows = [
-        report.Row(entries[0], load("score").Score(None, category=True, line=True), peer=said("INPUT_BOUND")),
-        report.Row(entries[1], problem="status 1: no | luck"),
-        report.Row(next(entry for entry in entries if entry.clean), problem="status 1"),
-    ]
-    text = report.text(rows, "how", {}, "")
-    assert "failed: status 1: no / luck" in text
-    assert "first finding's category right: 1 of 2 (50 %" in text
-    assert "other than compute: 0 of 1 (0 %" in text
-    assert "TraceML, planted: category right: 1 of 1" in text
-    assert "not run: no network" in report.text(rows, "how", {}, "no network")
-
-
-def test_what_the_peer_says_is_mapped_onto_categories(load: Any) -> None:
-    peer = load("traceml_peer")
-    assert peer.Said("RESIDUAL_HEAVY").right(("io",)) is True
-    assert peer.Said("COMPUTE_BOUND").right(("host",)) is False
-    assert peer.Said("COMPUTE_BOUND").right(None) is True
-    assert peer.Said("INPUT_BOUND").right(None) is False
-    assert peer.Said(None, problem="no port").right(("io",)) is None
-    assert {category for mapped in peer.CATEGORIES.values() for category in mapped} <= CATEGORIES
-
-
-def test_a_summary_of_the_peer_is_read(load: Any, tmp_path: Path) -> None:
-    peer = load("traceml_peer")
-    assert peer.said(tmp_path).problem == "it wrote no final_summary.json"
-    summary = tmp_path / "run" / "final_summary.json"
-    summary.parent.mkdir()
-    summary.write_text('{"primary_diagnosis": {"kind": "INPUT_BOUND", "severity": "crit"}}')
-    assert peer.said(tmp_path) == peer.Said("INPUT_BOUND", "crit")
-    summary.write_text('{"primary_diagnosis": null}')
-    assert peer.said(tmp_path).kind is None

@@ -9,6 +9,7 @@ Each stage is computed on first use and kept. Heavy imports happen then, so that
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
-from msgspec.structs import replace
 
 from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.model import Analysis, Diagnosis, ProfiledFacts, Report
@@ -107,23 +107,23 @@ class Run:
     def tables(self) -> Tables:
         """The run's typed columns; also written to RUN/tables, or to DIR/tables of traces, unless `options` say no."""
         from stepscope import tables
+        from stepscope.cached import default_folder
+        from stepscope.tables import store
         from stepscope.tables.cache import BuildOptions
 
-        options = BuildOptions(
-            cache=_cache(self.options),
-            workers=self.options.workers,
-            progress=self.options.progress,
-            steps=self.options.steps,
-        )
+        given = self.options
+        cache = given.tables or (default_folder() if given.cache else None)
+        options = BuildOptions(cache=cache, workers=given.workers, progress=given.progress, steps=given.steps)
         try:
             raw = self._raw()
         except OSError as error:
             raise UnreadableInputError(f"{self.folder}: {error.strerror or error}; check its permissions") from error
         built = tables.build(raw, options)
-        beside = self.folder if self.options.steps is None else None
-        target = beside if self.recorded else self.options.tables
-        if self.options.keep and target is not None:
-            _store(built, target)
+        beside = self.folder if given.steps is None else None
+        target = beside if self.recorded else given.tables
+        if given.keep and target is not None and os.access(target, os.W_OK):
+            with contextlib.suppress(OSError):  # a full disk: the tables can always be derived again
+                store.write(built, target)
         return built
 
     def _raw(self) -> RawRun:
@@ -145,8 +145,7 @@ class Run:
 
         if self.recorded:
             return (), self.paths
-        recordings, others = read_recordings(self.paths)
-        return tuple(recordings), tuple(others)
+        return read_recordings(self.paths)
 
     @property
     def recordings(self) -> tuple[MemoryRecording, ...]:
@@ -165,7 +164,7 @@ class Run:
         from stepscope.model import SourceFiles
         from stepscope.report.source import SourceReader
 
-        code = _code(_with_cells(self.options, self.folder) if self.recorded else self.options)
+        code = _code(self.options, self.folder if self.recorded else None)
         reader = SourceReader(SourceFiles(code.source_roots, self.tables.run.source_hashes))
         texts = {file: reader.text(file) for file in user_files(self.tables, code)}
         return Context(self.tables, {file: text for file, text in texts.items() if text is not None}, code)
@@ -326,50 +325,23 @@ def _runs_in(paths: list[Path]) -> list[Path]:
     return sorted(child for place in places for child in place.iterdir() if child.is_dir() and is_run_folder(child))
 
 
-def _cache(options: ReadOptions) -> Path | None:
-    """Where tables are kept, None for nowhere."""
-    if options.tables is not None:
-        return options.tables
-    if not options.cache:
-        return None
-    from stepscope.cached import default_folder
+def _code(options: ReadOptions, run: Path | None) -> CodeOptions:
+    """The options on the user's code, with the cells of the notebook that `run` was recorded in, if it was.
 
-    return default_folder()
-
-
-def _with_cells(options: ReadOptions, folder: Path) -> ReadOptions:
-    """With the cells of the notebook that the run was recorded in, if it was, as the user's code."""
+    With them the source files below the roots; environments and hidden folders are left out.
+    """
+    from stepscope.analyze import CodeOptions
     from stepscope.read.run_folder import cells
 
-    root, maps = cells(folder)
-    if root is None:
-        return options
-    return replace(options, source_roots=(*options.source_roots, root), maps=(*options.maps, *maps))
-
-
-def _code(options: ReadOptions) -> CodeOptions:
-    """The options on the user's code with the source files that lie below the roots."""
-    from stepscope.analyze import CodeOptions
-
-    files = tuple(islice((file for root in options.source_roots for file in _sources(root)), MAX_SOURCE_FILES))
-    roots = dict.fromkeys(name for root in options.source_roots for name in (str(root.absolute()), str(root)))
-    return CodeOptions(source_roots=tuple(roots), maps=options.maps, libraries=options.libraries, files=files)
+    notebook, maps = (None, ()) if run is None else cells(run)
+    roots = options.source_roots if notebook is None else (*options.source_roots, notebook)
+    names = dict.fromkeys(name for root in roots for name in (str(root.absolute()), str(root)))
+    files = tuple(islice((file for root in roots for file in _sources(root)), MAX_SOURCE_FILES))
+    maps = (*options.maps, *maps)
+    return CodeOptions(source_roots=tuple(names), maps=maps, libraries=options.libraries, files=files)
 
 
 def _sources(root: Path) -> Iterator[str]:
-    """Python files below `root`, environments and hidden folders left out."""
     for folder, children, names in os.walk(root.absolute()):
         children[:] = [name for name in sorted(children) if name[:1] != "." and name not in ("site-packages", "venv")]
         yield from (os.path.join(folder, name) for name in sorted(names) if name.endswith(".py"))
-
-
-def _store(built: Tables, folder: Path) -> None:
-    """Keep the tables beside the run; a folder that cannot be written is no reason to fail."""
-    from stepscope.tables import store
-
-    if not os.access(folder, os.W_OK):
-        return
-    try:
-        store.write(built, folder)
-    except OSError:
-        return  # full disk, or taken away in the meantime: the tables can always be derived again

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -23,7 +23,8 @@ from stepscope.errors import UnreadableInputError, UsageError
 if TYPE_CHECKING:
     from stepscope.analyze.views.select import Selection
     from stepscope.comparison.profile import Profile
-    from stepscope.comparison.sides import Limits, Side
+    from stepscope.comparison.sides import Side
+    from stepscope.comparison.thresholds import Limits
     from stepscope.model.comparison import Comparison
 
 One: TypeAlias = "str | os.PathLike[str] | Run"
@@ -104,24 +105,25 @@ def _set(path: Path) -> list[Path]:
     """The run folders of a set; none of what is one run, or traces."""
     try:
         if not path.exists():
-            return [
-                found for found in map(Path, sorted(glob.glob(str(path)))) if found.is_dir() and is_run_folder(found)
-            ]
-        if not path.is_dir() or is_run_folder(path):
-            return []
-        own = _run_folders(path)
-        return own or _of_experiment(path)
+            named = map(Path, sorted(glob.glob(str(path))))
+            return [found for found in named if found.is_dir() and is_run_folder(found)]
+        return [] if is_run_folder(path) else _run_folders(path) or _of_experiment(path)
     except OSError as error:
         raise UnreadableInputError(f"{error.filename}: {error.strerror}; name {WHAT}") from None
 
 
 def _run_folders(folder: Path) -> list[Path]:
-    return sorted(child for child in folder.iterdir() if child.is_dir() and is_run_folder(child))
+    """The run folders directly in a folder, which may not be there."""
+    return (
+        sorted(child for child in folder.iterdir() if child.is_dir() and is_run_folder(child))
+        if folder.is_dir()
+        else []
+    )
 
 
 def _of_experiment(folder: Path) -> list[Path]:
     """The runs of an experiment, if they are all of the same program; raises `UsageError` where they are not."""
-    runs = _run_folders(folder / RUNS) if (folder / RUNS).is_dir() else []
+    runs = _run_folders(folder / RUNS)
     names = sorted({run.name.partition("-")[2] for run in runs})
     if len(names) > 1:
         patterns = ", ".join(f"'{folder / RUNS}/*-{name}'" for name in names[:SHOWN])
@@ -165,37 +167,22 @@ def _longer(first: Path, second: Path) -> list[str] | None:
 
 
 def _side(opened: _Opened, label: str, selection: Selection | None) -> Side:
+    from stepscope.comparison.profile import profile
     from stepscope.comparison.sides import Side
 
     profiles: list[Profile] = []
-    notes: list[str] = []
-    first_error: UnreadableInputError | None = None
-    for run, found in _profiles(opened.runs, label, selection):
-        if isinstance(found, UnreadableInputError):
-            first_error = first_error or found
-            notes.append(f"{_name(run)} is left out: {found}")
-        else:
-            profiles.append(found)
-    if not profiles:
-        assert first_error is not None
-        raise first_error
-    return Side(label, tuple(profiles), tuple(notes))
-
-
-def _profiles(
-    runs: Sequence[Run], label: str, selection: Selection | None
-) -> Iterator[tuple[Run, Profile | UnreadableInputError]]:
-    """What is kept of each run, or why it cannot be read."""
-    from stepscope.comparison.profile import profile
-
-    for run in runs:
+    left_out: list[tuple[Run, UnreadableInputError]] = []
+    several = len(opened.runs) > 1
+    for run in opened.runs:
+        # of several, opened anew: what each of them has read need not be held until the last one is
+        one = Run(run.paths, run.options, recorded=run.recorded) if several else run
         try:
-            # of several, opened anew: what each of them has read need not be held until the last one is
-            one = Run(run.paths, run.options, recorded=run.recorded) if len(runs) > 1 else run
-            name = label if len(runs) == 1 else f"{label}/{_name(run)}"
-            yield run, profile(one, name, selection, side=label)
+            profiles.append(profile(one, f"{label}/{_name(run)}" if several else label, selection, side=label))
         except UnreadableInputError as error:
-            yield run, error
+            left_out.append((run, error))
+    if not profiles:
+        raise left_out[0][1]
+    return Side(label, tuple(profiles), tuple(f"{_name(run)} is left out: {error}" for run, error in left_out))
 
 
 def _name(run: Run) -> str:

@@ -20,8 +20,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
-
 from stepscope import api
 from stepscope.errors import EnvironmentRefusal, StepscopeError
 from stepscope.read.run_folder import CELLS, CELLS_INDEX
@@ -84,30 +82,25 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _options(line: str) -> argparse.Namespace:
-    parser = _parser()
-    try:
-        words = shlex.split(line)
-    except ValueError as error:
-        parser.error(str(error))
-    return parser.parse_args(words)
-
-
 def _record(shell: Any, line: str, text: str) -> None:
     """Run a cell and show what came of it, also where the cell raised or was interrupted."""
     from stepscope.record.profile import disabled
     from stepscope.record.profile_run import ProfiledRun
 
-    options = _options(line)
+    parser = _parser()
+    try:
+        options = parser.parse_args(shlex.split(line))
+    except ValueError as error:
+        parser.error(str(error))
     began = time.time() - _OLDER_S
     if disabled():
-        _execute(shell, _Cell.of(shell, line, text, None, began))
+        _execute(shell, line, text, None, began)
         return
     out = options.out or os.path.join("stepscope-runs", time.strftime("%Y%m%d-%H%M%S-notebook"))
     name = options.name or f"notebook, cell {_number(shell)}"
     run = ProfiledRun(traced=False, out=out, name=name, marked=False, sampled=SAMPLED)
     try:
-        _execute(shell, _Cell.of(shell, line, text, run.folder, began))
+        _execute(shell, line, text, run.folder, began)
     finally:
         run.end()
         _show_recorded(shell, run.folder, run.problem, options, began)
@@ -117,14 +110,14 @@ def _show_recorded(
     shell: Any, folder: str | None, problem: str | None, options: argparse.Namespace, began: float
 ) -> None:
     """Never raises what stepscope raises: the cell has run, and its own outcome is what counts."""
-    from stepscope.cli import settings
+    from stepscope.cli.settings import ignored_rules
 
     if folder is None:
         _say(f"nothing was recorded ({problem or 'for no known reason'})")
         return
     try:
         _keep_cells(shell, Path(folder), began)
-        run = api.open_run(folder, options=api.ReadOptions(ignored=settings.load().ignore))
+        run = api.open_run(folder, options=api.ReadOptions(ignored=ignored_rules()))
         source = not options.no_source
         page = None if options.no_report else _write_report(run, source=source)
         _publish(run, source=source, page=page)
@@ -147,19 +140,15 @@ def _publish(run: api.Run, *, source: bool, page: Path | None) -> None:
     from stepscope.report import notebook, outputs
 
     report = run.report(source=source)
-    shown = _relative(page) if page is not None else None
-    if _shell() is None:
+    inside = page is not None and page.is_relative_to(Path.cwd())
+    shown = str(page.relative_to(Path.cwd()) if inside else page) if page is not None else None
+    loaded = sys.modules.get("IPython")
+    if loaded is None or loaded.get_ipython() is None:
         outputs.show(report, page=shown)
         return
     from IPython.display import display as show
 
     show({"text/html": notebook.fragment(report, page=shown), "text/plain": notebook.text(report)}, raw=True)
-
-
-def _shell() -> Any:
-    """The running IPython shell, None outside of one."""
-    loaded = sys.modules.get("IPython")
-    return loaded.get_ipython() if loaded is not None else None
 
 
 def _say(text: str) -> None:
@@ -168,44 +157,28 @@ def _say(text: str) -> None:
     print(f"stepscope: {one_line(text)}", file=sys.stderr)
 
 
-def _relative(path: Path) -> str:
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
-
-
 # ---- cells -----------------------------------------------------------------------------------------------------------
 
 
-class _Cell(Struct, frozen=True):
-    """Python of a cell and the file that it is in: lines count as they do in the notebook, with the magic's as 1."""
+def _execute(shell: Any, line: str, text: str, folder: str | None, began: float) -> None:
+    """Run a cell in the notebook's names; a last expression is shown, as it is without the magic.
 
-    source: str
-    file: str
-
-    @classmethod
-    def of(cls, shell: Any, line: str, text: str, folder: str | None, began: float) -> _Cell:
-        """The cell below the magic; its text is kept in the run folder, so that findings can quote its lines."""
-        above = len(text) - len(text.lstrip())  # empty lines on top, which the shell takes away
-        source = f"# %%{MAGIC} {line}".rstrip() + "\n" * (1 + text.count("\n", 0, above)) + shell.transform_cell(text)
-        number = _number(shell)
-        if folder is None:
-            return cls(source, f"<cell {number}>")
-        path = Path(folder) / CELLS / _file_name(number)
-        return cls(source, str(path) if _keep(path, source, began) else f"<cell {number}>")
-
-
-def _execute(shell: Any, cell: _Cell) -> None:
-    """Run a cell in the notebook's names; a last expression is shown, as it is without the magic."""
-    tree = shell.transform_ast(shell.compile.ast_parse(cell.source, cell.file))
+    Lines count as they do in the notebook, with the magic's as 1. The text of the cell is kept in the run folder, so
+    that findings can quote its lines.
+    """
+    above = len(text) - len(text.lstrip())  # empty lines on top, which the shell takes away
+    source = f"# %%{MAGIC} {line}".rstrip() + "\n" * (1 + text.count("\n", 0, above)) + shell.transform_cell(text)
+    number = _number(shell)
+    kept = Path(folder) / CELLS / f"cell_{number}.py" if folder is not None else None
+    file = str(kept) if kept is not None and _keep(kept, source, began) else f"<cell {number}>"
+    tree = shell.transform_ast(shell.compile.ast_parse(source, file))
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     parts: list[tuple[ast.Module | ast.Interactive, str]] = [(tree, "exec")]
     if last is not None:
         parts.append((ast.Interactive([last]), "single"))
     for part, mode in parts:
         # the shell's flags and not those of this module, whose annotations are strings
-        code = compile(part, cell.file, mode, flags=shell.compile.flags, dont_inherit=True)
+        code = compile(part, file, mode, flags=shell.compile.flags, dont_inherit=True)
         exec(code, shell.user_global_ns, shell.user_ns)
 
 
@@ -213,7 +186,7 @@ def _keep_cells(shell: Any, folder: Path, began: float) -> None:
     """Keep the text of other cells that were run before, for models and data sets are defined there."""
     index = {}
     for name, number, text in _compiled_cells(shell):
-        file = _file_name(number)
+        file = f"cell_{number}.py"
         if _keep(folder / CELLS / file, text, began):
             index[name] = file
     if index:
@@ -251,7 +224,3 @@ def _keep(path: Path, text: str, began: float) -> bool:
 def _number(shell: Any) -> int:
     """The number that the notebook gives the cell under way; versions differ in when they count `execution_count`."""
     return len(shell.history_manager.input_hist_parsed) - 1
-
-
-def _file_name(number: int) -> str:
-    return f"cell_{number}.py"

@@ -11,6 +11,16 @@ from tests.analyze.scenes import TRAIN, Trace, steps_with_window
 from tests.builders import MS, PID, T0, make_tables, step_rows
 
 
+def test_sites_survive_broken_journal_lines() -> None:
+    good = {"kind": "site", "what": "AdamW", "file": TRAIN, "line": 3, "function": "main", "arguments": {"lr": "0.1"}}
+    broken: dict[str, Any] = {"kind": "site", "data": "{not json"}
+    odd = {"kind": "site", "what": "DataLoader", "file": 7, "arguments": ["x"]}
+    sites = analyze(make_tables(journal=[good, broken, odd])).sites
+    assert [(site.what, site.arguments) for site in sites] == [("AdamW", {"lr": "0.1"}), ("DataLoader", {})]
+    assert sites[0].place is not None
+    assert sites[1].place is None
+
+
 def test_a_window_with_its_cost() -> None:
     window = {"kind": "window", "trace": "trace-0.pt.trace.json", "first_step": 10, "steps": 2, "bytes": 5000}
     window |= {"stop_duration_ns": 3 * MS, "export_duration_ns": 4 * MS, "confidence": "low", "reason": "short"}
@@ -21,16 +31,6 @@ def test_a_window_with_its_cost() -> None:
     assert (ours.stop_ms, ours.export_ms) == (3, 4)
     assert ours.overhead_ratio == pytest.approx(2)
     assert (users.owner, users.trace, users.export_ms) == ("user", "/logs/a.json", None)
-
-
-def test_sites_survive_broken_journal_lines() -> None:
-    good = {"kind": "site", "what": "AdamW", "file": TRAIN, "line": 3, "function": "main", "arguments": {"lr": "0.1"}}
-    broken: dict[str, Any] = {"kind": "site", "data": "{not json"}
-    odd = {"kind": "site", "what": "DataLoader", "file": 7, "arguments": ["x"]}
-    sites = analyze(make_tables(journal=[good, broken, odd])).sites
-    assert [(site.what, site.arguments) for site in sites] == [("AdamW", {"lr": "0.1"}), ("DataLoader", {})]
-    assert sites[0].place is not None
-    assert sites[1].place is None
 
 
 @pytest.mark.parametrize(

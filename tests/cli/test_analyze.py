@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import os
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from stepscope import api, cli
+from stepscope import api
 from stepscope.report.document import load_report
+from tests.cli.calls import call
 from tests.cli.test_cli import stepscope
 from tests.report.fabricate import analysis, diagnosis, write_script
+
+main = partial(call, "analyze")
 
 
 @pytest.fixture
@@ -25,12 +29,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(api.Run, "diagnosis", diagnosis(tmp_path))
     monkeypatch.chdir(tmp_path)
     return folder
-
-
-def main(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["analyze", *arguments])
-    return int(ended.value.code or 0)
 
 
 def test_it_shows_the_report_and_keeps_it_in_the_run_folder(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,15 +45,6 @@ def test_it_shows_the_report_and_keeps_it_in_the_run_folder(run: Path, capsys: p
 
 
 @pytest.mark.usefixtures("run")
-def test_json_on_stdout_is_alone(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main("run", "--json", "-") == 0
-
-    shown = capfd.readouterr()
-    assert json.loads(shown.out)["schema"] == "stepscope.report/1"
-    assert shown.err == ""
-
-
-@pytest.mark.usefixtures("run")
 def test_a_pipe_or_a_device_is_written_into_and_stays_what_it_is() -> None:
     os.mkfifo("pipe")
     read: list[bytes] = []
@@ -65,24 +54,6 @@ def test_a_pipe_or_a_device_is_written_into_and_stays_what_it_is() -> None:
     assert Path("pipe").is_fifo()
     reader.join(60)
     assert json.loads(read[0])["schema"] == "stepscope.report/1"
-
-
-@pytest.mark.usefixtures("run")
-def test_html_on_stdout_is_alone(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main("run", "--html", "-") == 0
-
-    out = capfd.readouterr().out
-    assert out.startswith("<!doctype html>")
-    assert out.endswith("</html>\n")
-
-
-@pytest.mark.usefixtures("run")
-def test_files_are_written_and_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main("run", "--json", "a.json", "--html", "made/for/it/a.html") == 0
-
-    assert capsys.readouterr().err == "Wrote a.json\nWrote made/for/it/a.html\n"
-    assert load_report(Path("a.json")).steps is not None
-    assert Path("made/for/it/a.html").read_text().startswith("<!doctype html>")
 
 
 def test_an_existing_file_is_kept_unless_forced(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,12 +66,6 @@ def test_an_existing_file_is_kept_unless_forced(run: Path, capsys: pytest.Captur
 
     assert main("run", "--json", "a.json", "--force") == 0
     assert Path("a.json").read_text() != "mine"
-
-
-@pytest.mark.usefixtures("run")
-def test_the_runs_own_report_is_replaced_without_asking() -> None:
-    assert main("run") == 0
-    assert main("run", "--json", "run/report.json", "--html", "run/report.html") == 0
 
 
 @pytest.mark.usefixtures("run")
@@ -159,34 +124,9 @@ def test_unreadable_input_is_one_line_and_3(tmp_path: Path) -> None:
         assert said in line
 
 
-def test_a_folder_with_one_run_in_it_is_that_run(tmp_path: Path) -> None:
-    (tmp_path / "runs" / "run-1" / "rank-0").mkdir(parents=True)
-    alone, inside = (stepscope("analyze", name, cwd=tmp_path) for name in ("runs/run-1", "runs"))
-    assert inside.returncode == alone.returncode == 3
-    assert inside.stderr == alone.stderr
-
-
 def test_an_experiment_is_several_runs(tmp_path: Path) -> None:
     for name in ("001-pilot", "002-baseline"):
         (tmp_path / "experiment-x" / "runs" / name / "rank-0").mkdir(parents=True)
     done = stepscope("analyze", "experiment-x", cwd=tmp_path)
     assert done.returncode == 3
     assert "holds 2 runs, name one of them, e.g. experiment-x/runs/001-pilot" in done.stderr
-
-
-def test_a_run_folder_in_which_nothing_was_recorded_is_3(tmp_path: Path) -> None:
-    (tmp_path / "run" / "rank-0").mkdir(parents=True)
-
-    done = stepscope("analyze", "run", cwd=tmp_path)
-
-    assert (done.returncode, done.stdout) == (3, "")
-    assert len(done.stderr.splitlines()) == 1
-
-
-def test_open_run_caches_and_names_itself(run: Path) -> None:
-    opened = api.open_run("run")
-
-    assert opened.folder == run
-    assert str(run) in repr(opened)
-    assert opened.report() is opened.report()
-    assert opened.report(source=False) is not opened.report()

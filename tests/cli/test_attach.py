@@ -86,10 +86,3 @@ def test_what_cannot_be_is_one_line(arguments: tuple[str, ...], status: int, wor
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
-
-
-def test_no_py_spy_is_an_environment_that_lacks_it(tmp_path: Path, job: subprocess.Popen[bytes]) -> None:
-    environ = {**os.environ, "STEPSCOPE_PYSPY": str(tmp_path / "nothing")}
-    done = subprocess.run(command(str(job.pid)), cwd=tmp_path, capture_output=True, timeout=60, env=environ)
-    assert (done.returncode, done.stdout) == (4, b"")
-    assert b"pip install py-spy" in done.stderr

@@ -16,8 +16,6 @@ from stepscope.cli import COMMANDS, Command
 from stepscope.errors import EnvironmentRefusal, StepscopeError, UnreadableInputError, UsageError
 from tests import gpu_traces
 
-FULL = "stepscope: no space left on device; send the output elsewhere\n"
-
 
 def stepscope(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -48,21 +46,6 @@ def test_every_command_has_help_with_an_example(name: str) -> None:
         assert example.startswith(f"stepscope {name}")
         assert f"\n    {example}\n" in done.stdout
     assert all(len(line) <= 80 for line in done.stdout.splitlines() if "stepscope" not in line)
-
-
-def test_version() -> None:
-    import stepscope as package
-
-    done = stepscope("--version")
-
-    assert (done.returncode, done.stdout) == (0, f"stepscope {package.__version__}\n")
-
-
-def test_no_command_shows_the_help_and_is_a_usage_error() -> None:
-    done = stepscope()
-
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "Commands:" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -97,26 +80,6 @@ def test_an_error_of_ours_is_one_line_and_its_code(
 
     assert run_command(broken, monkeypatch) == code
     assert capsys.readouterr().err == "stepscope: two lines \\x1b[2J of text\n"
-
-
-def test_a_defect_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> None:
-        """Fail."""
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        run_command(broken, monkeypatch)
-
-
-@pytest.mark.parametrize("status", [0, 3, 137])
-def test_a_command_ends_with_its_own_status(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    import typer
-
-    def leave() -> None:
-        """Leave."""
-        raise typer.Exit(status)
-
-    assert run_command(leave, monkeypatch) == status
 
 
 def run_command(function: object, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -189,8 +152,3 @@ def test_output_that_goes_nowhere_is_a_status_and_a_line(tmp_path: Path, shell: 
         ["bash", "-c", command], cwd=tmp_path, env=settings, capture_output=True, text=True, timeout=120
     )
     assert (done.returncode, done.stderr) == (status, said)
-
-
-def test_every_target_of_the_table_exists() -> None:
-    for name, command in COMMANDS.items():
-        assert cli.load(name, command).name == name

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from stepscope.experiment import journal
+from stepscope.experiment.folder import JOURNAL, fold
 from tests.integration.harness import end_session, environment
 
 SLEEPY = Path(__file__).parents[1] / "experiment" / "scripts" / "sleepy.py"
@@ -59,7 +59,7 @@ def started(*arguments: str, cwd: Path) -> Iterator[subprocess.Popen[bytes]]:
 def rows(folder: Path) -> list[dict[str, Any]]:
     """The journal so far."""
     with contextlib.suppress(FileNotFoundError):
-        return [json.loads(text) for text in (folder / journal.NAME).read_text().splitlines()]
+        return [json.loads(text) for text in (folder / JOURNAL).read_text().splitlines()]
     return []
 
 
@@ -139,7 +139,7 @@ def test_it_can_be_killed_and_interrupted_and_goes_on_where_it_was(tmp_path: Pat
         wait_for(folder, "process", count(folder, "finished") + 2, process)
         process.send_signal(signal.SIGINT)
         assert process.wait(TIMEOUT_S) == 128 + signal.SIGINT
-    state = journal.fold((folder / journal.NAME).read_bytes())
+    state = fold((folder / JOURNAL).read_bytes())
     assert not state.open
     assert {path.name for path in (folder / "runs").iterdir() if path.is_dir()} == {run.folder for run in state.made}
     found = json.loads((folder / "experiment.json").read_text())

@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from stepscope import api, cli
+from stepscope import api
 from stepscope.analyze import compilers
 from stepscope.cli.options import CHECKS
 from stepscope.model.compilers import CompilersView
+from tests.cli.calls import call
 from tests.records import replace
 from tests.report.fabricate import analysis, diagnosis, write_script
 from tests.report.fabricate_compilers import cause, facts, view
-from tests.run_folders import make_run_folder
+
+main = partial(call, "analyze")
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SRUN = REPOSITORY / "tests" / "integration" / "scripts" / "srun.py"
@@ -43,12 +46,6 @@ def recompiled(file: str) -> CompilersView:
 def unwatched(file: str) -> CompilersView:
     """A source that tells neither."""
     return replace(clean(file), backends=(facts(recompiles=None, graph_breaks=None),))
-
-
-def main(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["analyze", *arguments])
-    return int(ended.value.code or 0)
 
 
 @pytest.fixture
@@ -106,42 +103,6 @@ def test_status_and_line(
 
 
 @pytest.mark.usefixtures("held")
-def test_the_line_names_the_place(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main("run", "--fail-on", "recompile") == 1
-    assert capsys.readouterr().err.endswith(" (train.py:7)\n")
-
-
-def test_one_failed_check_outweighs_one_that_could_not_be_judged(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    half = replace(recompiled(file), backends=(facts(graph_breaks=None),))
-    monkeypatch.setattr(api.Run, "analysis", analysis(Path(file).parent, compilers=half))
-
-    assert main("run", "--fail-on", "graph-break") == 4
-    assert main("run", "--fail-on", "graph-break,recompile") == 1
-
-
-def test_a_recording_in_which_no_compiler_was_used_passes(
-    file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(api.Run, "analysis", analysis(Path(file).parent))
-    assert main("run", "--fail-on", "recompile,graph-break") == 0
-    assert "was not used" in capsys.readouterr().err
-
-
-def test_a_recording_without_steps_does_not_pass(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api.Run, "analysis", analysis(Path(file).parent, steps=()))
-    assert main("run", "--fail-on", "recompile") == 4
-
-
-def test_documents_on_stdout_stay_alone(held: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main("run", "--json", "-", "--fail-on", "recompile") == 1
-    shown = capfd.readouterr()
-    assert shown.out.startswith("{")
-    assert shown.out.endswith("}\n")
-    assert shown.err.count("\n") == 1
-    assert held
-
-
-@pytest.mark.usefixtures("held")
 def test_a_hostile_reason_stays_on_its_line(
     file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -177,14 +138,6 @@ def test_what_is_no_check_is_a_usage_error(
     assert words in shown.err
     assert "\x1b" not in shown.err
     assert shown.out == ""
-
-
-def test_a_table_can_be_checked_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = make_run_folder(tmp_path)
-    assert main(str(folder), "--table", "compiles", "--fail-on", "recompile") == 0
-    shown = capsys.readouterr()
-    assert "no compiler was seen" in shown.out
-    assert "check passed: recompile" in shown.err
 
 
 # ------------------------------------------------------------------------------------------------------- stepscope run
@@ -223,28 +176,6 @@ def recorded(
     return subprocess.run(line, cwd=folder, env=environ, capture_output=True, text=True, timeout=120, check=False)
 
 
-def checks_of(done: subprocess.CompletedProcess[str]) -> list[str]:
-    return [line for line in done.stderr.splitlines() if "check " in line]
-
-
-@pytest.mark.process
-@pytest.mark.parametrize(
-    ("holds", "command", "status", "said"),
-    [
-        ("recompiled", "", 1, "check failed: recompile"),
-        pytest.param("clean", "", 0, "check passed: recompile", marks=pytest.mark.thorough),
-        ("unwatched", "", 4, "check not judged: recompile"),
-        ("recompiled", "raise SystemExit(7)", 7, "check failed: recompile"),
-    ],
-)
-def test_the_commands_own_status_comes_first(tmp_path: Path, holds: str, command: str, status: int, said: str) -> None:
-    done = recorded(tmp_path, holds, "--fail-on", "recompile", command=command)
-    assert done.returncode == status, done.stderr
-    assert done.stdout == ""
-    assert said in checks_of(done)[0]
-    assert "pictures: 512 of 521 train steps" in done.stderr  # after the report
-
-
 # as the recorder in a training process does it after the last step it was allowed
 REACHES_MAX_STEPS = """
 import pathlib, time
@@ -252,44 +183,6 @@ import pathlib, time
 (host / "max-steps").write_text("{}")
 time.sleep(100)
 """
-
-
-@pytest.mark.process
-@pytest.mark.parametrize(("holds", "status"), [("recompiled", 1), ("clean", 0)])
-def test_a_command_that_we_ended_is_judged_by_its_run(tmp_path: Path, holds: str, status: int) -> None:
-    done = recorded(tmp_path, holds, "--max-steps", "5", "--fail-on", "recompile", command=REACHES_MAX_STEPS)
-    assert done.returncode == status, done.stderr
-
-
-@pytest.mark.process
-def test_without_a_check_its_status_stays(tmp_path: Path) -> None:
-    done = recorded(tmp_path, "clean", "--max-steps", "5", command=REACHES_MAX_STEPS)
-    assert done.returncode == 130, done.stderr
-
-
-@pytest.mark.process
-def test_quiet_says_nothing_and_still_fails(tmp_path: Path) -> None:
-    done = recorded(tmp_path, "recompiled", "--quiet", "--fail-on", "recompile")
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
-
-
-@pytest.mark.process
-def test_a_report_that_cannot_be_made_passes_no_check(tmp_path: Path) -> None:
-    command = "import pathlib; pathlib.Path('r/report.json/taken').mkdir(parents=True)"
-    done = recorded(tmp_path, "clean", "--fail-on", "recompile", command=command)
-    assert done.returncode == 4
-    assert "no report (" in done.stderr
-    assert checks_of(done)[0].endswith(f"stepscope analyze {tmp_path}/r --fail-on recompile")
-
-
-@pytest.mark.process
-def test_an_unknown_check_starts_nothing(tmp_path: Path) -> None:
-    done = recorded(tmp_path, "clean", "--fail-on", "speed", command="print('ran')")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "no such check" in done.stderr
-    assert not (tmp_path / "r").exists()
-
-
 # the first task ends once both have begun, the second once the launcher of the first has ended
 TAKES_TURNS = """
 import json, os, pathlib, time
@@ -303,46 +196,38 @@ for _ in range(600):
         break
     time.sleep(0.1)
 """
+MANY_HOSTS = "import pathlib; [pathlib.Path('r', f'host-{n}').mkdir() for n in range(40)]"
+NO_PLACE = "import pathlib; pathlib.Path('r/report.json/taken').mkdir(parents=True)"
+SRUNS = (sys.executable, str(SRUN), "--nodes")
 
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("holds", "status", "said"),
-    [pytest.param("clean", 0, "passed", marks=pytest.mark.thorough), ("recompiled", 1, "failed")],
+    ("holds", "command", "before", "options", "status", "said"),
+    [
+        ("recompiled", "", (), (), 1, "check failed: recompile"),
+        pytest.param("clean", "", (), (), 0, "check passed: recompile", marks=pytest.mark.thorough),
+        ("unwatched", "", (), (), 4, "check not judged: recompile"),
+        ("recompiled", "raise SystemExit(7)", (), (), 7, "check failed: recompile"),  # its own status comes first
+        ("recompiled", "", (), ("--quiet",), 1, ""),
+        # a command that we ended is judged by its run
+        ("recompiled", REACHES_MAX_STEPS, (), ("--max-steps", "5"), 1, "check failed: recompile"),
+        ("clean", REACHES_MAX_STEPS, (), ("--max-steps", "5"), 0, "check passed: recompile"),
+        # a report that cannot be made passes no check, nor does a job too large for one
+        ("clean", NO_PLACE, (), (), 4, "/r --fail-on recompile"),
+        ("clean", MANY_HOSTS, (*SRUNS, "1"), (), 4, "check not judged: recompile: no report"),
+        # of several launchers the last one reports and checks; the other ends first, with its command's status
+        pytest.param("clean", TAKES_TURNS, (*SRUNS, "2"), (), 0, "check passed", marks=pytest.mark.thorough),
+        ("recompiled", TAKES_TURNS, (*SRUNS, "2"), (), 1, "check failed: recompile"),
+    ],
 )
-def test_of_several_launchers_the_one_that_reports_checks(tmp_path: Path, holds: str, status: int, said: str) -> None:
-    """The other ends first, with its command's status: it has no report to tell from."""
-    before = (sys.executable, str(SRUN), "--nodes", "2")
-    done = recorded(tmp_path, holds, "--fail-on", "recompile", command=TAKES_TURNS, before=before)
+def test_what_a_run_ends_with(
+    tmp_path: Path, holds: str, command: str, before: tuple[str, ...], options: tuple[str, ...], status: int, said: str
+) -> None:
+    done = recorded(tmp_path, holds, *options, "--fail-on", "recompile", command=command, before=before)
     assert done.returncode == status, done.stderr
-    found = checks_of(done)
-    assert len(found) == 1, done.stderr
-    assert f"check {said}: recompile" in found[0]
-
-
-@pytest.mark.process
-def test_a_job_too_large_for_a_report_passes_no_check(tmp_path: Path) -> None:
-    command = "import pathlib; [pathlib.Path('r', f'host-{n}').mkdir() for n in range(40)]"
-    before = (sys.executable, str(SRUN), "--nodes", "1")
-    done = recorded(tmp_path, "clean", "--fail-on", "recompile", command=command, before=before)
-    assert done.returncode == 4, done.stderr
-    assert "check not judged: recompile: no report" in checks_of(done)[0]
-
-
-@pytest.mark.process
-def test_a_real_recording_without_torch_cannot_be_judged(tmp_path: Path) -> None:
-    line = [
-        sys.executable,
-        "-m",
-        "stepscope",
-        "run",
-        "--fail-on",
-        "recompile",
-        "--",
-        sys.executable,
-        "-c",
-        "print('x')",
-    ]
-    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stdout) == (4, "x\n")
-    assert "check not judged: recompile" in done.stderr
+    found = [line for line in done.stderr.splitlines() if "check " in line]
+    assert len(found) == bool(said), done.stderr
+    assert said in "".join(found)
+    assert done.stdout == ""
+    assert said or done.stderr == ""

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stepscope import cli
 from stepscope.dashboard import bundle
+from tests.cli.calls import call
 from tests.dashboard.embedded import embedded
 from tests.dashboard.test_single import INDEX, SCRIPT, STYLE
 from tests.run_folders import make_run_folder
+
+main = partial(call, "flamegraph")
 
 MAIN_THREAD = 'process 100:"python train.py --token hunter2";thread (100): MainThread;<module> (train.py:9)'
 RAW = f"{MAIN_THREAD};main (train.py:5);step (train.py:3) 60\n{MAIN_THREAD};main (train.py:6) 30\n{MAIN_THREAD} 10\n"
@@ -35,12 +36,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.chdir(folder)
     return folder
-
-
-def main(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["flamegraph", *arguments])
-    return int(ended.value.code or 0)
 
 
 def write(name: str, text: str = RAW) -> str:
@@ -68,16 +63,6 @@ def test_a_file_becomes_a_page_beside_nothing_of_it(here: Path, capsys: pytest.C
     assert "hunter2" not in Path("profile.flame.html").read_text()
 
 
-def test_an_existing_file_is_kept_unless_forced(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("profile.flame.html").write_text("mine")
-
-    assert main(write("profile.txt")) == 2
-    assert "exists; add --force" in capsys.readouterr().err
-    assert Path("profile.flame.html").read_text() == "mine"
-    assert main("profile.txt", "--force") == 0
-    assert Path("profile.flame.html").read_text().startswith("<!doctype html>")
-
-
 def test_the_ending_names_the_format(capsys: pytest.CaptureFixture[str]) -> None:
     write("profile.txt")
 
@@ -89,15 +74,6 @@ def test_the_ending_names_the_format(capsys: pytest.CaptureFixture[str]) -> None
     assert "<module> (train.py:9);main (train.py:5);step (train.py:3) 60\n" in Path("a.collapsed").read_text()
     assert main("profile.txt", "-o", "a.png") == 2
     assert "its ending names no format; use .html" in capsys.readouterr().err
-
-
-def test_stdout_holds_the_page_alone(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(write("profile.txt"), "-o", "-") == 0
-
-    shown = capfd.readouterr()
-    assert shown.out.startswith("<!doctype html>")
-    assert shown.out.endswith("</html>\n")
-    assert shown.err == ""
 
 
 def test_a_run_folder_is_drawn_in_time_per_step(tmp_path: Path) -> None:
@@ -139,21 +115,6 @@ def test_a_tree_is_chosen_by_its_key(capsys: pytest.CaptureFixture[str]) -> None
     assert "there are all, " in capsys.readouterr().err
 
 
-def test_two_files_are_compared() -> None:
-    write("a.txt")
-    write("b.txt", RAW.replace("step (train.py:3) 60", "other (train.py:4) 60"))
-
-    assert main("a.txt", "--diff", "b.txt", "-o", "d.html") == 0
-    data = page_data("d.html")
-    assert data["sides"] == ["a.txt", "b.txt"]
-    tree = tree_of(data, "all")
-    changes = {
-        data["names"][data["frames"][frame][0]]: data["changes"][change][0]
-        for frame, change in zip(tree["frame"], tree["change"], strict=True)
-    }
-    assert (changes["step"], changes["other"], changes["main"]) == ("new", "gone", "about the same")
-
-
 def test_a_rank_is_compared_with_the_others(capsys: pytest.CaptureFixture[str]) -> None:
     write("ranks.txt", RANKS)
 
@@ -187,18 +148,6 @@ def test_errors_are_one_line(
     assert says in error
     assert error.count("\n") == 1
     assert sorted(path.name for path in here.iterdir()) == ["empty.txt", "profile.txt"]
-
-
-def test_the_installed_command_has_help_with_examples() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "stepscope", "flamegraph", "--help"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert "stepscope flamegraph" in done.stdout.split("Examples:")[1]
-    assert "--diff" in done.stdout
 
 
 def test_a_page_stays_below_its_limit_however_long_the_names_are() -> None:

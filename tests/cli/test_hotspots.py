@@ -5,14 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stepscope import cli
+from tests.cli.calls import call, json_of
+
+main = partial(call, "hotspots")
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 PROFILE = """\
 process 10:"python train.py";thread (10): MainThread;<module> (train.py:9);step (pkg/flow/n.py:3);gemm (torch/a.py:7) 40
@@ -26,33 +28,11 @@ process 10:"python train.py";process 12:"python train.py";thread (12): MainThrea
 SUM = 40 + 20 + 15 + 5 + 70 + 30
 
 
-def main(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["hotspots", *arguments])
-    return int(ended.value.code or 0)
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path
-
-
 @pytest.fixture
 def profile(tmp_path: Path) -> str:
     path = tmp_path / "profile.txt"
     path.write_text(PROFILE)
     return str(path)
-
-
-def as_json(capfd: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    capfd.readouterr()
-    assert main(*arguments, "--json", "-") == 0
-    out, err = capfd.readouterr()
-    assert err == ""
-    document: dict[str, Any] = json.loads(out)
-    return document
 
 
 def counts(document: dict[str, Any]) -> list[tuple[str, int]]:
@@ -78,7 +58,7 @@ class TestOutput:
         assert err == ""
 
     def test_stdout_holds_the_json_alone(self, profile: str, capfd: pytest.CaptureFixture[str]) -> None:
-        document = as_json(capfd, profile)
+        document = json_of(capfd, "hotspots", profile)
         assert document["samples"] + document["skipped_samples"] == SUM
         assert sum(row["samples"] for row in document["rows"]) == document["selected_samples"] == 110
         assert counts(document)[0] == ("gemm", 40)
@@ -102,24 +82,10 @@ class TestOutput:
         assert main(profile, *names, "--force") == 0
 
     def test_rows(self, profile: str, capfd: pytest.CaptureFixture[str]) -> None:
-        assert len(as_json(capfd, profile, "--rows", "2")["rows"]) == 2
-        assert len(as_json(capfd, profile, "--rows", "all")["rows"]) == 5
+        assert len(json_of(capfd, "hotspots", profile, "--rows", "2")["rows"]) == 2
+        assert len(json_of(capfd, "hotspots", profile, "--rows", "all")["rows"]) == 5
         assert main(profile, "--rows", "1") == 0
         assert "1 of 5 rows" in capfd.readouterr().out
-
-    def test_a_terminal_shows_ten_rows_by_default(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-        (tmp_path / "many.txt").write_text("".join(f"f{n} (a.py:{n}) 9\n" for n in range(1, 30)))
-        assert main("many.txt") == 0
-        assert "10 of 29 rows" in capfd.readouterr().out
-        assert len(as_json(capfd, "many.txt")["rows"]) == 29
-
-    def test_files_and_folders_are_summed(
-        self, profile: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        (tmp_path / "more").mkdir()
-        (tmp_path / "more" / "second.txt").write_text(PROFILE)
-        document = as_json(capfd, profile, "more")
-        assert (document["samples"], document["files"]) == (2 * SUM, 2)
 
 
 class TestSelection:
@@ -137,45 +103,20 @@ class TestSelection:
     def test_filters(
         self, profile: str, capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...], rows: list[tuple[str, int]]
     ) -> None:
-        assert counts(as_json(capfd, profile, *arguments)) == rows
-
-    def test_the_sum_is_the_files_whatever_is_selected(self, profile: str, capfd: pytest.CaptureFixture[str]) -> None:
-        document = as_json(capfd, profile, "--process", "workers")
-        assert document["samples"] == SUM
-        assert document["left_out"] == {"other processes": 150}
-
-    def test_a_phase(self, profile: str, capfd: pytest.CaptureFixture[str]) -> None:
-        assert as_json(capfd, profile, "--phase", "other")["selected_samples"] == 80
-
-    def test_parked_threads(self, profile: str, capfd: pytest.CaptureFixture[str]) -> None:
-        document = as_json(capfd, profile, "--parked")
-        assert counts(document)[0] == ("Condition.wait", 70)
-        assert document["rows"][0]["waiting"] is True
-        assert document["waiting_samples"] == 70
+        assert counts(json_of(capfd, "hotspots", profile, *arguments)) == rows
 
     def test_call_paths(self, profile: str, capfd: pytest.CaptureFixture[str]) -> None:
-        merged = as_json(capfd, profile, "--library", "train", "--aggregate-leaf-paths")
-        paths = as_json(capfd, profile, "--library", "train", "--no-aggregate-leaf-paths")
+        merged = json_of(capfd, "hotspots", profile, "--library", "train", "--aggregate-leaf-paths")
+        paths = json_of(capfd, "hotspots", profile, "--library", "train", "--no-aggregate-leaf-paths")
         assert counts(merged)[0] == ("gemm", 60)
         assert counts(paths)[:2] == [("gemm", 40), ("load", 30)]
         assert len(paths["rows"]) == len(merged["rows"]) + 1
 
-    def test_the_library(self, profile: str, capfd: pytest.CaptureFixture[str]) -> None:
-        (first, *_) = as_json(capfd, profile, "--library", "pkg.flow")["rows"]
-        assert (first["library_function_name"], first["library_function_line"]) == ("step", 3)
-        assert not any(row["library_function_name"] for row in as_json(capfd, profile, "--library", "low")["rows"])
-
-    def test_a_folder_of_own_code(self, profile: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-        (tmp_path / "src" / "torch").mkdir(parents=True)
-        (tmp_path / "src" / "torch" / "a.py").write_text("")
-        (first, *_) = as_json(capfd, profile, "--source-root", "src")["rows"]
-        assert first["library_function_path"] == "torch/a.py"
-
 
 class TestOldSpellings:
     def test_they_mean_the_same(self, profile: str, capfd: pytest.CaptureFixture[str]) -> None:
-        old = as_json(capfd, "--file", profile, "--library-name", "train", "--num-rows", "2")
-        assert old == as_json(capfd, profile, "--library", "train", "--rows", "2")
+        old = json_of(capfd, "hotspots", "--file", profile, "--library-name", "train", "--num-rows", "2")
+        assert old == json_of(capfd, "hotspots", profile, "--library", "train", "--rows", "2")
         assert len(old["rows"]) == 2
 
     @pytest.mark.parametrize(
@@ -209,23 +150,10 @@ class TestRefusals:
     ) -> None:
         assert said in failure(capfd, profile, *arguments, code=2)
 
-    def test_nothing_to_read(self, capfd: pytest.CaptureFixture[str]) -> None:
-        assert "nothing to read" in failure(capfd, code=2)
-
-    def test_no_such_file(self, capfd: pytest.CaptureFixture[str]) -> None:
-        assert "no such file" in failure(capfd, "nowhere.txt", code=3)
-
     def test_a_trace_without_samples(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
         event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1, "dur": 2}
         (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": [event]}))
         assert "no sampled stacks" in failure(capfd, "trace.json", code=3)
-
-
-def test_in_a_process_of_its_own(profile: str) -> None:
-    command = [sys.executable, "-m", "stepscope", "hotspots", "--file", profile, "--json", "-"]
-    done = subprocess.run(command, capture_output=True, timeout=120, check=True)
-    assert json.loads(done.stdout)["samples"] == SUM
-    assert done.stderr == b""
 
 
 def test_help_has_examples_and_no_old_spelling_among_the_options(capfd: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.cli.settings import load
+from stepscope.cli.settings import ignored_rules
 from stepscope.errors import UsageError
 from tests.builders import MS, T0
 from tests.cli.test_cli import stepscope
@@ -27,8 +27,7 @@ def test_a_file_of_the_folder_or_above_it_is_found(tmp_path: Path, name: str, te
     (tmp_path / name).write_text(text)
     below = tmp_path / "a" / "b"
     below.mkdir(parents=True)
-    found = load(below)
-    assert found.ignore == {"input.loader_bound": "made on the fly"}
+    assert ignored_rules(below) == {"input.loader_bound": "made on the fly"}
 
 
 def test_the_nearest_file_that_speaks_of_stepscope_decides(tmp_path: Path) -> None:
@@ -36,14 +35,14 @@ def test_the_nearest_file_that_speaks_of_stepscope_decides(tmp_path: Path) -> No
     below = tmp_path / "project"
     below.mkdir()
     (below / "pyproject.toml").write_text('[project]\nname = "x"\ndependencies = ["stepscope"]\n')
-    assert load(below).ignore == {"input.loader_bound": "made on the fly"}
+    assert ignored_rules(below) == {"input.loader_bound": "made on the fly"}
     (below / "stepscope.toml").write_text("")
-    assert load(below).ignore == {}
+    assert ignored_rules(below) == {}
 
 
 def test_a_broken_file_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[project\n")
-    assert load(tmp_path).ignore == {}
+    assert ignored_rules(tmp_path) == {}
 
 
 @pytest.mark.parametrize(
@@ -60,7 +59,7 @@ def test_a_broken_file_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
 def test_mistakes_are_one_line_that_names_the_file(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "stepscope.toml").write_text(text)
     with pytest.raises(UsageError, match=r"stepscope\.toml") as raised:
-        load(tmp_path)
+        ignored_rules(tmp_path)
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
 
@@ -75,12 +74,3 @@ def test_an_ignored_rule_is_in_the_report_with_its_reason(tmp_path: Path) -> Non
     report = json.loads(stepscope("analyze", "run", "--json", "-", cwd=tmp_path).stdout)
     assert "input.loader_bound" not in [finding["rule"] for finding in report["findings"]]
     assert report["ignored"] == [{"rule": "input.loader_bound", "reason": "made on the fly"}]
-
-
-def test_a_mistake_ends_the_command_as_usage_before_it_starts(tmp_path: Path) -> None:
-    (tmp_path / "stepscope.toml").write_text("[ignore\n")
-    found = stepscope("run", "--out", "r", "--", "touch", "started", cwd=tmp_path)
-    assert found.returncode == 2
-    assert "stepscope.toml" in found.stderr
-    assert not (tmp_path / "started").exists()
-    assert not (tmp_path / "r").exists()

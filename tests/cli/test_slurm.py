@@ -41,14 +41,6 @@ def test_a_copy_is_written_and_the_difference_shown(script: Path, capsys: pytest
     assert "sbatch train.stepscope.sbatch" in shown.err
 
 
-def test_stdout_takes_the_script_alone(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert slurm(str(script), "-o", "-") == 0
-    shown = capsys.readouterr()
-    assert shown.out == SWITCHED
-    assert "+srun stepscope run --" in shown.err
-    assert list(Path.cwd().iterdir()) == [Path.cwd() / script]
-
-
 def test_the_script_itself_is_never_overwritten(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("link").symlink_to(script)
     for name in ("train.sbatch", "./train.sbatch", "link"):
@@ -82,14 +74,6 @@ def test_nothing_to_switch_on_is_one_line_with_a_way_out(script: Path, capsys: p
     assert "stepscope run --" in shown.err
 
 
-def test_only_what_is_left_alone_is_named_before_the_error(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    script.write_text("srun $CMD\n")
-    assert slurm(str(script)) == 2
-    first, last = capsys.readouterr().err.splitlines()
-    assert "left alone: line 1" in first
-    assert "no line" in last
-
-
 @pytest.mark.parametrize("name", ["absent", "."])
 def test_a_script_that_cannot_be_read(script: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert script.exists()
@@ -107,8 +91,3 @@ def test_bytes_that_are_no_text_and_control_characters_survive_and_are_not_print
     shown = capsys.readouterr()
     assert "\x1b" not in shown.out
     assert "\\x1b[2J" in shown.out
-
-
-def test_another_name_for_stepscope(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert slurm(str(script), "--stepscope", "/opt/tools/stepscope") == 0
-    assert "+srun /opt/tools/stepscope run -- python train.py" in capsys.readouterr().out

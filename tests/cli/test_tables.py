@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import pickle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stepscope import cli
 from stepscope.analyze.views.select import TABLES
 from stepscope.report.metrics import metric
 from stepscope.report.table import SHOWN
 from tests import gpu_traces
 from tests.analyze.shared_traces import TRACES, needs_traces
+from tests.cli.calls import call, json_of
 from tests.read.memory_files import Allocator
+
+main = partial(call, "analyze")
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 RESNET = "kineto_tb_plugin/resnet50_num_workers_0"
 NUMBERED = {"line", "step", "rank", "span", "device"}  # numbers that name things
@@ -30,46 +33,20 @@ ODD = (
 )
 
 
-def main(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["analyze", *arguments])
-    return int(ended.value.code or 0)
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path
-
-
 @pytest.fixture
 def trace(tmp_path: Path) -> str:
     return str(gpu_traces.write(tmp_path / "logs" / "worker0.1700000000000.pt.trace.json.gz"))
-
-
-def as_json(capfd: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    capfd.readouterr()
-    assert main(*arguments, "--json", "-") == 0
-    shown = capfd.readouterr()
-    assert shown.err == ""
-    document: dict[str, Any] = json.loads(shown.out)
-    return document
 
 
 def names(document: dict[str, Any]) -> list[str]:
     return [row["name"] for row in document["rows"]]
 
 
-def test_every_table_is_known_to_both_layers() -> None:
-    assert set(TABLES) == set(SHOWN)
-
-
 @pytest.mark.parametrize("table", [name for name in TABLES if name != "stacks"])
 def test_every_table_has_rows_or_a_reason_in_all_forms(
     table: str, trace: str, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    document = as_json(capfd, trace, "--table", table)
+    document = json_of(capfd, "analyze", trace, "--table", table)
     assert document["schema"] == "stepscope.table/1"
     assert document["table"] == table
     assert (document["absent"] is None) == bool(document["rows"])
@@ -87,22 +64,22 @@ def test_every_table_has_rows_or_a_reason_in_all_forms(
 
 
 def test_operators_are_sorted_cut_and_filtered(trace: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert names(as_json(capfd, trace, "--table", "operators"))[:2] == ["aten::mm", "aten::copy_"]
-    by_calls = as_json(capfd, trace, "--table", "operators", "--sort", "total_host")
+    assert names(json_of(capfd, "analyze", trace, "--table", "operators"))[:2] == ["aten::mm", "aten::copy_"]
+    by_calls = json_of(capfd, "analyze", trace, "--table", "operators", "--sort", "total_host")
     assert names(by_calls)[0] == "aten::linear"
     assert by_calls["sorted_by"] == "host_total_ns"
-    cut = as_json(capfd, trace, "--table", "operators", "--top", "1")
+    cut = json_of(capfd, "analyze", trace, "--table", "operators", "--top", "1")
     assert (len(cut["rows"]), cut["rows_total"]) == (1, 4)
-    assert names(as_json(capfd, trace, "--table", "operators", "--filter", "^aten::(mm|SUM)$")) == [
+    assert names(json_of(capfd, "analyze", trace, "--table", "operators", "--filter", "^aten::(mm|SUM)$")) == [
         "aten::mm",
         "aten::sum",
     ]
-    grouped = as_json(capfd, trace, "--table", "operators", "--group", "shapes", "--filter", "mm")
+    grouped = json_of(capfd, "analyze", trace, "--table", "operators", "--group", "shapes", "--filter", "mm")
     assert grouped["rows"][0]["shapes"]
 
 
 def test_figures_of_a_known_trace(trace: str, capfd: pytest.CaptureFixture[str]) -> None:
-    rows = {row["name"]: row for row in as_json(capfd, trace, "--table", "operators")["rows"]}
+    rows = {row["name"]: row for row in json_of(capfd, "analyze", trace, "--table", "operators")["rows"]}
     assert rows["aten::mm"]["device_self_ns"] == 600_000
     assert rows["aten::mm"]["calls"] == 2
     assert rows["aten::linear"]["device_self_ns"] == 0
@@ -110,37 +87,18 @@ def test_figures_of_a_known_trace(trace: str, capfd: pytest.CaptureFixture[str])
     assert rows["aten::mm"]["host_self_ns"] == 2 * 35_000  # without its launch
     assert rows["aten::mm"]["tensor_core_self_pct"] == 100
     assert (rows["aten::mm"]["file"], rows["aten::mm"]["function"]) == ("/app/train.py", "train")
-    kernels = as_json(capfd, trace, "--table", "kernels", "--group", "launch")["rows"]
+    kernels = json_of(capfd, "analyze", trace, "--table", "kernels", "--group", "launch")["rows"]
     assert kernels[0]["total_ns"] == 600_000
     assert (kernels[0]["grid"], kernels[0]["block"], kernels[0]["registers"]) == (50, 256, 32)
     assert kernels[0]["launch_delay_ns"] == 20_000
-    gpus = as_json(capfd, trace, "--table", "gpus")["rows"]
+    gpus = json_of(capfd, "analyze", trace, "--table", "gpus")["rows"]
     assert gpus[0]["name"] == "Test GPU"
     assert gpus[0]["tensor_core_pct"] == 75
-    overview = as_json(capfd, trace, "--table", "overview")["rows"]
+    overview = json_of(capfd, "analyze", trace, "--table", "overview")["rows"]
     for partition in ("stepscope", "tensorboard"):
         assert sum(row["share"] for row in overview if row["partition"] == partition) == pytest.approx(1)
     data = next(row for row in overview if row["part"] == "idle_data")
     assert data["mean_ns"] == 200_000
-
-
-def test_stacks_are_those_of_the_operator(trace: str, capfd: pytest.CaptureFixture[str]) -> None:
-    document = as_json(capfd, trace, "--table", "stacks", "--filter", "aten::mm")
-    assert [row["stack"] for row in document["rows"]] == ["/app/train.py:7 train"]
-    assert document["rows"][0]["calls"] == 2
-    assert "name" in as_json(capfd, trace, "--table", "stacks", "--filter", "aten::nothing")["absent"]
-
-
-def test_a_span_and_a_worker_are_chosen(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    for run, worker, time, gemm in (("a", 0, 1_700_000_000_000, 300), ("a", 0, 1_700_000_009_000, 200)):
-        name = f"worker{worker}.{time}.pt.trace.json"
-        gpu_traces.write(tmp_path / "logs" / run / name, gemm_us=gemm)
-    both = as_json(capfd, "logs", "--table", "operators", "--filter", "aten::mm")["rows"][0]
-    second = as_json(capfd, "logs", "--table", "operators", "--filter", "aten::mm", "--span", "2")["rows"][0]
-    assert (both["calls"], second["calls"]) == (4, 2)
-    assert (both["device_self_ns"], second["device_self_ns"]) == (1_000_000, 400_000)
-    assert main("logs", "--table", "operators", "--span", "7") == 2
-    assert "worker0/span1, worker0/span2" in capfd.readouterr().err
 
 
 def test_a_difference_is_shown_and_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -150,10 +108,10 @@ def test_a_difference_is_shown_and_written(tmp_path: Path, capfd: pytest.Capture
     shown = capfd.readouterr().out
     assert "Overview: before → after" in shown or "Overview:" in shown
     assert "ampere_sgemm_h1688_64x64" in shown
-    rows = as_json(capfd, before, "--diff", after, "--table", "kernels")["rows"]
+    rows = json_of(capfd, "analyze", before, "--diff", after, "--table", "kernels")["rows"]
     gemm = next(row for row in rows if "sgemm" in row["key"])
     assert (gemm["base_ns"], gemm["other_ns"], gemm["delta_ns"]) == (300_000, 100_000, -200_000)
-    same = as_json(capfd, before, "--diff", before, "--table", "operators")["rows"]
+    same = json_of(capfd, "analyze", before, "--diff", before, "--table", "operators")["rows"]
     assert {row["delta_ns"] for row in same} == {0}
 
 
@@ -192,14 +150,6 @@ def test_what_makes_no_sense_is_one_line(
     assert shown.err.count("\n") == 1
 
 
-def test_files_are_not_overwritten(trace: str, tmp_path: Path) -> None:
-    (tmp_path / "mine.csv").write_text("mine")
-    assert main(trace, "--table", "kernels", "--csv", "mine.csv") == 2
-    assert (tmp_path / "mine.csv").read_text() == "mine"
-    assert main(trace, "--table", "kernels", "--csv", "mine.csv", "--force") == 0
-    assert (tmp_path / "mine.csv").read_text().startswith("name,")
-
-
 def test_names_are_harmless_everywhere(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     name = "=cmd|' /C calc'!A0\x1b[2J\u202e"
     odd = [gpu_traces.launch(2500, 77), gpu_traces.kernel(name, 2600, 900, 77)]
@@ -227,33 +177,19 @@ def test_a_memory_snapshot_is_shown_alone_and_beside_a_trace(
     assert "a recording of memory" in shown
     assert "train.py:42" in shown
     for paths in ((str(snapshot),), (trace, str(snapshot))):
-        lines = as_json(capfd, *paths, "--table", "memory-lines")["rows"]
+        lines = json_of(capfd, "analyze", *paths, "--table", "memory-lines")["rows"]
         assert (lines[0]["line"], lines[0]["at_peak_bytes"]) == (42, 5_000_000)
-        states = as_json(capfd, *paths, "--table", "memory-states")["rows"]
+        states = json_of(capfd, "analyze", *paths, "--table", "memory-states")["rows"]
         assert states[0]["in_use_bytes"] == 5_004_000
-    assert len(as_json(capfd, trace, str(snapshot), "--table", "kernels")["rows"]) == 2
-    assert "no trace" in as_json(capfd, str(snapshot), "--table", "kernels")["absent"]
-
-
-def test_a_snapshot_that_would_run_code_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    marker = tmp_path / "ran"
-
-    class Evil:
-        def __reduce__(self) -> Any:
-            return Path.touch, (marker,)
-
-    snapshot = tmp_path / "snapshot.pickle"
-    snapshot.write_bytes(pickle.dumps({"segments": [], "device_traces": [Evil()]}))
-    assert main(str(snapshot)) == 3
-    assert not marker.exists()
-    assert capfd.readouterr().err.count("\n") == 1
+    assert len(json_of(capfd, "analyze", trace, str(snapshot), "--table", "kernels")["rows"]) == 2
+    assert "no trace" in json_of(capfd, "analyze", str(snapshot), "--table", "kernels")["absent"]
 
 
 @needs_traces
 @pytest.mark.parametrize("table", [name for name in TABLES if name != "stacks"])
 def test_odd_traces_have_rows_or_a_reason(table: str, capfd: pytest.CaptureFixture[str]) -> None:
     for name in ODD:
-        document = as_json(capfd, str(TRACES / name), "--table", table)
+        document = json_of(capfd, "analyze", str(TRACES / name), "--table", table)
         assert (document["absent"] is None) == bool(document["rows"]), name
 
 

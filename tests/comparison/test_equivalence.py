@@ -35,23 +35,9 @@ def test_equal_to_the_bit() -> None:
     assert found.text == "the losses of 200 steps are the same bit for bit"
 
 
-def test_another_rounding_is_within() -> None:
-    found = equivalence([learning()], [changed(learning(), 0.01)])
-    assert (found.judged, found.within, found.equal) == (True, True, False)
-    assert found.band == 0.05
-    assert found.difference == pytest.approx(0, abs=0.01)
-
-
 def test_another_augmentation_is_within() -> None:
     verdicts = [equivalence([learning(seed)], [learning(seed + 1000)]).within for seed in range(200)]
     assert verdicts.count(True) == 200
-
-
-def test_few_steps_with_another_augmentation_do_not_fail() -> None:
-    assert all(
-        equivalence([learning(seed, steps=30)], [learning(seed + 500, steps=30)]).within is not False
-        for seed in range(200)
-    )
 
 
 @pytest.mark.parametrize("last", [1.2, 2.15])
@@ -80,13 +66,6 @@ def test_diverging_fails_however_late(start: int) -> None:
     baseline = learning()
     diverging = [(step, value * (1 if step < start else 1.5 ** min(step - start, 100))) for step, value in baseline]
     assert equivalence([baseline], [diverging]).within is False
-
-
-def test_another_way_downwards_fails_too() -> None:
-    found = equivalence([learning()], [[(step, value / 2) for step, value in learning()]])
-    assert found.within is False
-    assert found.difference is not None
-    assert found.difference < -0.2
 
 
 def test_a_loss_near_zero_at_the_end_does_not_blow_a_difference_up() -> None:
@@ -128,14 +107,6 @@ def test_a_candidate_that_draws_the_same_numbers_in_every_pair_is_one_draw() -> 
     assert failed <= 3
 
 
-def test_a_loss_that_is_worse_in_every_pair_is_not_chance() -> None:
-    seeds = range(5)
-    worse = [[(step, value * 1.6) for step, value in drifted(seed)] for seed in seeds]
-    assert equivalence([drifted(seed) for seed in seeds], worse).within is False
-    stuck = [[(step, 2.3) for step, _ in learning(seed)] for seed in seeds]
-    assert equivalence([learning(seed) for seed in seeds], stuck).within is False
-
-
 def test_pairs_of_different_seeds_are_equal_where_each_pair_is() -> None:
     seeds = range(3)
     found = equivalence([learning(seed) for seed in seeds], [learning(seed) for seed in seeds])
@@ -175,20 +146,6 @@ def test_too_little_is_not_judged_and_says_so() -> None:
         assert words in found.text
 
 
-def test_only_steps_of_both_sides_are_compared() -> None:
-    found = equivalence([learning(steps=200)], [changed(learning(steps=150), 0.001)])
-    assert found.steps == 150
-    assert found.within is True
-
-
-def test_losses_of_accumulated_batches_are_averaged() -> None:
-    single = [(step, 2.0 + step % 3) for step in range(40)]
-    double = [(step, value + shift) for step, value in single for shift in (-0.5, 0.5)]
-    found = equivalence([single], [double])
-    assert found.steps == 40
-    assert found.difference == pytest.approx(0, abs=1e-12)
-
-
 numbers = st.floats(allow_nan=True, allow_infinity=True)
 runs = st.lists(st.lists(st.tuples(st.integers(0, 30), numbers), max_size=40), max_size=3)
 
@@ -198,11 +155,3 @@ def test_odd_numbers_never_raise(baseline: list[Run], candidate: list[Run]) -> N
     found = equivalence(baseline, candidate)
     assert (found.within is None) == (not found.judged)
     assert found.text
-
-
-@given(st.lists(st.floats(-1e3, 1e3), min_size=10, max_size=60))
-def test_a_run_is_equal_to_itself(values: list[float]) -> None:
-    run = list(enumerate(values))
-    found = equivalence([run], [run])
-    assert found.equal
-    assert found.within

@@ -2,124 +2,45 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stepscope.analyze import analyze
-from stepscope.comparison import conditions
-from stepscope.comparison.flags import flags
+from stepscope.comparison.flags import with_flags_of_set
 from stepscope.comparison.measure import measure
-from stepscope.comparison.measured_steps import select
-from stepscope.model.comparison import Flag
+from stepscope.model.comparison import Flag, Measure
 from tests.builders import MS, PID, T0, make_tables, step_rows
-from tests.integration.harness import SCRIPTS
+from tests.comparison.measures import measure as measure_of
+from tests.records import replace
 
 S = 1000 * MS
 STEPS = step_rows(400)  # 10 ms each; four seconds
-END = T0 + 4 * S
+LONG = step_rows(2000)  # twenty seconds
+HARDWARE = [{"hardware": {"affinity": [0, 1]}}]
+
+Reading = tuple[str, float, "int | None", "str | None"]  # metric, growth or level, pid, device
 
 
-def raised(*, asked: int | None = None, **tables: Any) -> dict[str, Flag]:
-    """The flags of a run of `STEPS` by name."""
+def measured(*, asked: int | None = None, **tables: Any) -> Measure:
+    """Of a run of `STEPS`."""
     made = make_tables(**{"steps": STEPS, **tables})
-    steps = select(made)
-    assert steps is not None
-    found = flags(made, analyze(made), steps, asked=asked)
-    assert [flag.withholds for flag in found] == sorted((flag.withholds for flag in found), reverse=True)
-    assert all(flag.text and flag.source and not flag.text.endswith(".") for flag in found)
-    return {flag.name: flag for flag in found}
+    found = measure(made, analyze(made), label="run", path="run", asked=asked)
+    assert found is not None
+    return found
 
 
-def withheld(found: dict[str, Flag]) -> dict[str, bool]:
-    return {name: flag.withholds for name, flag in found.items()}
-
-
-def test_a_sound_run_has_no_flag() -> None:
-    assert raised(asked=300) == {}
-
-
-# ------------------------------------------------------------------------------------------------- how the run went
-
-
-@pytest.mark.parametrize(
-    ("status", "limited", "expected"),
-    [
-        (0, False, {}),
-        (130, True, {}),
-        (1, True, {"ended_oddly": False}),
-        (130, False, {"interrupted": False}),
-        (1, False, {"run_failed": True}),
-        (137, False, {"run_failed": True}),
-    ],
-)
-def test_how_the_command_ended(status: int, limited: bool, expected: dict[str, bool]) -> None:
+def ended(status: int | None, *, limited: bool = False, **run: Any) -> dict[str, Any]:
     journal = [{"kind": "exit", "reason": "max_steps" if limited else "atexit"}]
-
-    assert withheld(raised(run={"exit_status": status}, journal=journal)) == expected
-
-
-def test_a_recording_without_an_end() -> None:
-    assert withheld(raised(run={"exit_status": None, "ended_ns": None})) == {"run_unfinished": False}
-    assert raised(run={"exit_status": None}) == {}  # stepscope.profile has no command that ends
-    assert raised(run={"exit_status": None, "ended_ns": None, "hosts": ()}) == {}  # traces of others
+    return {"run": {"exit_status": status, **run}, "journal": journal}
 
 
 def knob(name: str, applied: bool, **fields: Any) -> dict[str, Any]:
     return {"kind": "knob", "knob": name, "value": "2", "applied": applied, **fields}
 
 
-def test_a_knob_that_was_not_applied_withholds() -> None:
-    found = raised(journal=[knob("gc", True), knob("amp.dtype", False, reason="no CUDA device")])
-
-    assert withheld(found) == {"knob_not_applied": True}
-    assert found["knob_not_applied"].text == "knob amp.dtype=2 was not applied: no CUDA device"
-    assert found["knob_not_applied"].source == "rank-0/events.jsonl"
-
-
-def test_a_knob_that_was_asked_for_and_never_reported_withholds() -> None:
-    found = raised(manifests=[{"options": {"knobs": [["gc", "off"]]}}])
-
-    assert withheld(found) == {"knob_not_applied": True}
-
-
-def test_a_knob_of_one_loader_of_two_is_said() -> None:
-    places = [knob("k", True, file="/t.py", line=3), knob("k", False, file="/t.py", line=9, reason="a batch sampler")]
-    found = raised(journal=places)
-
-    assert withheld(found) == {"knob_partly_applied": False}
-    assert "/t.py:9" in found["knob_partly_applied"].text
-
-
-@pytest.mark.parametrize(
-    ("asked", "expected"), [(399, {}), (400, {"few_steps": False}), (799, {"few_steps": True}), (None, {})]
-)
-def test_fewer_steps_than_asked_for(asked: int | None, expected: dict[str, bool]) -> None:
-    assert withheld(raised(asked=asked)) == expected
-
-
-def test_a_run_that_ended_before_its_limit() -> None:
-    limit = [{"options": {"max_steps": 1000}}]
-
-    assert withheld(raised(manifests=limit)) == {"few_steps": True}
-    assert raised(manifests=[{"options": {"max_steps": 400}}]) == {}
-
-
-def test_a_handful_of_steps_is_said() -> None:
-    assert withheld(raised(steps=STEPS[:8])) == {"few_steps": False}
-
-
-# ---------------------------------------------------------------------------------------------------- the machine
-
-
-def readings(
-    seconds: int, of: list[tuple[str, float, int | None, str | None]], start: int = T0
-) -> list[dict[str, Any]]:
-    """`of` (metric, growth or level, pid, device) once a second. Counters grow by the value with every reading."""
+def readings(seconds: int, *of: Reading, start: int = T0) -> list[dict[str, Any]]:
+    """Once a second. Counters grow by the value with every reading."""
     counters = ("run_delay_ns", "read_bytes", "major_faults")
     return [
         {
@@ -134,162 +55,132 @@ def readings(
     ]
 
 
-def gpu(reasons: float, clock: float = 1200, **more: float) -> list[tuple[str, float, int | None, str | None]]:
-    levels = {"gpu_sm_clock_mhz": clock, "gpu_sm_clock_max_mhz": 1980, "gpu_clock_reasons": reasons, "gpu_util_pct": 90}
-    return [(name, value, None, "gpu:0") for name, value in {**levels, **more}.items()]
+def gpu(reasons: float, *pids: int) -> list[Reading]:
+    levels = {"gpu_sm_clock_mhz": 1200, "gpu_sm_clock_max_mhz": 1980, "gpu_clock_reasons": reasons, "gpu_util_pct": 90}
+    processes: list[Reading] = [("gpu_process", 1.0, pid, "gpu:0") for pid in pids]
+    return [*((name, value, None, "gpu:0") for name, value in levels.items()), *processes]
 
 
-@pytest.mark.parametrize(
-    ("reasons", "expected"),
-    [
-        (0x40, {"throttled": True}),  # heat
-        (0x8, {"throttled": True}),
-        (0x80, {"throttled": True}),
-        (0x4, {}),  # a power cap as delivered is how the board works
-        (0x2, {}),  # clocks that somebody set are the same in every run
-        (0x0, {}),
-    ],
-)
-def test_a_gpu_that_is_too_hot_withholds(reasons: int, expected: dict[str, bool]) -> None:
-    assert withheld(raised(system=readings(4, gpu(reasons)))) == expected
+def hot(reasons: int, *pids: int) -> dict[str, Any]:
+    return {"system": readings(4, *gpu(reasons, *pids))}
 
 
-def test_what_happened_before_the_measured_steps_does_not_count() -> None:
-    early = readings(4, gpu(0x40), start=T0 - 10 * S)
-
-    assert raised(system=[*early, *readings(4, gpu(0x0))]) == {}
-
-
-def test_a_single_hot_reading_is_no_throttling() -> None:
-    assert raised(system=[*readings(1, gpu(0x40)), *readings(3, gpu(0), start=T0 + S)]) == {}
-
-
-def test_another_tenant_of_the_gpu_withholds() -> None:
-    ours, theirs = ("gpu_process", 1.0, PID, "gpu:0"), ("gpu_process", 1.0, 4711, "gpu:0")
-
-    assert withheld(raised(system=readings(4, [*gpu(0), ours, theirs]))) == {"other_tenants": True}
-    assert raised(system=readings(4, [*gpu(0), ours])) == {}
-
-
-def cores(busy: float, own_pct: float, delay: float) -> list[tuple[str, float, int | None, str | None]]:
+def cores(busy: float, own_pct: float, delay: float) -> list[Reading]:
     return [("busy_cores", busy, None, None), ("cpu_pct", own_pct, PID, None), ("run_delay_ns", delay * 1e9, PID, None)]
 
 
-HARDWARE = [{"hardware": {"affinity": [0, 1]}}]
-
-
-@pytest.mark.parametrize(
-    ("busy", "own_pct", "delay", "expected"),
-    [
-        (2.0, 120, 0.3, {"other_processes": False}),
-        (2.0, 120, 0.02, {}),  # nobody waits
-        (1.28, 120, 0.3, {}),  # our own recorder and a little more
-        (2.0, 195, 0.5, {}),  # the run's own threads
-    ],
-)
-def test_others_count_where_the_run_waited_for_cores(
-    busy: float, own_pct: float, delay: float, expected: dict[str, bool]
-) -> None:
-    assert withheld(raised(system=readings(4, cores(busy, own_pct, delay)), manifests=HARDWARE)) == expected
-
-
-def test_too_few_readings_say_nothing() -> None:
-    assert raised(system=readings(2, [*cores(2, 50, 0.5), *gpu(0x40)]), manifests=HARDWARE) == {}
-
-
-# ---------------------------------------------------------------------------------------------- inside the training
+def shared(busy: float, own_pct: float, delay: float) -> dict[str, Any]:
+    return {"system": readings(4, *cores(busy, own_pct, delay)), "manifests": HARDWARE}
 
 
 def compiled(*steps: int) -> dict[str, Any]:
     return {"compiles": [{"kind": "recompile", "step": step, "time_ns": T0 + step * 10 * MS} for step in steps]}
 
 
-@pytest.mark.parametrize(
-    ("steps", "expected"),
-    [
-        ((0,), {}),  # in warm-up
-        ((40,), {"recompiles": True}),
-        ((40, 45, 380), {"recompiles": True}),
-        (tuple(range(5, 400, 20)), {"recompiles": False}),  # how the run is
-    ],
-)
-def test_recompiles_in_the_measured_part(steps: tuple[int, ...], expected: dict[str, bool]) -> None:
-    assert withheld(raised(**compiled(*steps))) == expected
+def memory(*known: tuple[int, int, int]) -> dict[str, Any]:
+    """Readings of (step, allocations tried again, allocations failed)."""
+    row = {"kind": "memory", "device": "cuda:0", "private_bytes": 1, "allocated_bytes": 1}
+    return {
+        "journal": [
+            {**row, "step": step, "time_ns": T0 + step * 10 * MS, "retries": retries, "out_of_memory": failed}
+            for step, retries, failed in known
+        ]
+    }
 
 
-def test_a_graph_break_is_no_compilation() -> None:
-    assert raised(compiles=[{"kind": "graph_break", "step": 50}]) == {}
-
-
-def memory(step: int, retries: int, failed: int = 0) -> dict[str, Any]:
-    row = {"kind": "memory", "step": step, "time_ns": T0 + step * 10 * MS, "device": "cuda:0", "private_bytes": 1}
-    return {**row, "retries": retries, "out_of_memory": failed, "allocated_bytes": 1}
-
-
-@pytest.mark.parametrize(
-    ("journal", "expected"),
-    [
-        ([memory(0, 3), memory(100, 3), memory(300, 3)], {}),  # all of them while warming up
-        ([memory(0, 0), memory(100, 2), memory(300, 2)], {"allocator_retries": True}),
-        ([memory(0, 0), *(memory(step, step) for step in (50, 150, 250, 350))], {"allocator_retries": False}),
-        ([memory(0, 0), memory(200, 0, failed=1)], {"out_of_memory": True}),
-    ],
-)
-def test_an_allocator_that_runs_out(journal: list[dict[str, Any]], expected: dict[str, bool]) -> None:
-    assert withheld(raised(journal=journal)) == expected
-
-
-LONG = step_rows(2000)  # twenty seconds
-
-
-def worker(pid: int, ended_s: float | None, started_s: float = -1.0, **fields: Any) -> dict[str, Any]:
+def worker(pid: int, ended_s: float | None, started_s: float = -1.0) -> dict[str, Any]:
     end = None if ended_s is None else T0 + round(ended_s * S)
     start = T0 + round(started_s * S)
-    return {"pid": pid, "ppid": PID, "role": "loader_worker", "start_ns": start, "end_ns": end, **fields}
+    return {"pid": pid, "ppid": PID, "role": "loader_worker", "start_ns": start, "end_ns": end}
 
 
-def with_workers(*workers: dict[str, Any], length: int | None = 2000, count: int = 2) -> dict[str, Any]:
+def workers(*of: dict[str, Any], length: int | None = 2000, count: int = 2) -> dict[str, Any]:
     made = {"kind": "loader", "id": 1, "num_workers": count, "length": length, "time_ns": T0 - S}
-    return {"steps": LONG, "processes": [{}, *workers], "journal": [made]}
-
-
-def test_a_worker_that_died_before_its_siblings_withholds() -> None:
-    found = raised(**with_workers(worker(201, 6), worker(202, None, -0.9)))
-
-    assert withheld(found) == {"dead_workers": True}
-    assert found["dead_workers"].text == "1 of 2 loader workers ended 14 s before the others"
+    return {"steps": LONG, "processes": [{}, *of], "journal": [made]}
 
 
 @pytest.mark.parametrize(
-    "workers",
+    ("tables", "expected"),
     [
-        with_workers(worker(201, 9), worker(202, 10)),  # the end of an epoch
-        with_workers(worker(201, 6), worker(202, 14, 6.5)),  # of two epochs
-        with_workers(worker(201, -0.5), worker(202, None)),  # before the measured part
-        with_workers(worker(201, 3), worker(202, None), count=1),  # each of a loader of its own
-        with_workers(worker(201, 21), worker(202, 21)),
+        ({"asked": 300}, {}),
+        # how the run went
+        (ended(130, limited=True), {}),
+        (ended(1, limited=True), {"ended_oddly": False}),
+        (ended(130), {"interrupted": False}),
+        (ended(1), {"run_failed": True}),
+        (ended(None, ended_ns=None), {"run_unfinished": False}),
+        (ended(None), {}),  # stepscope.profile has no command that ends
+        (ended(None, ended_ns=None, hosts=()), {}),  # traces of others
+        ({"journal": [knob("gc", True), knob("amp.dtype", False, reason="no CUDA")]}, {"knob_not_applied": True}),
+        ({"manifests": [{"options": {"knobs": [["gc", "off"]]}}]}, {"knob_not_applied": True}),  # never reported
+        (
+            {"journal": [knob("k", True, file="/t.py", line=3), knob("k", False, file="/t.py", line=9)]},
+            {"knob_partly_applied": False},
+        ),
+        ({"asked": 399}, {}),
+        ({"asked": 400}, {"few_steps": False}),
+        ({"asked": 799}, {"few_steps": True}),
+        ({"manifests": [{"options": {"max_steps": 1000}}]}, {"few_steps": True}),
+        ({"manifests": [{"options": {"max_steps": 400}}]}, {}),
+        ({"steps": STEPS[:8]}, {"few_steps": False}),
+        # the machine
+        (hot(0x40), {"throttled": True}),
+        (hot(0x8), {"throttled": True}),
+        (hot(0x80), {"throttled": True}),
+        (hot(0x4), {}),  # a power cap as delivered is how the board works
+        (hot(0x2), {}),  # clocks that somebody set are the same in every run
+        (
+            {"system": [*readings(4, *gpu(0x40), start=T0 - 10 * S), *readings(4, *gpu(0x0))]},
+            {},  # before the measured steps
+        ),
+        ({"system": [*readings(1, *gpu(0x40)), *readings(3, *gpu(0), start=T0 + S)]}, {}),  # a single reading
+        (hot(0, PID, 4711), {"other_tenants": True}),
+        (hot(0, PID), {}),
+        (shared(2.0, 120, 0.3), {"other_processes": False}),
+        (shared(2.0, 120, 0.02), {}),  # nobody waits
+        (shared(1.28, 120, 0.3), {}),  # our own recorder and a little more
+        (shared(2.0, 195, 0.5), {}),  # the run's own threads
+        ({"system": readings(2, *cores(2, 50, 0.5), *gpu(0x40)), "manifests": HARDWARE}, {}),  # too few readings
+        # inside the training
+        (compiled(0), {}),  # in warm-up
+        (compiled(40), {"recompiles": True}),
+        (compiled(40, 45, 380), {"recompiles": True}),
+        (compiled(*range(5, 400, 20)), {"recompiles": False}),  # how the run is
+        ({"compiles": [{"kind": "graph_break", "step": 50}]}, {}),
+        (memory((0, 3, 0), (100, 3, 0), (300, 3, 0)), {}),  # all of them while warming up
+        (memory((0, 0, 0), (100, 2, 0), (300, 2, 0)), {"allocator_retries": True}),
+        (memory((0, 0, 0), *((step, step, 0) for step in (50, 150, 250, 350))), {"allocator_retries": False}),
+        (memory((0, 0, 0), (200, 0, 1)), {"out_of_memory": True}),
+        (workers(worker(201, 6), worker(202, None, -0.9)), {"dead_workers": True}),
+        (workers(worker(201, 6), worker(202, None), length=None), {"dead_workers": False}),  # may end at any time
+        (workers(worker(201, 9), worker(202, 10)), {}),  # the end of an epoch
+        (workers(worker(201, 6), worker(202, 14, 6.5)), {}),  # of two epochs
+        (workers(worker(201, -0.5), worker(202, None)), {}),  # before the measured part
+        (workers(worker(201, 3), worker(202, None), count=1), {}),  # each of a loader of its own
     ],
 )
-def test_workers_that_end_as_they_should(workers: dict[str, Any]) -> None:
-    assert raised(**workers) == {}
+def test_flags_of_a_run(tables: dict[str, Any], expected: dict[str, bool]) -> None:
+    found = measured(**tables).flags
+    assert {flag.name: flag.withholds for flag in found} == expected
+    assert all(flag.text and flag.source and not flag.text.endswith(".") for flag in found)
 
 
-def test_workers_of_a_data_set_without_a_length_may_end_at_any_time() -> None:
-    assert withheld(raised(**with_workers(worker(201, 6), worker(202, None), length=None))) == {"dead_workers": False}
-
-
-# ------------------------------------------------------------------------------------------------------ conditions
+def test_flags_say_what_was_seen_and_where() -> None:
+    (refused,) = measured(journal=[knob("amp.dtype", False, reason="no CUDA device")]).flags
+    assert (refused.text, refused.source) == (
+        "knob amp.dtype=2 was not applied: no CUDA device",
+        "rank-0/events.jsonl",
+    )
+    (dead,) = measured(**workers(worker(201, 6), worker(202, None, -0.9))).flags
+    assert dead.text == "1 of 2 loader workers ended 14 s before the others"
 
 
 def test_figures_are_of_the_measured_steps() -> None:
     system = [
-        *readings(3, [("read_bytes", 500e6, PID, None)], start=T0 - 20 * S),  # imports and start-up
-        *readings(4, [("read_bytes", 2e6, PID, None), ("read_bytes", 1e6, 300, None), *cores(1.5, 100, 0.1)]),
+        *readings(3, ("read_bytes", 500e6, PID, None), start=T0 - 20 * S),  # imports and start-up
+        *readings(4, ("read_bytes", 2e6, PID, None), ("read_bytes", 1e6, 300, None), *cores(1.5, 100, 0.1)),
     ]
-    made = make_tables(steps=STEPS, system=system, manifests=HARDWARE, processes=[{}, worker(300, None)])
-    steps = select(made)
-    assert steps is not None
-    found = conditions.conditions(made, steps)
+    found = measured(system=system, manifests=HARDWARE, processes=[{}, worker(300, None)]).conditions
 
     assert found["read_bytes_per_step"] == pytest.approx(3e6 * 3.99 / 399)
     assert found["others_cores"] == pytest.approx(0.5)
@@ -297,60 +188,59 @@ def test_figures_are_of_the_measured_steps() -> None:
     assert found["cores"] == 2
 
 
-def test_without_telemetry_there_are_no_conditions() -> None:
-    made = make_tables(steps=STEPS)
-    steps = select(made)
-    assert steps is not None
-
-    assert conditions.conditions(made, steps) == {}
+# ------------------------------------------------------------------------------------------------ runs of one kind
 
 
-# ---------------------------------------------------------------------------------------------------- a real run
-
-SCRIPT = """
-import torch
-from plain_sgd import PlainSGD
-from torch.utils.data import DataLoader, TensorDataset
-
-torch.manual_seed(0)
-data = TensorDataset(torch.randn(512, 16), torch.randn(512, 1))
-model = torch.nn.Linear(16, 1)
-optimizer = PlainSGD(model.parameters(), lr=0.01)
-for epoch in range(100):
-    for x, y in DataLoader(data, batch_size=16):
-        optimizer.zero_grad()
-        loss = ((model(x) - y) ** 2).mean()
-        loss.backward()
-        optimizer.step()
-"""
+def run(mean_ms: float = 100.0, **figures: float) -> Measure:
+    return measure_of(mean_ms, samples_per_step=8, signal="optimizer", conditions={"cores": 2.0, **figures})
 
 
-def test_a_recorded_run_is_measured_with_its_knobs_and_losses(tmp_path: Path) -> None:
-    """Through the command line and back: a loader knob, a knob that has no occasion, the limit, the losses."""
-    from stepscope.read import read_run
-    from stepscope.tables import build
+def cut_by(signal: str | None, samples: float = 8.0) -> Measure:
+    return replace(run(), signal=signal, samples_per_step=samples)
 
-    script, out = tmp_path / "train.py", tmp_path / "run"
-    script.write_text(SCRIPT)
-    shutil.copy(SCRIPTS / "plain_sgd.py", tmp_path)
-    options = ["--quiet", "--no-window", "--max-steps", "60", "--seed", "3", "--losses", "--out", str(out)]
-    options += ["--knob", "loader.prefetch_factor=2", "--knob", "gc=off"]
-    command = [sys.executable, "-m", "stepscope", "run", *options, "--", sys.executable, str(script)]
-    subprocess.run(command, check=False, timeout=120, cwd=tmp_path, capture_output=True)
 
-    tables = build(read_run(out))
-    analysis = analyze(tables)
-    found = measure(tables, analysis, label="run", path=str(out), warmup_limit=20, asked=40)
+COLD, WARM = run(read_bytes_per_step=30e6), run(read_bytes_per_step=1e4)
+MANY, FEW = run(minor_faults_per_step=16_000), run(minor_faults_per_step=9_000)
+BUSY, QUIET = run(others_cores=1.2), run(others_cores=0.3)
+SLOW, FAST = run(gpu_clock_mhz=1500), run(gpu_clock_mhz=1900)
 
-    assert found is not None
-    assert found.steps + found.dropped == 60
-    assert 1 <= found.dropped <= 20
-    assert sum(part.ms for part in found.phases) == pytest.approx(found.mean_ms)
-    assert found.samples_per_step == 16
-    assert found.fixed_cost_s is not None
-    assert analysis.trial is not None
-    assert analysis.trial.seed == 3
-    assert [step for step, _ in found.losses][:60] == list(range(60))
-    assert {one.knob: one.applied for one in found.knobs} == {"loader.prefetch_factor": False, "gc": True}
-    withholding = {flag.name for flag in found.flags if flag.withholds}
-    assert withholding == {"knob_not_applied"}  # a loader without workers fetches nothing ahead
+
+@pytest.mark.parametrize(
+    ("sides", "expected"),
+    [
+        # the first run that fills the cache is withheld
+        (([COLD, WARM, WARM], [WARM, WARM]), [[{"cold_cache": True}, {}, {}], [{}, {}]]),
+        (([COLD], [WARM]), [[{"cold_cache": True}], [{}]]),
+        (([COLD, COLD], [COLD]), [[{}, {}], [{}]]),  # data that never fits
+        (([run(read_bytes_per_step=2e5), WARM], [WARM]), [[{}, {}], [{}]]),  # a log file
+        (([run(major_faults_per_step=0), run(major_faults_per_step=40)],), [[{}, {"cold_cache": True}]]),
+        # more pages mapped in longer steps
+        (([replace(MANY, mean_ms=110)], [FEW]), [[{"page_faults_differ": False}], [{}]]),
+        (([MANY], [FEW]), [[{}], [{}]]),  # no longer for it
+        (([replace(FEW, mean_ms=110)], [MANY]), [[{}], [{}]]),  # longer for another reason
+        # others on the machine
+        (([BUSY, QUIET], [QUIET, QUIET]), [[{"machine_busier": False}, {}], [{}, {}]]),
+        (([BUSY, BUSY], [BUSY, QUIET]), [[{}, {}], [{}, {}]]),
+        # clocks, within a side: other work may have another clock
+        (([SLOW, FAST, FAST], [FAST]), [[{"clocks_differ": True}, {}, {}], [{}]]),
+        (([SLOW, SLOW], [FAST, FAST]), [[{}, {}], [{}, {}]]),
+        (([run(cpu_frequency_mhz=2000), run(cpu_frequency_mhz=3000)],), [[{"clocks_differ": False}, {}]]),
+        # steps that were cut elsewhere
+        (([run()], [cut_by("loader", 4)]), [[{"cut_differently": True}], [{"cut_differently": True}]]),
+        (([run()], [cut_by("loader")]), [[{"cut_differently": False}], [{"cut_differently": False}]]),
+        (([run()], [cut_by(None)]), [[{}], [{}]]),
+    ],
+)
+def test_flags_that_only_the_other_runs_make_visible(
+    sides: tuple[list[Measure], ...], expected: list[list[dict[str, bool]]]
+) -> None:
+    flagged = with_flags_of_set(*sides)
+    assert [[{flag.name: flag.withholds for flag in one.flags} for one in side] for side in flagged] == expected
+
+
+def test_flags_are_added_once_and_keep_their_run() -> None:
+    own = Flag("recompiles", "something was compiled", "rank-0/events.jsonl", True)
+    (first, second), (third,) = with_flags_of_set([replace(COLD, flags=(own,)), WARM], [WARM])
+
+    assert [flag.name for flag in first.flags] == ["recompiles", "cold_cache"]
+    assert with_flags_of_set([first, second], [third]) == ((first, second), (third,))

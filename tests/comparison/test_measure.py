@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,12 @@ from hypothesis import strategies as st
 from msgspec.structs import asdict
 
 from stepscope.analyze import analyze
-from stepscope.comparison.measure import RESTART, UNATTRIBUTED, measure, of_overviews
-from stepscope.comparison.measured_steps import select
+from stepscope.comparison.measure import RESTART, measure, of_overviews
 from stepscope.model.comparison import Measure
 from stepscope.model.trace import SpanRef
 from stepscope.model.views import Overview, StepBreakdown, Summary
 from stepscope.tables.schema import Tables
-from tests.builders import MS, PHASE_COLUMNS, T0, make_tables, rank_info, step_rows
+from tests.builders import MS, PHASE_COLUMNS, T0, make_tables, step_rows
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces" / "kineto_tb_plugin"
 
@@ -72,25 +70,6 @@ def test_warm_up_is_dropped_and_its_price_told() -> None:
     assert found.warmup_s == pytest.approx(5 * 0.090)
 
 
-def test_no_more_warm_up_is_dropped_than_allowed() -> None:
-    rows = [*step_rows(5, forward_ms=93), *step_rows(60, first_step=5, start_ns=T0 + 500 * MS)]
-    found = measured(make_tables(steps=rows), warmup_limit=2)
-
-    assert (found.dropped, found.steps) == (2, 63)
-    assert measured(make_tables(steps=rows), warmup_limit=0).dropped == 0
-
-
-def test_steps_in_windows_are_left_out() -> None:
-    rows = step_rows(60)
-    for row in rows[20:25]:
-        row.update(in_window=True, wall_ns=900 * MS)
-    found = of_steps(rows)
-
-    assert found.steps == 60 - 1 - 5
-    assert found.mean_ms == pytest.approx(10)
-    assert not found.flags
-
-
 def test_a_run_that_was_profiled_throughout_is_measured_and_says_so() -> None:
     found = of_steps([{**row, "in_window": True} for row in step_rows(30)])
 
@@ -105,33 +84,7 @@ def test_steps_beyond_the_limit_do_not_count() -> None:
     assert (found.steps, found.p95_ms) == (39, pytest.approx(10))
 
 
-def test_training_counts_where_there_is_some() -> None:
-    rows = [*step_rows(30), *step_rows(30, kind="eval", first_step=30, forward_ms=50)]
-
-    assert of_steps(rows).mean_ms == pytest.approx(10)
-    assert of_steps(rows[30:]).mean_ms == pytest.approx(57)
-
-
-def test_no_step_no_measure() -> None:
-    for rows in ([], [{**step_rows(1)[0], "wall_ns": 0}]):
-        tables = make_tables(steps=rows)
-        assert measure(tables, analyze(tables), label="a", path="a") is None
-
-
 # ------------------------------------------------------------------------------------------------------- parts
-
-
-def test_time_of_phases_that_were_not_seen_is_unattributed() -> None:
-    rows = [{**row, "forward_ns": None, "backward_ns": None, "wall_ns": 10 * MS} for row in step_rows(30)]
-
-    assert parts(of_steps(rows)) == pytest.approx({"data_wait": 1, "optimizer": 1, "other": 1, UNATTRIBUTED: 7})
-
-
-def test_phases_longer_than_their_step_are_cut_to_it() -> None:
-    found = of_steps([{**row, "wall_ns": 5 * MS} for row in step_rows(30)])
-
-    assert sum(parts(found).values()) == pytest.approx(5)
-    assert parts(found)["forward"] == pytest.approx(1.5)
 
 
 def loader_event(time_ns: int, made_ms: float, process: str = "rank-0", **fields: Any) -> dict[str, Any]:
@@ -151,19 +104,6 @@ def test_iterating_the_loader_again_is_paid_for_between_steps() -> None:
     assert found.mean_ms == pytest.approx(10 + 100 / 99)
     assert found.median_ms == pytest.approx(10)
     assert sum(parts(found).values()) == pytest.approx(found.mean_ms)
-
-
-def test_workers_that_persist_cost_nothing_between_steps() -> None:
-    found = of_steps(two_epochs(200), journal=[loader_event(T0 + 699 * MS, 0)])
-
-    assert RESTART not in parts(found)
-
-
-def test_an_iterator_made_inside_a_step_is_in_the_step_already() -> None:
-    found = of_steps(step_rows(50), journal=[loader_event(T0 + 302 * MS, 5)])
-
-    assert RESTART not in parts(found)
-    assert found.mean_ms == pytest.approx(10)
 
 
 def test_an_iterator_for_evaluation_is_none_of_training() -> None:
@@ -204,34 +144,6 @@ def test_samples_of_ranks_add_up() -> None:
     assert found.samples_per_second == pytest.approx(2400)
 
 
-def test_without_batches_there_are_no_samples() -> None:
-    found = of_steps(step_rows(20, samples=None))
-
-    assert (found.samples_per_step, found.samples_per_second) == (None, None)
-
-
-def test_processes_one_after_the_other_each_warm_up() -> None:
-    later = ranked(0, "rank-0.2", start_ns=T0 + 10_000 * MS)
-    found = of_steps([*ranked(0), *later], ranks=[rank_info(), rank_info(process="rank-0.2", pid=7)])
-
-    assert (found.steps, found.dropped) == (78, 2)
-
-
-# --------------------------------------------------------------------------------------------- knobs and losses
-
-
-def test_knobs_and_losses_come_along() -> None:
-    journal = [
-        {"kind": "knob", "knob": "gc", "value": "off", "applied": True},
-        {"kind": "loss", "steps": [0, 1], "values": [2.0, "nan"]},
-    ]
-    found = of_steps(step_rows(20), journal=journal)
-
-    assert [(one.knob, one.applied) for one in found.knobs] == [("gc", True)]
-    assert found.losses[0] == (0, 2.0)
-    assert str(found.losses[1]) == "(1, nan)"
-
-
 # ------------------------------------------------------------------------------------------------------- traces
 
 
@@ -253,12 +165,6 @@ def test_a_trace_has_the_parts_of_its_overview() -> None:
     assert (found.steps, found.dropped, found.mean_ms, found.median_ms) == (3, 0, pytest.approx(20), pytest.approx(20))
     assert parts(found) == pytest.approx({"host_data": 6, "host_python": 14})
     assert (found.samples_per_step, found.fixed_cost_s, found.flags) == (None, None, ())
-
-
-def test_a_trace_without_steps_counts_as_one_and_says_so() -> None:
-    found = of_overviews([overview([500], has_steps=False)], label="t", path="t.json")
-
-    assert (found.steps, found.mean_ms, [flag.name for flag in found.flags]) == (1, 500, ["without_steps"])
 
 
 # --------------------------------------------------------------------------------------------------- properties
@@ -314,23 +220,3 @@ def test_parts_sum_to_the_mean_and_the_order_of_rows_is_nothing(
         assert all(part.ms >= 0 for part in found.phases)
         assert found.steps >= 1
         assert found.mean_ms > 0
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=40))
-def test_the_mean_is_the_wall_time_of_the_measured_steps_by_their_number(walls: list[int]) -> None:
-    found = measure(make_tables(steps=[{"wall_ns": wall * MS} for wall in walls]), BARE, label="a", path="a")
-
-    assert found is not None
-    rest = walls[found.dropped :]
-    assert (found.steps, found.mean_ms) == (len(rest), pytest.approx(sum(rest) / len(rest)))
-
-
-def test_selection_keeps_every_rank_or_none() -> None:
-    generator = random.Random(3)
-    rows = [row for rank in range(3) for row in ranked(rank) if generator.random() < 0.8]
-    found = select(make_tables(steps=rows))
-
-    assert found is not None
-    assert found.rows.group_by("step").len()["len"].unique().to_list() == [3]
-    assert found.count * 3 == found.rows.height

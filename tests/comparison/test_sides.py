@@ -13,8 +13,8 @@ from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.model.comparison import FASTER, NO_DIFFERENCE, SLOWER, UNDECIDED, Comparison
 from tests import gpu_traces
 from tests.analyze.shared_traces import TRACES, needs_traces
-from tests.builders import T0, step_rows
-from tests.comparison.run_sets import MINUTE, make_run, make_set
+from tests.builders import step_rows
+from tests.comparison.run_sets import make_run, make_set
 from tests.run_folders import make_run_folder
 
 UNCACHED = ReadOptions(cache=False)
@@ -33,28 +33,6 @@ def names(found: Comparison, kind: str) -> dict[str, str]:
 
 
 # ---------------------------------------------------------------------------------------------------------- runs
-
-
-def test_one_run_each_gives_figures_and_no_verdict(tmp_path: Path) -> None:
-    found = compared(make_run(tmp_path / "a", data_wait_ms=1), make_run(tmp_path / "b", data_wait_ms=4))
-    assert word(found) == UNDECIDED
-    assert found.outcome is not None
-    effect = found.outcome.effects["mean_ms"]
-    assert effect.ratio == pytest.approx(1.3)
-    assert (effect.low, effect.high, effect.pairs) == (None, None, 1)
-    assert any("not known" in note for note in found.notes)
-    assert (found.baseline.label, found.candidate.label) == ("a", "b")
-    assert found.candidate.figures["mean_ms"] == pytest.approx(13)
-    assert names(found, "phase") == {"data_wait": "grew"}
-    (phase,) = [row for row in found.outcome.phases if row.category == "data_wait"]
-    assert [phase.baseline_ms, phase.candidate_ms] == pytest.approx([1, 4])
-
-
-def test_what_a_run_lacks_is_said(tmp_path: Path) -> None:
-    found = compared(make_run(tmp_path / "a"), make_run(tmp_path / "b"))
-    assert "no sampled stacks" in found.absent["function"]
-    assert "no traces" in found.absent["operator"]
-    assert set(found.absent) >= {"function", "line", "operator", "kernel", "category"}
 
 
 def test_sampled_functions_are_compared(tmp_path: Path) -> None:
@@ -84,14 +62,6 @@ def test_the_environment_is_laid_side_by_side(tmp_path: Path) -> None:
     assert "git commit" not in rows
 
 
-def test_another_batch_size_is_compared_by_samples(tmp_path: Path) -> None:
-    a = make_run_folder(tmp_path, name="a", steps=step_rows(60, samples=8))
-    b = make_run_folder(tmp_path, name="b", steps=step_rows(60, samples=16, forward_ms=8))
-    found = compared(a, b)
-    assert found.outcome is not None
-    assert found.outcome.headline == "samples_per_second"
-
-
 def test_runs_themselves_may_be_given(tmp_path: Path) -> None:
     a, b = (stepscope.open_run(make_run(tmp_path / name)) for name in "ab")
     assert compared(a, b).baseline.label == "a"
@@ -114,20 +84,6 @@ def test_sets_of_runs_are_paired_and_judged(tmp_path: Path, wait_ms: float, expe
     assert names(found, "phase") == ({} if wait_ms == 1 else {"data_wait": "grew" if wait_ms > 1 else "shrank"})
 
 
-def test_the_shorter_set_decides_and_what_is_left_out_is_said(tmp_path: Path) -> None:
-    found = compared(make_set(tmp_path / "a", runs=5), make_set(tmp_path / "b", runs=3))
-    assert found.outcome is not None
-    assert len(found.outcome.pairs) == 3
-    assert any("a holds 5 runs and b 3: the last 2 runs of a are left out" in note for note in found.notes)
-
-
-def test_runs_are_paired_in_the_order_in_which_they_started(tmp_path: Path) -> None:
-    for number, start in enumerate((3, 1, 2)):
-        make_run(tmp_path / "a" / f"run-{number}", start_ns=T0 + start * MINUTE, factor=1 + start / 10)
-    found = compared(tmp_path / "a", make_set(tmp_path / "b", runs=3))
-    assert [measure.mean_ms for measure in found.baseline.measures] == pytest.approx([11, 12, 13])
-
-
 def test_a_run_that_cannot_be_read_is_left_out_of_a_set(tmp_path: Path) -> None:
     make_set(tmp_path / "a", runs=4)
     make_set(tmp_path / "b", runs=3)
@@ -139,16 +95,6 @@ def test_a_run_that_cannot_be_read_is_left_out_of_a_set(tmp_path: Path) -> None:
     assert len(found.outcome.pairs) == 3
 
 
-def test_a_pattern_is_a_set(tmp_path: Path) -> None:
-    for number in range(3):
-        for name, wait in (("base", 1.0), ("fast", 0.5)):
-            start = T0 + number * MINUTE
-            make_run(tmp_path / "runs" / f"{number}-{name}", start_ns=start, data_wait_ms=wait, factor=1 + number / 100)
-    found = compared(tmp_path / "runs" / "*-base", tmp_path / "runs" / "*-fast")
-    assert word(found) == FASTER
-    assert len(found.baseline.paths) == 3
-
-
 def test_an_experiment_of_several_programs_says_how_to_name_one(tmp_path: Path) -> None:
     for name in ("001-baseline", "002-workers-2"):
         make_run(tmp_path / "experiment" / "runs" / name)
@@ -157,18 +103,6 @@ def test_an_experiment_of_several_programs_says_how_to_name_one(tmp_path: Path) 
 
 
 # -------------------------------------------------------------------------------------------------------- traces
-
-
-def test_two_traces_are_compared_by_their_profiled_steps(tmp_path: Path) -> None:
-    a = gpu_traces.write(tmp_path / "a" / "worker0.pt.trace.json", steps=4)
-    b = gpu_traces.write(tmp_path / "b" / "worker0.pt.trace.json", steps=4, gemm_us=30)
-    found = compared(a, b)
-    assert word(found) == UNDECIDED
-    assert (found.baseline.label, found.candidate.label) == ("a/worker0.pt.trace.json", "b/worker0.pt.trace.json")
-    kernels = {row.name: row for row in found.changes if row.kind == "kernel"}
-    assert kernels["ampere_sgemm_h1688_64x64"].status == "shrank"
-    assert kernels["ampere_sgemm_h1688_64x64"].difference == pytest.approx(-0.27)
-    assert any("under the profiler" in note for note in found.notes)
 
 
 def test_two_spans_of_one_worker(tmp_path: Path) -> None:
@@ -227,14 +161,6 @@ def test_more_loader_workers_on_real_traces() -> None:
 # ------------------------------------------------------------------------------------------------------ odd input
 
 
-def test_nothing_but_tables_is_written_beside_a_run(tmp_path: Path) -> None:
-    a, b = make_run(tmp_path / "a"), make_run(tmp_path / "b")
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    compared(a, b)
-    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert {path: data for path, data in after.items() if path.parent.name != "tables"} == before
-
-
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a")
     empty = tmp_path / "empty"
@@ -273,13 +199,3 @@ def test_a_knob_that_was_tried_by_hand_is_named(tmp_path: Path) -> None:
     assert found.outcome is not None
     assert [(knob.knob, knob.value) for knob in found.outcome.knobs] == [("loader.num_workers", "2")]
     assert names(found, "environment")["knob loader.num_workers"] == "new"
-
-
-def test_one_run_each_shows_how_the_steps_are_spread(tmp_path: Path) -> None:
-    rows = [{**row, "wall_ns": (10 + number % 10) * 1_000_000} for number, row in enumerate(step_rows(101))]
-    a = make_run_folder(tmp_path, name="a", steps=rows)
-    found = compared(a, make_run(tmp_path / "b"))
-    figures = found.baseline.figures
-    assert figures["p5_ms"] < figures["p25_ms"] < figures["median_ms"] < figures["p75_ms"] < figures["p99_ms"]
-    assert figures["p5_ms"] == pytest.approx(10, abs=0.5)
-    assert found.candidate.figures["p5_ms"] == pytest.approx(10)

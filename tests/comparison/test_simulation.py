@@ -56,12 +56,6 @@ def test_equal_programs_seldom_get_a_verdict() -> None:
     assert found.total() == 100
 
 
-def test_a_true_effect_is_mostly_found_and_never_the_wrong_way() -> None:
-    found = words(2, 80, share=0.04, fixed=6)
-    assert found[SLOWER] >= 64
-    assert found[FASTER] == 0
-
-
 def test_where_long_spikes_blur_the_mean_the_median_decides() -> None:
     """The mean alone shows 4 % in half of the sessions at most, even at p < 0.05."""
     import simulation
@@ -74,12 +68,6 @@ def test_where_long_spikes_blur_the_mean_the_median_decides() -> None:
     assert by_median >= 25
     assert slower >= 42
     assert not any(one.verdict.word == FASTER for one in found)
-
-
-def test_two_figures_that_may_decide_do_not_double_the_false_verdicts() -> None:
-    """At most 6 % is the aim; 13 % of 100 leaves room for chance."""
-    found = Counter(one.verdict.word for one in outcomes(5, 100, fixed=6, spike_ms=200.0))
-    assert found[FASTER] + found[SLOWER] <= 13
 
 
 def test_the_other_order_takes_drift_for_a_difference() -> None:

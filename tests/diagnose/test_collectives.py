@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stepscope.diagnose import RULES, diagnose
-from stepscope.diagnose.thresholds import COLLECTIVES
+from stepscope.diagnose.ranks import COLLECTIVES
 from stepscope.model import Analysis, Finding, Place
 from stepscope.model.run_facts import HotLine, LoopFacts, StackFacts
 from stepscope.model.trace import SpanRef
@@ -165,7 +165,7 @@ def test_what_a_slow_rank_keeps_the_calls_waiting_is_not_their_own() -> None:
 
 
 def judged(analysis: Analysis, rule: str) -> list[Finding]:
-    return next(one for one in RULES if one.name == rule).judge(analysis)
+    return next(one for one in RULES if one.name == rule).findings(analysis)
 
 
 def shares(waiting: int, transfer: int) -> Distributed:

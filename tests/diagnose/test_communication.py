@@ -9,7 +9,7 @@ import pytest
 
 from stepscope.analyze import analyze
 from stepscope.diagnose import diagnose
-from stepscope.diagnose.thresholds import RANKS
+from stepscope.diagnose.ranks import RANKS
 from stepscope.model import Analysis, Place
 from stepscope.model.trace import SpanRef
 from stepscope.model.views import Distributed, Views, WorkerShare

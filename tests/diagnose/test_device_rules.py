@@ -9,7 +9,9 @@ import pytest
 
 from stepscope.analyze import analyze
 from stepscope.diagnose import RULES, diagnose
-from stepscope.diagnose.thresholds import DEVICE, LAUNCH, TENSOR_CORES
+from stepscope.diagnose.compute import TENSOR_CORES
+from stepscope.diagnose.device import DEVICE
+from stepscope.diagnose.launch import LAUNCH
 from stepscope.model import CATEGORIES, Analysis, Diagnosis, Finding, WindowFacts
 from tests.analyze import shared_traces
 from tests.analyze.device_scenes import (

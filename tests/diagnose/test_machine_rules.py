@@ -8,8 +8,8 @@ import pytest
 
 from stepscope.analyze import analyze
 from stepscope.diagnose import diagnose
-from stepscope.diagnose.input import is_network, storage_advice, storage_evidence
-from stepscope.diagnose.machine import numa_caveat, numa_evidence, strangers_evidence
+from stepscope.diagnose.input import is_network
+from stepscope.diagnose.machine import numa_caveat, numa_evidence
 from stepscope.model import Finding
 from stepscope.tables.schema import Tables
 from tests.analyze.scenes import TRAIN
@@ -120,42 +120,44 @@ def test_clocks_are_not_judged_without_a_gpu_or_its_readings() -> None:
 
 
 def test_processes_of_others_on_the_gpu_are_shown() -> None:
-    tables = gpu_tables(gpu_rows(pids=(PID, STRANGER)))
-    assert [evidence.value for evidence in strangers_evidence(analyze(tables))] == [1, 2_000_000_000]
-    metrics = {evidence.metric for evidence in spoken(tables, CLOCKS).evidence}
-    assert "processes of others on gpu:0" in metrics
-    assert strangers_evidence(analyze(gpu_tables(gpu_rows()))) == ()
+    shown = {one.metric: one.value for one in spoken(gpu_tables(gpu_rows(pids=(PID, STRANGER))), CLOCKS).evidence}
+    assert shown["processes of others on gpu:0"] == 1
+    assert shown["memory they hold on gpu:0"] == 2_000_000_000
+    alone = spoken(gpu_tables(gpu_rows()), CLOCKS)
+    assert not [one for one in alone.evidence if "others" in one.metric]
 
 
 # ------------------------------------------------------------------------------------------------ storage, NUMA
 
 
+def slow_loader(*rows: dict[str, Any]) -> tuple[dict[str, object], str]:
+    """(figures, advice) of a slow loader beside these readings of storage."""
+    steps = step_rows(400, data_wait_ms=60, forward_ms=34)
+    site = {"kind": "site", "what": "DataLoader", "arguments": {"num_workers": "0"}, "file": TRAIN, "line": 9}
+    finding = spoken(storage_tables(*rows, steps=steps, journal=[site]), "input.loader_bound")
+    return {one.metric: one.value for one in finding.evidence}, finding.fix
+
+
 def test_a_network_file_system_is_named_with_what_to_do() -> None:
-    analysis = analyze(storage_tables(*storage_rows()))
-    metrics = {evidence.metric: evidence.value for evidence in storage_evidence(analysis)}
-    assert metrics["file system of the data"] == "lustre at /scratch"
-    assert metrics["of it not in the page cache"] == pytest.approx(0.5)
-    assert metrics["blocked for a disk or network storage"] == pytest.approx(0.25, abs=0.03)
-    assert "node-local" in storage_advice(analysis)
+    figures, advice = slow_loader(*storage_rows())
+    assert figures["file system of the data"] == "lustre at /scratch"
+    assert figures["of it not in the page cache"] == pytest.approx(0.5)
+    assert figures["blocked for a disk or network storage"] == pytest.approx(0.25, abs=0.03)
+    assert "The data lies on lustre at /scratch" in advice
+    assert "node-local" in advice
 
 
 def test_a_cache_that_warms_up_is_told_before_anything_else() -> None:
-    analysis = analyze(storage_tables(*storage_rows(device=40e6, until=15)))
-    assert "page cache" in storage_advice(analysis)
+    assert "page cache" in slow_loader(*storage_rows(device=40e6, until=15))[1]
 
 
-def test_warm_local_files_ask_for_nothing() -> None:
-    rows = [row for row in storage_rows(device=0) if row.get("device") != "lustre:/scratch"]
-    analysis = analyze(storage_tables(*rows))
-    assert storage_evidence(analysis)
-    assert storage_advice(analysis) == ""
-
-
-def test_runs_that_read_next_to_nothing_show_nothing() -> None:
-    for rows in ((), tuple(storage_rows(asked=1e3, device=0))):
-        analysis = analyze(storage_tables(*rows))
-        assert storage_evidence(analysis) == ()
-        assert storage_advice(analysis) == ""
+def test_warm_local_files_and_few_reads_ask_for_nothing() -> None:
+    local = [row for row in storage_rows(device=0) if row.get("device") != "lustre:/scratch"]
+    for rows in (local, (), tuple(storage_rows(asked=1e3, device=0))):
+        figures, advice = slow_loader(*rows)
+        assert ("read from the device" in figures) is (rows is local)
+        assert "page cache" not in advice
+        assert "storage" not in advice
 
 
 @pytest.mark.parametrize(
@@ -173,15 +175,7 @@ def test_a_main_thread_away_from_its_gpu_is_shown_and_advised_upon() -> None:
     }
     assert "numactl" in numa_caveat(away)
     near = analyze(numa_tables(TWO_NODES, 2, 3))
-    assert (numa_evidence(near), numa_caveat(near)) == ((), "")
-
-
-def test_a_slow_loader_is_shown_with_its_storage() -> None:
-    steps = step_rows(400, data_wait_ms=60, forward_ms=34)
-    site = {"kind": "site", "what": "DataLoader", "arguments": {"num_workers": "0"}, "file": TRAIN, "line": 9}
-    finding = spoken(storage_tables(*storage_rows(), steps=steps, journal=[site]), "input.loader_bound")
-    assert "lustre at /scratch" in [evidence.value for evidence in finding.evidence]
-    assert "The data lies on lustre at /scratch" in finding.fix
+    assert (list(numa_evidence(near)), numa_caveat(near)) == ([], "")
 
 
 def test_a_quota_that_one_thread_exceeds_has_nothing_but_the_quota_to_raise() -> None:

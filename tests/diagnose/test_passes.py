@@ -8,8 +8,8 @@ import pytest
 
 from stepscope.analyze import analyze
 from stepscope.diagnose import diagnose
-from stepscope.diagnose.needless_work import told_places
-from stepscope.diagnose.thresholds import DOUBLES, PASSES, PIPELINE, RECOMPUTE
+from stepscope.diagnose.gains import PIPELINE
+from stepscope.diagnose.needless_work import DOUBLES, PASSES, RECOMPUTE, told_places
 from stepscope.model import CATEGORIES, Analysis, Finding, LoopFacts, Place
 from stepscope.model.device_losses import (
     Doubles,

@@ -8,7 +8,7 @@ import pytest
 
 from stepscope.analyze import analyze
 from stepscope.diagnose import gains
-from stepscope.diagnose.thresholds import PIPELINE
+from stepscope.diagnose.gains import PIPELINE
 from stepscope.model import Analysis
 from stepscope.model.device_losses import DeviceLosses
 from stepscope.model.ranks import Pipeline

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from stepscope.analyze import analyze
 from stepscope.diagnose import diagnose
-from stepscope.diagnose.thresholds import SILENCE
+from stepscope.diagnose.weigh import SILENCE
 from stepscope.model import Report, Unexplained
 from stepscope.report import notebook, sentences, terminal
 from stepscope.report.document import build, read_report, report_bytes

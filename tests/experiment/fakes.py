@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stepscope.experiment.engine import Conclusion, Engine, Parts
-from stepscope.experiment.journal import Made
-from stepscope.experiment.plan import Request, Slot, candidates_of, key
+from stepscope.experiment.engine import Conclusion, Engine
+from stepscope.experiment.folder import Made
+from stepscope.experiment.plan import Request, Slot, candidates_of
 from stepscope.experiment.propose import Proposals
-from stepscope.experiment.result import Frame
 from stepscope.experiment.runner import Order, Stopped
 from stepscope.model.comparison import AppliedKnob, Flag, Measure, PhaseTime
 from stepscope.model.experiment import Candidate, Experiment
@@ -139,14 +138,14 @@ def conduct(
 ) -> Conclusion:
     """One session in `folder`."""
     (folder / "runs").mkdir(parents=True, exist_ok=True)
-    parts = Parts(
-        frame=Frame(request=asked, folder=str(folder), repeat="stepscope experiment"),
-        key=key(asked),
+    return Engine(
+        request=asked,
+        folder=folder,
+        repeat="stepscope experiment",
         run=runner,
         write=(written if written is not None else []).append,
         propose=propose or (lambda pilot, named: Proposals(named)),  # noqa: ARG005
         listener=listener or Quiet(),
         stop=stop,
         clock=lambda: runner.now,
-    )
-    return Engine(parts).conduct()
+    ).conduct()

@@ -6,17 +6,20 @@ import itertools
 import math
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from stepscope.errors import UnreadableInputError, UsageError
-from stepscope.experiment import journal
+from stepscope.errors import UnreadableInputError
+from stepscope.experiment.folder import JOURNAL, fold
 from stepscope.experiment.plan import FINDINGS, PILOT, Slot
 from stepscope.experiment.propose import Proposals
 from stepscope.experiment.runner import log_of
 from stepscope.model.comparison import FASTER, NO_DIFFERENCE, UNDECIDED, VOID, Flag
 from stepscope.model.experiment import Candidate, Experiment
-from tests.experiment.fakes import RUN_S, FakeRunner, Killed, Quiet, conduct, flag, request
+from tests.experiment.fakes import RUN_S, FakeRunner, Killed, conduct, flag, request
 from tests.records import replace
 
 GOOD, SAME = "loader.num_workers=2", "gc=freeze"
@@ -47,9 +50,8 @@ def test_every_run_is_measured_alike_and_the_pilot_is_not_compared(tmp_path: Pat
     found = conduct(tmp_path, request(GOOD), runner).experiment
     assert runner.slots[0].phase == PILOT
     pairs = runner.orders[1:]
-    assert {(order.warmup, order.steps, order.rate_hz, order.full) for order in pairs} == {
-        (found.protocol.warmup_steps, found.protocol.measured_steps, found.protocol.rate_hz, False)
-    }
+    limits = found.protocol.warmup_steps, found.protocol.measured_steps
+    assert {(order.warmup, order.steps, order.full) for order in pairs} == {(*limits, False)}
     assert all(order.seed == found.protocol.seed + order.slot.block for order in pairs)
     assert runner.orders[0].folder.name not in {Path(run.path).name for run in found.baseline}
     assert all(order.ends is None for order in pairs)
@@ -79,48 +81,27 @@ def test_a_clear_effect_ends_sooner_than_a_small_one(tmp_path: Path) -> None:
     assert runs[GOOD] == 3 < runs[SAME] <= 10
 
 
-def test_a_fixed_number_of_pairs_is_kept_to(tmp_path: Path) -> None:
-    runner = FakeRunner({GOOD: 50.0})
-    conduct(tmp_path, request(GOOD, least_pairs=6, most_pairs=6), runner)
-    assert Counter(runner.labels)[GOOD] == 6
+FAILED = "it ended with status 1: RuntimeError: no"
 
 
-def test_a_knob_that_was_not_applied_is_void_at_once(tmp_path: Path) -> None:
-    def flags(slot: Slot) -> tuple[Flag, ...]:
-        return (flag("knob_not_applied"),) if slot.label == GOOD else ()
-
-    runner = FakeRunner(flags=flags)
+@pytest.mark.parametrize(
+    ("trouble", "runs", "words"),
+    [
+        ({"flags": lambda slot: (flag("knob_not_applied"),) if slot.label == GOOD else ()}, 1, "knob_not_applied"),
+        ({"failures": lambda slot: FAILED if slot.label == GOOD else None}, 1, "RuntimeError: no"),
+        ({"flags": lambda slot: (flag("recompiles"),) if slot.label == GOOD else ()}, 3, "recompiles"),
+        ({"losses": {GOOD: 3.0}}, 2, "its loss goes another way"),
+    ],
+)
+def test_a_candidate_that_cannot_be_judged_is_void_and_given_up(
+    tmp_path: Path, trouble: dict[str, Any], runs: int, words: str
+) -> None:
+    runner = FakeRunner(**trouble)
     found = conduct(tmp_path, request(GOOD, SAME), runner).experiment
     assert verdicts(found) == {GOOD: VOID, SAME: NO_DIFFERENCE}
-    assert Counter(runner.labels)[GOOD] == 1
-    assert "knob_not_applied" in found.tried[0].outcome.verdict.text
-
-
-def test_a_candidate_that_fails_is_void_with_what_it_said(tmp_path: Path) -> None:
-    def failures(slot: Slot) -> str | None:
-        return "it ended with status 1: RuntimeError: no" if slot.label == GOOD else None
-
-    runner = FakeRunner(failures=failures)
-    found = conduct(tmp_path, request(GOOD, SAME), runner).experiment
-    assert verdicts(found) == {GOOD: VOID, SAME: NO_DIFFERENCE}
-    assert Counter(runner.labels)[GOOD] == 1
-    assert "RuntimeError: no" in found.tried[0].outcome.verdict.text
+    assert Counter(runner.labels)[GOOD] == runs
+    assert words in found.tried[0].outcome.verdict.text
     assert found.finished
-
-
-def test_when_every_candidate_is_void_the_baseline_is_not_run_on(tmp_path: Path) -> None:
-    runner = FakeRunner(failures=lambda slot: "it ended with status 1" if slot.candidate is not None else None)
-    found = conduct(tmp_path, request(GOOD, SAME), runner).experiment
-    assert Counter(runner.labels)["baseline"] <= 1
-    assert found.finished
-    assert set(verdicts(found).values()) == {VOID}
-
-
-def test_a_loss_that_goes_another_way_is_void_and_not_run_on(tmp_path: Path) -> None:
-    runner = FakeRunner({GOOD: 50.0}, losses={GOOD: 3.0})
-    found = conduct(tmp_path, request(GOOD), runner).experiment
-    assert verdicts(found) == {GOOD: VOID}
-    assert Counter(runner.labels)[GOOD] == 2
 
 
 def test_a_spoilt_run_is_made_again_at_once_and_only_the_good_one_counts(tmp_path: Path) -> None:
@@ -140,37 +121,26 @@ def test_a_spoilt_run_is_made_again_at_once_and_only_the_good_one_counts(tmp_pat
     )
 
 
-def test_a_candidate_that_is_always_flagged_is_given_up_after_three_runs(tmp_path: Path) -> None:
-    runner = FakeRunner(flags=lambda slot: (flag("recompiles"),) if slot.label == GOOD else ())
-    found = conduct(tmp_path, request(GOOD, SAME), runner).experiment
-    assert Counter(runner.labels)[GOOD] == 3
-    assert verdicts(found)[GOOD] == VOID
-    assert "recompiles" in found.tried[0].outcome.verdict.text
-
-
-def test_a_flag_that_withholds_nothing_changes_nothing(tmp_path: Path) -> None:
-    runner = FakeRunner(MS, flags=lambda slot: (flag("ended_oddly", withholds=False),))  # noqa: ARG005
+@pytest.mark.parametrize(
+    ("trouble", "most", "words"),
+    [
+        ({"flags": lambda slot: (flag("other"),) if slot.candidate is None else ()}, 6, "other"),
+        ({"failures": lambda slot: "no" if slot.label == "baseline" else None}, 3, "the baseline failed 3 times"),
+        (
+            {"failures": lambda slot: "no" if (slot.label, slot.block, slot.attempt) == ("baseline", 1, 0) else None},
+            10,
+            None,  # once: it is run again
+        ),
+    ],
+)
+def test_a_baseline_that_is_never_undisturbed_or_always_fails_ends_it(
+    tmp_path: Path, trouble: dict[str, Any], most: int, words: str | None
+) -> None:
+    runner = FakeRunner(MS, **trouble)
     found = conduct(tmp_path, request(GOOD), runner).experiment
-    assert verdicts(found) == {GOOD: FASTER}
-    assert max(slot.attempt for slot in runner.slots) == 0
-
-
-def test_a_baseline_that_is_never_undisturbed_ends_it(tmp_path: Path) -> None:
-    runner = FakeRunner(MS, flags=lambda slot: (flag("other_processes"),) if slot.candidate is None else ())
-    found = conduct(tmp_path, request(GOOD), runner).experiment
-    assert "other_processes" in (found.stopped or "")
-    assert not found.finished
-    assert Counter(runner.labels)["baseline"] <= 6
-
-
-def test_a_baseline_that_fails_once_is_run_again_and_one_that_always_fails_ends_it(tmp_path: Path) -> None:
-    once = FakeRunner(
-        MS, failures=lambda slot: "no" if (slot.label, slot.block, slot.attempt) == ("baseline", 1, 0) else None
-    )
-    assert verdicts(conduct(tmp_path / "once", request(GOOD), once).experiment) == {GOOD: FASTER}
-    always = FakeRunner(MS, failures=lambda slot: "no" if slot.label == "baseline" else None)
-    found = conduct(tmp_path / "always", request(GOOD), always).experiment
-    assert "the baseline failed 3 times" in (found.stopped or "")
+    assert found.finished == (words is None)
+    assert words is None or words in (found.stopped or "")
+    assert Counter(runner.labels)["baseline"] <= most
 
 
 def test_a_command_that_fails_is_said_with_its_log(tmp_path: Path) -> None:
@@ -183,17 +153,6 @@ def test_a_command_that_fails_is_said_with_its_log(tmp_path: Path) -> None:
     mended = FakeRunner(MS)
     assert verdicts(conduct(tmp_path, request(GOOD), mended).experiment) == {GOOD: FASTER}
     assert mended.slots[0].phase == PILOT
-
-
-def test_a_training_that_is_too_short_is_refused_after_the_pilot(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="ends after 8 steps"):
-        conduct(tmp_path, request(GOOD), FakeRunner(length=8))
-
-
-def test_a_short_training_is_measured_within_its_length(tmp_path: Path) -> None:
-    runner = FakeRunner(MS, length=40)
-    protocol = conduct(tmp_path, request(GOOD), runner).experiment.protocol
-    assert protocol.warmup_steps + protocol.measured_steps <= 40
 
 
 @pytest.mark.parametrize("budget_runs", [1, 2, 3, 5, 8])
@@ -210,40 +169,16 @@ def test_no_run_is_started_that_would_not_end_within_the_budget(tmp_path: Path, 
     assert outcome.verdict.pairs_needed
 
 
-def test_more_budget_goes_on_where_it_was(tmp_path: Path) -> None:
-    conduct(tmp_path, request(GOOD, budget_s=3 * RUN_S + 1), FakeRunner(MS))
-    runner = FakeRunner(MS)
-    found = conduct(tmp_path, request(GOOD, budget_s=600.0), runner).experiment
-    whole = FakeRunner(MS)
-    conduct(tmp_path / "whole", request(GOOD), whole)
-    assert verdicts(found) == {GOOD: FASTER}
-    assert whole.slots[3:] == runner.slots
-
-
-def test_an_interrupt_ends_the_run_in_progress_and_keeps_the_rest(tmp_path: Path) -> None:
-    runner = FakeRunner(MS, stop_at=5)
+@pytest.mark.parametrize("stop_at", [1, 5])
+def test_an_interrupt_ends_the_run_in_progress_and_keeps_the_rest(tmp_path: Path, stop_at: int) -> None:
+    runner = FakeRunner(MS, stop_at=stop_at)
     conclusion = conduct(tmp_path, request(GOOD), runner)
-    assert conclusion.signal == 2
-    assert conclusion.experiment.runs == 4
+    assert (conclusion.signal, conclusion.experiment.runs) == (2, stop_at - 1)
     assert "SIGINT" in (conclusion.experiment.stopped or "")
     assert not runner.orders[-1].folder.exists()
     again = FakeRunner(MS)
     assert verdicts(conduct(tmp_path, request(GOOD), again).experiment) == {GOOD: FASTER}
-    assert again.slots[0] == runner.slots[4]
-
-
-def test_an_interrupt_in_the_pilot_leaves_nothing_but_can_go_on(tmp_path: Path) -> None:
-    conclusion = conduct(tmp_path, request(GOOD), FakeRunner(MS, stop_at=1))
-    assert (conclusion.signal, conclusion.experiment.runs) == (2, 0)
-    assert verdicts(conduct(tmp_path, request(GOOD), FakeRunner(MS)).experiment) == {GOOD: FASTER}
-
-
-def test_an_interrupt_between_runs_starts_no_further_one(tmp_path: Path) -> None:
-    runner = FakeRunner(MS)
-    conclusion = conduct(tmp_path, request(GOOD), runner, stop=lambda: 15 if len(runner.slots) >= 3 else None)
-    assert conclusion.signal == 15
-    assert len(runner.slots) == 3
-    assert conclusion.experiment.runs == 3
+    assert again.slots[0] == runner.slots[-1]
 
 
 def test_the_knobs_of_findings_are_tried_and_remembered(tmp_path: Path) -> None:
@@ -272,15 +207,6 @@ def test_the_baseline_against_itself_says_the_smallest_effect(tmp_path: Path) ->
     assert [tried.outcome.verdict.word for tried in found.tried] != [FASTER]
 
 
-def test_settings_of_every_run_reach_every_run(tmp_path: Path) -> None:
-    from stepscope.schema import Knob
-
-    runner = FakeRunner(MS)
-    conduct(tmp_path, request(GOOD, base_knobs=(Knob("gc", "off"),)), runner)
-    assert all(Knob("gc", "off") in slot.knobs for slot in runner.slots)
-    assert all((Knob("loader.num_workers", "2") in slot.knobs) == (slot.label == GOOD) for slot in runner.slots)
-
-
 def test_a_screening_confirms_the_combination_of_what_helps(tmp_path: Path) -> None:
     names = ("loader.num_workers=2", "gc=freeze", "torch.num_threads=1", "matmul_precision=high")
     effect = {"loader.num_workers=2": 0.8, "torch.num_threads=1": 0.9}
@@ -295,14 +221,6 @@ def test_a_screening_confirms_the_combination_of_what_helps(tmp_path: Path) -> N
     screening = [slot for slot in runner.slots if slot.phase == "screen"]
     half = len(screening) // 2
     assert [slot.candidate for slot in screening[half:]] == [slot.candidate for slot in screening[:half]][::-1]
-
-
-def test_a_screening_in_which_nothing_helps_ends_without_pairs(tmp_path: Path) -> None:
-    runner = FakeRunner({}, noise=0.004)
-    found = conduct(tmp_path, request("gc=freeze", "torch.num_threads=1", screen=True), runner).experiment
-    assert found.finished
-    assert found.tried == ()
-    assert len(found.effects) == 2
 
 
 def test_a_screening_that_its_budget_ends_tells_what_its_runs_told(tmp_path: Path) -> None:
@@ -345,20 +263,66 @@ class _Combined(dict[str, float]):
         return default * math.prod(self._effect.get(part, 1.0) for part in label.split(" + "))
 
 
-def test_progress_counts_down_to_the_last_run(tmp_path: Path) -> None:
-    listener = Quiet()
-    conduct(tmp_path, request(GOOD, SAME, least_pairs=3, most_pairs=3), FakeRunner(MS), listener=listener)
-    left = [left for _, left, _ in listener.starts[1:]]
-    assert left == [9, 8, 7, 6, 5, 4, 3, 2, 1]
-    assert [number for number, _, _ in listener.starts] == list(range(1, 11))
-    assert listener.starts[-1][2] == pytest.approx(RUN_S)
+# ------------------------------------------------------------------- killed at any moment, it goes on where it was
 
 
-def test_losses_that_are_no_numbers_survive_the_journal(tmp_path: Path) -> None:
-    with pytest.raises(Killed):
-        conduct(tmp_path, request(GOOD), FakeRunner(MS, kill_at=4, losses={"baseline": math.nan, GOOD: math.inf}))
-    state = journal.fold((tmp_path / journal.NAME).read_bytes())
-    runs = {run.slot.label: run.measure for run in state.made}
-    assert runs["baseline"] is not None
-    assert math.isnan(runs["baseline"].losses[0][1])
-    assert state.bad_lines == 0
+def disturbed(slot: Slot) -> tuple[Flag, ...]:
+    """Some runs are spoilt, the same ones in every session."""
+    spoilt = (slot.block, slot.candidate, slot.attempt) in {(0, None, 0), (1, 1, 0), (2, 0, 0), (2, 0, 1)}
+    return (flag("throttled"),) if spoilt else ()
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, Experiment, list[Slot]]:
+    """The journal of an experiment that nobody disturbed, what came of it, and its runs."""
+    folder = tmp_path_factory.mktemp("whole")
+    runner = FakeRunner(MS, noise=0.01, flags=disturbed)
+    found = conduct(folder, request(GOOD, SAME, "gc=off"), runner).experiment
+    return (folder / JOURNAL).read_bytes(), found, runner.slots
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cut=st.floats(0.0, 1.0), torn=st.booleans())
+def test_a_kill_at_any_byte_of_the_journal_loses_the_run_in_progress_at_most(
+    tmp_path_factory: pytest.TempPathFactory,
+    uninterrupted: tuple[bytes, Experiment, list[Slot]],
+    cut: float,
+    torn: bool,
+) -> None:
+    data, whole, slots = uninterrupted
+    left = data[: int(cut * len(data))]
+    kept = left if torn else left[: left.rfind(b"\n") + 1]
+    done = len(fold(kept[: kept.rfind(b"\n") + 1]).made)
+    folder = tmp_path_factory.mktemp("killed")
+    (folder / JOURNAL).write_bytes(kept)
+    runner = FakeRunner(MS, noise=0.01, flags=disturbed)
+    found = conduct(folder, request(GOOD, SAME, "gc=off"), runner).experiment
+    assert runner.slots == slots[done:]
+    assert verdicts(found) == verdicts(whole)
+    assert [tried.outcome.effects for tried in found.tried] == [tried.outcome.effects for tried in whole.tried]
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(kills=st.lists(st.integers(1, 6), max_size=6))
+def test_any_number_of_kills_costs_one_run_each(
+    tmp_path_factory: pytest.TempPathFactory, uninterrupted: tuple[bytes, Experiment, list[Slot]], kills: list[int]
+) -> None:
+    _, whole, slots = uninterrupted
+    folder = tmp_path_factory.mktemp("killed")
+    ended: list[Slot] = []
+    started = 0
+    for kill_at in [*kills, None]:
+        runner = FakeRunner(MS, noise=0.01, flags=disturbed, kill_at=kill_at)
+        try:
+            found = conduct(folder, request(GOOD, SAME, "gc=off"), runner).experiment
+        except Killed:
+            ended += runner.slots[:-1]
+            started += 1
+            continue
+        ended += runner.slots
+        break
+    assert ended == slots
+    assert verdicts(found) == verdicts(whole)
+    assert started <= len(kills)
+    folders = [path.name for path in (folder / "runs").iterdir()]
+    assert len(folders) == len(set(folders)) == len(slots)

@@ -1,26 +1,36 @@
-"""Which folder belongs to an experiment, and that two never work in one."""
+"""Which folder belongs to an experiment, that two never work in one, and its journal: what a torn, foreign or
+unwritable file does, and what is done about runs left open."""
 
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stepscope.errors import EnvironmentRefusal, UsageError
-from stepscope.experiment import folder, journal
-from stepscope.experiment.journal import Journal
+from stepscope.experiment import folder
+from stepscope.experiment.folder import JOURNAL, Journal, Made, fold
+from stepscope.experiment.plan import PAIRS, Slot
+from stepscope.record.host.processes import read_stat
+from stepscope.schema import Knob
+from tests.experiment.fakes import FakeRunner, conduct, flag, measure, request
 
 
 def unfinished(place: Path, key: str, *, complete: bool = False) -> None:
     with folder.claimed(place):
-        book = Journal(place / journal.NAME)
+        book = Journal(place / JOURNAL)
         book.open()
-        book.begin(key, "stepscope experiment")
+        book.add("experiment", key=key, line="stepscope experiment")
         if complete:
-            book.completed()
+            book.add("complete")
         book.close()
 
 
@@ -28,27 +38,16 @@ def test_the_unfinished_experiment_of_the_same_request_is_continued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    first = folder.find("0123456789abcdef", "train")
-    assert not first.resumed
-    assert first.folder.parent == tmp_path / "stepscope-runs"
-    unfinished(first.folder, "0123456789abcdef")
-    again = folder.find("0123456789abcdef", "train")
-    assert (again.folder, again.resumed) == (first.folder, True)
-    other = folder.find("fedcba9876543210", "train")
-    assert other.folder != first.folder
-    assert not other.resumed
-    fresh = folder.find("0123456789abcdef", "train", fresh=True)
-    assert fresh.folder not in (first.folder, other.folder)
-    assert not fresh.resumed
-
-
-def test_a_finished_one_is_made_again_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    first = folder.find("0123456789abcdef", "train")
-    unfinished(first.folder, "0123456789abcdef", complete=True)
-    again = folder.find("0123456789abcdef", "train")
-    assert again.folder != first.folder
-    assert not again.resumed
+    key = "0123456789abcdef"
+    first, resumed = folder.find(key, "train")
+    assert (first.parent, resumed) == (tmp_path / "stepscope-runs", False)
+    unfinished(first, key)
+    assert folder.find(key, "train") == (first, True)
+    for other in (folder.find("fedcba9876543210", "train"), folder.find(key, "train", fresh=True)):
+        assert other[0] != first
+        assert not other[1]
+    unfinished(first, key, complete=True)  # a finished one is made again beside it
+    assert folder.find(key, "train")[0] != first
 
 
 @pytest.mark.parametrize(
@@ -65,8 +64,8 @@ def test_a_named_folder_is_never_written_over(
 
 def test_a_named_folder_is_continued(tmp_path: Path) -> None:
     unfinished(tmp_path / "e", "a")
-    assert folder.find("a", "train", tmp_path / "e").resumed
-    assert not folder.find("a", "train", tmp_path / "new").resumed
+    assert folder.find("a", "train", tmp_path / "e")[1]
+    assert not folder.find("a", "train", tmp_path / "new")[1]
     (tmp_path / "file").write_text("x")
     with pytest.raises(UsageError, match="is a file"):
         folder.find("a", "train", tmp_path / "file")
@@ -104,3 +103,112 @@ def test_names_of_runs_are_plain_names(label: str) -> None:
     assert Path(name).name == name
     assert name.isascii()
     assert name.isprintable()
+
+
+# -------------------------------------------------------------------------------------------------------- the journal
+
+SLOT = Slot(PAIRS, 2, 1, 0, (Knob("env:A", 'x "y"\n☃'),), "env:A=x")
+
+
+def written(path: Path) -> Journal:
+    book = Journal(path)
+    book.open()
+    book.add("experiment", key="0123", line="stepscope experiment")
+    book.add("started", slot=SLOT, folder="001-env")
+    book.add("finished", made=Made(SLOT, "001-env", 12.5, measure("env:A=x", 41.5, flag("throttled")), None, 40))
+    return book
+
+
+def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
+    book = written(tmp_path / "j")
+    book.close()
+    again = Journal(tmp_path / "j")
+    again.open()
+    assert again.state == book.state
+    assert again.state.made[0].slot == SLOT
+    assert (again.state.key, again.state.runs, again.state.open) == ("0123", 1, ())
+    again.close()
+
+
+def test_a_torn_last_line_is_cut_off_and_written_over(tmp_path: Path) -> None:
+    written(tmp_path / "j").close()
+    whole = (tmp_path / "j").read_bytes()
+    (tmp_path / "j").write_bytes(whole[:-7])
+    book = Journal(tmp_path / "j")
+    book.open()
+    assert book.state.made == ()
+    assert book.state.open == (("001-env", None, None),)
+    book.add("dropped", folder="001-env")
+    book.close()
+    state = fold((tmp_path / "j").read_bytes())
+    assert (state.open, state.bad_lines) == ((), 0)
+
+
+@given(st.lists(st.one_of(st.binary(max_size=40), st.just(b'{"kind": "finished", "made": {"slot": 3}}')), max_size=5))
+def test_lines_that_cannot_be_understood_are_counted_and_left_out(lines: list[bytes]) -> None:
+    junk = b"".join(line.replace(b"\n", b"").replace(b"\r", b"") + b"\n" for line in lines)
+    good = b'{"kind": "experiment", "key": "k"}\n'
+    state = fold(junk + good + junk)
+    assert state.key == "k"
+    assert state.made == ()
+    assert state.bad_lines <= 2 * len(lines)
+
+
+def test_a_journal_that_cannot_be_written_is_a_refusal() -> None:
+    with pytest.raises(EnvironmentRefusal, match="--out"):
+        Journal(Path("/proc/self/nothing/journal")).open()
+
+
+def test_a_full_disk_is_a_refusal_and_what_was_written_stays(tmp_path: Path) -> None:
+    book = written(tmp_path / "j")
+    size = (tmp_path / "j").stat().st_size
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, hard))
+    try:
+        with pytest.raises(EnvironmentRefusal, match="cannot be written"):
+            book.add("started", slot=SLOT, folder="002-env")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    book.close()
+    again = Journal(tmp_path / "j")
+    again.open()
+    again.add("started", slot=SLOT, folder="002-env")
+    again.close()
+    state = fold((tmp_path / "j").read_bytes())
+    assert (len(state.made), state.runs, state.bad_lines) == (1, 2, 0)
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def left_open(place: Path, pid: int, ticks: int) -> None:
+    """What a session leaves behind that was killed in its first run."""
+    (place / "runs" / "001-pilot").mkdir(parents=True)
+    book = Journal(place / JOURNAL)
+    book.open()
+    book.add("started", slot=SLOT, folder="001-pilot")
+    book.add("process", folder="001-pilot", pid=pid, start_ticks=ticks)
+    book.close()
+
+
+def test_a_run_that_outlived_its_experiment_is_ended_first(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+    stat = read_stat(sleeper.pid)
+    assert stat is not None
+    left_open(tmp_path, sleeper.pid, stat.start_ticks)
+    conduct(tmp_path, request("gc=freeze"), FakeRunner())
+    assert sleeper.wait(timeout=30) < 0
+    assert not (tmp_path / "runs" / "001-pilot").exists()
+
+
+def test_another_process_of_the_same_number_is_left_alone(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+    stat = read_stat(sleeper.pid)
+    assert stat is not None
+    left_open(tmp_path, sleeper.pid, stat.start_ticks - 1)
+    conduct(tmp_path, request("gc=freeze"), FakeRunner())
+    time.sleep(0.2)
+    assert sleeper.poll() is None

@@ -9,6 +9,7 @@ import pytest
 
 from stepscope.experiment import noise
 from stepscope.model.comparison import Effect, Outcome, Verdict
+from stepscope.model.experiment import Noise
 from stepscope.record.agent.knobs import check
 
 
@@ -25,18 +26,18 @@ def machine_of(root: Path, *, cores: int, threads: int = 2, files: Mapping[str, 
     return list(range(cores * threads))
 
 
-def plan(root: Path, cpus: list[int], **environment: str) -> noise.QuietPlan:
-    return noise.plan(seed=3, environment=environment, root=root, allowed=cpus)
-
-
-def values(found: noise.QuietPlan) -> dict[str, str]:
-    return {knob.knob: knob.value for knob in found.knobs}
+def plan(root: Path, cpus: list[int], **environment: str) -> tuple[dict[str, str], Noise]:
+    """The knobs that are set, each one of the table, and what is said."""
+    knobs, said = noise.plan(seed=3, environment=environment, root=root, allowed=cpus)
+    for knob in knobs:
+        check(knob)
+    return {knob.knob: knob.value for knob in knobs}, said
 
 
 def test_training_gets_whole_cores_and_one_is_left(tmp_path: Path) -> None:
-    found = plan(tmp_path, machine_of(tmp_path, cores=4))
+    values, found = plan(tmp_path, machine_of(tmp_path, cores=4))
 
-    assert values(found) == {
+    assert values == {
         "cpu.affinity": "1-3,5-7",
         "env:OMP_NUM_THREADS": "3",
         "env:MKL_NUM_THREADS": "3",
@@ -45,37 +46,11 @@ def test_training_gets_whole_cores_and_one_is_left(tmp_path: Path) -> None:
     assert "training on 3 of 4 cores (processors 1-3,5-7), 0,4 left" in dict(found.settings)["cores"]
 
 
-def test_a_small_machine_is_not_split(tmp_path: Path) -> None:
-    found = plan(tmp_path, machine_of(tmp_path, cores=2))
-
-    assert "cpu.affinity" not in values(found)
-    assert values(found)["env:OMP_NUM_THREADS"] == "2"
-    assert "too few to leave one" in dict(found.unchanged)["cores"]
-
-
-def test_only_allowed_processors_are_used(tmp_path: Path) -> None:
-    machine_of(tmp_path, cores=8)
-
-    assert values(plan(tmp_path, [2, 3, 4, 5]))["cpu.affinity"] == "3-5"
-
-
 def test_a_variable_that_is_set_stays(tmp_path: Path) -> None:
-    found = plan(tmp_path, machine_of(tmp_path, cores=4), OMP_NUM_THREADS="1")
+    values, found = plan(tmp_path, machine_of(tmp_path, cores=4), OMP_NUM_THREADS="1")
 
-    assert "env:OMP_NUM_THREADS" not in values(found)
+    assert "env:OMP_NUM_THREADS" not in values
     assert dict(found.unchanged)["OMP_NUM_THREADS"] == "is 1 in the environment, which stays"
-
-
-def test_every_knob_of_the_plan_is_in_the_table(tmp_path: Path) -> None:
-    for knob in plan(tmp_path, machine_of(tmp_path, cores=4)).knobs:
-        check(knob)
-
-
-@pytest.mark.parametrize(("seed", "key"), [(3, "settings"), (None, "unchanged")])
-def test_seeds_are_told(tmp_path: Path, seed: int | None, key: str) -> None:
-    found = noise.plan(seed=seed, environment={}, root=tmp_path, allowed=[0])
-
-    assert "seeds" in dict(getattr(found, key))
 
 
 NOISY = {
@@ -101,7 +76,7 @@ QUIET = {
 
 def test_what_cannot_be_changed_is_told(tmp_path: Path) -> None:
     machine_of(tmp_path, cores=2, files=NOISY)
-    found = {**dict(noise.machine(tmp_path, [])), **dict(plan(tmp_path, [0, 1]).unchanged)}
+    found = {**dict(noise.machine(tmp_path, [])), **dict(plan(tmp_path, [0, 1])[1].unchanged)}
 
     assert found["governor"].startswith("powersave: the clock follows the load")
     assert found["turbo"].startswith("on")
@@ -116,11 +91,11 @@ def test_a_quiet_machine_has_nothing_to_tell(tmp_path: Path) -> None:
     machine_of(tmp_path, cores=2, files=QUIET)
 
     assert noise.machine(tmp_path, []) == ()
-    assert [name for name, _ in plan(tmp_path, [0, 1]).unchanged] == ["cores"]
+    assert [name for name, _ in plan(tmp_path, [0, 1])[1].unchanged] == ["cores"]
 
 
 def test_what_the_machine_hides_is_unknown(tmp_path: Path) -> None:
-    found = dict(plan(tmp_path, [0, 1]).unchanged)
+    found = dict(plan(tmp_path, [0, 1])[1].unchanged)
 
     assert {name for name, text in found.items() if text.startswith("unknown")} == {
         "governor",
@@ -130,26 +105,11 @@ def test_what_the_machine_hides_is_unknown(tmp_path: Path) -> None:
     }
 
 
-def test_garbled_files_are_unknown_too(tmp_path: Path) -> None:
-    files = {"proc/loadavg": "much\n", "proc/stat": "cpu x\n", "sys/fs/cgroup/cpu.max": "max\n"}
-    machine_of(tmp_path, cores=1, files=files)
-    found = dict(plan(tmp_path, [0]).unchanged)
-
-    assert found["other load"].startswith("unknown")
-    assert "hypervisor" not in found
-
-
 def test_clocks_of_gpus_are_the_drivers(tmp_path: Path) -> None:
     found = dict(noise.machine(tmp_path, [{"name": "NVIDIA A100"}, {"name": "NVIDIA A100"}]))
 
     assert found["GPU clocks"].endswith("(2 x NVIDIA A100)")
     assert "GPU clocks" not in dict(noise.machine(tmp_path, []))
-
-
-def test_load_is_told_of_the_time_before_the_experiment(tmp_path: Path) -> None:
-    machine_of(tmp_path, cores=2, files=NOISY)
-
-    assert "other load" not in dict(noise.of_outcome(None, root=tmp_path).unchanged), "it would be our own"
 
 
 def outcome(effect: Effect | None) -> Outcome:
@@ -158,22 +118,9 @@ def outcome(effect: Effect | None) -> Outcome:
 
 
 def test_the_smallest_effect_is_the_half_width_of_equal_runs(tmp_path: Path) -> None:
-    found = noise.of_outcome(outcome(Effect(1.001, 0.98, 1.02, 6, 0.019)), root=tmp_path)
+    found = noise.of_equal_runs(outcome(Effect(1.001, 0.98, 1.02, 6, 0.019)), None, tmp_path)
 
     # Student's 2.571 for 5 degrees of freedom, times 0.019, over the root of 6
     assert found.smallest_effect == pytest.approx(0.01994, rel=1e-3)
     assert found.pairs == 6
     assert dict(found.unchanged)["turbo"].startswith("unknown")
-
-
-def test_too_few_pairs_show_nothing(tmp_path: Path) -> None:
-    for effect, pairs in ((Effect(1.0, None, None, 2, 0.01), 2), (None, 0)):
-        found = noise.of_outcome(outcome(effect), root=tmp_path)
-        assert (found.smallest_effect, found.pairs) == (None, pairs)
-
-
-def test_a_plan_brings_its_settings(tmp_path: Path) -> None:
-    quiet = plan(tmp_path, machine_of(tmp_path, cores=4))
-    found = noise.of_outcome(None, quiet, root=tmp_path)
-
-    assert (found.settings, found.unchanged, found.pairs) == (quiet.settings, quiet.unchanged, 0)

@@ -14,11 +14,8 @@ from stepscope.experiment.plan import (
     MOST_WARMUP,
     candidates_of,
     key,
-    pilot_limit,
-    settings_of,
     sizes,
 )
-from stepscope.model.experiment import Protocol
 from stepscope.schema import Knob
 from tests.experiment.fakes import request
 from tests.records import replace
@@ -26,14 +23,6 @@ from tests.records import replace
 
 def names(*tries: str, together: bool = False) -> list[str]:
     return [candidate.name for candidate in candidates_of(tries, together=together)]
-
-
-def test_each_value_is_a_candidate() -> None:
-    assert names("loader.num_workers=2,4", "gc=freeze") == [
-        "loader.num_workers=2",
-        "loader.num_workers=4",
-        "gc=freeze",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -106,26 +95,7 @@ def test_sizes_stay_within_their_limits_and_within_the_training(step_s: float, l
     warmup, steps = sizes(asked, step_s, length)
     assert FEWEST_STEPS <= steps <= MOST_STEPS
     assert 0 <= warmup <= MOST_WARMUP
-    assert warmup + steps <= pilot_limit(asked)
     if length is None:
         assert steps >= LEAST_STEPS
     else:
         assert warmup + steps <= length
-
-
-def test_what_the_user_asks_for_is_what_is_measured() -> None:
-    assert sizes(request("gc=freeze", steps=77, warmup=7), 0.5, None) == (7, 77)
-    with pytest.raises(UsageError, match="ends after 50 steps"):
-        sizes(request("gc=freeze", steps=77, warmup=7), 0.5, 50)
-
-
-def test_a_training_of_a_few_steps_cannot_be_measured() -> None:
-    with pytest.raises(UsageError, match="train longer"):
-        sizes(request("gc=freeze"), 0.1, FEWEST_STEPS)
-
-
-def test_a_candidate_overrides_what_every_run_is_set_to() -> None:
-    protocol = Protocol(
-        ("x",), 1, 1, 3, 10, 0.02, 0.01, 0.05, 0, False, None, 5.0, (Knob("gc", "off"), Knob("env:A", "1"))
-    )
-    assert settings_of(protocol, (Knob("gc", "freeze"),)) == (Knob("env:A", "1"), Knob("gc", "freeze"))

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from stepscope.experiment import propose
-from stepscope.experiment.plan import candidate_of, candidates_of
-from stepscope.experiment.propose import Baseline, Loss, Options, Proposals, baseline_of
+from stepscope.experiment.plan import candidates_of
+from stepscope.experiment.propose import Baseline, Proposals, baseline_of
 from stepscope.model import Diagnosis, Finding, Place, Risk, Try
 from stepscope.schema import Knob
 from tests.records import replace
@@ -19,22 +19,20 @@ WORKERS, PERSISTENT = Knob("loader.num_workers", "4"), Knob("loader.persistent_w
 THREADS = Knob("torch.num_threads", "2")
 
 
-def loss(*tries: Knob, ceiling: float = 0.4, **changes: Any) -> Loss:
-    found = Loss("rule:0", "the step waits", "do less", ceiling, tries, "/home/me/train.py", 7)
-    return replace(found, **changes)
+def loss(*tries: Knob, ceiling: float = 0.4, **changes: Any) -> Finding:
+    known = {"id": "rule:0", "title": "the step waits", "fix": "do less", "gain_ceiling": ceiling}
+    tried = tuple(Try(knob.knob, knob.value) for knob in tries)
+    return finding("/home/me/train.py", try_=tried, where=(Place("/home/me/train.py", 7),), **{**known, **changes})
 
 
-def baseline(*losses: Loss, **changes: Any) -> Baseline:
-    found = Baseline(losses=losses, devices=("cpu",), settings={"loader.num_workers": "0"}, cores=4.0)
-    return replace(found, **changes)
-
-
-def of(*losses: Loss, options: Options | None = None, **changes: Any) -> Proposals:
-    return propose.of_baseline(baseline(*losses, **changes), options or Options(general=False))
+def of(*losses: Finding, root: Path = Path("/"), **changes: Any) -> Proposals:
+    base = Baseline(losses=losses, devices=("cpu",), settings={"loader.num_workers": "0"}, cores=4.0)
+    return propose.proposals(replace(base, **changes), root=root)
 
 
 def names(found: Proposals) -> list[str]:
-    return [candidate.name for candidate in found.candidates]
+    """Of candidates that a finding names; where there are none, the general knobs are tried."""
+    return [candidate.name for candidate in found.candidates if candidate.finding is not None]
 
 
 def reasons(found: Proposals) -> dict[str, str]:
@@ -54,13 +52,6 @@ def test_knobs_of_one_loader_come_together_then_alone_then_other_numbers() -> No
     assert "script has none" in reasons(found)["loader.persistent_workers=true"]
 
 
-def test_where_there_are_workers_keeping_them_is_a_candidate_of_its_own() -> None:
-    found = of(loss(WORKERS, PERSISTENT), settings={"loader.num_workers": "2"})
-
-    assert "loader.persistent_workers=true" in names(found)
-    assert "loader.num_workers=2 + loader.persistent_workers=true" not in names(found), "they are two already"
-
-
 @pytest.mark.parametrize(
     ("cores", "wanted", "numbers"),
     [
@@ -75,12 +66,6 @@ def test_numbers_of_workers_are_bracketed_up_to_the_cores(cores: float | None, w
     found = of(loss(Knob("loader.num_workers", wanted)), cores=cores)
 
     assert {candidate.knobs[0].value for candidate in found.candidates} == numbers
-
-
-def test_the_highest_ceiling_comes_first() -> None:
-    found = of(loss(THREADS, ceiling=0.1, finding="a"), loss(Knob("gc", "off"), ceiling=0.3, finding="b"))
-
-    assert names(found) == ["gc=off", "torch.num_threads=2"]
 
 
 @pytest.mark.parametrize(
@@ -99,22 +84,11 @@ def test_what_cannot_pay_is_skipped(ceiling: float, reason: str | None) -> None:
 
 
 def test_a_knob_that_two_findings_name_is_tried_once_for_the_higher_ceiling() -> None:
-    found = of(loss(THREADS, ceiling=0.1, finding="a"), loss(THREADS, ceiling=0.3, finding="b"))
+    found = of(loss(THREADS, ceiling=0.1, id="a"), loss(THREADS, ceiling=0.3, id="b"))
 
     assert [(candidate.name, candidate.finding) for candidate in found.candidates] == [("torch.num_threads=2", "b")]
     assert reasons(found) == {"torch.num_threads=2": "the same as torch.num_threads=2 of b"}
     assert found.by_hand == (), "both are reached"
-
-
-def test_what_is_set_already_is_skipped() -> None:
-    settings = {"torch.num_threads": "2", "loader.persistent_workers": "True", "loader.num_workers": "4"}
-    found = of(loss(THREADS, PERSISTENT), settings=settings)
-
-    assert names(found) == []
-    assert reasons(found) == {
-        "torch.num_threads=2": "is 2 already",
-        "loader.persistent_workers=true": "is True already",
-    }
 
 
 def test_what_the_table_lacks_is_skipped_with_its_own_words() -> None:
@@ -129,41 +103,27 @@ def test_what_needs_a_gpu_is_not_tried_on_a_cpu(knob: str) -> None:
     name, _, value = knob.partition("=")
     on_cpu, on_gpu = of(loss(Knob(name, value))), of(loss(Knob(name, value)), devices=("cuda",))
 
-    assert reasons(on_cpu) == {knob: "needs a GPU, and the run trained on the CPU"}
+    assert reasons(on_cpu)[knob] == "needs a GPU, and the run trained on the CPU"
     assert names(on_gpu) == [knob]
     assert names(of(loss(Knob(name, value)), devices=())) == [knob], "not known is not a CPU"
 
 
-def test_risks_have_no_ceiling_and_are_not_tried() -> None:
-    found = of(risks=(loss(THREADS, ceiling=0.0, title="memory runs full"),))
-
-    assert reasons(found) == {"torch.num_threads=2": "of a risk without a measured cost: memory runs full"}
-
-
 def test_a_loss_in_the_code_is_handed_on_with_its_line() -> None:
-    loop = loss(ceiling=0.6, title="A Python loop calls cross_entropy", fix="Call it once.", finding="loop")
-    below = loss(ceiling=0.3, title="Launches of the loop", finding="launches")
-    small = loss(ceiling=0.004, finding="small")
+    loop = loss(ceiling=0.6, title="A Python loop calls cross_entropy", fix="Call it once.", id="loop")
+    below = loss(ceiling=0.3, title="Launches of the loop", id="launches")
+    small = loss(ceiling=0.004, id="small")
     found = of(replace(loop, explains=("launches",)), below, small)
 
     assert [(one.title, one.file, one.line, one.fix) for one in found.by_hand] == [
         ("A Python loop calls cross_entropy", "/home/me/train.py", 7, "Call it once.")
     ]
-    assert found.notes == ("No finding names a knob: what it costs has to be changed in the code.",)
-
-
-def test_a_loss_whose_knobs_cannot_be_tried_is_one_to_edit_by_hand() -> None:
-    found = of(loss(Knob("loader.pin_memory", "true")))
-
-    assert [one.finding for one in found.by_hand] == ["rule:0"]
-    assert found.notes == ("No knob that the findings name can be tried here.",)
 
 
 PHASES = {"data_wait": 0.0, "forward": 0.6, "backward": 0.37, "optimizer": 0.03}
 
 
 def test_where_the_findings_name_no_knob_the_general_ones_are_tried() -> None:
-    found = of(loss(), options=Options(), phases=PHASES, settings={"torch.num_threads": "1"})
+    found = of(loss(), phases=PHASES, settings={"torch.num_threads": "1"})
 
     assert {candidate.knobs[0].knob for candidate in found.candidates} >= {"optimizer.fused"}
     assert all(candidate.finding is None for candidate in found.candidates)
@@ -173,16 +133,8 @@ def test_where_the_findings_name_no_knob_the_general_ones_are_tried() -> None:
     assert len(found.by_hand) == 1
 
 
-def test_general_knobs_are_tried_where_nothing_else_is_and_never_more() -> None:
-    assert len(of(loss(THREADS), options=Options()).candidates) == 1
-    assert of(options=Options(general=False)).candidates == ()
-    assert of(options=Options()).notes == (
-        "The diagnosis names no loss worth fixing; the general knobs are tried instead.",
-    )
-
-
 def test_phases_bound_what_general_knobs_can_gain() -> None:
-    found = of(options=Options(), phases={"forward": 0.6, "backward": 0.39, "optimizer": 0.01})
+    found = of(phases={"forward": 0.6, "backward": 0.39, "optimizer": 0.01})
     ceilings = {candidate.knobs[0].knob: candidate.ceiling for candidate in found.candidates}
 
     assert "optimizer.fused" not in ceilings
@@ -191,35 +143,13 @@ def test_phases_bound_what_general_knobs_can_gain() -> None:
         assert ceilings["compile"] == pytest.approx(0.99)
 
 
-def test_more_threads_can_gain_what_perfect_sharing_would() -> None:
-    from stepscope.record.host.hardware import affinity
-
-    count = len(affinity())
-    if count < 2:
-        pytest.skip("needs two processors")
-    found = of(options=Options(), phases=PHASES, settings={"torch.num_threads": "1"})
-    ceilings = {candidate.name: candidate.ceiling for candidate in found.candidates}
-
-    assert ceilings[f"torch.num_threads={count}"] == pytest.approx(1 - 1 / count)
-    assert "torch.num_threads=1" not in ceilings
-
-
 @pytest.mark.parametrize(("flags", "emulated"), [("fpu avx512f", True), ("fpu avx512_bf16 sse", False)])
 def test_half_precision_says_where_the_processor_does_not_have_it(tmp_path: Path, flags: str, emulated: bool) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
-    found = of(options=Options(root=tmp_path), phases=PHASES)
+    found = of(root=tmp_path, phases=PHASES)
 
     assert ("emulated" in reasons(found)["amp.dtype=bf16"]) == emulated
-
-
-def test_coarser_arithmetic_is_never_tried_unasked(tmp_path: Path) -> None:
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc" / "cpuinfo").write_text("flags : avx512_bf16\n")
-    found = of(options=Options(root=tmp_path), phases=PHASES)
-
-    assert "amp.dtype=bf16" not in names(found)
-    assert "which no finding asks for; ask with --try amp.dtype=bf16" in reasons(found)["amp.dtype=bf16"]
 
 
 def loader_finding(folder: Path) -> Finding:
@@ -241,51 +171,25 @@ def test_a_run_proposes_what_its_findings_name(folder: Path) -> None:
     found = Diagnosis((loader_finding(folder), *diagnosis(folder).findings[1:]), (), risks=(risk,))
     base = baseline_of(facts, found)
 
-    assert names(propose.of_baseline(base))[0] == "loader.num_workers=4 + loader.persistent_workers=true"
-    assert base.risks[0].tries == (Knob("gc", "off"),)
+    assert names(propose.proposals(base))[0] == "loader.num_workers=4 + loader.persistent_workers=true"
+    assert reasons(propose.proposals(base))["gc=off"] == "of a risk without a measured cost: full"
     assert base.phases["data_wait"] == pytest.approx(step_facts().partition[0].share)
 
 
-def test_candidates_of_the_user_get_the_ceiling_of_the_finding_that_names_them() -> None:
-    base = baseline(loss(WORKERS, ceiling=0.4), loss(WORKERS, THREADS, ceiling=0.1, finding="other"))
-    own = [candidate_of([Knob("loader.num_workers", "1")]), candidate_of([Knob("gc", "off")])]
-    found = propose.with_ceilings(own, base)
-
-    assert [(one.ceiling, one.finding) for one in found] == [(0.4, "rule:0"), (None, None)]
-
-
-SLOW_LOADER = Baseline(
-    losses=(
-        Loss(
-            "slow",
-            "The loader is slow",
-            "Use workers",
-            0.6,
-            (Knob("loader.num_workers", "2"), Knob("loader.pin_memory", "true")),
-        ),
-    ),
-    devices=("cuda",),
-)
-
-
 def test_what_the_user_names_comes_first_once_and_with_its_ceiling() -> None:
-    named = candidates_of(["gc=freeze", "loader.num_workers=2"])
-    found = propose.proposals(SLOW_LOADER, named, threshold=0.01, width=0.02)
-    proposed = names(found)
-    assert proposed[:2] == ["gc=freeze", "loader.num_workers=2"]
-    assert len(proposed) == len(set(proposed))
+    pin = loss(Knob("loader.num_workers", "2"), Knob("loader.pin_memory", "true"), ceiling=0.6)
+    base = Baseline(losses=(pin,), devices=("cuda",))
+    found = propose.proposals(base, candidates_of(["gc=freeze", "loader.num_workers=2"]))
     ceilings = {candidate.name: candidate.ceiling for candidate in found.candidates}
-    assert ceilings["gc=freeze"] is None
-    assert ceilings["loader.num_workers=2"] == 0.6
-    assert "loader.pin_memory=true" in proposed
-
-
-def test_knobs_that_no_finding_names_are_for_when_there_is_nothing_else() -> None:
+    assert list(ceilings)[:2] == ["gc=freeze", "loader.num_workers=2"]
+    assert len(ceilings) == len(found.candidates)
+    assert (ceilings["gc=freeze"], ceilings["loader.num_workers=2"]) == (None, 0.6)
+    assert "loader.pin_memory=true" in ceilings
+    # knobs that no finding names are for when there is nothing else
     healthy = Baseline(losses=(), devices=("cpu",))
-    named = candidates_of(["gc=freeze"])
-    found = propose.proposals(healthy, named, threshold=0.01, width=0.02)
-    assert [candidate.name for candidate in found.candidates] == ["gc=freeze"]
-    assert found.notes == ()
-    alone = propose.proposals(healthy, (), threshold=0.01, width=0.02)
-    assert alone.candidates
-    assert alone.notes
+    alone = propose.proposals(healthy, candidates_of(["gc=freeze"]))
+    assert [candidate.name for candidate in alone.candidates] == ["gc=freeze"]
+    assert alone.notes == ()
+    assert propose.proposals(healthy).notes == (
+        "The diagnosis names no loss worth fixing; the general knobs are tried instead.",
+    )

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from stepscope.experiment import runner
-from stepscope.experiment.journal import Made
+from stepscope.experiment.folder import Made
 from stepscope.experiment.plan import PAIRS, Slot
 from stepscope.experiment.runner import Order, Processes, StepsSeen, Stopped, last_line, log_of
 from stepscope.schema import Knob
@@ -30,7 +30,6 @@ def order(folder: Path, *command: str, knobs: tuple[Knob, ...] = (), **more: obj
         "folder": folder / "run",
         "warmup": 2,
         "steps": 10,
-        "rate_hz": 5.0,
         "seed": 0,
         **more,
     }
@@ -60,12 +59,6 @@ def test_a_run_that_fails_says_its_status_and_its_last_words(tmp_path: Path) -> 
     assert made.failure == "it ended with status 3: the last words"
     assert made.measure is None
     assert log_of(tmp_path / "run").read_text() == "first\n\nthe last words\n"
-
-
-def test_a_run_without_steps_is_no_measure(tmp_path: Path) -> None:
-    made, _ = run(order(tmp_path, "true"))
-    assert made.measure is None
-    assert "no training step" in (made.failure or "")
 
 
 def test_modules_in_the_working_directory_are_not_taken_for_ours(

@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.comparison import estimates
-from stepscope.comparison.estimates import effect
-from stepscope.experiment.stopping import CLEAR, StoppingRule, alpha_after, is_clear, narrow_enough
-from stepscope.model.comparison import Effect
+from stepscope.comparison.verdicts import effect_of, half_width
+from stepscope.experiment.schedule import CLEAR, StoppingRule, is_clear, narrow_enough
 from stepscope.model.experiment import Candidate, Protocol
 from tests.experiment.fakes import flag, measure
 
@@ -50,75 +48,39 @@ def pairs(*ratios: float, spoilt: int = 0):  # type: ignore[no-untyped-def]
 )
 def test_enough(ratios: tuple[float, ...], enough: bool) -> None:
     rule = StoppingRule(protocol())
-    assert rule.enough(CANDIDATE, pairs(*ratios)) is enough
     assert (rule.wanted(CANDIDATE, pairs(*ratios)) == 0) is enough
     assert len(ratios) + rule.wanted(CANDIDATE, pairs(*ratios)) <= 10
 
 
 def test_a_fixed_number_is_not_cut_short() -> None:
     rule = StoppingRule(protocol(least=6, most=6))
-    assert not rule.enough(CANDIDATE, pairs(*[0.5, 0.502, 0.499, 0.5, 0.5]))
+    assert rule.wanted(CANDIDATE, pairs(*[0.5, 0.502, 0.499, 0.5, 0.5]))
     assert rule.wanted(CANDIDATE, pairs(*[0.5, 0.502, 0.499, 0.5, 0.5])) == 1
-    assert rule.enough(CANDIDATE, pairs(*[0.5, 0.502, 0.499, 0.5, 0.5, 0.5]))
+    assert not rule.wanted(CANDIDATE, pairs(*[0.5, 0.502, 0.499, 0.5, 0.5, 0.5]))
 
 
 def test_spoilt_pairs_do_not_count() -> None:
     rule = StoppingRule(protocol())
-    assert not rule.enough(CANDIDATE, pairs(0.5, 0.502, 0.499, 0.5, spoilt=2))
-    assert rule.enough(CANDIDATE, pairs(0.5, 0.502, 0.499, 0.5, spoilt=1))
+    assert rule.wanted(CANDIDATE, pairs(0.5, 0.502, 0.499, 0.5, spoilt=2))
+    assert not rule.wanted(CANDIDATE, pairs(0.5, 0.502, 0.499, 0.5, spoilt=1))
 
 
 def test_among_many_candidates_a_clear_effect_needs_more() -> None:
-    found = effect([(100.0, 71.0), (100.0, 70.0), (100.0, 73.0)])
+    found = effect_of([(100.0, 71.0), (100.0, 70.0), (100.0, 73.0)])
     assert found is not None
-    half = estimates.half_width(found)
+    half = half_width(found)
     assert half is not None
     assert is_clear(found, 0.025)
     assert not is_clear(found, 0.025 / 50)
     assert CLEAR * half < 0.36
 
 
-def spread_over(count: int, spread: float, shift: float = 0.0) -> Effect:
-    return Effect(math.exp(shift), 0.0, 0.0, count, spread)
-
-
-def test_narrow_enough() -> None:
-    assert narrow_enough(spread_over(5, 0.01), least=5, most=10, width=0.02)
-    assert not narrow_enough(spread_over(5, 0.02), least=5, most=10, width=0.02)
-
-
-def test_never_before_the_least_number_however_narrow() -> None:
-    assert not narrow_enough(spread_over(4, 0.0), least=5, most=10, width=0.02)
-    assert narrow_enough(spread_over(5, 0.0), least=5, most=10, width=0.02)
-
-
-def test_always_at_the_most() -> None:
-    assert narrow_enough(spread_over(10, 5.0), least=5, most=10, width=0.02)
-    assert narrow_enough(effect([(1.0, 2.0)]), least=1, most=1, width=0.02)
-
-
-@pytest.mark.parametrize("pairs", [[], [(1.0, 0.0)] * 12])
-def test_without_an_effect_there_is_never_enough(pairs: list[tuple[float, float]]) -> None:
-    assert not narrow_enough(effect(pairs), least=3, most=10, width=0.02)
-
-
 @given(st.lists(st.floats(-0.1, 0.1), min_size=1, max_size=12), st.floats(-0.5, 0.5))
 def test_the_size_of_the_effect_does_not_matter(logs: list[float], shift: float) -> None:
     """Shifting all pairs alike changes the effect and its p-value, not its width."""
-    one = effect([(1.0, math.exp(value)) for value in logs])
-    other = effect([(1.0, math.exp(value + shift)) for value in logs])
+    one = effect_of([(1.0, math.exp(value)) for value in logs])
+    other = effect_of([(1.0, math.exp(value + shift)) for value in logs])
     assert one is not None
     assert other is not None
     width = 0.02 if one.spread is None or abs((one.spread or 0) - 0.02) > 1e-6 else 0.03
     assert narrow_enough(one, least=3, most=10, width=width) == narrow_enough(other, least=3, most=10, width=width)
-
-
-def test_looking_costs_some_certainty() -> None:
-    fixed, looking = alpha_after(least=6, most=6), alpha_after(least=5, most=10)
-    assert looking.mean < fixed.mean
-    assert looking.median < fixed.median
-
-
-def test_two_figures_share_the_certainty_of_one() -> None:
-    fixed = alpha_after(least=6, most=6)
-    assert max(fixed.mean, fixed.median) < 0.05 < fixed.mean + fixed.median

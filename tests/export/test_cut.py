@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,11 +11,9 @@ from hypothesis import strategies as st
 
 from stepscope import export as layer
 from stepscope.errors import StepscopeError
-from tests.cli.test_cli import stepscope
 from tests.export.runs import run_folder
 from tests.export.traces import (
     BASE_NS,
-    HOST,
     check_format,
     export,
     load,
@@ -26,7 +22,6 @@ from tests.export.traces import (
     of,
     save,
     slice_,
-    step_events,
     timed,
     trace,
 )
@@ -57,30 +52,6 @@ def test_a_whole_trace_keeps_every_time_and_name(source: Path, out: Path) -> Non
     assert out.stat().st_size < source.stat().st_size
 
 
-def test_arguments_tracks_and_names_of_tracks_stay(source: Path, out: Path) -> None:
-    export(source, "-o", out)
-
-    content = load(out)
-    kernel = next(event for event in of(content, "X") if event["name"] == "gemm")
-    assert (kernel["pid"], kernel["tid"]) == (0, 7)
-    assert kernel["args"] == {"correlation": 15, "device": 0, "stream": 7}
-    labels = {(e["name"], e["pid"]): e["args"] for e in of(content, "M")}
-    assert labels["process_name", HOST] == {"name": "python"}
-    assert labels["process_labels", 0] == {"labels": "GPU 0"}
-    assert labels["thread_name", HOST] == {"name": "thread main"}
-    assert ("process_name", 3) not in labels  # a process without events
-
-
-def test_times_count_from_the_traces_start(source: Path, out: Path) -> None:
-    export(source, "-o", out)
-
-    content = load(out)
-    assert content["baseTimeNanoseconds"] == BASE_NS + 1_000_000
-    assert of(content, "X")[0]["ts"] == "0.000"
-    assert of(content, "X")[1]["ts"] == "50.250"
-    assert of(content, "X")[1]["dur"] == "20.001"
-
-
 def test_only_known_metadata_comes_along(source: Path, out: Path) -> None:
     export(source, "-o", out)
 
@@ -102,24 +73,6 @@ def test_steps_are_the_ones_asked_for(source: Path, out: Path) -> None:
     assert [event["args"]["Bytes"] for event in of(load(out), "i")] == [64 * 6, 64 * 7]
 
 
-def test_a_step_alone(source: Path, out: Path) -> None:
-    export(source, "--steps", "8", "-o", out)
-
-    assert [name for name, _ in slices(out)].count("aten::mm") == 1
-    assert out.stat().st_size < source.stat().st_size / 2
-
-
-def test_arrows_stay_where_both_slices_stay(source: Path, out: Path) -> None:
-    export(source, "--steps", "6:7", "-o", out)
-
-    content = load(out)
-    # the kernel of step 5 is there, its launch is not
-    assert sorted(event["id"] for event in of(content, "s")) == [16, 17]
-    assert sorted(event["id"] for event in of(content, "f")) == [16, 17]
-    places = {(e["pid"], e["tid"], e["ts"]) for e in of(content, "X")}
-    assert all((e["pid"], e["tid"], e["ts"]) in places for e in (*of(content, "s"), *of(content, "f")))
-
-
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -138,15 +91,6 @@ def test_a_range_keeps_what_overlaps_it_whole(source: Path, out: Path, given: st
     assert ns(annotation["dur"]) == 99_500
 
 
-def test_a_range_is_closed_at_its_start_and_open_at_its_end(tmp_path: Path, out: Path) -> None:
-    events = [slice_("before", 0, 10), slice_("none", 10, 0), slice_("inside", 10, 10), slice_("after", 20, 5)]
-    source = save(tmp_path / "trace.json", {"traceEvents": events})
-
-    export(source, "--range", "10us:20us", "-o", out)
-
-    assert [event["name"] for event in of(load(out), "X")] == ["none", "inside"]
-
-
 def test_categories_choose_slices_and_with_them_arrows(source: Path, out: Path) -> None:
     export(source, "--categories", "kernel,CUDA_Runtime", "--range", "0s:1s", "-o", out)
     assert {event["cat"] for event in of(load(out), "X")} == {"kernel", "cuda_runtime"}
@@ -161,16 +105,6 @@ def test_categories_choose_slices_and_with_them_arrows(source: Path, out: Path) 
     assert {event["ph"] for event in load(out)["traceEvents"]} == {"M", "X"}
 
 
-def test_an_export_can_be_cut_again(source: Path, out: Path, tmp_path: Path) -> None:
-    export(source, "--steps", "6:8", "-o", out)
-    again = tmp_path / "again.json.gz"
-    export(out, "--steps", "7", "-o", again)
-
-    direct = tmp_path / "direct.json"
-    export(source, "--steps", "7", "-o", direct)
-    assert sorted(timed(load(again))) == sorted(timed(load(direct)))
-
-
 @pytest.mark.parametrize("late_ns", [0, 1_500_000_000])
 def test_steps_of_a_run_folder_are_the_journals(tmp_path: Path, out: Path, late_ns: int) -> None:
     run = run_folder(tmp_path / "run", late_ns=late_ns)
@@ -179,27 +113,6 @@ def test_steps_of_a_run_folder_are_the_journals(tmp_path: Path, out: Path, late_
     content = load(out)
     assert [(start - BASE_NS) / 1000 for _, name, start, _ in timed(content) if name == "aten::mm"] == [1150.25]
     assert "which hold steps 20:23" in export(run, "--steps", "30", "-o", out, "--force", status=2).stderr
-
-
-def test_in_a_process_of_its_own(source: Path, out: Path) -> None:
-    done = stepscope("export", str(source), "--steps", "6", "-o", str(out))
-
-    assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr.startswith("Wrote ")
-    check_format(out)
-
-
-def test_progress_shows_on_a_terminal_alone(source: Path, out: Path) -> None:
-    terminal, ours = os.openpty()
-    line = [sys.executable, "-m", "stepscope", "export", str(source), "-o", str(out)]
-    done = subprocess.run(line, stdout=subprocess.PIPE, stderr=ours, timeout=120, check=False)
-    os.close(ours)
-    shown = os.read(terminal, 2**16)
-    os.close(terminal)
-
-    assert (done.returncode, done.stdout) == (0, b"")
-    assert b"exporting" in shown
-    assert b"Wrote " in shown
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -297,16 +210,3 @@ def test_a_failed_export_leaves_nothing_behind(source: Path, out: Path, tmp_path
     export(source, "--steps", "99", "-o", out, status=2)
     export(source, tmp_path / "missing.json", "-o", out, status=3)
     assert sorted(os.listdir(tmp_path)) == before
-
-
-def test_a_cut_off_trace_gives_what_is_left_of_it(tmp_path: Path, out: Path) -> None:
-    whole = save(tmp_path / "trace.json", trace()).read_bytes()
-    source = save(tmp_path / "cut.json", whole[: len(whole) * 2 // 3])
-
-    done = export(source, "-o", out)
-
-    check_format(out)
-    assert "cut.json: it is cut off" in done.stderr
-    kept = timed(load(out))
-    assert set(kept) < set(timed(trace()))
-    assert len(kept) > len(step_events(5, 0))

@@ -38,20 +38,6 @@ def test_ranks_stand_on_one_clock_to_the_nanosecond(ranks: list[Path], out: Path
     assert starts == ["0.000", "500.003"]
 
 
-def test_processes_of_ranks_are_apart_and_named(ranks: list[Path], out: Path) -> None:
-    done = export(*ranks, "-o", out)
-
-    assert processes(load(out)) == {
-        1000: "rank 0: GPU 0 (python 0)",
-        1001: "rank 0: CPU (python 4242)",
-        2000: "rank 1: GPU 0 (python 0)",
-        2001: "rank 1: CPU (python 4242)",
-    }
-    kernels = {(e["pid"], e["tid"]) for e in of(load(out), "X") if e["name"] == "gemm"}
-    assert kernels == {(1000, 7), (2000, 7)}
-    assert "32 slices, 2 ranks" in done.stderr
-
-
 def test_ids_never_meet_across_ranks(ranks: list[Path], out: Path) -> None:
     export(*ranks, "-o", out)
 
@@ -71,60 +57,12 @@ def test_ids_never_meet_across_ranks(ranks: list[Path], out: Path) -> None:
     assert all(sorted(found) in ([("f", 0), ("s", 0)], [("f", 1), ("s", 1)]) for found in ends.values())
 
 
-def test_launch_and_kernel_keep_one_id(ranks: list[Path], out: Path) -> None:
-    export(*ranks, "-o", out)
-
-    ids: dict[str, list[int]] = {"gemm": [], "cudaLaunchKernel": []}
-    for event in of(load(out), "X"):
-        if event["name"] in ids:
-            ids[event["name"]].append(event["args"]["correlation"])
-    assert ids["gemm"] == ids["cudaLaunchKernel"]
-
-
-def test_each_rank_is_cut_to_its_own_steps(ranks: list[Path], out: Path) -> None:
-    export(*ranks, "--steps", "6", "-o", out)
-
-    assert [e["pid"] for e in of(load(out), "X") if e["name"] == "ProfilerStep#6"] == [1001, 2001]
-    assert [e for e in of(load(out), "X") if e["name"].startswith("ProfilerStep") and e["name"][-1] != "6"] == []
-    assert [e["ts"] for e in of(load(out), "X") if e["name"] == "aten::mm"] == ["150.250", "650.253"]
-
-
-def test_a_range_counts_from_the_first_rank(ranks: list[Path], out: Path) -> None:
-    export(*ranks, "--range", "450us:550us", "-o", out)
-
-    found = [(e["pid"], e["name"]) for e in of(load(out), "X") if e["name"] != "gemm"]
-    assert found == [(2001, "ProfilerStep#5")]
-
-
-def test_one_rank_of_several_keeps_its_numbers(ranks: list[Path], out: Path) -> None:
-    export(*ranks, "--rank", "1", "-o", out)
-
-    assert sorted(timed(load(out))) == sorted(timed(load_loosely(ranks[1])))
-    assert {e["pid"] for e in of(load(out), "X")} == {0, 4242}
-    assert load(out)["distributedInfo"]["rank"] == 1
-
-
 def test_a_rank_without_the_steps_is_said(ranks: list[Path], tmp_path: Path, out: Path) -> None:
     late = save(tmp_path / "c.json", trace(rank=2, steps=range(50, 52)))
     done = export(*ranks, late, "--steps", "6", "-o", out)
 
     assert "c.json: has none of these steps" in done.stderr
     assert set(processes(load(out))) == {1000, 1001, 2000, 2001}
-
-
-def test_a_merged_file_claims_no_rank(ranks: list[Path], out: Path) -> None:
-    export(*ranks, "-o", out)
-
-    assert "distributedInfo" not in load(out)
-    assert load(out)["deviceProperties"] == [{"id": 0, "name": "Card", "numSms": 80}]
-
-
-def test_a_folder_of_ranks(ranks: list[Path], tmp_path: Path, out: Path) -> None:
-    export(*ranks, "-o", out)
-    other = tmp_path / "elsewhere.out"
-    out.rename(other)
-    export(tmp_path, "-o", out)
-    assert load(out) == load(other)
 
 
 def test_an_unreadable_rank_is_said_and_the_others_exported(ranks: list[Path], tmp_path: Path, out: Path) -> None:
@@ -250,28 +188,3 @@ def test_a_stray_instant_does_not_become_the_start(tmp_path: Path) -> None:
 
     assert [e["ts"] for e in of(content, "X")] == ["0.000"]
     assert of(content, "i") == []
-
-
-def test_an_instant_before_the_first_slice_is_the_start(tmp_path: Path) -> None:
-    instant = {"ph": "i", "s": "t", "name": "[memory]", "pid": 1, "tid": 1, "ts": 100}
-    content = export_events([slice_("a", 150, 1), instant], tmp_path)
-
-    assert [e["ts"] for e in of(content, "X")] == ["50.000"]
-    assert [e["ts"] for e in of(content, "i")] == ["0.000"]
-
-
-def test_counters_and_flows_of_any_id(tmp_path: Path) -> None:
-    counter = {"ph": "C", "name": "util", "pid": 1, "ts": 5, "args": {"percent": 50}}
-    flows = [
-        {"ph": "s", "id": 2**60, "name": "f", "cat": "c", "pid": 1, "tid": 1, "ts": 5},
-        {"ph": "f", "bp": "e", "id": 2**60, "name": "f", "cat": "c", "pid": 1, "tid": 1, "ts": 7},
-        {"ph": "s", "id": "0xff", "name": "f", "cat": "c", "pid": 1, "tid": 1, "ts": 5},
-        {"ph": "f", "bp": "e", "id": "0xff", "name": "f", "cat": "c", "pid": 1, "tid": 1, "ts": 7},
-    ]
-    content = export_events([slice_("a", 5, 1), slice_("b", 7, 1), counter, *flows], tmp_path)
-
-    assert of(content, "C")[0]["args"] == {"percent": 50}
-    starts, ends = ([e["id"] for e in of(content, phase)] for phase in "sf")
-    assert starts == ends
-    assert len(set(starts)) == 2
-    assert starts[0] == 2**60

@@ -7,14 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.harness import PYTHON, SCRIPTS, record
+from tests.integration.harness import PYTHON, SCRIPTS, line_of, record
 
 pytestmark = [pytest.mark.process, pytest.mark.torch]
 SCRIPT = SCRIPTS / "children.py"
-
-
-def line_of(text: str) -> int:
-    return next(number for number, line in enumerate(SCRIPT.read_text().splitlines(), 1) if text in line)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the processes have to share a core")
@@ -23,7 +19,7 @@ def test_processes_of_the_script_that_hold_the_core_are_named(tmp_path: Path) ->
     assert done.status == 0
     (found,) = (row for row in done.findings if row["rule"] == "system.children_hold_cores")
     lines = {place["line"] for place in found["where"]}
-    assert lines == {line_of("for _ in range(2)"), line_of("shell = subprocess")}
+    assert lines == {line_of(SCRIPT, "for _ in range(2)"), line_of(SCRIPT, "shell = subprocess")}
     named = " ".join(row["metric"] for row in found["evidence"])
     assert "(2 processes)" in named
     assert "while [ $i -lt" in named

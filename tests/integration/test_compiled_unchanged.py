@@ -34,18 +34,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     return record(tmp_path_factory.mktemp("logged") / "run", STEP, options=["--quiet"], env=LOGS)
 
 
-@pytest.mark.thorough
-def test_two_runs_without_us_differ_in_times_and_ids_alone(
-    logged: subprocess.CompletedProcess[bytes], tmp_path: Path
-) -> None:
-    first, second = logged, run_to_end(STEP, tmp_path, environment(LOGS))
-    assert first.returncode == second.returncode == 0, first.stderr.decode()
-    assert first.stderr != second.stderr
-    assert without_times(first.stderr) == without_times(second.stderr)
-    assert b"[__recompiles]" in first.stderr
-    assert b"[__graph_breaks]" in first.stderr
-
-
 def test_the_users_log_is_the_same(logged: subprocess.CompletedProcess[bytes], recorded: Recorded) -> None:
     assert recorded.status == 0, recorded.text
     assert without_times(recorded.stderr) == without_times(logged.stderr)

@@ -100,50 +100,6 @@ def assert_hotspots_of_the_slow_rank(run: Path) -> None:
     assert samples[0] == 0, samples
 
 
-@pytest.mark.thorough
-@pytest.mark.torch
-def test_tasks_of_one_node_share_the_folder_they_are_given(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    train = [PYTHON, str(STRAGGLER), "--steps", "20"]
-    done = job(tmp_path, [*SRUN, "--tasks-per-node", "2", *RUN, "--out", str(out), "--no-window", "--", *train])
-    assert done.returncode == 0, done.stderr.decode()
-    assert sorted(manifests(out)) == ["host-node1", "host-node1.2"]
-    assert_two_ranks(out, 20)
-    assert_one_report(done.stderr)
-
-
-@pytest.mark.torch
-def test_torchrun_in_a_step_with_the_recorder_inside(tmp_path: Path) -> None:
-    """One torchrun in a task of a SLURM step starts two recorders: SLURM's numbers are the same for both."""
-    torchrun = [PYTHON, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
-    train = ["-m", "stepscope", "run", "--no-window", "--", PYTHON, str(STRAGGLER), "--steps", "20"]
-    done = job(tmp_path, [*SRUN, *torchrun, *train])
-    assert done.returncode == 0, done.stderr.decode()
-    run = only_run(tmp_path)
-    assert run.name == "slurm-17.0-straggler"
-    assert sorted(manifests(run)) == ["host-node1", "host-node1.2"]
-    assert_two_ranks(run, 20)
-
-
-@pytest.mark.thorough
-@pytest.mark.torch
-def test_recorders_around_the_torchruns_of_two_nodes(tmp_path: Path) -> None:
-    """Ranks are torchrun's, the folder is the step's, and torchrun itself is no rank."""
-    port = free_port()
-    torchrun = [PYTHON, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--rdzv-id=17"]
-    meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1"]
-    train = [str(STRAGGLER), "--steps", "20"]
-    done = job(tmp_path, [*SRUN, "--nodes", "2", *RUN, "--no-window", "--", *torchrun, *meet, *train])
-    assert done.returncode == 0, done.stderr.decode()
-    run = only_run(tmp_path)
-    assert sorted(manifests(run)) == ["host-node1", "host-node2"]
-    assert_two_ranks(run, 20)
-    report = json.loads((run / "report.json").read_text())
-    roles = [process["role"] for process in report["views"]["processes"]]
-    assert roles.count("rank") == 2, roles
-    assert roles.count("launcher") == 2, roles
-
-
 def test_statuses_and_signals_pass_through_every_recorder(tmp_path: Path) -> None:
     program = "import os, sys; sys.exit(3 if os.environ['SLURM_PROCID'] == '1' else 0)"
     done = job(tmp_path, [*SRUN, "--nodes", "3", *RUN, "--no-window", "--", PYTHON, "-c", program])
@@ -168,16 +124,6 @@ def test_a_cancelled_step_ends_as_it_would_without_us(tmp_path: Path) -> None:
     assert b"Traceback" not in stderr
     found = manifests(only_run(tmp_path))
     assert [one["exit"]["signal"] for one in found.values()] == [signal.SIGTERM] * 2
-
-
-def test_a_requeued_step_starts_although_its_folder_is_taken(tmp_path: Path) -> None:
-    program = "import sys; sys.stdout.write('trained\\n')"  # in one piece, whoever writes beside it
-    line = [*RUN, "--quiet", "--out", str(tmp_path / "run"), "--", PYTHON, "-c", program]
-    first = job(tmp_path, [*SRUN, "--nodes", "2", *line])
-    again = job(tmp_path, [*SRUN, "--nodes", "2", "--restart", "1", *line])
-    assert (first.returncode, again.returncode) == (0, 0), again.stderr.decode()
-    assert again.stdout == b"trained\n" * 2
-    assert sorted(manifests(tmp_path / "run-restart1")) == ["host-node1", "host-node2"]
 
 
 def wait_for(*paths: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 
 import pytest
@@ -30,11 +28,6 @@ def test_torchrun_records_every_rank(two_ranks: Recorded) -> None:
     assert run["ranks"] == [0, 1]
     assert run["world_size"] == 2
     assert two_ranks.report["steps"]["ranks"] == [0, 1]
-
-
-def test_the_launcher_of_the_ranks_is_none_of_them(two_ranks: Recorded) -> None:
-    roles = [process["role"] for process in two_ranks.report["views"]["processes"]]
-    assert roles.count("rank") == 2, roles
 
 
 def test_shell_script(tmp_path: Path) -> None:
@@ -99,14 +92,3 @@ def test_a_users_own_sitecustomize_runs_in_the_command_and_not_beside_it(tmp_pat
     lines = ran.read_text().splitlines()
     assert sum("import os; print" in line and "stepscope" not in line for line in lines) == 1
     assert not any("telemetry" in line for line in lines)
-
-
-def test_manifest_masks_secrets_and_keeps_no_environment(tmp_path: Path) -> None:
-    command = [PYTHON, "-c", "pass", "--api-key", "hunter2", "--token=hunter3", "PASSWORD=hunter4", "--lr", "0.1"]
-    recorded = record(tmp_path / "run", command, options=NO_WINDOW, env={"WANDB_API_KEY": "hunter5"})
-    assert recorded.status == 0, recorded.text
-    for folder, _, names in os.walk(tmp_path / "run"):
-        for name in names:
-            assert b"hunter" not in (Path(folder) / name).read_bytes(), name
-    manifest = json.loads(next((tmp_path / "run").glob("host-*/manifest.json")).read_text())
-    assert manifest["command"][-2:] == ["--lr", "0.1"]

@@ -30,10 +30,3 @@ def test_calls_per_step_and_dimension(naive_gpt: Recorded) -> None:
     assert loops[0]["calls_per_step"] == pytest.approx(1024, rel=0.02)
     assert "1024 = dims 0 * 1 of (4, 256" in loops[0]["dimension"]
     assert re.search(r"1,?024", naive_gpt.text)
-
-
-def test_steps_without_a_loader_are_cut_by_the_optimizer(naive_gpt: Recorded) -> None:
-    steps = naive_gpt.report["steps"]
-    assert steps["signal"] == "optimizer"
-    assert {part["category"] for part in steps["partition"]}
-    assert naive_gpt.report["views"]["loader"] is None or naive_gpt.report["views"]["loader"]["num_workers"] is None

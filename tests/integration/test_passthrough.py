@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import pty
 import signal
-import struct
-import subprocess
-import termios
 from pathlib import Path
 
 import pytest
@@ -17,12 +11,8 @@ from tests.integration.conftest import NO_WINDOW
 from tests.integration.harness import (
     PYTHON,
     SCRIPTS,
-    TIMEOUT_S,
     Recorded,
-    environment,
-    plain,
     record,
-    run_line,
     step_rows,
 )
 
@@ -44,26 +34,6 @@ def test_quiet_keeps_stderr_byte_identical(tmp_path: Path, loop_result: bytes) -
     assert recorded.stdout == loop_result
     assert recorded.stderr == b"a line for stderr\n"  # all that the loop writes there
     assert recorded.findings is not None
-
-
-@pytest.mark.parametrize(
-    ("code", "status"),
-    [
-        ("import sys; sys.exit(3)", 3),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGABRT)", 128 + signal.SIGABRT),
-    ],
-)
-def test_exit_status_is_the_commands_own(tmp_path: Path, code: str, status: int) -> None:
-    recorded = record(tmp_path / "run", [PYTHON, "-c", code], options=NO_WINDOW)
-    assert recorded.status == status, recorded.text
-    assert "Traceback" not in recorded.text
-
-
-def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
-    recorded = record(tmp_path / "run", ["no-such-command-here"])
-    assert recorded.status == 127
-    assert len(recorded.text.strip().splitlines()) == 1
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.torch
@@ -92,41 +62,6 @@ def test_steps_are_there_however_the_script_ends(tmp_path: Path, loop_result: by
     assert len(numbers) >= (20 if end in {"os_exit", "kill"} else 39)
     assert numbers == list(range(len(numbers))), "a forked child keeps out of its parent's journal"
     assert steps["count"] + sum(steps["excluded"].values()) == len(numbers)
-
-
-def test_streams_are_inherited_not_piped(tmp_path: Path) -> None:
-    command = [PYTHON, str(SCRIPTS / "streams.py")]
-    seen = []
-    for line in (command, run_line(tmp_path / "run", command, ["--quiet"])):
-        ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 133, 0, 0))
-        variables = {name: value for name, value in environment().items() if name != "COLUMNS"}
-        done = subprocess.Popen(line, stdin=theirs, stdout=theirs, stderr=theirs, env=variables, cwd=tmp_path)
-        os.close(theirs)
-        output = b""
-        while True:
-            try:
-                part = os.read(ours, 4096)
-            except OSError:  # EIO: the last writer has closed its end
-                break
-            if not part:
-                break
-            output += part
-        os.close(ours)
-        assert done.wait(TIMEOUT_S) == 0
-        seen.append(output)
-    assert seen[0] == seen[1] == b"[True, True, True] 133\r\n"
-
-
-@pytest.mark.thorough
-@pytest.mark.torch
-def test_the_compiler_makes_the_same_graphs(tmp_path: Path) -> None:
-    command = [PYTHON, str(SCRIPTS / "compiled.py")]
-    without = plain(command, cwd=tmp_path)
-    recorded = record(tmp_path / "run", command)
-    assert without.returncode == 0, without.stderr.decode()
-    assert recorded.status == 0, recorded.text
-    assert recorded.stdout == without.stdout
 
 
 @pytest.mark.torch

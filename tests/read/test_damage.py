@@ -19,10 +19,10 @@ from stepscope.errors import UnreadableInputError
 from stepscope.read.kineto import KinetoTrace, RawEvents
 from stepscope.read.streams import Limits
 from stepscope.report.document import read_report, report_bytes
-from tests.read.collected import BASE, SHARED, Collected, event, kernel, read, written
+from tests import gpu_traces
+from tests.read.collected import BASE, Collected, event, kernel, read, written
 from tests.run_folders import make_run_folder
 
-needs_shared = pytest.mark.skipif(not SHARED.exists(), reason="the folder of recorded traces is not here")
 BOMB_SECONDS = 60  # generous: it takes about one
 
 GOOD = json.dumps(event())
@@ -213,16 +213,6 @@ class TestSize:
         assert peaks[1] < 100 * 2**20
 
 
-SMALL = [
-    "tracelens/torch_compile_triton/trace.json.gz",
-    "hta/cpu_only/rank-34.Jul_15_10_52_41.1074.pt.trace.json.gz",
-    "hta/amd_trace/mi250_minitoy_train_ROCm6_2_kineto.json.gz",
-    "hta/critical_path/cuda_event_sync/event_sync_trace.json.gz",
-    "hta/call_stack/backward_thread.json",
-    "hta/triton_example/triton_example.json.gz",
-]
-
-
 def synthetic() -> bytes:
     flow = {"ph": "s", "id": 1, "pid": 1, "tid": 1, "ts": 1, "cat": "ac2g", "name": "ac2g"}
     meta = {"ph": "M", "name": "thread_name", "pid": 1, "tid": 1, "args": {"name": "main"}}
@@ -230,11 +220,6 @@ def synthetic() -> bytes:
     return json.dumps(
         {"baseTimeNanoseconds": 5, "traceEvents": events * 6, "distributedInfo": {"rank": 1}}, indent=1
     ).encode()
-
-
-def unpacked(name: str) -> bytes:
-    data = (SHARED / name).read_bytes()
-    return gzip.decompress(data) if name.endswith(".gz") else data
 
 
 def mutated(whole: bytes, data: st.DataObject) -> tuple[bytes, str]:
@@ -322,13 +307,6 @@ def test_one_damaged_byte_costs_one_event(tmp_path: Path):
             assert trace.summary.metadata == {"with_stack": 1}
 
 
-@needs_shared
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
-@given(data=st.data())
-def test_mutated_real_traces(tmp_path: Path, data: st.DataObject):
-    check_damage(tmp_path, unpacked(data.draw(st.sampled_from(SMALL))), data)
-
-
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=80, deadline=None)
 @given(
     st.recursive(
@@ -361,32 +339,17 @@ def test_any_value_anywhere(tmp_path: Path, value: Any, field: str, argument: st
     assert trace.quality.events == 6
 
 
-def steps_of_a_device() -> dict[str, Any]:
-    """A small trace of three steps with kernels."""
-    events: list[dict[str, Any]] = []
-    for number in range(15):
-        at, args = 1000 + 1000 * number, {"External id": number + 1, "correlation": number + 1}
-        if number % 5 == 0:
-            named = {"name": f"ProfilerStep#{number // 5}", "ts": at, "dur": 5000, "tid": 1}
-            events.append({"ph": "X", "cat": "user_annotation", "pid": 1, **named})
-        host = {"ph": "X", "pid": 1, "tid": 1, "ts": at + 100, "dur": 50, "args": args}
-        events.append({**host, "cat": "cpu_op", "name": "aten::mm"})
-        events.append({**host, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "dur": 5})
-        kernel = {"pid": 0, "tid": 7, "name": "gemm", "args": {**args, "device": 0, "stream": 7}}
-        events.append({**host, "cat": "kernel", **kernel})
-    properties = [{"id": 0, "name": "A100", "numSms": 108, "totalGlobalMem": 40 * 10**9}]
-    return {"schemaVersion": 1, "deviceProperties": properties, "traceEvents": events}
-
-
 @pytest.mark.parametrize("number", [2**63, -(2**64), 10**400, "7", None], ids=repr)
 def test_figures_that_no_column_holds_are_missing(tmp_path: Path, number: Any) -> None:
-    trace = steps_of_a_device()
-    trace["traceEvents"][0]["name"] = f"ProfilerStep#{number if number != 10**400 else '9' * 20}"
-    trace["deviceProperties"][0].update(id=number, numSms=number, totalGlobalMem=number)
+    gpu_traces.write(tmp_path / "trace.json", steps=3)
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    trace["deviceProperties"] = [{"id": number, "name": "A100", "numSms": number, "totalGlobalMem": number}]
     for row in trace["traceEvents"]:
-        if row["cat"] == "kernel":
+        if row.get("cat") == "kernel":
             row["args"].update(device=number, stream=number)
-    trace["traceEvents"] += steps_of_a_device()["traceEvents"]  # every step twice
+    steps = [row for row in trace["traceEvents"] if row["name"].startswith("ProfilerStep#")]
+    trace["traceEvents"] += [dict(row) for row in steps]  # every step twice
+    steps[0]["name"] = "ProfilerStep#" + "9" * 20
     (tmp_path / "trace.json").write_text(json.dumps(trace))
     report = open_run(tmp_path / "trace.json").report()
     assert report.steps

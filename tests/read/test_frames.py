@@ -7,14 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from stepscope.read.kineto import KinetoTrace
+from stepscope.errors import UnreadableInputError
+from stepscope.read.kineto import KinetoTrace, RawEvents
 from stepscope.read.streams import Limits
-from tests.read.collected import SHARED, Collected, event, kernel, read, written
-
-needs_shared = pytest.mark.skipif(not SHARED.exists(), reason="the folder of recorded traces is not here")
+from tests.read.collected import Collected, event, kernel, read, written
 
 FLOW = {"ph": "s", "id": 1, "pid": 1, "tid": 1, "ts": 1, "cat": "ac2g", "name": "ac2g"}
 TRICKY = [
@@ -57,33 +54,14 @@ def test_any_size_of_pieces_gives_the_same(tmp_path: Path, indent: int | None, r
             assert whole(read(tmp_path, text, name, Limits(piece_bytes=size))) == expected
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
-@given(
-    st.lists(st.sampled_from(TRICKY), min_size=1, max_size=12),
-    st.integers(1, 500),
-    st.sampled_from([None, 0, 2]),
-    st.booleans(),
+@pytest.mark.parametrize(
+    "text", ["[{0}, {0}]", " \n[ {0},\n{0} ]\n\n", '{{"traceEvents"\n:\n[\n{0}\n,{0},]\n, "with_stack": 1}}\n']
 )
-def test_any_events_and_pieces(tmp_path: Path, events: list[Any], size: int, indent: int | None, tail: bool):
-    text = json.dumps({"traceEvents": events, **(TAIL if tail else {})}, indent=indent).encode()
-    trace = read(tmp_path, text, limits=Limits(piece_bytes=size))
-    assert trace.names == [each["name"] for each in events if each["ph"] == "X"]
-    assert (trace.quality.events, trace.quality.lost, trace.quality.problems) == (len(events), 0, ())
-
-
-def test_one_event_and_surrounding_space(tmp_path: Path):
-    one = json.dumps(event()).encode()
-    for content in (b"[" + one + b"]", b" \n[ " + one + b" ]\n\n", b'{"traceEvents"\n:\n[\n' + one + b"\n]\n}\n"):
-        assert read(tmp_path, content).quality.problems == ()
-        assert read(tmp_path, content, limits=Limits(piece_bytes=3)).names == ["aten::add"]
-
-
-def test_trailing_comma_is_forgiven(tmp_path: Path):
-    one = json.dumps(event())
-    trace = read(tmp_path, f'{{"traceEvents": [{one}, {one}, ], "schemaVersion": 1}}'.encode())
-    assert len(trace.names) == 2
-    assert trace.quality.lost == 0
-    assert trace.summary.metadata == {"schemaVersion": 1}
+def test_surrounding_space_and_a_trailing_comma(tmp_path: Path, text: str):
+    for size in (3, 2**20):
+        trace = read(tmp_path, text.format(json.dumps(event())).encode(), limits=Limits(piece_bytes=size))
+        assert (trace.names, trace.quality.lost) == (["aten::add"] * 2, 0)
+        assert trace.quality.problems == () or ",]" in text
 
 
 def test_large_traces_come_in_several_chunks(tmp_path: Path):
@@ -103,3 +81,50 @@ def test_progress_reaches_the_end(tmp_path: Path):
     assert seen[-1] == (path.stat().st_size,) * 2
     assert [at for at, _ in seen] == sorted(at for at, _ in seen)
     assert len(seen) > 5
+
+
+# ---- entries as bytes: all of them, untouched where sound, repaired where damaged
+
+ENTRIES = [
+    event('a},{"ph"'),
+    {"ph": "C", "name": "counter", "args": {"x": 1.50}},
+    kernel("k", list=[{"a": 1}, {}]),
+    {"x": 1},
+]
+
+
+@pytest.mark.parametrize("size", [50, 2**20])
+@pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
+def test_entries_come_out_as_they_are(tmp_path: Path, size: int, name: str):
+    content = {"schemaVersion": 1, "traceEvents": ENTRIES, "secret": "example-not-a-secret", "with_stack": 1}
+    stream = RawEvents(written(tmp_path, content, name), Limits(piece_bytes=size))
+    assert list(stream) == [json.dumps(entry).encode() for entry in ENTRIES]
+    assert stream.metadata() == {"schemaVersion": 1, "with_stack": 1}
+    assert stream.problems == ()
+
+
+@pytest.mark.parametrize(
+    ("bad", "name"),
+    [
+        (rb'{"ph": "X", "name": "C:\x"}', r"C:\x"),
+        (b'{"ph": "X", "name": "\xff"}', r"\xff"),
+        (b'{"ph": "X", "name": "a", "args": {"x": NaN}}', "a"),
+    ],
+)
+def test_damaged_entries_are_valid_afterwards(tmp_path: Path, bad: bytes, name: str):
+    good = json.dumps(event()).encode()
+    stream = RawEvents(written(tmp_path, b"[" + good + b"," + bad + b"," + good + b"]"))
+    entries = [json.loads(entry) for entry in stream]
+    assert [entry["name"] for entry in entries] == ["aten::add", name, "aten::add"]
+    assert stream.lost == 0
+
+
+def test_what_is_no_trace_or_is_cut_off(tmp_path: Path):
+    stream = RawEvents(written(tmp_path, json.dumps(ENTRIES[:3]).encode()[:-20]))
+    assert len([json.loads(entry) for entry in stream]) == 2
+    assert (stream.lost, bool(stream.problems)) == (1, True)
+    for content in (b"", b"[]", b"hello", b'{"a": 1}'):
+        with pytest.raises(UnreadableInputError):
+            list(RawEvents(written(tmp_path, content)))
+    with pytest.raises(UnreadableInputError, match="No such file"):
+        RawEvents(tmp_path / "none.json")

@@ -1,6 +1,6 @@
 """Traces of every age and vendor: what the columns hold, one test or more for each way in which writers differ.
 
-Times are in test_times.py, damage in test_damage.py.
+Damage is in test_damage.py.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from stepscope.read.trace import TraceQuality
 from tests.read.collected import BASE, SHARED, Collected, event, kernel, read
@@ -244,29 +246,19 @@ def test_device_properties(tmp_path: Path):  # pitfall 20
     assert len(repr(read(tmp_path, long).summary.metadata)) < 1000
 
 
-def test_names_of_threads(tmp_path: Path):
+def test_names_of_threads_and_long_texts(tmp_path: Path):
     entries = [
         {"ph": "M", "name": "thread_name", "pid": 1, "tid": 1, "args": {"name": "thread 1 (python)"}},
-        {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "python"}},
-        {"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "args": {"name": "python"}},
-        {"ph": "M", "name": "process_labels", "pid": 0, "tid": 0, "args": {"labels": "GPU 0"}},
         {"ph": "M", "name": "process_labels", "pid": 1, "tid": 0, "args": {"labels": ["CPU"]}},
-        {"ph": "M", "name": "process_sort_index", "pid": 1, "tid": 0, "args": {"sort_index": 5}},
         {"ph": "M", "name": "thread_name", "pid": 1, "tid": 2, "args": {"name": 7}},
     ]
-    for content in ([*entries, event()], [event(), *entries]):
-        summary = read(tmp_path, content).summary
-        assert summary.threads == {"1/1": "thread 1 (python)"}
-        assert summary.quality == TraceQuality(events=8)
-
-
-def test_long_names_and_arguments_are_bounded(tmp_path: Path):
-    long = "x" * 100_000
-    args = {"Input Dims": [[1]] * 100_000, "Call stack": long}
-    trace = read(tmp_path, [event(long, args=args), event(long + "y")])
-    assert {len(name) for name in trace.names} == {4096}
-    assert trace.slices["shapes"] == [None, None]
-    assert len(trace.slices["call_stack"][0]) < 100_000
+    long = event("x" * 100_000, args={"Input Dims": [[1]] * 100_000, "Call stack": "x" * 100_000})
+    for content in ([*entries, long], [long, *entries]):
+        trace = read(tmp_path, content)
+        assert trace.summary.threads == {"1/1": "thread 1 (python)"}
+        assert trace.quality == TraceQuality(events=4)
+        assert (len(trace.names[0]), trace.slices["shapes"]) == (4096, [None])
+        assert len(trace.slices["call_stack"][0]) < 100_000
 
 
 def test_odd_events_cost_only_themselves(tmp_path: Path):
@@ -333,3 +325,46 @@ def test_trace_of_the_installed_torch(tmp_path: Path):
     assert trace.slices["duration_ns"][at] > 0
     assert max(trace.memory["bytes"]) > 0 > min(trace.memory["bytes"])
     assert trace.quality.lost == 0
+
+
+# ---- times of every writer, to the nanosecond
+
+
+class TestTimes:  # pitfalls 2, 3 and 4
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+    @given(st.integers(0, 92 * 86_400 * 10**9), st.integers(0, 10**12), st.booleans())
+    def test_relative_times_are_exact(self, tmp_path: Path, start_ns: int, duration_ns: int, base_first: bool):
+        start, duration = (f"{ns // 1000}.{ns % 1000:03d}" for ns in (start_ns, duration_ns))
+        entry = f'{{"ph": "X", "name": "a", "ts": {start}, "dur": {duration}}}'
+        base = f'"baseTimeNanoseconds": {BASE}'
+        parts = [f'"traceEvents": [{entry}]', base]
+        trace = read(tmp_path, ("{" + ", ".join(parts[::-1] if base_first else parts) + "}").encode())
+        assert trace.starts == [BASE + start_ns]
+        assert trace.slices["duration_ns"] == [duration_ns]
+
+    @pytest.mark.parametrize("quote", ["", '"'])
+    def test_decimals_since_1970_are_exact(self, tmp_path: Path, quote: str):
+        times = ["1712195495519689.047", "1712195495519689.048", "1712195495519689.5", "1712195495519690"]
+        entries = [f'{{"ph": "X", "name": "a", "ts": {quote}{ts}{quote}, "dur": {quote}63.813{quote}}}' for ts in times]
+        trace = read(tmp_path, f'{{"traceEvents": [{",".join(entries)}]}}'.encode())
+        assert [start - 1712195495519689000 for start in trace.starts] == [47, 48, 500, 1000]
+        assert trace.slices["duration_ns"] == [63813] * 4
+        assert trace.quality.lost == 0
+
+    def test_decimals_since_1970_of_flows_and_memory(self, tmp_path: Path):
+        flow = {"ph": "s", "id": 1, "pid": 1, "tid": 1, "ts": 0, "cat": "ac2g", "name": "ac2g"}
+        instant = {"ph": "i", "name": "[memory]", "pid": 1, "tid": 1, "ts": 0, "args": {"Bytes": 8}}
+        text = json.dumps([event(ts=0), flow, instant]).replace('"ts": 0', '"ts": 1712195495519689.047')
+        trace = read(tmp_path, text.encode())
+        assert trace.flows["time_ns"] == trace.memory["time_ns"] == [1712195495519689047]
+
+    def test_whole_microseconds_and_text(self, tmp_path: Path):
+        trace = read(tmp_path, [event(ts=1623143622460111, dur=0), event(ts="1623143622460111.25", dur="2.5")])
+        assert trace.starts == [1623143622460111000, 1623143622460111250]
+        assert trace.slices["duration_ns"] == [0, 2500]
+
+    def test_base_as_text_and_a_base_beside_times_since_1970(self, tmp_path: Path):
+        assert read(tmp_path, {"baseTimeNanoseconds": str(BASE), "traceEvents": [event()]}).starts == [BASE + 1500]
+        trace = read(tmp_path, {"baseTimeNanoseconds": BASE, "traceEvents": [event(ts=1790857026000000)]})
+        assert trace.starts == [1790857026000000000]
+        assert "since 1970" in trace.quality.problems[0]

@@ -89,14 +89,11 @@ def test_nothing_is_called(protocol: int, tmp_path: Path):
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize(
-    "value",
-    [collections.OrderedDict(a=1), {1, 2}, frozenset({1}), bytearray(b"x"), 1j, Path("x"), len, Bomb, Exception()],
-    ids=lambda value: type(value).__name__,
-)
-def test_other_objects_are_refused(value: Any, protocol: int):
-    with pytest.raises(RefusedPickleError):
-        loads(pickle.dumps(value, protocol))
+def test_other_objects_are_refused(protocol: int):
+    others = (collections.OrderedDict(a=1), {1, 2}, frozenset({1}), bytearray(b"x"), 1j, Path("x"), len, Exception())
+    for value in others:
+        with pytest.raises(RefusedPickleError):
+            loads(pickle.dumps(value, protocol))
 
 
 ACTIVE = {
@@ -123,12 +120,6 @@ ACTIVE = {
 }
 
 
-@pytest.mark.parametrize("name", ACTIVE)
-def test_every_opcode_that_is_not_plain_is_refused(name: str):
-    with pytest.raises(RefusedPickleError, match="refused"):
-        loads(ACTIVE[name])
-
-
 def outcome(data: bytes) -> str | None:
     """The message of the refusal, None where the bytes were read. Any other exception is a failure of the test."""
     try:
@@ -142,6 +133,8 @@ def test_all_opcodes_are_decided_on():
     """Each opcode that Python knows is either read or refused by name; none is unknown."""
     named = ("imports or calls", "no plain data", "Python 2")
     refused = set()
+    for data in ACTIVE.values():
+        assert "refused" in (outcome(data) or "")
     for op in pickletools.opcodes:
         said = outcome(op.code.encode("latin-1") + b"\x00" * 12) or ""
         assert f"{ord(op.code):#04x} is no opcode" not in said, op.name
@@ -202,16 +195,9 @@ def test_memory_is_bounded(code: bytes):
         loads(b"\x80\x04N.", PickleLimits(file_bytes=3))
 
 
-def test_depth_without_marks_is_no_danger():
-    depth = 300_000
-    found = loads(b"]" * depth + b"a" * (depth - 1) + b".")
-    assert found is not None
-    del found
-
-
-def test_many_equal_hashes_do_not_hang():
-    """Integers that differ by 2^61 - 1 have one hash; of 64 bits there are but few of them."""
-    step = 2**61 - 1
+def test_deep_lists_and_equal_hashes_are_no_danger():
+    assert outcome(b"]" * 300_000 + b"a" * 299_999 + b".") is None
+    step = 2**61 - 1  # integers that differ by it have one hash; of 64 bits there are but few of them
     keys = [number for base in range(2_000) for number in (base, base + step, base + 2 * step, base - step)]
     assert len(loads(pickle.dumps(dict.fromkeys(keys)))) == len(keys)
     with pytest.raises(RefusedPickleError):
@@ -222,23 +208,15 @@ BASE = pickle.dumps({"segments": [{"address": 2**40 + n, "blocks": [(n, n * 0.5,
 
 
 @given(
-    protocol=st.integers(0, 5),
     changes=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=8),
     cut=st.integers(0, 10_000) | st.none(),
 )
 @settings(max_examples=400, deadline=None)
-def test_damaged_bytes_raise_nothing_else(protocol: int, changes: list[tuple[int, int]], cut: int | None):
-    data = bytearray(pickle.dumps(pickle.loads(BASE), protocol) if protocol > 2 else BASE)  # noqa: S301 - our own
+def test_damaged_bytes_raise_nothing_else(changes: list[tuple[int, int]], cut: int | None):
+    data = bytearray(BASE)
     for place, value in changes:
         data[place % len(data)] = value
     survives(bytes(data[:cut]))
-
-
-@given(st.binary(max_size=200))
-@settings(max_examples=300, deadline=None)
-def test_any_bytes_raise_nothing_else(data: bytes):
-    survives(data)
-    survives(b"\x80\x04" + data + b".")
 
 
 @given(st.lists(st.sampled_from(b"(]}tlde.usa0125hjqrNK\x94\x85\x86\x87\x88\x8a)"), max_size=60))

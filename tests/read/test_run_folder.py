@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from stepscope.errors import UnreadableInputError
-from stepscope.read import read_run
-from tests.builders import MS, T0
+from stepscope.model import STEP_COLUMNS, STEPS_SCHEMA
+from stepscope.read import jsonl, read_run
+from stepscope.read.raw import Losses, RawRun
+from stepscope.read.run_folder import read_steps
+from tests.builders import MS, T0, full_steps, step_rows
 from tests.read.stack_text import read_all
 from tests.run_folders import make_run_folder
 
@@ -21,9 +27,10 @@ def test_whole_run(tmp_path: Path):
     folder = make_run_folder(
         tmp_path, stacks_raw=[RAW, RAW], events=[{"kind": "mark", "name": "x"}], traces={"trace-0.pt.trace.json": TRACE}
     )
-    make_run_folder(tmp_path, rank=1, pid=101, host="b")
+    make_run_folder(tmp_path, rank=1, pid=101, host="b\n", manifest={"cwd": "/tmp/\udcff\x1b[31m"})
     run = read_run(folder)
-    assert [host.name for host in run.hosts] == ["a", "b"]
+    assert [host.name for host in run.hosts] == ["a", "b\n"]
+    assert (run.hosts[1].manifest or {})["cwd"] == "/tmp/\\xff\x1b[31m"
     assert [rank.name for rank in run.ranks] == ["rank-0", "rank-1"]
     assert len(run.ranks[0].steps) == 10
     assert [event["kind"] for event in run.ranks[0].journal] == ["mark"]
@@ -43,24 +50,15 @@ def test_restarted_ranks_are_told_apart_and_sorted(tmp_path: Path):
     assert [rank.name for rank in read_run(folder).ranks] == ["rank-0", "rank-0.2", "rank-2", "rank-10"]
 
 
-@pytest.mark.parametrize("kind", ["absent", "empty", "file", "other"])
-def test_not_a_run_folder(tmp_path: Path, kind: str):
-    path = tmp_path / "x"
-    if kind == "file":
-        path.write_text("x")
-    elif kind != "absent":
-        path.mkdir()
-    if kind == "other":
-        (path / "notes.txt").write_text("x")
-    with pytest.raises(UnreadableInputError, match="give the folder"):
-        read_run(path)
-
-
-def test_run_folder_with_nothing_in_it(tmp_path: Path):
-    (tmp_path / "rank-0").mkdir()
-    (tmp_path / "host-a").mkdir()
+def test_not_a_run_folder(tmp_path: Path):
+    for name in ("empty", "other", "nothing/rank-0", "nothing/host-a"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "other" / "notes.txt").write_text("x")
+    for path in ("absent", "empty", "other", "other/notes.txt"):
+        with pytest.raises(UnreadableInputError, match="give the folder"):
+            read_run(tmp_path / path)
     with pytest.raises(UnreadableInputError, match="nothing can be read"):
-        read_run(tmp_path)
+        read_run(tmp_path / "nothing")
 
 
 def test_killed_while_writing(tmp_path: Path):
@@ -87,25 +85,11 @@ def test_files_outside_the_run_folder_are_not_read(tmp_path: Path):
     assert run.losses.counts == {"bad_lines": 1}
 
 
-def test_half_packed_trace_yields_to_the_plain_one(tmp_path: Path):
-    traces = {
-        "trace-0.pt.trace.json": TRACE,
-        "trace-0.pt.trace.json.gz": b"\x1f\x8b half",
-        "trace-1.json.gz.part": b"x",
-    }
-    run = read_run(make_run_folder(tmp_path, traces=traces))
-    assert [(trace.name, trace.path.name) for trace in run.ranks[0].traces] == [("trace-0.pt.trace.json",) * 2]
-    assert not run.losses.counts
-
-
 def test_traces_are_listed_and_not_opened(tmp_path: Path):
-    run = read_run(make_run_folder(tmp_path, traces={"trace-0.json": b"not json", "trace-1.json.gz": b"\x1f\x8b"}))
-    traces = run.ranks[0].traces
-    assert [(trace.name, trace.owner) for trace in traces] == [
-        ("trace-0.json", "stepscope"),
-        ("trace-1.json", "stepscope"),
-    ]
-    assert all(trace.path.is_file() for trace in traces)
+    files = {"trace-0.json": b"not json", "trace-0.json.gz": b"\x1f\x8b half packed", "trace-1.json.gz": b"\x1f\x8b"}
+    run = read_run(make_run_folder(tmp_path, traces={**files, "trace-1.json.gz.part": b"x"}))
+    told = [(trace.name, trace.path.name, trace.owner) for trace in run.ranks[0].traces]
+    assert told == [("trace-0.json", "trace-0.json", "stepscope"), ("trace-1.json", "trace-1.json.gz", "stepscope")]
     assert not run.losses.counts
 
 
@@ -119,16 +103,178 @@ def test_user_traces_are_adopted(tmp_path: Path):
     assert run.losses.counts == {"user_traces_left_out": 3}
 
 
-def test_odd_host_and_path_names(tmp_path: Path):
-    folder = make_run_folder(tmp_path, host="nöde \n1", name="rün\n2", manifest={"cwd": "/tmp/\udcff\x1b[31m"})
-    run = read_run(folder)
-    assert run.hosts[0].name == "nöde \n1"
-    assert run.hosts[0].manifest is not None
-    assert run.hosts[0].manifest["cwd"] == "/tmp/\\xff\x1b[31m"
-
-
 def test_journal_rows_without_kind_or_time_are_bad(tmp_path: Path):
     events = [{"kind": "gc"}, {"kind": 3}, {"kind": "gc", "time_ns": "now"}, {"kind": "gc", "duration_ns": -4}]
     run = read_run(make_run_folder(tmp_path, events=events))
     assert [event["duration_ns"] for event in run.ranks[0].journal] == [None, None]
     assert run.losses.counts == {"bad_lines": 2}
+
+
+# ---- the step journal: headers of other versions, torn lines, bounds
+
+HEADER = {"schema": STEPS_SCHEMA, "columns": list(STEP_COLUMNS)}
+
+
+def rows(count: int = 3, **columns: Any) -> list[list[Any]]:
+    return [[row[name] for name in STEP_COLUMNS] for row in full_steps(step_rows(count, **columns))]
+
+
+def read_journal(tmp_path: Path, lines: list[Any], tail: str = "") -> tuple[list[dict[str, Any]], Losses]:
+    path = tmp_path / "steps.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + tail)
+    losses = Losses()
+    return read_steps(path, losses, "steps.jsonl"), losses
+
+
+def test_rows_by_name_without_the_torn_last_line(tmp_path: Path):
+    for lines in ([HEADER, *rows()], rows()):  # without a header the known columns hold
+        steps, losses = read_journal(tmp_path, lines, tail='[3,"train",0,17500')
+        assert [step["step"] for step in steps] == [0, 1, 2]
+        assert steps[0]["data_wait_ns"] == MS
+        assert (steps[0]["first_batch"], steps[1]["first_batch"], steps[0]["in_window"]) == (True, False, False)
+        assert losses.counts == {"torn_lines": 1}
+
+
+def test_newer_and_older_columns(tmp_path: Path):
+    newer = {"columns": [*STEP_COLUMNS, "energy_j"]}
+    steps, losses = read_journal(tmp_path, [newer, *[[*row, 7] for row in rows()]])
+    assert len(steps) == 3
+    assert "energy_j" not in steps[0]
+    older = {"columns": ["step", "kind", "start_ns", "wall_ns"]}
+    steps, losses = read_journal(tmp_path, [older, [0, "train", T0, MS]])
+    assert steps[0]["wall_ns"] == MS
+    assert steps[0]["forward_ns"] is None
+    assert not losses.counts
+
+
+def test_bad_rows_are_skipped_one_by_one(tmp_path: Path):
+    good = rows(6)
+    good[1][STEP_COLUMNS.index("wall_ns")] = -5
+    good[2][STEP_COLUMNS.index("start_ns")] = 10**30
+    good[3][STEP_COLUMNS.index("samples")] = "many"
+    good[4] = good[4][:-1]
+    steps, losses = read_journal(tmp_path, [HEADER, *good, 17, None])
+    assert [step["step"] for step in steps] == [0, 5]
+    assert losses.counts == {"bad_steps": 6}
+
+
+def test_repeated_and_unordered_steps(tmp_path: Path):
+    first, second, third = rows()
+    steps, losses = read_journal(tmp_path, [HEADER, first, third, second, second])
+    assert [step["step"] for step in steps] == [0, 1, 2]
+    assert losses.counts == {"unordered_steps": 1, "bad_steps": 1}
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=20) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=40,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(st.lists(values, max_size=8), st.binary(max_size=30))
+def test_never_raises(tmp_path: Path, lines: list[Any], tail: bytes):
+    path = tmp_path / "steps.jsonl"
+    path.write_bytes("".join(json.dumps(line) + "\n" for line in lines).encode() + tail)
+    losses = Losses()
+    for step in read_steps(path, losses, "x"):
+        assert step["wall_ns"] >= 0
+
+
+# ---- the times beside a segment's stacks: read, checked value by value, absent or damaged without harm
+
+RAW_TWO = "".join(f'process 100:"a";thread (100): MainThread;{name} 1\n' for name in ("f (a.py:1)", "g (a.py:2)"))
+
+
+def run_with(tmp_path: Path, content: Any) -> RawRun:
+    folder = make_run_folder(tmp_path, stacks_raw=RAW_TWO)
+    text = content if isinstance(content, str) else json.dumps(content)
+    (folder / "host-a" / "stacks-0.times.json").write_text(text)
+    return read_run(folder)
+
+
+def times(record: Any, start_us: Any, end_us: Any, **more: Any) -> dict[str, Any]:
+    stretches = {"record": record, "start_us": start_us, "end_us": end_us}
+    return {"schema": "stepscope.times/1", "start_ns": T0, "stretches": stretches, **more}
+
+
+def test_times_of_stacks(tmp_path: Path):
+    run = run_with(tmp_path, times([1, 0], [0, 500], [500, 2000]))
+    found = run.hosts[0].segments[0].stretches
+    assert [*zip(found.record, found.start_ns, found.end_ns, strict=True)] == [
+        (1, T0, T0 + 500_000),
+        (0, T0 + 500_000, T0 + 2_000_000),
+    ]
+    assert not run.losses.counts
+    run = read_run(make_run_folder(tmp_path / "without", stacks_raw=RAW_TWO))
+    assert not run.hosts[0].segments[0].stretches.record
+    assert not run.losses.counts
+
+
+def test_single_bad_stretches_are_counted(tmp_path: Path):
+    run = run_with(tmp_path, times([0, -1, 1, 1, 0, 1], [0, 0, 10, -5, 10**18, 3], [9, 9, 5, 9, 10**18 + 1]))
+    assert list(run.hosts[0].segments[0].stretches.record) == [0]
+    assert run.losses.files == {"bad_stretches": ["host-a/stacks-0.times.json"]}
+    assert run.losses.counts == {"bad_stretches": 5}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "[" * 5000,
+        times([0], [0], [1], schema="other/1"),
+        times([0], [0], [1], start_ns=-4),
+        times([0], [0], [1], start_ns=10**30),
+        times(["x"], [0], [1]),
+        times([0.5], [0], [1]),
+        times(None, [0], [1]),
+    ],
+)
+def test_damaged_times_cost_the_times_alone(tmp_path: Path, content: Any):
+    run = run_with(tmp_path, content)
+    assert not run.hosts[0].segments[0].stretches.record
+    assert run.losses.counts == {"unreadable_files": 1}
+
+
+# ---- lines of JSON: kills, damage, and text that is no Unicode
+
+
+def lines_of(tmp_path: Path, data: bytes) -> tuple[list[dict[str, object]], Losses]:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(data)
+    losses = Losses()
+    return jsonl.read_rows(path, losses, "a.jsonl"), losses
+
+
+def test_torn_and_bad_lines_are_told_apart(tmp_path: Path):
+    deep = b'{"a":' + b"[" * 200_000
+    rows, losses = lines_of(tmp_path, b'{"a":1}\n{"a":\n\n[1]\n' + deep + b'\n{"a":2}\n{"a":3')
+    assert rows == [{"a": 1}, {"a": 2}]
+    assert losses.counts == {"bad_lines": 3, "torn_lines": 1}
+    assert losses.files["torn_lines"] == ["a.jsonl"]
+    rows, losses = lines_of(tmp_path, b'{"a":1}')  # without a newline, and yet complete
+    assert (rows, losses.counts) == ([{"a": 1}], {})
+    assert jsonl.read_rows(tmp_path / "none", losses, "none") == []
+    assert jsonl.read_object(tmp_path / "none", losses, "none") is None
+    assert not losses.counts
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [(b'{"a":"\\udcff"}', "\\xff"), (b'{"a":"\xff"}', "\\xff"), (b'{"a":"\\ud800"}', "\\ud800"), (b'{"a":NaN}', None)],
+)
+def test_odd_text_is_spelled_out(tmp_path: Path, line: bytes, value: object):
+    rows, losses = lines_of(tmp_path, line + b"\n")
+    assert rows == [{"a": value}]
+    assert not losses.counts
+
+
+def test_huge_line_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(jsonl, "MAX_LINE_BYTES", 64)
+    rows, losses = lines_of(tmp_path, b'{"a":"' + b"x" * 1000 + b'"}\n{"a":1}\n')
+    assert rows == [{"a": 1}]
+    assert losses.counts == {"bad_lines": 1}

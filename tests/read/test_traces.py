@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from stepscope.errors import UnreadableInputError
 from stepscope.read import read_paths
 from stepscope.read.raw import RawRun
 from tests.read.collected import event
-from tests.run_folders import make_run_folder
 
 EVENTS = [event()]
 
@@ -29,15 +29,6 @@ def trace(path: Path, rank: int | None = None, world_size: int | None = None, *,
 
 def ranks(run: RawRun) -> dict[str, list[str]]:
     return {rank.name: [ref.name for ref in rank.traces] for rank in run.ranks}
-
-
-def test_one_file(tmp_path: Path):
-    run = read_paths([trace(tmp_path / "a.json.gz")])
-    assert (run.hosts, run.folder, ranks(run)) == ((), tmp_path, {"rank-0": ["a.json"]})
-    rank = run.ranks[0]
-    assert (rank.rank, rank.steps, rank.journal, rank.info, rank.traces[0].owner) == (0, (), (), None, "user")
-    assert rank.traces[0].path == tmp_path / "a.json.gz"
-    assert not run.losses.counts
 
 
 @pytest.mark.parametrize("ending", [".json", ".json.gz"])
@@ -80,20 +71,19 @@ def test_spans_of_one_worker_are_one_rank(tmp_path: Path):
     assert ranks(run) == {"rank-0": [names[0], names[1].removesuffix(".gz")], "rank-1": [names[2]]}
 
 
-def test_same_rank_twice_is_said(tmp_path: Path):
+def test_ranks_are_given_once(tmp_path: Path):
+    for name in ("a", "b"):
+        trace(tmp_path / "guessed" / f"{name}.json")
+    trace(tmp_path / "guessed" / "z.json", 0, 3)
+    expected = {"rank-0": ["z.json"], "rank-1": ["a.json"], "rank-2": ["b.json"]}
+    assert ranks(read_paths([tmp_path / "guessed"])) == expected
+    shutil.rmtree(tmp_path / "guessed")
     trace(tmp_path / "a" / "rank0.json", 0, 2)
     trace(tmp_path / "b" / "rank0.json", 0, 2)
     run = read_paths([tmp_path])
     assert [rank.traces[0].path.parent.name for rank in run.ranks] == ["a", "b"]
     assert [rank.rank for rank in run.ranks] == [0, 1]
     assert run.losses.counts == {"duplicate_ranks": 1}
-
-
-def test_guessed_rank_takes_no_number_that_another_file_has(tmp_path: Path):
-    for path in (tmp_path / "a.json", tmp_path / "b.json"):
-        trace(path)
-    trace(tmp_path / "z.json", 0, 3)
-    assert ranks(read_paths([tmp_path])) == {"rank-0": ["z.json"], "rank-1": ["a.json"], "rank-2": ["b.json"]}
 
 
 def test_missing_ranks_are_counted(tmp_path: Path):
@@ -118,13 +108,6 @@ def test_foreign_files_in_a_folder(tmp_path: Path):
     assert set(run.losses.files["foreign_files"]) == {"config.json", "list.json", "empty.json"}
 
 
-def test_plain_file_beside_its_packed_one(tmp_path: Path):
-    trace(tmp_path / "t.json")
-    trace(tmp_path / "t.json.gz")
-    path = tmp_path / "t.json"
-    assert [ref.path.name for rank in read_paths([tmp_path, path, path]).ranks for ref in rank.traces] == ["t.json"]
-
-
 def test_a_file_that_was_named_is_never_left_out(tmp_path: Path):
     path = tmp_path / "config.json"
     path.write_text("{}")
@@ -141,21 +124,12 @@ def test_no_trace(tmp_path: Path, kind: str):
         read_paths([tmp_path / path for path in paths])
 
 
-def test_a_run_folder_is_read_as_one(tmp_path: Path):
-    folder = make_run_folder(tmp_path)
-    assert len(read_paths([folder]).hosts) == 1
-
-
 def test_folders_that_lead_to_themselves(tmp_path: Path):
     trace(tmp_path / "a" / "t.json")
     (tmp_path / "a" / "loop").symlink_to(tmp_path, target_is_directory=True)
     (tmp_path / "a" / "again.json").symlink_to(tmp_path / "a" / "t.json")
-    assert sum(len(rank.traces) for rank in read_paths([tmp_path]).ranks) == 1
-
-
-def test_many_parts(tmp_path: Path):
-    for rank in range(40):
-        trace(tmp_path / f"node{rank // 8}" / f"rank{rank}.json.gz")
-    run = read_paths([tmp_path])
-    assert [rank.rank for rank in run.ranks] == list(range(40))
-    assert run.folder == tmp_path
+    trace(tmp_path / "a" / "t.json.gz")  # the plain one is taken beside a packed one
+    path = tmp_path / "a" / "t.json"
+    run = read_paths([tmp_path, path, path])
+    assert [(ref.path.resolve(), ref.owner) for rank in run.ranks for ref in rank.traces] == [(path, "user")]
+    assert (run.hosts, run.ranks[0].steps, run.ranks[0].journal, run.ranks[0].info) == ((), (), (), None)

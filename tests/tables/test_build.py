@@ -63,54 +63,6 @@ def test_every_table_has_its_schema_empty_or_not(tmp_path: Path):
         assert getattr(full, name).height > 0, name
 
 
-def test_steps_and_device_time(tmp_path: Path):
-    steps = build(tmp_path, events=EVENTS).steps
-    assert steps["step"].to_list() == list(range(10))
-    assert steps["device_ns"].to_list() == [None, None, 9 * MS, *[None] * 7]
-    assert (steps["rank"].unique().to_list(), steps["process"].unique().to_list()) == ([0], ["rank-0"])
-    assert steps["wall_ns"].to_list() == [10 * MS] * 10
-
-
-def test_journal_scalars_compiles_system(tmp_path: Path):
-    result = build(tmp_path, events=EVENTS, system=SYSTEM)
-    assert result.journal["kind"].to_list() == [event["kind"] for event in EVENTS]
-    assert json.loads(result.journal[4, "data"]) == {"generation": 2, "file": "/x/é\n.py", "line": 3}
-    assert result.scalars.select("step", "name", "value").rows() == [(3, "loss", 0.5), (4, "loss", None)]
-    assert result.compiles.select("step", "kind", "duration_ns").rows() == [(1, "compile", 5 * MS)]
-    assert result.system.select("metric", "value", "pid", "device").rows() == [
-        ("cpu_pct", 150.5, 100, None),
-        ("load_1m", 2.0, None, None),
-        ("gpu_util_pct", 3.0, None, "0"),
-    ]
-    assert result.quality.counts["skipped_lines"] == 1
-
-
-def test_slices_are_nested_and_joined_to_steps(tmp_path: Path):
-    us = T0 // 1000
-    content = trace(
-        {"name": "before", "ts": -5, "dur": 1},
-        {"name": "train.py(3): main", "cat": "python_function", "ts": 1000, "dur": 30_000},
-        {"name": "aten::linear", "ts": 2000, "dur": 100, "args": {"Input Dims": [[2, 3]], "External id": 5}},
-        {"name": "aten::addmm", "ts": 2010, "dur": 50},
-        {"name": "other thread", "tid": 2, "ts": 25_000, "dur": 10},
-        base=us * 1000,
-    )
-    events = build(tmp_path, traces={"trace-0.pt.trace.json": content, "trace-1.json": content}).events
-    assert events.height == 10
-    first = events.filter(pl.col("trace") == "trace-0.pt.trace.json")
-    assert first["id"].to_list() == [0, 1, 2, 3, 4]
-    assert first["parent"].to_list() == [None, None, 1, 2, None]
-    assert first["frame"].to_list() == [None, None, 1, 1, None]
-    assert first["depth"].to_list() == [0, 0, 1, 2, 0]
-    assert first["self_ns"].to_list() == [1000, 29_900_000, 50_000, 50_000, 10_000]
-    assert first["step"].to_list() == [None, 0, 0, 0, 2]
-    assert first["track"].to_list() == ["1/1"] * 4 + ["1/2"]
-    assert (first[2, "shapes"], first[2, "external_id"]) == ("[[2,3]]", 5)
-    second = events.filter(pl.col("trace") == "trace-1.json")
-    assert second["parent"].to_list() == [None, None, 6, 7, None]
-    assert events["id"].to_list() == list(range(10))
-
-
 @pytest.mark.parametrize("drift_ms", [0, 3, -40])
 def test_clock_of_the_trace_is_moved_to_the_journals(tmp_path: Path, drift_ms: int):
     steps = step_rows(6, in_window=True)
@@ -143,27 +95,6 @@ def test_an_optimizer_step_that_the_profiler_was_stopped_in_is_no_sign_of_a_cloc
     ]
 
 
-def test_trace_of_another_run_is_not_moved(tmp_path: Path):
-    slices = [
-        {"name": "Optimizer.step#SGD.step", "cat": "user_annotation", "ts": i * 1000, "dur": 10} for i in range(5)
-    ]
-    result = build(
-        tmp_path, steps=step_rows(5, in_window=True), traces={"trace-0.json": trace(*slices, base=T0 - 10**15)}
-    )
-    assert result.events["start_ns"][0] == T0 - 10**15
-    assert result.events["step"].to_list() == [None] * 5
-
-
-def test_run_facts_and_ranks(tmp_path: Path):
-    facts = build(
-        tmp_path, manifest={"tags": ["a"], "user_roots": ["/p", 3], "exit": {"status": None, "signal": 9}}
-    ).run
-    assert (facts.name, facts.tags, facts.command) == ("demo", ("a",), ("python", "train.py"))
-    assert (facts.exit_status, facts.hosts, facts.ranks, facts.world_size) == (137, ("a",), (0,), 1)
-    assert facts.user_roots == ("/p",)
-    assert facts.versions["torch"] == "2.13.0+cpu"
-
-
 def test_missing_manifest_and_rank_json(tmp_path: Path):
     folder = make_run_folder(tmp_path)
     (folder / "host-a" / "manifest.json").unlink()
@@ -173,15 +104,6 @@ def test_missing_manifest_and_rank_json(tmp_path: Path):
     assert (result.run.hardware, result.run.user_roots) == ({}, ())
     assert (result.ranks[0].pid, result.ranks[0].host, result.ranks[0].device) == (100, "a", None)
     assert "no manifest" in notes(result)
-
-
-def test_two_hosts_and_exit_of_the_failed_one(tmp_path: Path):
-    make_run_folder(tmp_path, host="a", rank=0)
-    folder = make_run_folder(tmp_path, host="b", rank=1, manifest={"exit": {"shell_status": 3}, "ended_ns": None})
-    result = tables.build(read_run(folder))
-    assert (result.run.exit_status, result.run.ended_ns, result.run.ranks) == (3, None, (0, 1))
-    assert [info.host for info in result.ranks] == ["a", "b"]
-    assert result.processes.select("host", "pid", "process").rows() == [("a", 100, "rank-0"), ("b", 100, "rank-1")]
 
 
 def test_a_process_of_the_script_is_no_loader_worker_though_it_looks_like_one(tmp_path: Path):

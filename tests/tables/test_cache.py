@@ -14,7 +14,6 @@ import pytest
 
 from stepscope import tables
 from stepscope.cached import INDEX, key_of
-from stepscope.errors import UnreadableInputError
 from stepscope.read.raw import Losses, RawRank, RawRun, TraceRef
 from stepscope.tables import BuildOptions, Tables, cache
 from stepscope.tables.cache import fetch, prune
@@ -172,13 +171,6 @@ def test_several_traces_in_processes_and_progress(tmp_path: Path):
     assert all(done == size for _, done, size in seen)
 
 
-def test_nothing_but_unreadable_traces_is_an_error(tmp_path: Path):
-    broken = tmp_path / "broken.json"
-    broken.write_text("{}")
-    with pytest.raises(UnreadableInputError, match=r"broken\.json"):
-        tables.build(run_of(broken, broken))
-
-
 def test_entries_used_longest_ago_go_first(tmp_path: Path):
     root = tmp_path / "cache"
     entries = [fetch(write_trace(tmp_path / f"{i}.json", f"op{i}"), root) for i in range(3)]
@@ -193,10 +185,3 @@ def test_entries_used_longest_ago_go_first(tmp_path: Path):
     assert sorted(root.iterdir()) == sorted([entries[0], entries[2], mine])
     prune(root, kept_bytes=0)
     assert list(root.iterdir()) == [mine]
-
-
-def test_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert tables.default_folder() == tmp_path / "stepscope"
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert tables.default_folder().is_absolute()

@@ -76,37 +76,6 @@ def test_a_break_names_its_function_and_the_page_on_it():
     assert "User code traceback" not in (found.reason or "")
 
 
-def test_advice_that_fits_every_break_is_left_out():
-    row = next(row for row in MESSAGES if row["case"] == "print" and row["torch"] == "2.13")
-    hint = parse_graph_break(row["text"]).hint or ""
-    assert "Avoid calling builtin `print`" in hint
-    assert "report an issue" not in hint
-
-
-def test_a_frame_given_up_is_told_by_its_exception_alone():
-    found = parse_graph_break(
-        "Data-dependent branching\n  Explanation: Detected data-dependent branching.\n"
-        "  Hint: Use `torch.cond` to express dynamic control flow.\n"
-    )
-    assert (found.cause, found.file, found.hint) == (
-        "data_dependent",
-        None,
-        "Use `torch.cond` to express dynamic control flow.",
-    )
-
-
-def test_the_duplicate_form_still_has_its_line():
-    found = parse_graph_break(
-        "Graph break (details suppressed) in user code at /home/user/train.py:7\nReason: Unsupported: Tensor.item"
-    )
-    assert (found.cause, found.file, found.line) == ("item", "/home/user/train.py", 7)
-
-
-def test_what_is_no_break_is_unknown():
-    assert parse_graph_break("the stars are wrong").cause == "unknown"
-    assert parse_graph_break("").cause == "unknown"
-
-
 def test_a_kind_of_break_that_is_new_is_still_one():
     found = parse_graph_break("Graph break in user code at /home/u/t.py:3\nGraph Break Reason: Brand new limitation\n")
     assert (found.cause, found.reason, found.line) == ("unsupported", "Brand new limitation", 3)

@@ -12,14 +12,13 @@ from stepscope.read import read_paths
 from stepscope.tables import build
 from tests.records import replace
 
-STEP = {"cat": "user_annotation", "tid": 1}
+
+def slice_(name: str, ts: float, dur: float, cat: str = "cpu_op", tid: int = 1, **args: Any) -> dict[str, Any]:
+    where = {"pid": 0, "tid": 7} if cat.startswith("gpu") else {"pid": 1, "tid": tid}
+    return {"ph": "X", **where, "cat": cat, "name": name, "ts": ts, "dur": dur, "args": args}
 
 
-def slice_(name: str, ts: float, dur: float, cat: str = "cpu_op", tid: int = 1) -> dict[str, Any]:
-    return {"ph": "X", "pid": 1, "tid": tid, "cat": cat, "name": name, "ts": ts, "dur": dur, "args": {}}
-
-
-def step(number: int, ts: float, dur: float) -> dict[str, Any]:
+def step(number: int, ts: float, dur: float = 1000) -> dict[str, Any]:
     return slice_(f"ProfilerStep#{number}", ts, dur, "user_annotation")
 
 
@@ -46,11 +45,6 @@ def test_the_union_not_the_sum(tmp_path: Path):
     assert set(table["backend"]) == {"torch.compile"}
 
 
-def test_a_backward_pass_compiled_inside_its_forward_is_not_counted_twice(tmp_path: Path):
-    events = [step(0, 0, 1000), *frame(100, 500), slice_("entire_backward_compile", 300, 100)]
-    assert compiles(tmp_path, events)["duration_ns"].to_list() == [498_000]
-
-
 def test_overlap_on_another_thread_counts_once(tmp_path: Path):
     events = [
         step(0, 0, 1000),
@@ -62,33 +56,6 @@ def test_overlap_on_another_thread_counts_once(tmp_path: Path):
         (100_000, 300_000, "forward"),
         (400_000, 200_000, "backward"),
     ]
-
-
-def test_names_of_older_versions(tmp_path: Path):
-    events = [
-        step(0, 0, 1000),
-        slice_("_compile.compile_inner (dynamo_timed)", 100, 100, "user_annotation"),  # 2.6 to 2.9
-        slice_("_compile.<locals>.compile_inner (dynamo_timed)", 300, 100, "user_annotation"),
-        slice_("OutputGraph.call_user_compiler (dynamo_timed)", 500, 100, "user_annotation"),
-        slice_("Torch-Compiled Region: 0/0", 600, 100),  # runs what was compiled
-    ]
-    assert compiles(tmp_path, events)["time_ns"].to_list() == [100_000, 300_000]
-
-
-def test_the_graph_is_named_where_the_trace_says_it(tmp_path: Path):
-    data = "entire_frame_compile_data: fn_name=_compile.compile_inner, compile_id=2/1"
-    events = [step(0, 0, 1000), *frame(100, 500), slice_(data, 110, 0.5, "user_annotation"), *frame(700, 100)]
-    assert compiles(tmp_path, events)["graph"].to_list() == ["2/1", None]
-
-
-def test_xla_compiles(tmp_path: Path):
-    events = [
-        slice_("train_step", 0, 100),
-        slice_("XLAGraphExecutor::Compile", 10, 50),
-        slice_("JitCompiler::Compile", 20, 10),
-    ]
-    table = compiles(tmp_path, events)
-    assert table.select("backend", "duration_ns", "direction").rows() == [("torch_xla", 50_000, None)]
 
 
 def test_journals_that_tell_of_compiling_are_not_doubled(tmp_path: Path):
@@ -105,7 +72,3 @@ def test_journals_that_tell_of_compiling_are_not_doubled(tmp_path: Path):
     assert rows(told) == [("compile", "poll")]
     assert rows({**told, "backend": "torch_xla"}) == [("compile", "poll"), ("compile", "trace")]
     assert rows(other) == [("graph_break", "poll"), ("compile", "trace")]
-
-
-def test_a_trace_without_compiling_has_no_rows(tmp_path: Path):
-    assert compiles(tmp_path, [step(0, 0, 1000), slice_("aten::mm", 10, 5)]).is_empty()

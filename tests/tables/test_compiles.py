@@ -87,16 +87,6 @@ class TestFullRecordings:
         assert grown["call_line"].unique().to_list() == [33]
         assert grown["def_line"].unique().to_list() == [35]
 
-    def test_later_backward_passes_belong_to_their_function_and_step(self, version: str):
-        backward = recorded(version).compiles.filter(pl.col("direction") == "backward")
-        assert set(backward.select("kind", "step_source").rows()) == {("compile", "time")}
-        assert backward.filter(pl.col("graph") == "0/0").select("function", "step").row(0) == ("forward", 0)
-
-    def test_what_an_attribute_became_is_told_by_the_next_reason(self, version: str):
-        calls = recorded(version).compiles.filter(pl.col("subject") == "self.calls")
-        assert (3, "3", "4") not in calls.select("step", "old", "new").rows()
-        assert (4, "3", "4") in calls.select("step", "old", "new").rows()
-
 
 def test_recording_without_reasons():
     """torch 2.6 tells no reason and no step: the steps come from the times, the causes stay null."""
@@ -111,11 +101,6 @@ def test_recording_without_reasons():
 
 
 class TestKinds:
-    def test_counters_of_old_versions(self):
-        row = only(run([{"kind": "compile", "count": 3, "step": 2, "source": "counters, torch 2.1.0"}]))
-        expected = ("compile", "torch.compile", 3, 2, None)
-        assert (row["kind"], row["backend"], row["count"], row["step"], row["cause"]) == expected
-
     def test_an_id_counts_attempts_not_versions(self):
         """A frame that failed once has id 0/1 at its first version; the size of its cache tells."""
         assert only(run([compile_event(graph="0/1", cache_entries=0)]))["kind"] == "compile"
@@ -129,33 +114,8 @@ class TestKinds:
         row = only(run([event]))
         assert (row["kind"], row["cause"], row["file"], row["line"]) == ("failure", "data_dependent", "/home/u/t.py", 4)
 
-    def test_a_failure_of_the_users_own_has_no_compilers_cause(self):
-        row = only(run([compile_event(guarded=False, fail_type="TorchRuntimeError", fail_reason="shapes do not fit")]))
-        assert (row["kind"], row["cause"]) == ("failure", None)
-
-    def test_the_limit_that_the_message_names(self):
-        event = compile_event(
-            guarded=None, is_forward=None, recompile_reason="0/7: n == 3", fail_type="Unsupported", limit=8,
-            fail_reason="Dynamo recompile limit exceeded ... cache size limit (currently set to 256). ...",
-        )  # fmt: skip
-        assert only(run([event]))["limit"] == 256
-
 
 class TestFilledFromOthers:
-    def test_ids_that_begin_anew_after_a_reset(self):
-        events = [
-            compile_event(graph="2/0", function="old", def_line=1),
-            compile_event(graph="2/0", function="new", def_line=9),
-            compile_event(graph="2/0", direction="backward", is_forward=False, function=None),
-        ]
-        assert run(events).compiles["function"].to_list() == ["old", "new", "new"]
-
-    def test_a_new_value_is_not_taken_from_another_subject(self):
-        events = [recompile_event(1, "s.n == 1"), recompile_event(2, "s.k == 5")]
-        assert run(events).compiles["new"].to_list() == [None, None]
-        events = [recompile_event(1, "s.n == 1"), recompile_event(2, "s.n == 5")]
-        assert run(events).compiles["new"].to_list() == ["5", None]
-
     def test_a_value_from_a_call_that_read_no_tensor_is_a_plain_constant(self):
         reason = "___stack0 == 17.5  # y = x * t  # me/u/t.py:6 in torch_dynamo_resume_in_f_at_5"
         stopped = "Graph break in user code at /home/u/t.py:5\nReason: Unsupported: {}\n"
@@ -201,13 +161,6 @@ class TestXla:
         assert table["direction"].to_list() == [None, *["device_to_host"] * 3]
         assert table["line"].to_list() == [28, 28, 28, None]
         assert table["count"].to_list() == [1, 1, 3, 1]
-
-    def test_fallbacks(self):
-        names = ("aten::median", "aten::nonzero")
-        events = [{"kind": "fallback", "backend": "torch_xla", "operator": name, "count": None} for name in names]
-        table = run(events).compiles
-        assert table["cause"].to_list() == ["unlowered", "data_dependent_shape"]
-        assert table["count"].to_list() == [None, None]  # not told, which is not once
 
 
 class TestDrift:

@@ -43,26 +43,6 @@ def build(tmp_path: Path, events: list[dict[str, Any]], steps: tuple[int, int] |
     return tables.build(run_of(path), BuildOptions(steps=steps))
 
 
-def test_steps_from_annotations_of_the_host(tmp_path: Path):
-    built = build(tmp_path, three_steps())
-    assert built.steps.select("step", "start_ns", "wall_ns", "in_window", "signal").rows() == [
-        (4, 10**18 + 100 * US, 100 * US, True, "profiler_step"),
-        (5, 10**18 + 200 * US, 100 * US, True, "profiler_step"),
-        (6, 10**18 + 300 * US, 101 * US, True, "profiler_step"),
-    ]
-    assert built.steps["forward_ns"].null_count() == 3
-    launched = built.events.filter(pl.col("category") == "kernel")
-    assert launched["step"].to_list() == [4, 5, 6]
-    assert built.events.filter(pl.col("category") == "python_function")["step"].to_list() == [None]
-    assert built.quality.counts["missing_steps"] == 0
-
-
-def test_missing_steps_are_counted(tmp_path: Path):
-    built = build(tmp_path, three_steps((4, 7, 8)))
-    assert built.quality.counts["missing_steps"] == 2
-    assert "2 step(s)" in "\n".join(note.text for note in built.quality.notes)
-
-
 @pytest.mark.parametrize(("first", "last", "kept"), [(5, 5, [5]), (5, 9, [5, 6]), (0, 4, [4])])
 def test_cut_to_steps_keeps_what_belongs_to_them(tmp_path: Path, first: int, last: int, kept: list[int]):
     built = build(tmp_path, three_steps(), (first, last))
@@ -75,21 +55,6 @@ def test_cut_to_steps_keeps_what_belongs_to_them(tmp_path: Path, first: int, las
     assert [names[i] for i in built.links["event"]] == ["gemm"] * len(kept)
     assert [names[i] for i in built.links["operator"]] == ["aten::mm"] * len(kept)
     assert [names[i] for i in built.links["frame"]] == ["train.py(1): main"] * len(kept)
-
-
-def test_cut_to_no_step_leaves_empty_tables(tmp_path: Path):
-    built = build(tmp_path, three_steps(), (100, 200))
-    assert (built.steps.height, built.events.height, built.links.height) == (0, 0, 0)
-
-
-def test_facts_of_a_rank_come_from_its_trace(tmp_path: Path):
-    built = build(tmp_path, three_steps(), distributedInfo={"rank": 3, "world_size": 8})
-    (rank,) = built.ranks
-    assert (rank.process, rank.world_size, rank.device) == ("rank-0", 8, "cuda")
-    assert (built.run.world_size, built.run.folder) == (8, str(tmp_path))
-    (row,) = built.traces.rows(named=True)
-    assert (row["owner"], row["events"], row["lost"], row["trace"]) == ("user", 16, 0, "rank3.pt.trace.json")
-    assert json.loads(row["metadata"])["distributedInfo"]["rank"] == 3
 
 
 def notes(built: Tables) -> str:
@@ -122,9 +87,3 @@ def test_device_alone(tmp_path: Path):
     built = build(tmp_path, [slice_of("gemm", 0, 5, "kernel", correlation=1)])
     assert "no launch of a kernel or copy was recorded" in notes(built)
     assert built.links["state"].to_list() == ["before_recording"]
-
-
-def test_host_alone(tmp_path: Path):
-    built = build(tmp_path, [slice_of("aten::mm", 0, 5)])
-    assert "device time" not in notes(built)
-    assert (built.ranks[0].device, built.links.height) == ("cpu", 0)

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from stepscope import tables
 from stepscope.read.raw import Frame, FrameNames, Losses, RawHost, RawRun, RawSegment
@@ -47,21 +45,6 @@ def roles(built: Tables) -> dict[int, tuple[str, str | None]]:
     return found
 
 
-def test_children_of_a_launcher_are_ranks_in_the_order_of_their_pids(tmp_path: Path):
-    head = 'process 10:"python /venv/bin/torchrun --nproc_per_node 2 train.py";'
-    text = f"{head}thread (10): MainThread;<module> (torchrun:3) 9\n"
-    for pid in (31, 12):
-        text += f'{head}process {pid}:"python train.py";thread ({pid}): MainThread;{BACKWARD} 4\n'
-    helper = 'process 13:"python -c from multiprocessing.resource_tracker import main;main(5)";'
-    text += f"{head}{helper}thread (13): MainThread;<module> (<string>:1) 1\n"
-    built = written(tmp_path, text)
-    assert roles(built) == {
-        10: ("launcher", None), 12: ("rank", "rank-0"), 31: ("rank", "rank-1"), 13: ("helper", None),
-    }  # fmt: skip
-    assert [info.rank for info in built.ranks] == [0, 1]
-    assert any("numbered by file and process id" in note.text for note in built.quality.notes)
-
-
 def test_a_parent_that_does_not_train_has_launched_the_child_that_does(tmp_path: Path):
     text = 'process 5:"python sweep.py";thread (5): MainThread;<module> (sweep.py:3) 9\n'
     text += f'process 5:"python sweep.py";process 6:"python train.py";thread (6): MainThread;{BACKWARD} 4\n'
@@ -95,13 +78,6 @@ def test_files_without_processes_or_threads_are_a_rank_each(tmp_path: Path):
     assert built.segments["samples"].to_list() == [15, 15]
 
 
-def test_a_thread_is_the_main_one_before_its_name_was_known(tmp_path: Path):
-    built = written(
-        tmp_path, f"thread (7);{BACKWARD} 2\nthread (7): MainThread;{BACKWARD} 3\nthread (8);f (a.py:1) 1\n"
-    )
-    assert built.stacks["main_thread"].to_list() == [True, True, False]
-
-
 def test_samples_of_damaged_records_are_counted(tmp_path: Path):
     head = 'process 5:"python train.py";thread (5): MainThread;'
     built = written(tmp_path, f'{head}{BACKWARD} 7\nprocess 5:"never closed;f (x.py:1) 9\n')
@@ -129,25 +105,6 @@ def test_real_files(name: str, expected: dict[str, int]):
 # ------------------------------------------------------------------------------------------------------ call paths
 
 
-@given(st.lists(st.lists(st.integers(0, 5), max_size=6), max_size=30))
-def test_every_path_is_one_node(stacks: list[list[int]]):
-    names = FrameNames()
-    numbers = [names.number(Frame(f"f{value}", "/u/a.py", value)) for value in range(6)]
-    paths = CallPaths(names)
-    found = [paths.add([numbers[value] for value in stack])[0] for stack in stacks]
-    nodes = paths.nodes_table()
-    for stack, node in zip(stacks, found, strict=True):
-        walked: list[int] = []
-        at: int | None = node if node >= 0 else None
-        while at is not None:
-            walked.append(nodes[at, "frame"])
-            parent = nodes[at, "parent"]
-            assert parent is None or parent < at
-            at = parent
-        assert walked[::-1] == stack
-    assert nodes.height == len({tuple(stack[:end]) for stack in stacks for end in range(1, len(stack) + 1)})
-
-
 def test_paths_beyond_the_limit_stand_under_one_name():
     names = FrameNames()
     paths = CallPaths(names, most=3)
@@ -160,9 +117,3 @@ def test_paths_beyond_the_limit_stand_under_one_name():
     assert paths.add(numbers[:3]) == kept
     frame = paths.frames_table().row(paths.nodes_table()[late[0][0], "frame"], named=True)
     assert "too many" in frame["function"]
-
-
-def test_native_frames_below_a_wait_wait(tmp_path: Path):
-    native = "accept4 (libc.so.6);0x7f1 (libc.so.6)"
-    text = f"{TRAIN};Condition.wait (threading.py:324);{native} 2\n{TRAIN};f (train.py:3);{native} 3\n{native} 1\n"
-    assert written(tmp_path, text).stacks["waiting"].to_list() == [True, False, False]

@@ -8,7 +8,6 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from stepscope.read.trace import TraceQuality
 from stepscope.tables import parts
 from stepscope.tables.schema import SCHEMAS
 from tests.tables.fakes import RUN_COLUMNS, FakeSource, Row, arrow, take_in
@@ -81,21 +80,6 @@ def test_chunks_and_files_make_no_difference(tmp_path: Path, monkeypatch: pytest
     assert links["method"].value_counts(sort=True).rows() == [("correlation", 40), ("flow", 20)]
 
 
-def test_impossible_durations_and_overlaps_are_counted(tmp_path: Path):
-    rows: list[Row] = [
-        {"start_ns": 0, "duration_ns": 100},
-        {"start_ns": 90, "duration_ns": 15},
-        {"start_ns": 200, "duration_ns": -3},
-    ]
-    quality = TraceQuality(events=9, salvaged=1, lost=2, unsupported=3, problems=("cut off",))
-    index, events, _ = take_in(tmp_path, FakeSource(rows, quality=quality))
-    assert (index.clipped, index.repaired) == (1, 1)
-    assert (index.events, index.salvaged, index.lost, index.unsupported) == (9, 1, 2, 3)
-    assert index.problems == ("cut off",)
-    assert events["duration_ns"].to_list() == [100, 15, 0]
-    assert events["self_ns"].to_list() == [90, 10, 0]
-
-
 def test_memory(tmp_path: Path):
     allocations = [
         {"time_ns": 5, "bytes": 512, "device_type": 0, "device": -1, "track": "1/9"},
@@ -111,11 +95,6 @@ def test_memory(tmp_path: Path):
         ("device-99:0", 1007, 8, None, 0, None, "1/1"),
         (None, 1008, None, None, None, None, "1/1"),
     ]
-
-
-def test_scratch_is_left_empty(tmp_path: Path):
-    take_in(tmp_path, FakeSource([FULL]))
-    assert [path.name for path in tmp_path.iterdir()] == ["entry"]
 
 
 @pytest.mark.parametrize(

@@ -55,10 +55,6 @@ def test_names_of_every_age_and_vendor(tmp_path: Path, category: str, device: st
     assert (link["event"], link["operator"], link["state"]) == (2, 0, "linked")
 
 
-def test_annotations_on_the_device_are_no_device_slices(tmp_path: Path):
-    assert linked(tmp_path, {**kernel(0), "category": "gpu_user_annotation", "correlation": 1}) == []
-
-
 @pytest.mark.parametrize("correlation", [{}, {"correlation": 0}])
 @pytest.mark.parametrize("kind", ["ac2g", "async"])
 def test_by_arrow_without_correlation(tmp_path: Path, correlation: dict[str, int], kind: str):
@@ -70,17 +66,6 @@ def test_by_arrow_without_correlation(tmp_path: Path, correlation: dict[str, int
         arrows=arrow(7, ("1/1", 20), ("0/7", 90), kind),
     )
     assert (link["launch"], link["operator"], link["method"], link["state"]) == (1, 0, "flow", "linked")
-
-
-def test_arrows_of_other_kinds_and_streams_say_nothing(tmp_path: Path):
-    (link,) = linked(
-        tmp_path,
-        op("aten::mm", 10, 50),
-        call(20),
-        kernel(90),
-        arrows=[*arrow(7, ("1/1", 20), ("0/8", 90)), *arrow(8, ("1/1", 20), ("0/7", 90), "fwdbwd")],
-    )
-    assert (link["launch"], link["state"]) == (None, "before_recording")
 
 
 def test_by_external_id_of_the_slice_or_of_its_launch(tmp_path: Path):
@@ -114,11 +99,6 @@ def test_by_time_on_the_launchs_thread_within_rounding(tmp_path: Path):
     ]
 
 
-def test_launch_outside_any_operator_keeps_its_function(tmp_path: Path):
-    (link,) = linked(tmp_path, FRAME, call(20, correlation=1), kernel(90, correlation=1))
-    assert (link["launch"], link["frame"], link["operator"], link["state"]) == (1, 0, None, "unlinked")
-
-
 @pytest.mark.parametrize("name", ["cudaGraphLaunch", "hipGraphLaunch", "cuGraphLaunch"])
 def test_kernels_of_a_graph_share_a_launch_and_are_apart(tmp_path: Path, name: str):
     rows = linked(
@@ -143,11 +123,6 @@ def test_correlations_that_come_twice(tmp_path: Path):
         kernel(5, correlation=5),
     )
     assert [row["operator"] for row in rows] == [0, 3, 0]
-
-
-def test_a_host_slice_with_the_same_correlation_is_no_launch(tmp_path: Path):
-    (link,) = linked(tmp_path, op("aten::mm", 0, 50, correlation=5), kernel(40, correlation=5))
-    assert link["state"] == "before_recording"
 
 
 # ------------------------------------------------------------------------------------------ backward to forward
@@ -180,30 +155,6 @@ def test_backward_reaches_the_forward_operator_that_made_the_node(tmp_path: Path
     assert (link["forward"], link["forward_method"], link["operator"]) == (2, "sequence", 5)
 
 
-def test_numbers_of_another_process_or_none_do_not_match(tmp_path: Path):
-    rows = linked(
-        tmp_path,
-        op("aten::mm", 20, 30, sequence=9, track="2/1"),
-        *backward(1000, 9),
-        *backward(2000, -1),
-    )
-    assert [row["forward"] for row in rows] == [None, None]
-
-
-def test_each_forward_thread_has_its_own_numbers(tmp_path: Path):
-    first = [op("first", 10 * i, 5, sequence=i, track="1/10") for i in range(1, 6)]
-    second = [op("second", 10 * i, 5, sequence=i, track="1/11") for i in range(4, 30)]
-    nodes = [
-        *backward(1000, 2, forward_thread=1),
-        *backward(1100, 3, forward_thread=1),
-        *backward(1200, 4, forward_thread=1),
-    ]
-    others = [row for i in range(4, 20) for row in backward(2000 + 100 * i, i, forward_thread=2)]
-    rows = linked(tmp_path, *first, *second, *nodes, *others)
-    assert [row["forward"] for row in rows[:3]] == [1, 2, 3]
-    assert [row["forward"] for row in rows[3:]] == [5 + i for i in range(16)]
-
-
 def test_backward_by_arrow_where_there_is_no_number(tmp_path: Path):
     node = {"track": "1/2", "forward_thread": 1}
     (link,) = linked(
@@ -216,8 +167,3 @@ def test_backward_by_arrow_where_there_is_no_number(tmp_path: Path):
         arrows=arrow(3, ("1/1", 20), ("1/2", 1000), "fwdbwd"),
     )
     assert (link["forward"], link["forward_method"]) == (0, "flow")
-
-
-def test_nothing_at_all(tmp_path: Path):
-    index, events, links = take_in(tmp_path, FakeSource([]))
-    assert (index.slices, events.height, links.height) == (0, 0, 0)

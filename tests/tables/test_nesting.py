@@ -23,30 +23,6 @@ def nested(*slices: tuple[int, int], functions: str = "", annotations: str = "",
     )
 
 
-def test_tree_in_any_order():
-    result = nested((60, 20), (0, 100), (65, 5), (10, 30))
-    assert result.parent.tolist() == [1, NONE, 0, 1]
-    assert result.depth.tolist() == [1, 0, 2, 1]
-    assert result.self_ns.tolist() == [15, 50, 5, 30]
-    assert result.clipped == 0
-
-
-def test_innermost_function_around():
-    result = nested((0, 100), (10, 80), (20, 10), (25, 2), (50, 5), functions="x x")
-    assert result.frame.tolist() == [NONE, 0, 0, 2, 0]
-
-
-def test_tracks_do_not_mix():
-    result = nested((0, 100), (10, 10), (20, 10), tracks="aba")
-    assert result.parent.tolist() == [NONE, NONE, 0]
-
-
-def test_neighbours_and_empty_slices():
-    result = nested((0, 10), (10, 10), (10, 0), (20, 0))
-    assert result.parent.tolist() == [NONE, NONE, 1, NONE]
-    assert result.self_ns.tolist() == [10, 10, 0, 0]
-
-
 def test_child_that_reaches_over_the_end_is_cut():
     result = nested((0, 100), (90, 12))
     assert result.parent.tolist() == [NONE, 0]
@@ -68,24 +44,6 @@ def test_annotation_outlives_the_function_that_opened_it():
     assert result.frame.tolist() == [NONE, 0, NONE, NONE]
     assert result.self_ns.tolist() == [44, 6, 10, 10]
     assert result.clipped == 1
-
-
-def test_annotation_in_a_parent_that_rounds_short_is_cut():
-    result = nested((0, 50), (0, 51), annotations=" x", functions="")
-    assert result.parent.tolist() == [1, NONE]  # the longer one is outer
-    result = nested((0, 50), (1, 50), annotations="xx")
-    assert result.parent.tolist() == [NONE, 0]
-
-
-def test_equal_times_nest_by_precedence():
-    args = np.array([0, 0]), np.array([5, 5]), np.array([10, 10])
-    flags = np.array([False, False])
-    result = nest(*args, is_function=flags, is_annotation=flags, precedence=np.array([2, 1]))
-    assert result.parent.tolist() == [1, NONE]
-
-
-def test_nothing():
-    assert nested().parent.tolist() == []
 
 
 slices = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 40), st.booleans(), st.booleans()), max_size=30)

@@ -156,11 +156,6 @@ def test_around_a_closure_a_line_stays_other(tmp_path: Path):
     assert found == {"loss": "other", "log": "other", "Closure.__call__": "forward"}
 
 
-def test_other_threads_have_no_phase(tmp_path: Path):
-    table = build(tmp_path, record(ROOT, CALL, tid=105, name="Thread-1")).stacks
-    assert (table[0, "phase"], table[0, "main_thread"], table[0, "role"]) == (None, False, "rank")
-
-
 @pytest.mark.parametrize(
     ("frames", "waiting"),
     [
@@ -173,23 +168,6 @@ def test_other_threads_have_no_phase(tmp_path: Path):
 )
 def test_waiting_by_leaf(tmp_path: Path, frames: list[str], waiting: bool):
     assert one(tmp_path, *frames)["waiting"] is waiting
-
-
-def test_backward_on_a_device_waits(tmp_path: Path):
-    leaf = "_engine_run_backward (/v/torch/autograd/graph.py:979)"
-    assert one(tmp_path, ROOT, leaf, rank_json={"device": "cuda:0"})["waiting"] is True
-
-
-def test_a_known_wait_is_one_whatever_the_sampler_calls_idle(tmp_path: Path):
-    built = build(tmp_path, record(ROOT, WAIT), index=[{"idle": None}])
-    assert built.stacks[0, "waiting"] is True
-    assert built.segments[0, "idle"] is None
-
-
-def test_our_own_frames_are_removed(tmp_path: Path):
-    built = build(tmp_path, record(ROOT, AGENT, NEXT))
-    assert [frame["file"].rsplit("/", 1)[-1] for frame in path(built)] == ["train.py", "train.py", "dataloader.py"]
-    assert built.stacks[0, "phase"] == "data_wait"
 
 
 def test_our_own_thread_is_left_out(tmp_path: Path):
@@ -218,21 +196,6 @@ def test_what_our_wrappers_hand_over_to_is_the_runs_own(tmp_path: Path):
     assert ends == {"dumps", "backward"}
 
 
-def test_exporting_a_window_is_nobodys_line(tmp_path: Path):
-    window = "_end (/opt/x/stepscope/record/agent/window.py:256)"
-    raw = record(ROOT, window, "profile.export_chrome_trace (/v/torch/autograd/profiler.py:545)", count=9) + record(
-        ROOT
-    )
-    result = build(tmp_path, raw)
-    assert result.stacks["samples"].to_list() == [1]
-    assert result.quality.counts["own_stack_samples"] == 9
-
-
-def test_project_folder_that_is_named_like_us_is_the_users(tmp_path: Path):
-    built = build(tmp_path, record(ROOT, "f (/home/u/stepscope/examples/train.py:3)"))
-    assert path(built)[-1]["file"] == "/home/u/stepscope/examples/train.py"
-
-
 def test_fork_worker_drops_its_parents_frames(tmp_path: Path):
     own = "D.__getitem__ (/home/u/train.py:12)"
     raw = record(ROOT, "DataLoader.__iter__ (/v/torch/utils/data/dataloader.py:505)", RUN, WORKER_LOOP, own, pid=200)
@@ -247,13 +210,6 @@ def test_fork_worker_drops_its_parents_frames(tmp_path: Path):
     assert table["process"].to_list() == ["rank-0", "rank-0"]
     assert table["phase"].to_list() == [None, None]
     assert table["waiting"].to_list() == [False, True]
-
-
-def test_other_forked_child_is_cut_at_its_run(tmp_path: Path):
-    built = build(tmp_path, record(ROOT, RUN, "child (/home/u/train.py:9)", pid=200))
-    table = built.stacks
-    assert [frame["function"] for frame in path(built)] == ["BaseProcess.run", "child"]
-    assert (table[0, "role"], table[0, "process"]) == ("other", "rank-0")
 
 
 def test_torn_stacks_are_left_out_and_counted(tmp_path: Path):
@@ -309,14 +265,3 @@ def test_real_samples_keep_their_sum(tmp_path: Path, name: str, pid: int):
     first = result.stacks.with_row_index().filter(pl.col("main_thread") & (pl.col("role") == "loader_worker"))
     roots = [frames[0]["file"] for row in first["index"] if (frames := path(result, row))]
     assert any(file.endswith("worker.py") for file in roots)
-
-
-@pytest.mark.skipif(not SHARED.exists(), reason="the folder of recorded traces is not here")
-def test_real_data_starved_loop_waits_for_data(tmp_path: Path):
-    text = (SHARED / "databound_idle.txt").read_text(encoding="utf-8", errors="surrogateescape")
-    table = build(tmp_path, text, pid=26221).stacks
-    main = table.filter(pl.col("main_thread") & (pl.col("role") == "rank") & (pl.col("phase") != "startup"))
-    in_loop = main.filter(pl.col("phase").is_in(["data_wait", "forward", "backward", "optimizer"]))
-    wait = in_loop.filter(pl.col("phase") == "data_wait")
-    assert 0.5 < wait["samples"].sum() / in_loop["samples"].sum() < 0.8  # 64.7 % when it was recorded
-    assert wait.filter(pl.col("waiting"))["samples"].sum() > 0.9 * wait["samples"].sum()

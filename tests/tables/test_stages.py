@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.tables.phases import stage_marks
+from stepscope.read.raw import Frame
+from stepscope.tables.phases import compiles
 
 # Sampled with py-spy while torch 2.13 compiled a model (inductor and aot_eager), and while the compiled model trained.
 COMPILING = [
@@ -44,19 +45,8 @@ RUNNING = [
 ]
 
 
-@pytest.mark.parametrize(("function", "file"), COMPILING)
-def test_compilers_are_told(function: str, file: str) -> None:
-    assert stage_marks(function, file) == "compile"
-
-
-@pytest.mark.parametrize(("function", "file"), RUNNING)
-def test_what_compiled_code_passes_through_is_no_compilation(function: str, file: str) -> None:
-    assert stage_marks(function, file) is None
-
-
 @pytest.mark.parametrize(
-    "file",
-    ["<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>", "/usr/lib/importlib/_bootstrap.py"],
+    ("function", "file", "expected"), [*((*one, True) for one in COMPILING), *((*one, False) for one in RUNNING)]
 )
-def test_the_import_system_is_told(file: str) -> None:
-    assert stage_marks("_find_and_load", file) == "import"
+def test_compilers_are_told_from_what_compiled_code_passes_through(function: str, file: str, expected: bool) -> None:
+    assert compiles(Frame(function, file, None)) is expected

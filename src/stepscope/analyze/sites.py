@@ -8,13 +8,13 @@ the framework makes loaders from, else none.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import polars as pl
 
 from stepscope.engine.journal import event_data, parse_json, place_of
 from stepscope.model import FrameworkFacts, Note, Place, Settings, Site, StepFacts
+from stepscope.read.text import string
 from stepscope.tables.schema import Tables
 
 # First folder of an installed package -> the framework whose words an advice takes.
@@ -51,7 +51,7 @@ def facts(tables: Tables) -> tuple[Site, ...]:
             place=place_of(data),
             arguments=_arguments(data),
             rank=row["rank"] if row["rank"] is not None else 0,
-            via=data["via"] if isinstance(data.get("via"), str) else None,
+            via=string(data.get("via")),
         )
         for row, data in event_data(tables, "site")
     )
@@ -137,18 +137,16 @@ def _told(site: _Data) -> str | None:
 
 
 def _most_alike(sites: list[_Data], event: _Data | None) -> _Data | None:
-    if not sites or event is None:
-        return sites[0] if sites else None
+    usual = {"num_workers": 0, "batch_size": 1}
 
     def likeness(data: _Data) -> int:
-        arguments = _arguments(data)
-        same = 0
-        for name in ("num_workers", "batch_size"):
-            default = 0 if name == "num_workers" else 1
-            same += first_int(arguments.get(name), default) == first_int(event.get(name), default)
-        return same
+        said = _arguments(data)
+        return sum(
+            first_int(said.get(name), value) == first_int((event or {}).get(name), value)
+            for name, value in usual.items()
+        )
 
-    return max(sites, key=likeness)
+    return max(sites, key=likeness if event is not None else lambda _: 0, default=None)
 
 
 def first_int(*values: object) -> int | None:
@@ -192,25 +190,27 @@ def framework(tables: Tables, train: StepFacts | None) -> FrameworkFacts | None:
     if not events:
         return None
     first = events[0]
-    name, counts = _text(first, "name") or "?", _text(first, "counts")
+    name, counts = string(first.get("name")) or "?", string(first.get("counts"))
     counted, cut, parted = _counts(tables, counts)
     return FrameworkFacts(
         name=name,
-        package=_text(first, "package") or "",
-        version=_text(first, "version"),
+        package=string(first.get("package")) or "",
+        version=string(first.get("version")),
         supported=first.get("supported") is True,
         checked=_texts(first.get("checked")),
         seams=_texts(first.get("seams")),
         missing=_texts(first.get("missing")),
-        counter=_text(first, "counter"),
+        counter=string(first.get("counter")),
         counts=counts,
-        trainer=_text(first, "trainer") or "",
+        trainer=string(first.get("trainer")) or "",
         on_top=tuple(
             f"{entry['name']} {entry.get('version') or ''}".strip()
             for entry in first.get("on_top") or ()
             if isinstance(entry, dict) and isinstance(entry.get("name"), str)
         ),
-        also=tuple(dict.fromkeys(other for event in events if (other := _text(event, "name")) not in (name, None))),
+        also=tuple(
+            dict.fromkeys(other for event in events if (other := string(event.get("name"))) not in (name, None))
+        ),
         cut_by=train.signal if train is not None else None,
         steps_counted=counted,
         steps_cut=cut,
@@ -240,19 +240,13 @@ def _counts(tables: Tables, counts: str | None) -> tuple[int | None, int | None,
         return None, None, None
     theirs = pl.col("framework_step").diff().over("process")
     ours = pl.col("fetches").fill_null(0) if counts == BATCHES else pl.lit(1, dtype=pl.Int64)
-    steps = steps.sort("process", "step").with_columns(theirs=theirs, ours=ours)
     # the first of a training has nothing before it to differ from: it is taken as the others are
-    steps = steps.with_columns(theirs=pl.when(pl.col("theirs") < 0).then(None).otherwise(pl.col("theirs")))
+    steps = steps.sort("process", "step").with_columns(theirs=pl.when(theirs >= 0).then(theirs), ours=ours)
     usual = steps["theirs"].median()
-    first = pl.col("ours") if usual is None else pl.lit(round(float(usual)), dtype=pl.Int64)  # type: ignore[arg-type]
-    steps = steps.with_columns(theirs=pl.col("theirs").fill_null(first))
-    apart = steps.filter(pl.col("theirs") != pl.col("ours"))
-    return int(steps["theirs"].sum()), int(steps["ours"].sum()), None if apart.is_empty() else int(apart["step"][0])
-
-
-def _text(event: Mapping[str, Any], key: str) -> str | None:
-    value = event.get(key)
-    return value if isinstance(value, str) else None
+    first = pl.lit(round(usual), dtype=pl.Int64) if isinstance(usual, float) else pl.col("ours")
+    steps = steps.with_columns(pl.col("theirs").fill_null(first))
+    apart = steps.filter(pl.col("theirs") != pl.col("ours"))["step"].to_list()
+    return int(steps["theirs"].sum()), int(steps["ours"].sum()), next(iter(apart), None)
 
 
 def _texts(value: Any) -> tuple[str, ...]:

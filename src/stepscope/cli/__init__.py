@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Any, NamedTuple, NoReturn
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -172,7 +172,9 @@ def load(name: str, command: Command) -> Any:
     epilog = "\n".join(["\b", "Example:" if len(command.examples) == 1 else "Examples:"])
     epilog += "".join(f"\n  {example}" for example in command.examples)
     register = app.command(name, epilog=epilog, context_settings=dict(command.settings))
-    register(getattr(importlib.import_module(module), function))
+    from stepscope.cli.options import ungrouped
+
+    register(ungrouped(getattr(importlib.import_module(module), function)))
     return typer.main.get_command(app)
 
 
@@ -213,17 +215,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         status = application().main(args=arguments, prog_name="stepscope", standalone_mode=False)
     except StepscopeError as error:
-        _fail(str(error), error.exit_code)
+        say(str(error))
+        status = error.exit_code
     except PARSE_ERROR as error:
         command = error.ctx.command_path if error.ctx else "stepscope"
-        _fail(f"{error.format_message().rstrip('.')}; see `{command} --help`", UsageError.exit_code)
+        say(f"{error.format_message().rstrip('.')}; see `{command} --help`")
+        status = UsageError.exit_code
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        _fail(
-            f"no space left on device{f' for {error.filename}' if error.filename else ''}; send the output elsewhere",
-            EnvironmentRefusal.exit_code,
-        )
+        what = f" for {error.filename}" if error.filename else ""
+        say(f"no space left on device{what}; send the output elsewhere")
+        status = EnvironmentRefusal.exit_code
     sys.exit(status if isinstance(status, int) else 0)
 
 
@@ -252,8 +255,8 @@ def process() -> None:
     os._exit(status)
 
 
-def _fail(message: str, exit_code: int) -> NoReturn:
+def say(text: str) -> None:
+    """One line of ours on stderr."""
     from stepscope.report.escape import one_line
 
-    print(f"stepscope: {one_line(message)}", file=sys.stderr)
-    sys.exit(exit_code)
+    print(f"stepscope: {one_line(text)}", file=sys.stderr, flush=True)

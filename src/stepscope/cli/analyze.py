@@ -1,8 +1,10 @@
-"""`stepscope analyze`: a recorded run, or traces that others recorded → the report, on the terminal and in files."""
+"""`stepscope analyze`: a recorded run, or traces that others recorded → the report on the terminal and in files; with
+`--table NAME` or `--diff PATH` one table in full, on the terminal, as CSV or as JSON."""
 
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,32 +12,14 @@ import typer
 
 from stepscope.cli.options import (
     CsvFile,
-    Define,
-    Device,
-    DiffPath,
-    DiffSpan,
-    DiffWorker,
     FailOn,
-    Filter,
     Force,
-    Group,
     HtmlFile,
     JsonFile,
-    Library,
-    NoCache,
     NoSource,
-    PathMap,
-    Sort,
-    SourceRoot,
-    Span,
-    Step,
-    Steps,
-    Table,
-    TablesFolder,
-    Top,
-    Worker,
+    OptionGroup,
+    Reading,
     parse_checks,
-    read_options,
     spare_memory,
 )
 from stepscope.errors import UsageError
@@ -44,6 +28,106 @@ if TYPE_CHECKING:
     from stepscope.api import Run
     from stepscope.model import Report
     from stepscope.report import outputs
+    from stepscope.report.table import TableDocument
+
+DIFF_TABLES = ("overview", "tensorboard", "operators", "kernels", "modules", "tree")
+OF_PROFILED = ("operators", "kernels", "modules", "stacks")  # whose times are of profiled steps alone
+DIFF_SHOWN = ("overview", "operators", "kernels", "modules")  # when none is named
+DIFF_ROWS = 8  # of each table when none is named
+DEFAULT_ROWS = 30  # of a table on a terminal; files get all
+
+
+class TableOptions(OptionGroup, frozen=True):
+    """What was asked for of tables."""
+
+    table: Annotated[
+        str | None, typer.Option("--table", metavar="NAME", help="Show one table in full; names above.")
+    ] = None
+    sort: Annotated[
+        str | None,
+        typer.Option(
+            "--sort",
+            metavar="COLUMN",
+            help="Order of a table: self_device, total_device, self_host, total_host, calls, self_memory, mean, max "
+            "or a column of it.",
+        ),
+    ] = None
+    top: Annotated[
+        int | None, typer.Option("--top", metavar="N", help="Rows of a table; 0 is all. 30 on a terminal.")
+    ] = None
+    filter_: Annotated[
+        str | None,
+        typer.Option("--filter", metavar="REGEX", help="Rows of a table whose name matches; of stacks, the operator."),
+    ] = None
+    group: Annotated[
+        str | None,
+        typer.Option(
+            "--group",
+            metavar="BY",
+            help="Rows of operators: name or shapes; of kernels: name or launch; of compiles: cause or change; of "
+            "compile-steps: kind or step.",
+        ),
+    ] = None
+    worker: Annotated[
+        str | None, typer.Option("--worker", metavar="NAME", help="The worker a table is of; all by default.")
+    ] = None
+    span: Annotated[
+        int | None, typer.Option("--span", metavar="N", help="The span a table is of, from 1 on; all by default.")
+    ] = None
+    device: Annotated[
+        int | None, typer.Option("--device", metavar="N", help="The device a table is of; all by default.")
+    ] = None
+    step: Annotated[int | None, typer.Option("--step", metavar="N", help="Operators of one step only.")] = None
+    define: Annotated[bool, typer.Option("--define", help="Say below a table what its columns mean.")] = False
+    csv: CsvFile = None
+    diff: Annotated[
+        Path | None, typer.Option("--diff", metavar="PATH", help="Compare with this run, trace or folder of traces.")
+    ] = None
+    diff_worker: Annotated[
+        str | None, typer.Option("--diff-worker", metavar="NAME", help="The worker of it to compare with.")
+    ] = None
+    diff_span: Annotated[
+        int | None, typer.Option("--diff-span", metavar="N", help="The span of it to compare with.")
+    ] = None
+
+    def check(self, json_file: str | None, html_file: str | None, *, force: bool) -> bool:
+        """Whether a table was asked for, and not the report.
+
+        Raises `UsageError` for options that contradict each other or mean nothing, before the long work.
+        """
+        if self.table is None and self.diff is None:
+            given = {name: getattr(self, name) for name in self.__struct_fields__}
+            unused = next((name for name, value in given.items() if value is not None and value is not False), None)
+            if unused is not None:
+                option = "--" + unused.rstrip("_").replace("_", "-")
+                raise UsageError(f"{option} belongs to a table; add --table NAME or --diff PATH")
+            return False
+        wrong = {
+            "--html writes the report; leave out --table and --diff, or write --csv or --json": html_file is not None,
+            "--diff with --json or --csv: which table? add --table " + " or ".join(DIFF_TABLES): (
+                self.table is None and bool(json_file or self.csv)
+            ),
+            f"--table {self.table}: not with --diff; there are {', '.join(DIFF_TABLES)}": (
+                self.diff is not None and self.table not in (None, *DIFF_TABLES)
+            ),
+            "--diff-worker and --diff-span belong to --diff PATH; add it": (
+                self.diff is None and (self.diff_worker is not None or self.diff_span is not None)
+            ),
+            f"--top {self.top}: a number of rows, or 0 for all": self.top is not None and self.top < 0,
+        }
+        first = next((text for text, is_so in wrong.items() if is_so), None)
+        if first is not None:
+            raise UsageError(first)
+        from stepscope.report.outputs import check_files
+
+        check_files({"--json": json_file, "--csv": self.csv}, force=force)
+        return True
+
+    def rows(self, json_file: str | None) -> int | None:
+        """How many rows: as asked, else all in files and a screenful on a terminal; 0 is all."""
+        if self.top is not None:
+            return self.top or None
+        return None if json_file or self.csv else DEFAULT_ROWS
 
 
 def analyze(
@@ -51,30 +135,13 @@ def analyze(
         list[Path],
         typer.Argument(metavar="PATH...", help="A run folder, or files of traces, stacks or torch_xla, and folders."),
     ],
-    source_root: SourceRoot = None,
-    map_: PathMap = None,
-    library: Library = None,
-    steps: Steps = None,
-    tables: TablesFolder = None,
-    no_cache: NoCache = False,
+    reading: Reading,
     json_file: JsonFile = None,
     html_file: HtmlFile = None,
     no_source: NoSource = False,
     force: Force = False,
-    table: Table = None,
-    sort: Sort = None,
-    top: Top = None,
-    filter_: Filter = None,
-    group: Group = None,
-    worker: Worker = None,
-    span: Span = None,
-    device: Device = None,
-    step: Step = None,
-    define: Define = False,
-    csv_file: CsvFile = None,
-    diff: DiffPath = None,
-    diff_worker: DiffWorker = None,
-    diff_span: DiffSpan = None,
+    *,
+    wanted: TableOptions,
     fail_on: FailOn = None,
 ) -> None:
     """Show the report of a recorded run, or of traces, sampled stacks or torch_xla reports from anywhere.
@@ -101,56 +168,27 @@ def analyze(
     first compile: there the check is the rule "too frequent".
     """
     from stepscope import api
-    from stepscope.cli import settings
-    from stepscope.cli.tables import TableOptions, show_diff, show_table
     from stepscope.report import outputs
 
-    wanted = TableOptions(
-        table=table,
-        sort=sort,
-        top=top,
-        pattern=filter_,
-        group=group,
-        worker=worker,
-        span=span,
-        device=device,
-        step=step,
-        define=define,
-        diff_worker=diff_worker,
-        diff_span=diff_span,
-        json_file=json_file,
-        csv_file=csv_file,
-        force=force,
-        against=diff,
-    )
     checks = parse_checks(fail_on)
-    if checks and diff is not None:
+    if checks and wanted.diff is not None:
         raise UsageError("--fail-on checks one run; leave out --diff")
-    wanted.check(html_file)
+    of_table = wanted.check(json_file, html_file, force=force)
     plan = outputs.Plan(json_file=json_file, html_file=html_file, force=force)
     spare_memory(paths)
     with outputs.reading("reading") as progress:
-        options = read_options(
-            source_root=source_root,
-            map_=map_,
-            library=library,
-            steps=steps,
-            tables=tables,
-            no_cache=no_cache,
-            progress=progress,
-            ignored=settings.load().ignore,
-        )
+        options = reading.options(progress, judged=True)
         run = api.open_run(*paths, options=options)
-        other = api.open_run(diff, options=options) if diff is not None else None
-        if not wanted.any:
+        other = api.open_run(wanted.diff, options=options) if wanted.diff is not None else None
+        if not of_table:
             plan.check(run.folder if run.recorded else None)
             report = run.report(source=not no_source)
-        for opened in filter(None, (run, other)) if wanted.any else ():
+        for opened in filter(None, (run, other)) if of_table else ():
             opened.load()  # the long part, while progress is shown
     if other is not None:
-        show_diff(run, other, wanted)
-    elif table is not None:
-        show_table(run, wanted)
+        _show_diff(run, other, wanted, json_file)
+    elif of_table:
+        _show_table(run, wanted, json_file)
     else:
         _show_report(run, report, plan, paths, source=not no_source)
     if checks:
@@ -170,3 +208,80 @@ def _show_report(run: Run, report: Report, plan: outputs.Plan, paths: list[Path]
         names = " ".join(shlex.quote(str(path)) for path in paths)
         outputs.show(report, page=page, again=None if run.recorded else f"stepscope analyze {names} --html report.html")
     plan.write(report, render)
+
+
+def _show_table(run: Run, wanted: TableOptions, json_file: str | None) -> None:
+    """Print or write the table of `run`."""
+    from stepscope.analyze.views.select import TABLES, Selection
+    from stepscope.report import sentences
+    from stepscope.report.table import Choice, document
+
+    table = (wanted.table or "").replace("_", "-")
+    if table not in TABLES:
+        raise UsageError(f"--table {wanted.table}: no such table; there are {', '.join(TABLES)}")
+    of_stacks = table == "stacks"
+    selection = Selection(
+        worker=wanted.worker,
+        span=wanted.span,
+        device=wanted.device,
+        step=wanted.step,
+        group=wanted.group,
+        name=wanted.filter_ if of_stacks else None,
+    )
+    found = run.table(table, selection)
+    slowed = sentences.profiled(run.profiled) if table in OF_PROFILED else None
+    notes = (*found.notes, slowed) if slowed else found.notes
+    choice = Choice(wanted.sort, wanted.rows(json_file), None if of_stacks else wanted.filter_)
+    _put([document(table, found.rows, choice, notes=notes, absent=found.absent)], run, wanted, json_file)
+
+
+def _show_diff(run: Run, other: Run, wanted: TableOptions, json_file: str | None) -> None:
+    """Print or write what differs between two runs, traces or spans."""
+    from stepscope.analyze.views.select import Selection
+    from stepscope.report.table import Choice, diff_shown, document
+
+    found = run.diff(
+        other,
+        selection=Selection(worker=wanted.worker, span=wanted.span),
+        against=Selection(worker=wanted.diff_worker, span=wanted.diff_span),
+    )
+    top = wanted.rows(json_file) if wanted.table or wanted.top is not None else DIFF_ROWS
+    choice = Choice(wanted.sort, top, wanted.filter_)
+    documents = [
+        document(
+            "diff",
+            found.tables.get(name, ()),
+            choice,
+            absent=found.absent.get(name, "nothing to compare"),
+            shown=diff_shown(name, found),
+        )
+        for name in ((wanted.table,) if wanted.table else DIFF_SHOWN)
+    ]
+    _put(documents, run, wanted, json_file, notes=found.notes)
+
+
+def _put(
+    documents: list[TableDocument],
+    run: Run,
+    wanted: TableOptions,
+    json_file: str | None,
+    notes: tuple[str, ...] = (),
+) -> None:
+    from stepscope.report import outputs, table
+    from stepscope.report.escape import one_line
+    from stepscope.report.words import Shortener
+
+    if json_file is not None:
+        outputs.emit(json_file, table.to_json(documents[0]))
+    if wanted.csv is not None:
+        outputs.emit(wanted.csv, table.to_csv(documents[0]))
+    if outputs.STDOUT in (json_file, wanted.csv):
+        return
+    console = outputs.console(sys.stdout)
+    shorten = Shortener({"cwd": str(run.folder), "user_roots": run.tables.run.user_roots})
+    for index, found in enumerate(documents):
+        if index:
+            console.print()
+        table.show(found, console, shorten, define=wanted.define)
+    for note in notes:
+        console.print(one_line(note), soft_wrap=True)

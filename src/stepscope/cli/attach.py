@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from stepscope.cli import say
 from stepscope.cli.options import CsvFile, Force, JsonFile, Rate, Rows, RunFolder
 from stepscope.record.host.options import DEFAULT_RATE_HZ
-
-if TYPE_CHECKING:
-    from stepscope.cli.hotspots import Wanted
-    from stepscope.record.host.attach import Attached, AttachOptions
 
 _ENDINGS = {"interrupt": ", ended by Ctrl-C", "job": ", until the job ended"}
 
@@ -41,43 +38,28 @@ def attach(
     """
     from stepscope.cli.hotspots import Wanted, parse_rows
     from stepscope.record.host.attach import AttachOptions
-    from stepscope.report import outputs
-
-    outputs.check_files({"--json": json_file, "--csv": csv_file}, force=force)
-    number = parse_rows(rows)
-    attached = _sample(AttachOptions(pid=pid, seconds=seconds, rate_hz=rate, out=out, native=native))
-    _say(attached, pid)
-    _show(Wanted(paths=(attached.run,), rows=number, json_file=json_file, csv_file=csv_file))
-
-
-def _sample(options: AttachOptions) -> Attached:
     from stepscope.record.host.attach import attach as sample
     from stepscope.report import outputs
+    from stepscope.report.escape import one_line
 
+    outputs.check_files({"--json": json_file, "--csv": csv_file}, force=force)
+    wanted = Wanted(parse_rows(rows), json_file, csv_file)
+    options = AttachOptions(pid=pid, seconds=seconds, rate_hz=rate, out=out, native=native)
     with outputs.reading("sampling") as shown:
 
         def progress(passed: float, total: float) -> None:
             if shown is not None:
-                shown(f"process {options.pid}", round(passed * 1000), round(total * 1000))
+                shown(f"process {pid}", round(passed * 1000), round(total * 1000))
 
-        return sample(options, progress)
-
-
-def _say(attached: Attached, pid: int) -> None:
-    from stepscope.report.escape import one_line
-
+        attached = sample(options, progress)
     how = _ENDINGS.get(attached.ended, "")
     print(f"Sampled process {pid} for {attached.seconds:.1f} s{how}: {one_line(str(attached.run))}", file=sys.stderr)
     if attached.problem is not None:
-        print(f"stepscope: {one_line(attached.problem)}", file=sys.stderr)
-
-
-def _show(wanted: Wanted) -> None:
+        say(attached.problem)
     from stepscope import api
     from stepscope.analyze.host.hotspots import HotspotOptions
-    from stepscope.report import outputs
 
-    with outputs.reading("reading") as progress:
-        run = api.open_run(*wanted.paths, options=api.ReadOptions(progress=progress))
+    with outputs.reading("reading") as reading:
+        run = api.open_run(attached.run, options=api.ReadOptions(progress=reading))
         found = run.hotspots(HotspotOptions())
     wanted.put(run, found)

@@ -5,19 +5,18 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from msgspec import Struct
 
-from stepscope.cli.checks import FAILED, NOT_JUDGED, PASSED, say
-from stepscope.cli.options import Force, Library, NoCache, NoSource, PathMap, Quiet, SourceRoot, read_options
+from stepscope.cli import say
+from stepscope.cli.checks import FAILED, NOT_JUDGED, OUTCOMES, PASSED
+from stepscope.cli.options import Force, Library, NoCache, NoSource, PathMap, Quiet, Reading, SourceRoot
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
     from stepscope.model.comparison import Comparison
 
-SLOWER = "slower"
 _CHECK = re.compile(r"slower=([0-9]{1,6}(?:\.[0-9]{1,6})?)\s?%")
 
 
@@ -76,31 +75,37 @@ def compare(
     """
     from stepscope import comparing
     from stepscope.analyze.views.select import Selection
-    from stepscope.report import outputs
+    from stepscope.comparison.thresholds import THRESHOLD, Limits
+    from stepscope.dashboard.pages import compare as page
+    from stepscope.report import comparison_report, outputs
+    from stepscope.report.values import json_bytes
 
-    limits = _limits(limit := parse_slower(fail_on))
+    limit = parse_slower(fail_on)
+    # an effect that was asked for matters, however small it is
+    limits = Limits(threshold=min(THRESHOLD, limit or THRESHOLD))
     if top is not None and top < 0:
         raise UsageError(f"--top {top}: a number of rows, or 0 for all")
-    wanted = _Wanted(json_file, html_file, csv_file, top, source=not no_source, quiet=quiet)
-    outputs.check_files(wanted.files, force=force)
+    files = {"--json": json_file, "--html": html_file, "--csv": csv_file}
+    outputs.check_files(files, force=force)
+    reading = Reading(source_root=source_root, map_=map_, library=library, no_cache=no_cache)
     with outputs.reading("reading") as progress:
-        options = read_options(
-            source_root=source_root,
-            map_=map_,
-            library=library,
-            no_cache=no_cache,
-            progress=progress,
-            ignored=_ignored(),
-        )
         found = comparing.compare(
             a,
             b,
-            options=options,
+            options=reading.options(progress, judged=True),
             selection=Selection(worker=worker, span=span),
             against=Selection(worker=against_worker, span=against_span),
             limits=limits,
         )
-    wanted.put(found)
+    document = comparison_report.comparison_document(found, source=not no_source)
+    if json_file is not None:
+        outputs.emit(json_file, json_bytes(document))
+    if html_file is not None:
+        outputs.emit(html_file, page.render(document).encode("utf-8"))
+    if csv_file is not None:
+        outputs.emit(csv_file, comparison_report.to_csv(found.changes))
+    if outputs.STDOUT not in files.values() and not quiet:
+        comparison_report.render(document, outputs.console(sys.stdout), top=top)
     if limit is not None:
         raise typer.Exit(_judge(found, limit, quiet=quiet))
 
@@ -116,61 +121,14 @@ def parse_slower(texts: list[str] | None) -> float | None:
     return min(fractions, default=None)
 
 
-class _Wanted(Struct, frozen=True):
-    """What goes where."""
-
-    json_file: str | None
-    html_file: str | None
-    csv_file: str | None
-    top: int | None
-    source: bool
-    quiet: bool
-
-    @property
-    def files(self) -> dict[str, str | None]:
-        return {"--json": self.json_file, "--html": self.html_file, "--csv": self.csv_file}
-
-    def put(self, found: Comparison) -> None:
-        """Write the files and, unless one of them is stdout, print the comparison."""
-        from stepscope.dashboard.pages import compare as page
-        from stepscope.report import comparison_report, outputs
-        from stepscope.report.values import json_bytes
-
-        document: dict[str, Any] = comparison_report.comparison_document(found, source=self.source)
-        if self.json_file is not None:
-            outputs.emit(self.json_file, json_bytes(document))
-        if self.html_file is not None:
-            outputs.emit(self.html_file, page.render(document).encode("utf-8"))
-        if self.csv_file is not None:
-            outputs.emit(self.csv_file, comparison_report.to_csv(found.changes))
-        if outputs.STDOUT not in self.files.values() and not self.quiet:
-            comparison_report.render(document, outputs.console(sys.stdout), top=self.top)
-
-
-def _limits(fraction: float | None) -> Any:
-    """An effect that was asked for matters, however small it is."""
-    from stepscope.comparison.sides import Limits
-
-    usual = Limits()
-    return usual if fraction is None or fraction == 0 else Limits(threshold=min(usual.threshold, fraction))
-
-
-def _ignored() -> Any:
-    from stepscope.cli import settings
-
-    return settings.load().ignore
-
-
 def _judge(found: Comparison, limit: float, *, quiet: bool) -> int:
     """Say what the check came to, and return the exit status."""
     from stepscope.comparison.verdicts import slower_by
 
     seen = slower_by(found, limit)
-    name = f"{SLOWER}={limit * 100:g}%"
-    if seen.slower is None:
-        outcome, status = f"{name} cannot be judged", NOT_JUDGED
-    else:
-        outcome, status = (f"check failed: {name}", FAILED) if seen.slower else (f"check passed: {name}", PASSED)
+    name = f"slower={limit * 100:g}%"
+    status = NOT_JUDGED if seen.slower is None else FAILED if seen.slower else PASSED
     if not quiet:
+        outcome = f"{name} cannot be judged" if seen.slower is None else f"{OUTCOMES[status]}: {name}"
         say(f"{outcome}: {seen.text}")
     return status

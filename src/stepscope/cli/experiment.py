@@ -1,4 +1,8 @@
-"""`stepscope experiment`: try changes on a training command without editing it, and say which of them help."""
+"""`stepscope experiment`: try changes on a training command without editing it, and say which of them help.
+
+While it runs, stderr gets one line for each run that ended, with the estimate so far; a terminal also shows the run in
+progress, how many are to come and the time they take.
+"""
 
 from __future__ import annotations
 
@@ -6,34 +10,38 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from msgspec import Struct
 
-from stepscope.cli.options import Force, HtmlFile, JsonFile, Quiet
-from stepscope.errors import EnvironmentRefusal, UsageError
+from stepscope.cli import say
+from stepscope.cli.options import Force, HtmlFile, JsonFile, OptionGroup, Quiet
+from stepscope.errors import EnvironmentRefusal, StepscopeError, UsageError
 
 if TYPE_CHECKING:
-    from stepscope.experiment.plan import Request
+    from rich.status import Status
+
+    from stepscope.experiment.folder import Made
+    from stepscope.experiment.plan import Request, Slot
     from stepscope.experiment.propose import Proposals
+    from stepscope.model.comparison import Outcome
     from stepscope.model.experiment import Candidate, Experiment
     from stepscope.report import outputs
 
 _PAIRS = re.compile(r"(\d{1,3})(?::(\d{1,3}))?")
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d+)?)\s*%?")
 _SIGNAL_STATUS = 128
-WIDTH, THRESHOLD, LOSS_BAND, SEED = "2%", "1%", "5%", 0
 
 
-def experiment(
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="The training command, unchanged.")],
+class Asked(OptionGroup, frozen=True):
+    """What is tried and how: all that makes one experiment, and the folder it is in."""
+
     tries: Annotated[
         list[str] | None,
         typer.Option("--try", metavar="KNOB=V1,V2", help="A change to try, one candidate per value; repeatable."),
-    ] = None,
+    ] = None
     source: Annotated[
         str | None,
         typer.Option(
@@ -41,27 +49,27 @@ def experiment(
             metavar="RUN|findings",
             help="Try what the findings of this run suggest; findings: of a run that is recorded first.",
         ),
-    ] = None,
+    ] = None
     together: Annotated[
         bool, typer.Option("--together", help="All --try are one candidate (several values: every combination).")
-    ] = False,
+    ] = False
     itself: Annotated[
         bool, typer.Option("--self", help="The baseline against itself: the smallest effect this machine can show.")
-    ] = False,
+    ] = False
     screen: Annotated[
         bool,
         typer.Option("--screen", help="Switch all knobs in a two-level design, then confirm the best combination."),
-    ] = False,
+    ] = False
     base: Annotated[
         list[str] | None,
         typer.Option("--base", metavar="KNOB=VALUE", help="A setting of every run, baseline included; repeatable."),
-    ] = None,
+    ] = None
     quiet_machine: Annotated[
         bool,
         typer.Option(
             "--quiet-machine", help="Pin cores and threads, freeze garbage, of every run; name what stays noisy."
         ),
-    ] = False,
+    ] = False
     pairs: Annotated[
         str | None,
         typer.Option(
@@ -69,31 +77,90 @@ def experiment(
             metavar="MIN:MAX",
             help="Pairs of runs per candidate, 5:10 by default; a clear effect ends after 3.",
         ),
-    ] = None,
+    ] = None
     steps: Annotated[
         int | None, typer.Option("--steps", metavar="N", help="Measured steps of a run; chosen from the step time.")
-    ] = None,
+    ] = None
     warmup: Annotated[
         int | None, typer.Option("--warmup", metavar="N", help="Most steps of warm-up before them; found in the run.")
-    ] = None,
+    ] = None
     width: Annotated[
         str, typer.Option("--width", metavar="X%", help="A candidate's runs end when its interval is +-X %.")
-    ] = WIDTH,
+    ] = "2%"
     threshold: Annotated[
         str, typer.Option("--threshold", metavar="X%", help="Effects below this do not matter to you.")
-    ] = THRESHOLD,
+    ] = "1%"
     loss_band: Annotated[
         str, typer.Option("--loss-band", metavar="X%", help="How far a candidate's loss may lie from the baseline's.")
-    ] = LOSS_BAND,
+    ] = "5%"
     budget: Annotated[
         float | None, typer.Option("--budget", metavar="MIN", help="Start no run that would end after MIN minutes.")
-    ] = None,
+    ] = None
     seed: Annotated[
         int, typer.Option("--seed", metavar="N", help="Seed of the first pair; every further pair has the next.")
-    ] = SEED,
+    ] = 0
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="The experiment's folder; named after it by default.")
-    ] = None,
+    ] = None
+
+    def request(self, command: list[str]) -> Request:
+        """Raises `UsageError` for what cannot be tried or contradicts itself."""
+        from stepscope.experiment.plan import Request, candidates_of
+        from stepscope.record.agent import knobs as table
+
+        least, most = _pair_limits(self.pairs, self.itself)
+        if self.together and not self.tries:
+            raise UsageError("--together is about --try; give --try KNOB=VALUE twice or more")
+        fixed = tuple(table.parse(text) for text in self.base or ())
+        table.check_all(fixed)
+        try:
+            cwd = os.getcwd()
+        except OSError:
+            raise EnvironmentRefusal("the working directory no longer exists; change to one that does") from None
+        return Request(
+            command=tuple(command),
+            cwd=cwd,
+            candidates=candidates_of(self.tries or (), together=self.together),
+            source=_source(self.source),
+            screen=self.screen,
+            itself=self.itself,
+            quiet_machine=self.quiet_machine,
+            base_knobs=fixed,
+            steps=self.steps,
+            warmup=self.warmup,
+            least_pairs=least,
+            most_pairs=most,
+            width=_fraction("--width", self.width),
+            threshold=_fraction("--threshold", self.threshold),
+            loss_band=_fraction("--loss-band", self.loss_band),
+            seed=self.seed,
+            budget_s=None if self.budget is None else self.budget * 60,
+        )
+
+    def line(self, command: list[str]) -> str:
+        """The command line that asks for it again; options that are as by default are left out."""
+        words, usual = ["stepscope", "experiment"], Asked()
+        for name in _IN_LINE:
+            option = "--" + _SPELLED.get(name, name).replace("_", "-")
+            value = getattr(self, name)
+            if value == getattr(usual, name):
+                continue
+            for each in value if isinstance(value, list) else [value]:
+                text = f"{each:g}" if isinstance(each, float) else str(each)
+                words += [option] if each is True else [option, text]
+        return shlex.join([*words, "--", *command])
+
+
+_SPELLED = {"tries": "try", "source": "from", "itself": "self"}  # options whose name is another one in Python
+_IN_LINE = (
+    *("out", "tries", "base", "source", "pairs", "steps", "warmup", "together", "itself", "screen"),
+    *("quiet_machine", "width", "threshold", "loss_band", "seed", "budget"),
+)
+
+
+def experiment(
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="The training command, unchanged.")],
+    asked: Asked,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start anew where an unfinished experiment could be continued.")
     ] = False,
@@ -117,176 +184,102 @@ def experiment(
 
     The exit status is 0 when it came to its end or that of its budget, whatever it found; 130 after Ctrl-C.
     """
-    from stepscope.experiment.plan import Request, candidates_of
-    from stepscope.record.agent import knobs as table
-    from stepscope.report import outputs
+    from stepscope.comparison.thresholds import Limits
+    from stepscope.experiment.engine import Engine
+    from stepscope.experiment.folder import claimed, find
+    from stepscope.experiment.plan import FINDINGS, key
+    from stepscope.experiment.runner import Processes, stop_requests
+    from stepscope.report import experiment_report, outputs
 
-    least, most = _pair_limits(pairs, itself)
-    if together and not tries:
-        raise UsageError("--together is about --try; give --try KNOB=VALUE twice or more")
     files = outputs.Plan(json_file=json_file, html_file=html_file, force=force)
     files.check()
-    fixed = tuple(table.parse(text) for text in base or ())
-    table.check_all(fixed)
-    request = Request(
-        command=tuple(command),
-        cwd=_working_directory(),
-        candidates=candidates_of(tries or (), together=together),
-        source=_source(source),
-        screen=screen,
-        itself=itself,
-        quiet_machine=quiet_machine,
-        base_knobs=fixed,
-        steps=steps,
-        warmup=warmup,
-        least_pairs=least,
-        most_pairs=most,
-        width=parse_percent("--width", width),
-        threshold=parse_percent("--threshold", threshold),
-        loss_band=parse_percent("--loss-band", loss_band),
-        seed=seed,
-        budget_s=None if budget is None else budget * 60,
-    )
-    options = _options(
-        {
-            "--out": (None if out is None else str(out), None),
-            "--try": (tries, None),
-            "--base": (base, None),
-            "--from": (source, None),
-            "--pairs": (pairs, None),
-            "--steps": (steps, None),
-            "--warmup": (warmup, None),
-            "--together": (together, False),
-            "--self": (itself, False),
-            "--screen": (screen, False),
-            "--quiet-machine": (quiet_machine, False),
-            "--width": (width, WIDTH),
-            "--threshold": (threshold, THRESHOLD),
-            "--loss-band": (loss_band, LOSS_BAND),
-            "--seed": (seed, SEED),
-            "--budget": (budget, None),
-        }
-    )
-    call = Call(request, shlex.join(["stepscope", "experiment", *options, "--", *command]), files, quiet)
-    status = call.conduct(out, fresh=fresh)
-    raise typer.Exit(status)
+    request = asked.request(command)
+    folder, resumed = find(key(request), _script(request.command), asked.out, fresh=fresh)
 
-
-class Call(Struct, frozen=True):
-    """One call of the command: what is asked for, the line that asks it again, and what is to be written."""
-
-    request: Request
-    line: str
-    files: outputs.Plan
-    quiet: bool
-
-    def conduct(self, out: Path | None, *, fresh: bool) -> int:
-        """Find the folder, run the experiment in it, show what came of it; returns the exit status."""
-        from stepscope.cli.checks import say
-        from stepscope.cli.experiment_progress import Progress
-        from stepscope.experiment import folder
-        from stepscope.experiment.engine import Engine, Parts
-        from stepscope.experiment.plan import key
-        from stepscope.experiment.result import Frame
-        from stepscope.experiment.runner import Processes, StopRequests
-
-        script = _script(self.request.command)
-        identity = key(self.request)
-        place = folder.find(identity, script, out, fresh=fresh)
-        propose = self._proposer(place.resumed)
-
-        def write(found: Experiment) -> None:
-            from stepscope.report import experiment_report, outputs
-
-            outputs.write_file(place.folder / experiment_report.NAME, experiment_report.dumps(found))
-
-        with folder.claimed(place.folder), StopRequests() as stop, Progress(quiet=self.quiet) as progress:
-            progress.begin(place.folder, resumed=place.resumed)
-            parts = Parts(
-                frame=Frame(request=self.request, folder=str(place.folder), repeat=self.line),
-                key=identity,
-                run=Processes(stop),
-                write=write,
-                propose=propose,
-                listener=progress,
-                stop=stop,
-            )
-            conclusion = Engine(parts).conduct()
-            progress.close()
-            if conclusion.signal is None or conclusion.experiment.baseline:
-                self._show(conclusion.experiment, place.folder)
-            if conclusion.signal is not None and not self.quiet:
-                say("stopped; the same command line goes on from here")
-        return 0 if conclusion.signal is None else _SIGNAL_STATUS + conclusion.signal
-
-    def _proposer(self, resumed: bool) -> Callable[[Path | None, tuple[Candidate, ...]], Proposals]:
-        """What the findings of a run suggest, after what the user named.
-
-        A run that cannot be read is an error before anything is started.
-        """
-        from stepscope.experiment.plan import FINDINGS
-
-        request = self.request
-
-        def propose(pilot: Path | None, named: tuple[Candidate, ...]) -> Proposals:
-            from stepscope import api
-            from stepscope.cli import settings
-            from stepscope.experiment.propose import baseline_of, proposals
-
-            path = pilot if pilot is not None else Path(str(request.source))
-            run = api.open_run(path, options=api.ReadOptions(ignored=settings.load().ignore))
-            base = baseline_of(run.analysis, run.diagnosis)
-            return proposals(base, named, threshold=request.threshold, width=request.width)
-
-        if request.source in (None, FINDINGS) or resumed:
-            return propose
-        found = propose(None, request.candidates)
-        return lambda pilot, named: found  # noqa: ARG005 - what the engine would pass is known
-
-    def _show(self, found: Experiment, folder: Path) -> None:
-        """The report of a run of the baseline with the experiment in it, and the table on the terminal."""
+    def propose(pilot: Path | None, named: tuple[Candidate, ...]) -> Proposals:
+        """What the findings of a run suggest, after what the user named."""
         from stepscope import api
-        from stepscope.dashboard import single
-        from stepscope.dashboard.pages import experiments
-        from stepscope.errors import StepscopeError
-        from stepscope.report import experiment_report, outputs
+        from stepscope.cli.settings import ignored_rules
+        from stepscope.experiment.propose import baseline_of, proposals
 
-        report = None
-        render: outputs.Render = experiments.render
-        recorded = _diagnosed(self.request, found, folder)
-        if recorded is not None:
-            try:
-                run = api.open_run(recorded)
-                report, render = run.report(), single.renderer(run)
-            except StepscopeError:
-                report = None  # the run may be gone; what was measured of it is not
-        page = experiment_report.write(found, report, folder, render)[-1]
-        if (source := _source_run(self.request)) is not None:
-            # the candidates came from it, so it is the run that was opened above
-            experiment_report.leave_with(found, source, render if report is not None else None)
-        document = experiment_report.experiment_document(found)
-        if not self.quiet:
-            stream = sys.stderr if self.files.uses_stdout else sys.stdout
-            experiment_report.render(document, outputs.console(stream), page=str(page))
-        if self.files.json_file is not None:
-            outputs.emit(self.files.json_file, experiment_report.dumps(found))
-        if self.files.html_file is not None:
-            outputs.emit(self.files.html_file, page.read_bytes())
+        path = pilot if pilot is not None else Path(str(request.source))
+        run = api.open_run(path, options=api.ReadOptions(ignored=ignored_rules()))
+        base = baseline_of(run.analysis, run.diagnosis)
+        return proposals(base, named, Limits(threshold=request.threshold, width=request.width))
+
+    known: list[Proposals] = []
+    if request.source not in (None, FINDINGS) and not resumed:
+        # a run that cannot be read is an error before anything is started
+        known.append(propose(None, request.candidates))
+
+    def write(found: Experiment) -> None:
+        outputs.write_file(folder / experiment_report.NAME, experiment_report.dumps(found))
+
+    with claimed(folder), stop_requests() as stop, closing(Progress(quiet=quiet)) as progress:
+        progress.note(f"{'going on with the unfinished experiment' if resumed else 'experiment'} in {folder}")
+        conclusion = Engine(
+            request=request,
+            folder=folder,
+            repeat=asked.line(command),
+            run=Processes(stop),
+            write=write,
+            propose=lambda pilot, named: known[0] if known else propose(pilot, named),
+            listener=progress,
+            stop=stop,
+        ).conduct()
+        progress.close()
+        if conclusion.signal is None or conclusion.experiment.baseline:
+            _show(request, conclusion.experiment, folder, files, quiet=quiet)
+        if conclusion.signal is not None and not quiet:
+            say("stopped; the same command line goes on from here")
+    raise typer.Exit(0 if conclusion.signal is None else _SIGNAL_STATUS + conclusion.signal)
 
 
-def _diagnosed(request: Request, found: Experiment, folder: Path) -> Path | None:
-    """The run whose report goes with the experiment: the one that the findings are of, else one of the baseline."""
+def _show(request: Request, found: Experiment, folder: Path, files: outputs.Plan, *, quiet: bool) -> None:
+    """The report of a run of the baseline with the experiment in it, and the table on the terminal.
+
+    That run is the one that the findings are of, else one of the baseline.
+    """
+    from stepscope import api
+    from stepscope.dashboard import single
+    from stepscope.dashboard.pages import experiments
     from stepscope.experiment.folder import RUNS
     from stepscope.experiment.plan import FINDINGS
+    from stepscope.report import experiment_report, outputs
 
+    source = None if request.source in (None, FINDINGS) else Path(str(request.source))
+    source = source if source is not None and source.is_dir() else None  # one of ours
+    recorded = source
     if request.source == FINDINGS:
-        return next(iter(sorted((folder / RUNS).glob("*-pilot"))), None)
-    if request.source is not None:
-        return _source_run(request)
-    return Path(found.baseline[-1].path) if found.baseline else None
+        recorded = next(iter(sorted((folder / RUNS).glob("*-pilot"))), None)
+    elif request.source is None and found.baseline:
+        recorded = Path(found.baseline[-1].path)
+    report = None
+    render: outputs.Render = experiments.render
+    if recorded is not None:
+        try:
+            run = api.open_run(recorded)
+            report, render = run.report(), single.renderer(run)
+        except StepscopeError:
+            report = None  # the run may be gone; what was measured of it is not
+    page = experiment_report.write(found, report, folder, render)[-1]
+    if source is not None:
+        # the candidates came from it, so it is the run that was opened above
+        experiment_report.leave_with(found, source, render if report is not None else None)
+    if not quiet:
+        stream = sys.stderr if files.uses_stdout else sys.stdout
+        document = experiment_report.experiment_document(found)
+        experiment_report.render(document, outputs.console(stream), page=str(page))
+    if files.json_file is not None:
+        outputs.emit(files.json_file, experiment_report.dumps(found))
+    if files.html_file is not None:
+        outputs.emit(files.html_file, page.read_bytes())
 
 
-def parse_percent(option: str, text: str) -> float:
+# ----------------------------------------------------------------------------------------- what the options' text means
+
+
+def _fraction(option: str, text: str) -> float:
     """ "2%" or "2" as 0.02; raises `UsageError`."""
     match = _PERCENT.fullmatch(text.strip())
     if match is None or not 0 < float(match[1]) < 100:
@@ -316,16 +309,6 @@ def _source(text: str | None) -> str | None:
     return os.path.abspath(text)
 
 
-def _source_run(request: Request) -> Path | None:
-    """The run folder that the candidates came from, where it is one of ours."""
-    from stepscope.experiment.plan import FINDINGS
-
-    if request.source == FINDINGS or request.source is None:
-        return None
-    path = Path(request.source)
-    return path if path.is_dir() else None
-
-
 def _script(command: tuple[str, ...]) -> str:
     """The name of what is run; raises what `stepscope run` raises for a command that cannot be started."""
     from stepscope.record.host.command import CommandNotStarted, find_script, resolve_executable
@@ -337,22 +320,73 @@ def _script(command: tuple[str, ...]) -> str:
     return find_script(command, os.environ, Path.cwd()).label
 
 
-def _options(given: Mapping[str, tuple[Any, Any]]) -> list[str]:
-    """The options of a call as words, of each its value and its default; those that are as by default are left out."""
-    words: list[str] = []
-    for option, (value, default) in given.items():
-        if value == default:
-            continue
-        if value is True:
-            words.append(option)
-            continue
-        for each in value if isinstance(value, list) else [value]:
-            words += [option, f"{each:g}" if isinstance(each, float) else str(each)]
-    return words
+# ----------------------------------------------------------------------------------------------------------- progress
 
 
-def _working_directory() -> str:
-    try:
-        return os.getcwd()
-    except OSError:
-        raise EnvironmentRefusal("the working directory no longer exists; change to one that does") from None
+class Progress:
+    """The listener of an engine that prints. `quiet` prints nothing."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._stack = ExitStack()
+        self._status: Status | None = None
+        self._total = ""
+        self._pairs: dict[str, int] = {}  # of each candidate, as of the run before
+        if not quiet and sys.stderr.isatty():
+            from stepscope.report import outputs
+
+            self._status = self._stack.enter_context(outputs.console(sys.stderr).status("experiment …"))
+
+    def close(self) -> None:
+        """Take the line of the run in progress away; what comes after is a report."""
+        self._stack.close()
+        self._status = None
+
+    def note(self, text: str) -> None:
+        """One line of ours."""
+        if not self._quiet:
+            say(text)
+
+    def starting(self, slot: Slot, number: int, left: int | None, left_s: float | None) -> None:
+        """Show the run that starts, on a terminal."""
+        from stepscope.report.escape import plain
+
+        self._total = f"{number}" if left is None else f"{number} of about {number + max(left, 1) - 1}"
+        if self._status is None:
+            return
+        time = ""
+        if left_s is not None:
+            time = f", about {f'{left_s:.0f} s' if left_s < 90 else f'{left_s / 60:.0f} min'} left"
+        self._status.update(f"run {self._total}{time}: {plain(slot.label, 60)} …")
+
+    def finished(self, made: Made, experiment: Experiment | None) -> None:
+        """One line for the run: its step time or what went wrong, and the estimates that its pairs have changed."""
+        from stepscope.report import words
+        from stepscope.report.escape import plain
+
+        said = made.failure or "no steps"
+        if made.failure is None and made.measure is not None:
+            withheld = next((flag for flag in made.measure.flags if flag.withholds), None)
+            said = f"{words.milliseconds(made.measure.mean_ms)} a step"
+            said += f", left out: {withheld.text}" if withheld else ""
+        line = f"run {self._total}, {plain(made.slot.label, 60)}: {said} ({words.seconds(made.wall_s)})"
+        changed = []
+        for tried in experiment.tried if experiment is not None else ():
+            pairs = len(tried.outcome.pairs)
+            if self._pairs.get(tried.candidate.name, 0) != pairs:
+                changed.append(f"{plain(tried.candidate.name, 60)} {_estimate(tried.outcome)}")
+            self._pairs[tried.candidate.name] = pairs
+        self.note(line + (f"; block {made.slot.block + 1}: {', '.join(changed)}" if changed else ""))
+
+
+def _estimate(outcome: Outcome) -> str:
+    """ "-27 % ± 4 %" of the headline; the verdict's words where there is no effect."""
+    from stepscope.comparison.verdicts import percent
+
+    effect = outcome.effects.get(outcome.headline)
+    if effect is None:
+        return outcome.verdict.text
+    change = f"{percent(effect.ratio - 1, sign=True)} %"
+    if effect.low is None or effect.high is None:
+        return f"{change} so far"
+    return f"{change} ± {percent((effect.high - effect.low) / 2)} %"

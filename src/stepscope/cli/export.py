@@ -6,14 +6,12 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from stepscope.cli import say
 from stepscope.cli.options import Force, Steps, parse_steps
-
-if TYPE_CHECKING:
-    from stepscope.export import Exported
 
 
 def export(
@@ -41,6 +39,7 @@ def export(
     the traces' metadata only what is known to be harmless is copied.
     """
     from stepscope import export as layer
+    from stepscope.report.escape import plain
 
     cut = layer.Cut(
         steps=parse_steps(steps),
@@ -50,7 +49,12 @@ def export(
     )
     with _progress() as report:
         done = layer.export(paths, out, cut, force=force, progress=report)
-    _say(done)
+    for problem in done.problems:
+        say(problem)
+    ranks = f", {done.ranks} ranks" if done.ranks > 1 else ""
+    lost = f"; {done.lost:,} could not be read" if done.lost else ""
+    size = f"{done.bytes / 10**6:.1f} MB, {done.slices:,} slices{ranks}{lost}"
+    print(f"Wrote {plain(done.path)} ({size})", file=sys.stderr)
 
 
 @contextlib.contextmanager
@@ -63,15 +67,3 @@ def _progress() -> Iterator[Callable[[float], None]]:
 
     with outputs.console(sys.stderr).status("exporting …") as status:
         yield lambda share: status.update(f"exporting … {share:.0%}")
-
-
-def _say(done: Exported) -> None:
-    from stepscope.report.escape import one_line, plain
-
-    for problem in done.problems:
-        print(f"stepscope: {one_line(problem)}", file=sys.stderr)
-    ranks = f", {done.ranks} ranks" if done.ranks > 1 else ""
-    lost = f"; {done.lost:,} could not be read" if done.lost else ""
-    print(
-        f"Wrote {plain(done.path)} ({done.bytes / 10**6:.1f} MB, {done.slices:,} slices{ranks}{lost})", file=sys.stderr
-    )

@@ -19,15 +19,13 @@ from stepscope.cli.options import (
     PathMap,
     Phase,
     ProcessKind,
+    Reading,
     SourceRoot,
-    read_options,
 )
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
-    from stepscope.analyze.pictures.sampled_flame import FlameOptions
-    from stepscope.api import ReadOptions
-    from stepscope.model.sampled import FlameGraph, FlameTree
+    from stepscope.model.sampled import FlameGraph
 
 OTHERS = "others"
 # Suffix of the file to write -> format; the longest that fits counts.
@@ -97,65 +95,32 @@ def flamegraph(
     the others: red has grown, blue has shrunk. A picture (.svg) and collapsed stacks hold one tree: the first, or the
     one that `--tree` names.
     """
+    from stepscope import api
+    from stepscope.analyze.host.stack_selection import StackSelection
+    from stepscope.analyze.pictures.flame_tree import BY, Limits
+    from stepscope.analyze.pictures.sampled_flame import FlameOptions
     from stepscope.report import outputs
 
     name = out if out is not None else _default_name(paths)
     form = _format(name)
     if name != outputs.STDOUT:
         outputs.check_files({"--out": name}, force=force)
-    draw = _prepared(
-        paths,
-        diff,
-        _options(
-            phase,
-            rank,
-            process,
-            by or ("line" if diff == OTHERS else "function"),
-            min_share,
-            parked=parked,
-            source=not no_source,
-        ),
-        read_options(source_root=source_root, map_=map_, library=library, no_cache=no_cache),
-    )
-    with outputs.progress("drawing"):
-        text = _rendered(draw, form, tree)
-    outputs.emit(name, text.encode("utf-8"))
-
-
-def _options(
-    phase: str | None, rank: int | None, process: str, by: str, min_share: float, *, parked: bool, source: bool
-) -> FlameOptions:
-    from stepscope.analyze.host.stack_selection import StackSelection
-    from stepscope.analyze.pictures.flame_tree import BY, Limits
-    from stepscope.analyze.pictures.sampled_flame import FlameOptions
-
+    by = by or ("line" if diff == OTHERS else "function")
     if by not in BY:
         raise UsageError(f"--by {by}: unknown; use {' or '.join(BY)}")
     if not 0 <= min_share < 100:
         raise UsageError(f"--min-share {min_share:g}: not a share in percent; give 0 to 100, e.g. --min-share 0.1")
-    return FlameOptions(
+    wanted = FlameOptions(
         selection=StackSelection(phase=phase, rank=rank, process=process, parked=parked),
         by=by,
         limits=Limits(min_share=min_share / 100),
-        source=source,
+        source=not no_source,
     )
-
-
-def _prepared(
-    paths: list[Path],
-    diff: str | None,
-    wanted: FlameOptions,
-    options: ReadOptions,
-) -> Callable[[int], FlameGraph]:
-    """Read the runs, and give what makes their graph with at most so many boxes in a tree."""
-    from stepscope import api
-    from stepscope.report import outputs
-
-    rank = wanted.selection.rank
+    reading = Reading(source_root=source_root, map_=map_, library=library, no_cache=no_cache)
     if diff == OTHERS and rank is None:
         raise UsageError("--diff others: compares one rank with the others; name it, e.g. --rank 1 --diff others")
     with outputs.reading("reading") as progress:
-        options = replace(options, progress=progress)
+        options = reading.options(progress)
         run = api.open_run(*paths, options=options)
         run.load()
         other = api.open_run(diff, options=options) if diff not in (None, OTHERS) else None
@@ -163,6 +128,7 @@ def _prepared(
             other.load()
 
     def draw(nodes: int) -> FlameGraph:
+        """With at most so many boxes in a tree."""
         chosen = replace(wanted, limits=replace(wanted.limits, max_nodes=nodes))
         if other is not None:
             return run.flame_diff(other, chosen)
@@ -170,7 +136,9 @@ def _prepared(
             return run.flame_rank_diff(rank, chosen)
         return run.flame_graph(chosen)
 
-    return draw
+    with outputs.progress("drawing"):
+        text = _rendered(draw, form, tree)
+    outputs.emit(name, text.encode("utf-8"))
 
 
 def _rendered(draw: Callable[[int], FlameGraph], form: str, key: str | None) -> str:
@@ -180,7 +148,9 @@ def _rendered(draw: Callable[[int], FlameGraph], form: str, key: str | None) -> 
 
     nodes = MAX_NODES
     graph = draw(nodes)
-    tree = _chosen(graph, key)
+    tree = graph.trees[0] if key is None else next((each for each in graph.trees if each.key == key), None)
+    if tree is None:
+        raise UsageError(f"--tree {key}: no such tree here; there are {', '.join(each.key for each in graph.trees)}")
     if form == "svg":
         return flame.picture(graph, tree)
     if form == "collapsed":
@@ -194,15 +164,6 @@ def _rendered(draw: Callable[[int], FlameGraph], form: str, key: str | None) -> 
         nodes //= 2
         text = single.flame_page(draw(nodes), first=tree.key)
     return text
-
-
-def _chosen(graph: FlameGraph, key: str | None) -> FlameTree:
-    if key is None:
-        return graph.trees[0]
-    for tree in graph.trees:
-        if tree.key == key:
-            return tree
-    raise UsageError(f"--tree {key}: no such tree here; there are {', '.join(tree.key for tree in graph.trees)}")
 
 
 def _format(name: str) -> str:

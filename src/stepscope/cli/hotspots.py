@@ -18,14 +18,13 @@ from stepscope.cli.options import (
     PathMap,
     Phase,
     ProcessKind,
+    Reading,
     Rows,
     SourceRoot,
-    read_options,
 )
 from stepscope.errors import UnreadableInputError, UsageError
 
 if TYPE_CHECKING:
-    from stepscope.analyze.host.hotspots import HotspotOptions
     from stepscope.api import Run
     from stepscope.model.sampled import Hotspots
 
@@ -89,16 +88,19 @@ def hotspots(
     With --json FILE or --csv FILE what is shown is written; `-` is stdout. --file, --library-name and --num-rows are
     accepted as older names of PATH, --library and --rows.
     """
+    from stepscope import api
     from stepscope.analyze.host.hotspots import GROUPS, HotspotOptions
     from stepscope.analyze.host.stack_selection import PROCESSES, StackSelection
     from stepscope.report import outputs
 
-    wanted = Wanted(
-        paths=_paths(paths, file),
-        rows=parse_rows(_one("--rows", rows, "--num-rows", num_rows)),
-        json_file=json_file,
-        csv_file=csv_file,
-    )
+    if paths and file:
+        raise UsageError("PATH and --file both name what to read; give one of them")
+    given = paths or file
+    if not given:
+        raise UsageError(
+            "nothing to read; name a run folder, or a file of sampled stacks: stepscope hotspots profile.txt"
+        )
+    wanted = Wanted(parse_rows(_one("--rows", rows, "--num-rows", num_rows)), json_file, csv_file)
     for option, value, known in (("--by", by, tuple(GROUPS)), ("--process", process, PROCESSES)):
         if value not in known:
             raise UsageError(f"{option} {value}: unknown; use {', '.join(known)}")
@@ -110,14 +112,18 @@ def hotspots(
         limit=wanted.limit,
         selection=StackSelection(phase=phase, rank=rank, process=process, parked=parked),
     )
-    run, found = _measure(wanted.paths, options, source_root, map_)
+    with outputs.reading("reading") as progress:
+        run = api.open_run(*given, options=Reading(source_root=source_root, map_=map_).options(progress))
+        segments = run.tables.segments.select("samples", "skipped_samples").fill_null(0)
+        if not sum(segments.sum().row(0)):
+            raise UnreadableInputError(f"{given[0]}: {NO_STACKS}")
+        found = run.hotspots(options)
     wanted.put(run, found)
 
 
 class Wanted(Struct, frozen=True):
     """What goes where. `rows` None is the usual number."""
 
-    paths: tuple[Path, ...]
     rows: int | None
     json_file: str | None
     csv_file: str | None
@@ -156,32 +162,6 @@ def parse_rows(text: str | None) -> int | None:
     if not (text.isascii() and text.isdigit()) or len(text) > 9 or int(text) == 0:
         raise UsageError(f"--rows {text}: not a number of rows; give 1 or more, or all")
     return int(text)
-
-
-def _measure(
-    paths: tuple[Path, ...], options: HotspotOptions, source_root: list[Path] | None, maps: list[str] | None
-) -> tuple[Run, Hotspots]:
-    from stepscope import api
-    from stepscope.report import outputs
-
-    with outputs.reading("reading") as progress:
-        reading = read_options(source_root=source_root, map_=maps, progress=progress)
-        run = api.open_run(*paths, options=reading)
-        segments = run.tables.segments.select("samples", "skipped_samples").fill_null(0)
-        if not sum(segments.sum().row(0)):
-            raise UnreadableInputError(f"{paths[0]}: {NO_STACKS}")
-        return run, run.hotspots(options)
-
-
-def _paths(paths: list[Path] | None, old: list[Path] | None) -> tuple[Path, ...]:
-    if paths and old:
-        raise UsageError("PATH and --file both name what to read; give one of them")
-    found = tuple(paths or old or ())
-    if not found:
-        raise UsageError(
-            "nothing to read; name a run folder, or a file of sampled stacks: stepscope hotspots profile.txt"
-        )
-    return found
 
 
 def _one(new: str, value: str | None, old: str, old_value: str | None) -> str | None:

@@ -3,18 +3,55 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+from msgspec import NODEFAULT, Struct
+from msgspec.structs import fields
 
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
     from stepscope.api import Progress, ReadOptions
+
+
+class OptionGroup(Struct, frozen=True):
+    """Options that belong together, each declared once: its fields. A command that has a parameter of such a type has
+    these options in its place, and is handed what was given for them as one."""
+
+
+def ungrouped(function: Any) -> Any:
+    """`function` as the parser takes it: with the options of its groups as parameters of their own."""
+    hints = get_type_hints(function, include_extras=True)
+    groups = {name: kind for name, kind in hints.items() if isinstance(kind, type) and issubclass(kind, OptionGroup)}
+    if not groups:
+        return function
+    parameters = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name not in groups:
+            parameters.append(parameter.replace(annotation=hints[name]))
+            continue
+        types = get_type_hints(groups[name], include_extras=True)
+        for field in fields(groups[name]):
+            default = inspect.Parameter.empty if field.default is NODEFAULT else field.default
+            parameters.append(parameter.replace(name=field.name, annotation=types[field.name], default=default))
+
+    @functools.wraps(function)
+    def command(**given: Any) -> Any:
+        for name, kind in groups.items():
+            given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+        return function(**given)
+
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
+
 
 RunFolder = Annotated[
     Path | None,
@@ -52,52 +89,9 @@ Library = Annotated[
     list[str] | None,
     typer.Option("--library", metavar="NAME", help="A module or folder that is not your code; repeatable."),
 ]
-TablesFolder = Annotated[
-    Path | None, typer.Option("--tables", metavar="DIR", help="Keep the tables of traces there, not in the user cache.")
-]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Keep no tables of traces.")]
 Steps = Annotated[str | None, typer.Option("--steps", metavar="A:B", help="Read steps A to B of traces only.")]
-Table = Annotated[str | None, typer.Option("--table", metavar="NAME", help="Show one table in full; names above.")]
-Sort = Annotated[
-    str | None,
-    typer.Option(
-        "--sort",
-        metavar="COLUMN",
-        help="Order of a table: self_device, total_device, self_host, total_host, calls, self_memory, mean, max or a "
-        "column of it.",
-    ),
-]
-Top = Annotated[int | None, typer.Option("--top", metavar="N", help="Rows of a table; 0 is all. 30 on a terminal.")]
-Filter = Annotated[
-    str | None,
-    typer.Option("--filter", metavar="REGEX", help="Rows of a table whose name matches; of stacks, the operator."),
-]
-Group = Annotated[
-    str | None,
-    typer.Option(
-        "--group",
-        metavar="BY",
-        help="Rows of operators: name or shapes; of kernels: name or launch; of compiles: cause or change; of "
-        "compile-steps: kind or step.",
-    ),
-]
-Worker = Annotated[
-    str | None, typer.Option("--worker", metavar="NAME", help="The worker a table is of; all by default.")
-]
-Span = Annotated[
-    int | None, typer.Option("--span", metavar="N", help="The span a table is of, from 1 on; all by default.")
-]
-Device = Annotated[int | None, typer.Option("--device", metavar="N", help="The device a table is of; all by default.")]
-Step = Annotated[int | None, typer.Option("--step", metavar="N", help="Operators of one step only.")]
-Define = Annotated[bool, typer.Option("--define", help="Say below a table what its columns mean.")]
 CsvFile = Annotated[str | None, typer.Option("--csv", metavar="FILE", help="Write the table as CSV; - is stdout.")]
-DiffPath = Annotated[
-    Path | None, typer.Option("--diff", metavar="PATH", help="Compare with this run, trace or folder of traces.")
-]
-DiffWorker = Annotated[
-    str | None, typer.Option("--diff-worker", metavar="NAME", help="The worker of it to compare with.")
-]
-DiffSpan = Annotated[int | None, typer.Option("--diff-span", metavar="N", help="The span of it to compare with.")]
 FailOn = Annotated[
     list[str] | None,
     typer.Option(
@@ -134,34 +128,37 @@ def spare_memory(paths: Sequence[Path]) -> None:
             os.environ.setdefault("_RJEM_MALLOC_CONF", "dirty_decay_ms:0,muzzy_decay_ms:0")
 
 
-def read_options(
-    *,
-    source_root: list[Path] | None = None,
-    map_: list[str] | None = None,
-    library: list[str] | None = None,
-    steps: str | None = None,
-    tables: Path | None = None,
-    no_cache: bool = False,
-    progress: Progress | None = None,
-    ignored: Mapping[str, str] | None = None,
-    keep: bool = True,
-) -> ReadOptions:
-    """How a command reads what it is given, from the options that commands share; raises `UsageError`."""
-    from stepscope.api import ReadOptions
+class Reading(OptionGroup, frozen=True):
+    """How a command reads what it is given."""
 
-    if tables is not None and no_cache:
-        raise UsageError("--tables and --no-cache contradict each other; give one of them")
-    return ReadOptions(
-        tables=tables,
-        cache=not no_cache,
-        steps=parse_steps(steps),
-        source_roots=tuple(source_root or ()),
-        maps=parse_maps(map_),
-        libraries=tuple(library or ()),
-        progress=progress,
-        ignored=ignored or {},
-        keep=keep,
-    )
+    source_root: SourceRoot = None
+    map_: PathMap = None
+    library: Library = None
+    steps: Steps = None
+    tables: Annotated[
+        Path | None,
+        typer.Option("--tables", metavar="DIR", help="Keep the tables of traces there, not in the user cache."),
+    ] = None
+    no_cache: NoCache = False
+
+    def options(self, progress: Progress | None = None, *, judged: bool = False, keep: bool = True) -> ReadOptions:
+        """Raises `UsageError`. `judged`: rules are, but for those that the project's settings ignore."""
+        from stepscope.api import ReadOptions
+        from stepscope.cli.settings import ignored_rules
+
+        if self.tables is not None and self.no_cache:
+            raise UsageError("--tables and --no-cache contradict each other; give one of them")
+        return ReadOptions(
+            tables=self.tables,
+            cache=not self.no_cache,
+            steps=parse_steps(self.steps),
+            source_roots=tuple(self.source_root or ()),
+            maps=_parse_maps(self.map_),
+            libraries=tuple(self.library or ()),
+            progress=progress,
+            ignored=ignored_rules() if judged else {},
+            keep=keep,
+        )
 
 
 def parse_steps(text: str | None) -> tuple[int, int] | None:
@@ -174,7 +171,7 @@ def parse_steps(text: str | None) -> tuple[int, int] | None:
     return int(match[1]), int(match[2] or match[1])
 
 
-def parse_maps(texts: list[str] | None) -> tuple[tuple[str, str], ...]:
+def _parse_maps(texts: list[str] | None) -> tuple[tuple[str, str], ...]:
     """ "OLD=NEW" texts as pairs; raises `UsageError`."""
     pairs = []
     for text in texts or ():

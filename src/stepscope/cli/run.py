@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
 import typer
 
-from stepscope.cli import checks, settings
+from stepscope.cli import checks, say
 from stepscope.cli.options import FailOn, Force, JsonFile, NoSource, Quiet, Rate, RunFolder, parse_checks
+from stepscope.cli.settings import ignored_rules
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.record.agent.knobs import parse
 from stepscope.record.host.options import DEFAULT_RATE_HZ, RecordOptions, parse_window
@@ -21,7 +22,7 @@ from stepscope.report import outputs
 from stepscope.report.document import report_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from stepscope.api import Run
     from stepscope.record.host.folder import Part
@@ -92,6 +93,7 @@ def run(
     """
     from stepscope.record.host.folder import part_in_report
     from stepscope.record.host.launch import launch
+    from stepscope.record.host.signals import MAX_STEPS_MARKER
 
     if json_file == outputs.STDOUT:
         raise UsageError("--json - does not work here: stdout is the command's; name a file")
@@ -100,7 +102,7 @@ def run(
     names = parse_checks(fail_on)
     if no_report and (names or json_file is not None):
         raise UsageError("--no-report contradicts --json and --fail-on, which need one; drop it")
-    ignored = settings.load().ignore  # a mistake in it is said before the command starts
+    ignored = ignored_rules()  # a mistake in it is said before the command starts
     options = RecordOptions(
         command=tuple(command),
         out=out,
@@ -117,18 +119,20 @@ def run(
     sys.stderr = cast("TextIO", _MayGoUnread(sys.stderr))
     if no_report:
         if not quiet:
-            checks.say(outcome.problem or f"recorded; make the report with: stepscope analyze {outcome.run}")
+            say(outcome.problem or f"recorded; make the report with: stepscope analyze {outcome.run}")
         raise typer.Exit(outcome.status)
     part = part_in_report(outcome.run, outcome.host_dir)
     checked: int | None = None
-    with _StatusComesFirst(outcome, quiet=quiet):
+    with _status_first(outcome, quiet=quiet):
         recorded = _report(outcome, part, plan, ignored, quiet=quiet, source=not no_source)
         if recorded is not None:
             checked = checks.judge(recorded, names, quiet=quiet, source=not no_source)
     if checked is None:
         checked = _without_report(outcome, part, names, quiet=quiet)
-    ours = bool(names) and max_steps is not None and _ended_by_us(outcome)
-    raise typer.Exit(checked if ours else outcome.status or checked)
+    # a status that is that of the signal of --max-steps says nothing about the command
+    signalled = outcome.status in (128 + signal.SIGINT, 128 + signal.SIGTERM)
+    ours = signalled and max_steps is not None and (outcome.host_dir / MAX_STEPS_MARKER).exists()
+    raise typer.Exit(checked if names and ours else outcome.status or checked)
 
 
 def _import_the_report() -> None:
@@ -136,15 +140,6 @@ def _import_the_report() -> None:
     import stepscope.analyze
     import stepscope.dashboard.single
     import stepscope.diagnose  # noqa: F401
-
-
-def _ended_by_us(outcome: Outcome) -> bool:
-    """Whether the status is that of the signal of `--max-steps`, which says nothing about the command."""
-    from stepscope.record.host.signals import MAX_STEPS_MARKER
-
-    return (
-        outcome.status in (128 + signal.SIGINT, 128 + signal.SIGTERM) and (outcome.host_dir / MAX_STEPS_MARKER).exists()
-    )
 
 
 def _report(
@@ -157,14 +152,14 @@ def _report(
     from stepscope.record.host.signals import RaiseOnTermination
 
     if outcome.problem and not quiet:
-        checks.say(outcome.problem)
+        say(outcome.problem)
     if outcome.hurried:
         if not quiet and part is not Part.SILENT:
-            checks.say(f"asked to end, so no report yet; make it with: stepscope analyze {outcome.run}")
+            say(f"asked to end, so no report yet; make it with: stepscope analyze {outcome.run}")
         return None
     if part is not Part.REPORT:
         if part is Part.WORD and not quiet:
-            checks.say(f"recorded into {outcome.run}; when all its tasks have ended: stepscope analyze {outcome.run}")
+            say(f"recorded into {outcome.run}; when all its tasks have ended: stepscope analyze {outcome.run}")
         return None
     with RaiseOnTermination():
         run = api.open_run(outcome.run, options=api.ReadOptions(ignored=ignored))
@@ -173,7 +168,6 @@ def _report(
             page = outputs.write(report, outcome.run, render)[1]
         if not quiet:
             outputs.show(report, sys.stderr, page=str(page))
-        if not quiet:
             plan.write(report, render)
         elif plan.json_file is not None:
             outputs.write_file(Path(plan.json_file), report_bytes(report), make_folder=True)
@@ -188,7 +182,8 @@ def _without_report(outcome: Outcome, part: Part, names: tuple[str, ...], *, qui
     if not names or not ours:
         return checks.PASSED
     if not quiet and part is not Part.SILENT:
-        checks.say(f"check not judged: {', '.join(names)}: no report; check with: {checks.again(names, outcome.run)}")
+        again = f"stepscope analyze {shlex.quote(str(outcome.run))} --fail-on {','.join(names)}"
+        say(f"check not judged: {', '.join(names)}: no report; check with: {again}")
     return checks.NOT_JUDGED
 
 
@@ -217,21 +212,14 @@ class _MayGoUnread:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
 
-class _StatusComesFirst:
+@contextlib.contextmanager
+def _status_first(outcome: Outcome, *, quiet: bool) -> Iterator[None]:
     """The command has run and its status is what counts: whatever fails after it is one line, never a traceback."""
-
-    def __init__(self, outcome: Outcome, *, quiet: bool) -> None:
-        self._outcome, self._quiet = outcome, quiet
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if error is None:
-            return False
-        if not self._quiet:
-            what = str(error) if isinstance(error, StepscopeError) else f"{type(error).__name__}: {error}".rstrip(": ")
-            checks.say(f"no report ({what}); the recording is kept, try: stepscope analyze {self._outcome.run}")
-        return not isinstance(error, SystemExit)
+    try:
+        yield
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001 - Ctrl-C as well
+        what = str(error) if isinstance(error, StepscopeError) else f"{type(error).__name__}: {error}".rstrip(": ")
+        if not quiet:
+            say(f"no report ({what}); the recording is kept, try: stepscope analyze {outcome.run}")

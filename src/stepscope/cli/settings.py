@@ -8,11 +8,8 @@ The nearest file that says something of stepscope decides, as for other tools of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-from msgspec import Struct, field
 
 from stepscope.errors import UsageError
 
@@ -20,14 +17,9 @@ OWN_FILE = "stepscope.toml"
 SHARED_FILE = "pyproject.toml"
 
 
-class Settings(Struct, frozen=True):
-    """What the project asks for. `ignore`: rules not to judge, each with the reason."""
-
-    ignore: Mapping[str, str] = field(default_factory=dict)
-
-
-def load(folder: Path | None = None) -> Settings:
-    """The settings that hold in `folder` (the working directory by default).
+def ignored_rules(folder: Path | None = None) -> dict[str, str]:
+    """Rules not to judge, each with the reason, as the settings that hold in `folder` (the working directory by
+    default) say.
 
     Raises UsageError for a file that cannot be read or says something that stepscope does not know.
     """
@@ -36,8 +28,8 @@ def load(folder: Path | None = None) -> Settings:
         for file in (place / OWN_FILE, place / SHARED_FILE):
             table = _table(file)
             if table is not None:
-                return Settings(_ignored(table, file))
-    return Settings()
+                return _ignored(table, file)
+    return {}
 
 
 def _table(file: Path) -> dict[str, Any] | None:

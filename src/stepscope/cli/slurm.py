@@ -7,15 +7,13 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from stepscope.cli import say
 from stepscope.cli.options import Force
 from stepscope.errors import UnreadableInputError, UsageError
-
-if TYPE_CHECKING:
-    from stepscope.record.host.slurm import SwitchedOn
 
 _STDOUT = "-"
 _MOST_BYTES = 4_000_000
@@ -40,20 +38,36 @@ def slurm(
     left alone and named.
     """
     from stepscope.record.host.slurm import switch_on
+    from stepscope.report.escape import plain
+    from stepscope.report.outputs import write_file
 
     text = _read(script)
     switched = switch_on(text, program=program)
-    if not switched.lines:
-        _nothing_to_do(script, switched)
-        return
-    target = None if out == _STDOUT else Path(out) if out is not None else default_name(script)
-    if target is not None:
-        _check(script, target, force=force)
-        _write(script, target, switched.text)
-    _show(script, text, target, switched)
+    if switched.lines:
+        target = None if out == _STDOUT else Path(out) if out is not None else _default_name(script)
+        if target is not None:
+            _check(script, target, force=force)
+            write_file(target, switched.text.encode("utf-8", "surrogateescape"))
+            target.chmod(script.stat().st_mode & 0o777)
+        _show_difference(script, text, target, switched.text)
+        for remark in switched.remarks:
+            say(f"line {remark.line}: {remark.text}")
+    if switched.recorded:
+        numbers = ("line " if len(switched.recorded) == 1 else "lines ") + ", ".join(map(str, switched.recorded))
+        already = f"recorded already: {numbers}" if switched.lines else ""
+        say(already or f"{script} records already ({numbers}); nothing written")
+    for remark in switched.left:
+        say(f"left alone: line {remark.line}: {remark.text}")
+    if not switched.lines and not switched.recorded:
+        raise UsageError(
+            f"{script}: no line that starts a training was recognised; "
+            "put `stepscope run --` before its command, behind srun and its options"
+        )
+    if switched.lines and target is not None:
+        print(f"Wrote {plain(str(target))}; submit it with: sbatch {plain(shlex.quote(str(target)))}", file=sys.stderr)
 
 
-def default_name(script: Path) -> Path:
+def _default_name(script: Path) -> Path:
     """`train.sbatch` becomes `train.stepscope.sbatch`."""
     return script.with_name(f"{script.stem}.stepscope{script.suffix}")
 
@@ -68,18 +82,6 @@ def _read(script: Path) -> str:
         raise UnreadableInputError(f"{script}: {error.strerror}; give the script that is handed to sbatch") from None
 
 
-def _nothing_to_do(script: Path, switched: SwitchedOn) -> None:
-    if switched.recorded:
-        _say(f"{script} records already ({_lines(switched.recorded)}); nothing written")
-        _say_left(switched)
-        return
-    _say_left(switched)
-    raise UsageError(
-        f"{script}: no line that starts a training was recognised; "
-        "put `stepscope run --` before its command, behind srun and its options"
-    )
-
-
 def _check(script: Path, target: Path, *, force: bool) -> None:
     if target.exists() and (os.path.samefile(script, target) or target.is_dir()):
         what = "is a folder" if target.is_dir() else "is the script itself, which is never changed"
@@ -88,45 +90,15 @@ def _check(script: Path, target: Path, *, force: bool) -> None:
         raise UsageError(f"{target}: exists; add --force to overwrite it, or name another file with --out")
 
 
-def _write(script: Path, target: Path, text: str) -> None:
-    from stepscope.report.outputs import write_file
-
-    write_file(target, text.encode("utf-8", "surrogateescape"))
-    target.chmod(script.stat().st_mode & 0o777)
-
-
-def _show(script: Path, text: str, target: Path | None, switched: SwitchedOn) -> None:
-    """The difference on stdout, or on stderr where stdout takes the script; everything else on stderr."""
+def _show_difference(script: Path, text: str, target: Path | None, switched: str) -> None:
+    """On stdout, or on stderr where stdout takes the script."""
     from stepscope.report.escape import plain
 
     if target is None:
-        sys.stdout.buffer.write(switched.text.encode("utf-8", "surrogateescape"))
+        sys.stdout.buffer.write(switched.encode("utf-8", "surrogateescape"))
         sys.stdout.flush()
     stream = sys.stderr if target is None else sys.stdout
-    before, after = (part.splitlines() for part in (text, switched.text))
     names = str(script), str(target) if target is not None else f"{script} with recording"
-    for line in difflib.unified_diff(before, after, *names, lineterm=""):
+    for line in difflib.unified_diff(text.splitlines(), switched.splitlines(), *names, lineterm=""):
         print(plain(line, _LONGEST_LINE), file=stream)
     stream.flush()
-    for remark in switched.remarks:
-        _say(f"line {remark.line}: {remark.text}")
-    if switched.recorded:
-        _say(f"recorded already: {_lines(switched.recorded)}")
-    _say_left(switched)
-    if target is not None:
-        print(f"Wrote {plain(str(target))}; submit it with: sbatch {plain(shlex.quote(str(target)))}", file=sys.stderr)
-
-
-def _say_left(switched: SwitchedOn) -> None:
-    for remark in switched.left:
-        _say(f"left alone: line {remark.line}: {remark.text}")
-
-
-def _lines(numbers: tuple[int, ...]) -> str:
-    return ("line " if len(numbers) == 1 else "lines ") + ", ".join(map(str, numbers))
-
-
-def _say(text: str) -> None:
-    from stepscope.report.escape import one_line
-
-    print(f"stepscope: {one_line(text)}", file=sys.stderr)

@@ -12,22 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepscope.cli.options import (
-    Library,
-    NoCache,
-    NoSource,
-    PathMap,
-    SourceRoot,
-    Steps,
-    TablesFolder,
-    read_options,
-)
+from stepscope.cli import INTERRUPTED, say
+from stepscope.cli.options import NoSource, Reading
 from stepscope.errors import EnvironmentRefusal, UsageError
 
 if TYPE_CHECKING:
     from stepscope.dashboard.server.start import Running, Settings
 
-INTERRUPTED = 130  # 128 + SIGINT, what a shell reports
 NICE = 10  # a training on the same machine goes first
 
 
@@ -58,12 +49,8 @@ def view(
             "--allow-host", metavar="NAME", help="A name by which a proxy reaches the server, or NAME:PORT; repeatable."
         ),
     ] = None,
-    source_root: SourceRoot = None,
-    map_: PathMap = None,
-    library: Library = None,
-    steps: Steps = None,
-    tables: TablesFolder = None,
-    no_cache: NoCache = False,
+    *,
+    reading: Reading,
     no_source: NoSource = False,
 ) -> None:
     """Show runs, experiments and traces in a browser, live while a run goes on.
@@ -75,22 +62,12 @@ def view(
     Behind JupyterHub, Open OnDemand or jupyter-server-proxy, name the host that the browser shows with --allow-host and
     the path with --base-path. Stop it with Ctrl-C.
     """
-    from stepscope.cli import settings
     from stepscope.dashboard import bundle
     from stepscope.dashboard.server import start
 
     if port is not None and not 0 <= port < 2**16:
         raise UsageError(f"--port {port}: not a port; give a number up to 65535, or 0 for any free one")
-    options = read_options(
-        source_root=source_root,
-        map_=map_,
-        library=library,
-        steps=steps,
-        tables=tables,
-        no_cache=no_cache,
-        ignored=settings.load().ignore,
-        keep=False,
-    )
+    options = reading.options(judged=True, keep=False)
     if bundle.folder() is None:
         raise EnvironmentRefusal(bundle.missing())
     wanted = start.Settings(
@@ -103,7 +80,7 @@ def view(
         source=not no_source,
     )
     if not start.is_loopback(host):
-        print(f"stepscope: {host} can be reached from other machines, without encryption", file=sys.stderr)
+        say(f"{host} can be reached from other machines, without encryption")
     _serve(wanted, browser=not no_browser)
 
 
@@ -127,15 +104,10 @@ def _serve(wanted: Settings, *, browser: bool) -> None:
         start.serve(wanted, ready)
     except KeyboardInterrupt:
         opener.close()
-        _leave(INTERRUPTED)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(INTERRUPTED)  # threads that are reading a large trace would keep the process for as long as that takes
     opener.close()
-
-
-def _leave(status: int) -> None:
-    """End at once: threads that are reading a large trace would keep the process for as long as that takes."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
 
 
 def _usual() -> list[Path]:

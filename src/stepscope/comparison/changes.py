@@ -12,14 +12,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
-
-import msgspec
-from msgspec import Struct
 
 from stepscope.analyze.views import trace_diff as views
 from stepscope.analyze.views.trace_diff import STEP
-from stepscope.comparison import estimates, thresholds
+from stepscope.comparison import thresholds
 from stepscope.comparison.profile import (
     CORES_USED,
     LOAD,
@@ -29,17 +25,18 @@ from stepscope.comparison.profile import (
     Amounts,
     Profile,
     Thing,
-    absent_of,
     merged,
     relative_to,
 )
-from stepscope.model import Diagnosis, Finding
+from stepscope.comparison.verdicts import margin
+from stepscope.model import Finding
 from stepscope.model.comparison import Change, Measure
-from stepscope.model.views import Diff, DiffRow
+from stepscope.model.views import Diff
 
 MAX_ROWS = 200  # of a kind; the rest are smaller than all of these
 NS_PER_MS = 1e6
 PER_STEP = "ms per step"
+OF_DEVICE = "ms of the device"
 DEVICE_PER_STEP = "ms of the device per step"
 IN_ALL = "ms"
 OF_SAMPLES = "% of samples"  # where no step is known
@@ -52,41 +49,44 @@ OTHER_BASIS = (
 )
 _PRESENCE = (MADE, "knob ", "$")  # of these, being there is what differs
 
-Value = TypeVar("Value")
 Profiles = Sequence[tuple[Profile, Profile]]
-Kind = tuple[str, list[Change], str | None]  # its name, its rows, and why there can be none
 Pair = tuple[Amounts, Amounts]  # (baseline, candidate)
-Of = Callable[[DiffRow], tuple[float | None, float | None]]
+Finder = tuple[str, str | None, str | int | None]  # what a finding is matched by: rule, file, function (else line)
+Found = dict[Finder, list[tuple[Finding, str | None]]]  # in each run that has it, with its file as it is shown
 NOTHING = Amount(0.0)
 
 
-class Changes(Struct, frozen=True):
-    """All rows, why a kind has none, and what must be said beside them."""
+def changes(
+    pairs: Profiles, measures: Sequence[tuple[Measure, Measure]], *, profiled: bool
+) -> tuple[tuple[Change, ...], dict[str, str], list[str]]:
+    """(all rows, why a kind has none, what must be said beside them).
 
-    rows: tuple[Change, ...]
-    absent: dict[str, str]
-    notes: tuple[str, ...]
-
-
-def changes(pairs: Profiles, measures: Sequence[tuple[Measure, Measure]], *, profiled: bool) -> Changes:
-    """What differs. `measures` are the pairs behind the headline, `profiled` if they are of steps in traces."""
+    `measures` are the pairs behind the headline, `profiled` if they are of steps in traces.
+    """
+    sides = ours, theirs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     diffs = [views.diff(one.traced, other.traced) for one, other in pairs]
     floor = thresholds.CHANGE_FLOOR * _mean_step_ms(measures, diffs)
-    found_phases = [] if profiled else _phases(measures, floor)  # there, categories are the same parts
-    categories, note = category_changes(diffs, floor)
-    untraced = _untraced(pairs)
-    judged, silent = _findings(pairs, floor)
-    kinds: list[Kind] = [
-        ("phase", found_phases, _no_phases(measures, profiled=profiled)),
-        ("category", categories, untraced or why_absent(diffs, "overview")),
-        ("function", _functions(pairs, floor), _why(pairs, "function")),
-        ("line", _lines(pairs, floor), _why(pairs, "line")),
-        ("operator", _operators(diffs, floor), untraced or why_absent(diffs, "operators")),
-        ("kernel", kernel_changes(diffs, floor), untraced or why_absent(diffs, "kernels")),
-        ("finding", judged, _why(pairs, "finding")),
-        ("utilisation", utilisation_changes(*_sides(pairs, lambda one: one.utilisation)), None),
-        ("environment", environment_changes(*_sides(pairs, lambda one: one.environment)), None),
-        ("window", window_changes(*_sides(pairs, lambda one: one.windows)), None),
+    unphased = "traces know no phases; categories are the parts of their steps" if profiled else None
+    categories, note = _categories(diffs, floor)
+    findings, silent = _findings(ours, theirs, floor)
+    utilisation = utilisation_changes([one.utilisation for one in ours], [one.utilisation for one in theirs])
+    environment = environment_changes([one.environment for one in ours], [one.environment for one in theirs])
+    windows = text_changes("window", [one.windows for one in ours], [one.windows for one in theirs], "; ".join)
+    kinds: list[tuple[str, list[Change], str | None]] = [  # the name, the rows, and why there can be none
+        (
+            "phase",
+            [] if profiled else _phases(measures, floor),  # there, categories are the same parts
+            unphased if measures else "no step time is known of both sides",
+        ),
+        ("category", categories, _untraced(sides, diffs, "overview")),
+        ("function", _sampled("function", pairs, lambda one: one.functions, floor), _why(sides, "function")),
+        ("line", _lines(pairs, floor), _why(sides, "line")),
+        ("operator", _operators(diffs, floor), _untraced(sides, diffs, "operators")),
+        ("kernel", _kernels(diffs, floor), _untraced(sides, diffs, "kernels")),
+        ("finding", findings, _why(sides, "finding")),
+        ("utilisation", utilisation, None),
+        ("environment", environment, None),
+        ("window", windows, None),
     ]
     absent = {kind: why for kind, found, why in kinds if why is not None and not found}
     absent |= {f"finding {rule}": why for rule, why in silent.items()}
@@ -96,29 +96,10 @@ def changes(pairs: Profiles, measures: Sequence[tuple[Measure, Measure]], *, pro
         for kind, found, _ in kinds
         if len(found) > MAX_ROWS
     ]
+    for one in diffs:  # what it says of itself, but for how many steps each has: that is among the windows
+        notes += one.notes[1 if one.per_step else 0 :] if one.tables else ()
     shown = tuple(change for _, found, _ in kinds for change in found[:MAX_ROWS])
-    return Changes(shown, absent, (*notes, *_notes(diffs)))
-
-
-def _no_phases(measures: Sequence[tuple[Measure, Measure]], *, profiled: bool) -> str | None:
-    if not measures:
-        return "no step time is known of both sides"
-    return "traces know no phases; categories are the parts of their steps" if profiled else None
-
-
-def _untraced(pairs: Profiles) -> str | None:
-    """Which sides have no traces at all, in any run."""
-    lacking = [
-        side[0].side
-        for side in zip(*pairs, strict=True)
-        if not any(one.traced.overviews or one.traced.operators or one.traced.kernels for one in side)
-    ]
-    return f"{' and '.join(lacking)}: no traces of torch.profiler" if lacking else None
-
-
-def _sides(pairs: Profiles, value: Callable[[Profile], Value]) -> tuple[list[Value], list[Value]]:
-    """A part of all profiles of either side."""
-    return [value(one) for one, _ in pairs], [value(other) for _, other in pairs]
+    return shown, absent, notes
 
 
 def _mean_step_ms(measures: Sequence[tuple[Measure, Measure]], diffs: Sequence[Diff]) -> float:
@@ -128,30 +109,37 @@ def _mean_step_ms(measures: Sequence[tuple[Measure, Measure]], diffs: Sequence[D
     steps = [row.base_ns for one in diffs for row in one.tables.get("overview", ()) if row.key == STEP and row.base_ns]
     if steps:
         return sum(steps) / len(steps) / NS_PER_MS
-    totals = [
-        sum(row.base_ns or 0 for row in one.tables[table])
-        for one in diffs
-        for table in ("operators", "kernels")
-        if table in one.tables
-    ]
-    return max(totals, default=0) / NS_PER_MS
+    tables = [one.tables[table] for one in diffs for table in ("operators", "kernels") if table in one.tables]
+    return max((sum(row.base_ns or 0 for row in rows) for rows in tables), default=0) / NS_PER_MS
 
 
-def _why(pairs: Profiles, kind: str) -> str | None:
-    """Why a side has none of a kind; sides that lack it for the same reason together."""
-    sides = ([pair[0] for pair in pairs], [pair[1] for pair in pairs])
+# ------------------------------------------------------------------------------------------------ why a kind is absent
+
+
+def _why(sides: tuple[list[Profile], list[Profile]], kind: str) -> str | None:
+    """Why all runs of a side have none of a kind; sides that lack it for the same reason together."""
     lacking: dict[str, list[str]] = {}
     for side in sides:
-        reason = absent_of(side, kind)
-        if reason is not None:
-            lacking.setdefault(reason, []).append(side[0].side)
+        reasons = [one.absent.get(kind) for one in side]
+        if reasons[0] is not None and None not in reasons:
+            lacking.setdefault(reasons[0], []).append(side[0].side)
     return "; ".join(f"{' and '.join(labels)}: {reason}" for reason, labels in lacking.items()) or None
 
 
-def _notes(diffs: Sequence[Diff]) -> tuple[str, ...]:
-    """What the comparison of traces says of itself, but for how many steps each has: that is among the windows."""
-    said = (note for one in diffs if one.tables for note in (one.notes[1:] if one.per_step else one.notes))
-    return tuple(dict.fromkeys(said))
+def _untraced(sides: tuple[list[Profile], list[Profile]], diffs: Sequence[Diff], table: str) -> str | None:
+    """Which sides have no traces at all, in any run; else why no pair has the table."""
+    lacking = [
+        side[0].side
+        for side in sides
+        if not any(one.traced.overviews or one.traced.operators or one.traced.kernels for one in side)
+    ]
+    if lacking:
+        return f"{' and '.join(lacking)}: no traces of torch.profiler"
+    reasons = [one.absent.get(table) for one in diffs]
+    return None if None in reasons else reasons[0]
+
+
+# ---------------------------------------------------------------------------------------------- time: phases to kernels
 
 
 def _phases(measures: Sequence[tuple[Measure, Measure]], floor: float) -> list[Change]:
@@ -163,295 +151,220 @@ def _phases(measures: Sequence[tuple[Measure, Measure]], floor: float) -> list[C
     return rows("phase", PER_STEP, [(of(one), of(other)) for one, other in measures], floor)
 
 
-def category_changes(found: Sequence[Diff], floor: float) -> tuple[list[Change], str | None]:
+def _categories(diffs: Sequence[Diff], floor: float) -> tuple[list[Change], str | None]:
     """Parts of the profiled step, all that there are, and what must be said of them."""
-    ours = _traced(found, "overview", _host)
-    before, after = ({thing.name for pair in ours for thing in pair[side]} - {STEP} for side in (0, 1))
+    parts, note = _traced(diffs, "overview"), None
+    before, after = ({thing.name for pair in parts for thing in pair[side]} - {STEP} for side in (0, 1))
     if before and after and not before & after:
-        return _parts(_traced(found, "tensorboard", _host), _unit(found), floor), OTHER_BASIS
-    return _parts(ours, _unit(found), floor), None
+        parts, note = _traced(diffs, "tensorboard"), OTHER_BASIS
+    found = rows("category", _unit(diffs), parts, floor)
+    return [change for change in found if change.name != STEP], note
 
 
-def _operators(found: Sequence[Diff], floor: float) -> list[Change]:
+def _operators(diffs: Sequence[Diff], floor: float) -> list[Change]:
     """Operators by self time of the host, and by self time of the device where there is one; their sum first."""
-    unit = _unit(found)
-    host, device = _traced(found, "operators", _host), _traced(found, "operators", _device)
+    host, device = _traced(diffs, "operators"), _traced(diffs, "operators", device=True)
+    unit = _unit(diffs)
     sums = _sum(host, ALL_OPERATORS, "operator", unit, floor)
-    on_device = DEVICE_PER_STEP if unit == PER_STEP else "ms of the device"
-    return [*sums, *rows("operator", unit, host, floor), *rows("operator", on_device, device, floor)]
+    on_device = rows("operator", _unit(diffs, device=True), device, floor)
+    return [*sums, *rows("operator", unit, host, floor), *on_device]
 
 
-def kernel_changes(found: Sequence[Diff], floor: float) -> list[Change]:
+def _kernels(diffs: Sequence[Diff], floor: float) -> list[Change]:
     """Kernels by time on the device; their sum first."""
-    pairs = _traced(found, "kernels", _host)
-    unit = DEVICE_PER_STEP if _unit(found) == PER_STEP else "ms of the device"
+    pairs, unit = _traced(diffs, "kernels"), _unit(diffs, device=True)
     return [*_sum(pairs, ALL_KERNELS, "kernel", unit, floor), *rows("kernel", unit, pairs, floor)]
-
-
-def why_absent(found: Sequence[Diff], table: str) -> str | None:
-    """Why no pair has the table."""
-    reasons = [one.absent[table] for one in found if table in one.absent]
-    return reasons[0] if reasons and len(reasons) == len(found) else None
-
-
-def _parts(pairs: Sequence[Pair], unit: str, floor: float) -> list[Change]:
-    return [change for change in rows("category", unit, pairs, floor) if change.name != STEP]
 
 
 def _sum(pairs: Sequence[Pair], name: str, kind: str, unit: str, floor: float) -> list[Change]:
     """The row of all together, kept where nothing changed: that all stayed the same is worth a line."""
-    sums = [(total(name, one), total(name, other)) for one, other in pairs]
+
+    def total(side: Amounts) -> Amounts:
+        return {Thing(name): Amount(math.fsum(amount.value for amount in side.values()))} if side else {}
+
+    sums = [(total(one), total(other)) for one, other in pairs]
     return [row(kind, Thing(name), unit, sums, floor)] if any(one or other for one, other in sums) else []
 
 
-def _unit(found: Sequence[Diff]) -> str:
-    return PER_STEP if all(one.per_step for one in found) else IN_ALL
+def _unit(diffs: Sequence[Diff], *, device: bool = False) -> str:
+    if all(one.per_step for one in diffs):
+        return DEVICE_PER_STEP if device else PER_STEP
+    return OF_DEVICE if device else IN_ALL
 
 
-def _host(one: DiffRow) -> tuple[float | None, float | None]:
-    return one.base_ns, one.other_ns
-
-
-def _device(one: DiffRow) -> tuple[float | None, float | None]:
-    return one.base_device_ns, one.other_device_ns
-
-
-def _traced(found: Sequence[Diff], table: str, value: Of) -> list[Pair]:
+def _traced(diffs: Sequence[Diff], table: str, *, device: bool = False) -> list[Pair]:
     """The amounts of a table, of the pairs whose traces have it."""
-    pairs: list[Pair] = []
-    for one in found:
-        if table in one.tables:
-            sides: tuple[dict[Thing, Amount], dict[Thing, Amount]] = ({}, {})
-            for row in one.tables[table]:
-                for side, ns in zip(sides, value(row), strict=True):
-                    if ns is not None:
-                        side[Thing(row.key)] = Amount(ns / NS_PER_MS)
-            pairs.append(sides)
-    return pairs
 
+    def amounts(values: Iterable[tuple[str, float | None]]) -> Amounts:
+        return {Thing(key): Amount(ns / NS_PER_MS) for key, ns in values if ns is not None}
 
-def _functions(pairs: Profiles, floor: float) -> list[Change]:
-    """Functions in which the training process stands for another time."""
-    known = [pair for pair in pairs if pair[0].functions and pair[1].functions and pair[0].shares == pair[1].shares]
-    shares = bool(known) and known[0][0].shares
-    return _sampled("function", [(one.functions, other.functions) for one, other in known], floor, shares=shares)
-
-
-def _sampled(kind: str, pairs: Sequence[Pair], floor: float, *, shares: bool) -> list[Change]:
-    """Rows of sampled time, which is percent of the samples where no step is known (`shares`)."""
-    if shares:
-        return rows(kind, OF_SAMPLES, pairs, thresholds.SHARE_FLOOR)
-    return rows(kind, PER_STEP, pairs, floor)
+    tables = [one.tables[table] for one in diffs if table in one.tables]
+    return [
+        (
+            amounts((row.key, row.base_device_ns if device else row.base_ns) for row in found),
+            amounts((row.key, row.other_device_ns if device else row.other_ns) for row in found),
+        )
+        for found in tables
+    ]
 
 
 def _lines(pairs: Profiles, floor: float) -> list[Change]:
-    known = [pair for pair in pairs if pair[0].shares == pair[1].shares]
-    sampled, device = _both(known, lambda one: one.lines), _both(pairs, lambda one: one.device_lines)
-    return line_changes(sampled, device, floor, shares=bool(known) and known[0][0].shares)
-
-
-def _both(pairs: Profiles, amounts: Callable[[Profile], Amounts]) -> list[tuple[Amounts, Amounts]]:
-    """Of the pairs in which both sides have some."""
-    found = [(amounts(one), amounts(other)) for one, other in pairs]
-    return [pair for pair in found if pair[0] and pair[1]]
-
-
-def line_changes(sampled: Sequence[Pair], device: Sequence[Pair], floor: float, *, shares: bool) -> list[Change]:
-    """Lines of the user's code whose time differs, of the training process and of the device that they keep busy.
-
-    Where a script was edited, the lines of a function may all have moved. A function of which both sides know lines,
-    but none in common, is therefore compared as a whole.
-    """
+    """Lines of the user's code whose time differs, of the training process and of the device that they keep busy."""
+    device = [(one.device_lines, other.device_lines) for one, other in pairs if one.device_lines and other.device_lines]
     return [
-        *_sampled("line", _matched(sampled), floor, shares=shares),
+        *_sampled("line", pairs, lambda one: one.lines, floor),
         *rows("line", DEVICE_PER_STEP, _matched(device), floor),
     ]
 
 
-def _matched(pairs: Sequence[Pair]) -> list[Pair]:
-    """The pairs, with the lines of functions that moved as a whole added up."""
-    ours = _lines_of(side for side, _ in pairs)
-    theirs = _lines_of(side for _, side in pairs)
-    moved = {key for key, lines in ours.items() if key in theirs and not lines & theirs[key]}
-    if not moved:
-        return list(pairs)
-    return [(_without_lines(one, moved), _without_lines(other, moved)) for one, other in pairs]
+def _sampled(kind: str, pairs: Profiles, of: Callable[[Profile], Amounts], floor: float) -> list[Change]:
+    """Rows of where the training process stands for another time: per step on both sides, or, where no step is known,
+    percent of the samples on both."""
+    known = [pair for pair in pairs if pair[0].shares == pair[1].shares and of(pair[0]) and of(pair[1])]
+    amounts = _matched([(of(one), of(other)) for one, other in known])
+    if known and known[0][0].shares:
+        return rows(kind, OF_SAMPLES, amounts, thresholds.SHARE_FLOOR)
+    return rows(kind, PER_STEP, amounts, floor)
 
 
-def _lines_of(sides: Iterable[Amounts]) -> dict[tuple[str, str | None], set[int | None]]:
-    found: dict[tuple[str, str | None], set[int | None]] = {}
-    for side in sides:
-        for thing in side:
-            found.setdefault((thing.name, thing.file), set()).add(thing.line)
-    return found
+def _matched(pairs: Sequence[Pair]) -> Sequence[Pair]:
+    """The pairs, with the lines of functions that moved as a whole added up.
+
+    Where a script was edited, the lines of a function may all have moved. A function of which both sides know lines,
+    but none in common, is therefore compared as a whole.
+    """
+    sides: tuple[dict[Thing, set[int | None]], dict[Thing, set[int | None]]] = ({}, {})
+    for pair in pairs:
+        for lines, amounts in zip(sides, pair, strict=True):
+            for thing in amounts:
+                lines.setdefault(Thing(thing.name, thing.file), set()).add(thing.line)
+    moved = {key for key, lines in sides[0].items() if key in sides[1] and not lines & sides[1][key]}
+
+    def together(side: Amounts) -> Amounts:
+        wholes = ((Thing(thing.name, thing.file), thing, amount) for thing, amount in side.items())
+        return merged((whole if whole in moved else thing, amount) for whole, thing, amount in wholes)
+
+    return [(together(one), together(other)) for one, other in pairs] if moved else pairs
 
 
-def _without_lines(side: Amounts, moved: set[tuple[str, str | None]]) -> Amounts:
-    return merged(
-        (Thing(thing.name, thing.file) if (thing.name, thing.file) in moved else thing, amount)
-        for thing, amount in side.items()
-    )
+# ----------------------------------------------------------------------------------------------------------- findings
 
 
-def _findings(pairs: Profiles, floor: float) -> tuple[list[Change], dict[str, str]]:
-    sides = [
-        [Judged(one.diagnosis, one.roots) for one in side if one.diagnosis is not None]
-        for side in ([pair[0] for pair in pairs], [pair[1] for pair in pairs])
-    ]
-    return finding_changes(sides[0], sides[1], floor) if all(sides) else ([], {})
-
-
-class Judged(Struct, frozen=True):
-    """What the rules said of one run; `roots` are the folders of its own code."""
-
-    diagnosis: Diagnosis
-    roots: tuple[str, ...]
-
-
-class _Key(Struct, frozen=True):
-    rule: str
-    file: str | None
-    place: str | int | None  # the function, and where none is known the line
-
-
-class _Seen(Struct, frozen=True):
-    rule: str
-    title: str
-    cost_ms: float
-    file: str | None
-    line: int | None
-
-
-def finding_changes(
-    baseline: Sequence[Judged], candidate: Sequence[Judged], floor: float
+def _findings(
+    baseline: Sequence[Profile], candidate: Sequence[Profile], floor: float
 ) -> tuple[list[Change], dict[str, str]]:
     """Findings that went, came, or cost another amount, the largest difference first; and by rule why it is not told.
 
     A rule that was not judged on a side says nothing there: such a finding is neither gone nor new. Of several runs a
     side has a finding when more than half of them do; its cost is the mean over those.
     """
-    sides = [_most(side) for side in (baseline, candidate)]
-    silent = [_not_judged(side) for side in (baseline, candidate)]
+    sides = [[one for one in side if one.diagnosis is not None] for side in (baseline, candidate)]
+    if not all(sides):
+        return [], {}
+    ours, theirs = (_usual(side) for side in sides)
+    silent = [_not_judged(side) for side in sides]
     found, absent = [], {}
-    for before, after in _same_findings(*sides):
-        key = before or after
-        assert key is not None
-        why = silent[1 if after is None else 0].get(key.rule) if before is None or after is None else None
+    for before, after in _same_findings(ours, theirs):
+        runs = [ours[before] if before else [], theirs[after] if after else []]
+        shown, file = (runs[1] or runs[0])[0]
+        lacking = next((side for side in (0, 1) if not runs[side]), None)
+        why = silent[lacking].get(shown.rule) if lacking is not None else None
         if why is not None:
-            absent[key.rule] = why
+            absent[shown.rule] = why
             continue
-        found.append(_finding(sides[0].get(before) if before else None, sides[1].get(after) if after else None, floor))
-    return ordered(change for change in found if change.status != SAME), absent
+        costs = [math.fsum(one.cost_ms_per_step for one, _ in side) / len(side) if side else None for side in runs]
+        difference = (costs[1] or 0.0) - (costs[0] or 0.0)
+        status = NEW if costs[0] is None else GONE if costs[1] is None else GREW if difference > 0 else SHRANK
+        least = max(floor, thresholds.SAME_SHARE * max(each or 0.0 for each in costs))
+        if lacking is not None or abs(difference) >= least:
+            line = shown.where[0].line if shown.where else None
+            cost, other = costs
+            found.append(
+                Change("finding", shown.title, cost, other, difference, PER_STEP, status, file, line, shown.rule)
+            )
+    return ordered(found), absent
 
 
-def _finding(before: _Seen | None, after: _Seen | None, floor: float) -> Change:
-    shown = after or before
-    assert shown is not None
-    difference = (after.cost_ms if after else 0.0) - (before.cost_ms if before else 0.0)
-    if before is None or after is None:
-        status = NEW if before is None else GONE
-    else:
-        least = max(floor, thresholds.SAME_SHARE * max(before.cost_ms, after.cost_ms))
-        status = SAME if abs(difference) < least else GREW if difference > 0 else SHRANK
-    return Change(
-        kind="finding",
-        name=shown.title,
-        baseline=before.cost_ms if before else None,
-        candidate=after.cost_ms if after else None,
-        difference=difference,
-        unit=PER_STEP,
-        status=status,
-        file=shown.file,
-        line=shown.line,
-        rule=shown.rule,
-    )
-
-
-def _same_findings(ours: dict[_Key, _Seen], theirs: dict[_Key, _Seen]) -> list[tuple[_Key | None, _Key | None]]:
+def _same_findings(ours: Found, theirs: Found) -> list[tuple[Finder | None, Finder | None]]:
     """Keys that mean the same: equal ones first; of a rule that is left once on each side, those two."""
-    pairs: list[tuple[_Key | None, _Key | None]] = [(key, key) for key in ours if key in theirs]
+    pairs: list[tuple[Finder | None, Finder | None]] = [(key, key) for key in ours if key in theirs]
     left = [key for key in ours if key not in theirs]
     right = [key for key in theirs if key not in ours]
     for key in left:
-        same = [other for other in right if other.rule == key.rule]
-        alone = len(same) == 1 and sum(other.rule == key.rule for other in left) == 1
+        same = [other for other in right if other[0] == key[0]]
+        alone = len(same) == 1 and sum(other[0] == key[0] for other in left) == 1
         pairs.append((key, same[0] if alone else None))
     matched = {after for _, after in pairs}
     return [*pairs, *((None, key) for key in right if key not in matched)]
 
 
-def _most(side: Sequence[Judged]) -> dict[_Key, _Seen]:
+def _usual(side: Sequence[Profile]) -> Found:
     """The findings of more than half of the runs."""
-    seen: dict[_Key, list[_Seen]] = {}
-    for judged in side:
-        name = relative_to(judged.roots)
-        of_run: dict[_Key, _Seen] = {}
-        for finding in judged.diagnosis.findings:
-            key, one = _seen(finding, name)
-            of_run.setdefault(key, one)
-        for key, one in of_run.items():
-            seen.setdefault(key, []).append(one)
-    return {
-        key: msgspec.structs.replace(runs[0], cost_ms=math.fsum(one.cost_ms for one in runs) / len(runs))
-        for key, runs in seen.items()
-        if 2 * len(runs) > len(side)
-    }
+    seen: Found = {}
+    for one in side:
+        name = relative_to(one.roots)
+        of_run: dict[Finder, tuple[Finding, str | None]] = {}
+        for finding in one.diagnosis.findings if one.diagnosis is not None else ():
+            place = finding.where[0] if finding.where else None
+            file = name(place.file) if place is not None else None
+            inside = (place.function or place.line) if place is not None else None
+            of_run.setdefault((finding.rule, file, inside), (finding, file))
+        for key, each in of_run.items():
+            seen.setdefault(key, []).append(each)
+    return {key: runs for key, runs in seen.items() if 2 * len(runs) > len(side)}
 
 
-def _seen(finding: Finding, name: Callable[[str], str]) -> tuple[_Key, _Seen]:
-    """A finding with what it is matched by."""
-    place = finding.where[0] if finding.where else None
-    if place is None:
-        file, line, inside = None, None, None
-    else:
-        file, line, inside = name(place.file), place.line, place.function or place.line
-    return _Key(finding.rule, file, inside), _Seen(finding.rule, finding.title, finding.cost_ms_per_step, file, line)
-
-
-def _not_judged(side: Sequence[Judged]) -> dict[str, str]:
+def _not_judged(side: Sequence[Profile]) -> dict[str, str]:
     """Rule -> what it lacked, of those that were judged in no run of the side."""
     found: dict[str, str] = {}
-    for judged in side:
-        found |= {one.rule: one.needs for one in judged.diagnosis.abstained if not one.quiet}
-        found |= {one.rule: f"ignored: {one.reason}" for one in judged.diagnosis.ignored}
-    for judged in side:
-        own = {one.rule for one in judged.diagnosis.abstained} | {one.rule for one in judged.diagnosis.ignored}
-        found = {rule: why for rule, why in found.items() if rule in own}
+    judged: set[str] = set()
+    for diagnosis in (one.diagnosis for one in side if one.diagnosis is not None):
+        found |= {one.rule: one.needs for one in diagnosis.abstained if not one.quiet}
+        found |= {one.rule: f"ignored: {one.reason}" for one in diagnosis.ignored}
+    for diagnosis in (one.diagnosis for one in side if one.diagnosis is not None):
+        judged |= found.keys() - {one.rule for one in diagnosis.abstained} - {one.rule for one in diagnosis.ignored}
+    return {rule: why for rule, why in found.items() if rule not in judged}
+
+
+# --------------------------------------------------------------------------------- environment, windows, utilisation
+
+
+def text_changes(
+    kind: str,
+    baseline: Sequence[Mapping[str, str]],
+    candidate: Sequence[Mapping[str, str]],
+    joined: Callable[[Iterable[str]], str],
+) -> list[Change]:
+    """A row for each name, equal or not; the values that it has on a side are `joined`."""
+    found = []
+    for name in dict.fromkeys(name for run in (*baseline, *candidate) for name in run):
+        known = [dict.fromkeys(run[name] for run in side if name in run) for side in (baseline, candidate)]
+        before, after = (joined(values) if values else None for values in known)
+        status = SAME if before == after else NEW if before is None else GONE if after is None else CHANGED
+        found.append(Change(kind, name, before, after, None, "", status))
     return found
 
 
 def environment_changes(baseline: Sequence[Mapping[str, str]], candidate: Sequence[Mapping[str, str]]) -> list[Change]:
     """What differs between the sides, in the order of the report. A value that varies within a side names them all."""
-    found = []
-    for name in dict.fromkeys(name for side in (*baseline, *candidate) for name in side):
-        before, after = (_joined(side, name) for side in (baseline, candidate))
-        if before == after or (name == LOAD and _is_near(before, after)):
-            continue
-        if (before is None or after is None) and not name.startswith(_PRESENCE):
-            continue  # not known is no difference
-        status = NEW if before is None else GONE if after is None else CHANGED
-        found.append(Change("environment", name, before, after, None, "", status))
-    return found
-
-
-def _joined(side: Sequence[Mapping[str, str]], name: str) -> str | None:
-    known = sorted({run[name] for run in side if name in run})
-    return ", ".join(known)[:LONGEST] if known else None
+    found = text_changes("environment", baseline, candidate, lambda values: ", ".join(sorted(values))[:LONGEST])
+    return [
+        one
+        for one in found
+        if one.status != SAME
+        and not (one.name == LOAD and _is_near(one.baseline, one.candidate))
+        # not known is no difference
+        and (one.status == CHANGED or one.name.startswith(_PRESENCE))
+    ]
 
 
 def _is_near(before: str | None, after: str | None) -> bool:
-    sides = [_numbers(text) for text in (before, after)]
-    if not all(sides):
-        return False
-    means = [sum(side) / len(side) for side in sides]
-    return abs(means[0] - means[1]) < thresholds.LOAD_FLOOR
-
-
-def _numbers(text: str | None) -> list[float]:
+    """Whether mean loads are alike."""
     try:
-        return [float(part) for part in (text or "").split(",") if part.strip()]
+        means = [statistics.fmean(map(float, (text or "").split(", "))) for text in (before, after)]
     except ValueError:
-        return []
+        return False
+    return abs(means[0] - means[1]) < thresholds.LOAD_FLOOR
 
 
 def utilisation_changes(
@@ -459,7 +372,7 @@ def utilisation_changes(
 ) -> list[Change]:
     """What both sides know and what differs, means over runs. Less in a shorter step is no loss: figures alone."""
     found = []
-    for name in dict.fromkeys(name for side in baseline for name in side):
+    for name in dict.fromkeys(name for run in baseline for name in run):
         sides = [[run[name] for run in side if name in run] for side in (baseline, candidate)]
         if not all(sides):
             continue
@@ -467,21 +380,13 @@ def utilisation_changes(
         unit, least = ("%", thresholds.UTILISATION_FLOOR)
         if name == CORES_USED:
             unit, least = "cores", thresholds.CORES_FLOOR
-        difference = after - before
-        status = SAME if abs(difference) < least else GREW if difference > 0 else SHRANK
-        found.append(Change("utilisation", name, before, after, difference, unit, status))
-    return ordered(change for change in found if change.status != SAME)
+        if abs(after - before) >= least:
+            status = GREW if after > before else SHRANK
+            found.append(Change("utilisation", name, before, after, after - before, unit, status))
+    return ordered(found)
 
 
-def window_changes(baseline: Sequence[Mapping[str, str]], candidate: Sequence[Mapping[str, str]]) -> list[Change]:
-    """Which steps the figures are of: how many, left out or profiled. A row for each name, equal or not."""
-    found = []
-    for name in dict.fromkeys(name for side in (*baseline, *candidate) for name in side):
-        known = [dict.fromkeys(run[name] for run in side if name in run) for side in (baseline, candidate)]
-        before, after = ("; ".join(values) if values else None for values in known)
-        status = SAME if before == after else NEW if before is None else GONE if after is None else CHANGED
-        found.append(Change("window", name, before, after, None, "", status))
-    return found
+# --------------------------------------------------------------------------------------------------------------- rows
 
 
 def rows(kind: str, unit: str, pairs: Sequence[Pair], floor: float) -> list[Change]:
@@ -514,31 +419,20 @@ def row(kind: str, thing: Thing, unit: str, pairs: Sequence[Pair], floor: float)
     )
 
 
-def total(name: str, amounts: Amounts) -> Amounts:
-    """The sum of all under one name."""
-    return {Thing(name): Amount(math.fsum(amount.value for amount in amounts.values()))} if amounts else {}
-
-
 def ordered(changes: Iterable[Change]) -> list[Change]:
     """The largest difference first; what has none by name."""
     return sorted(changes, key=lambda one: (-abs(one.difference or 0), one.name, one.file or "", one.line or 0))
 
 
 def _is_told(amounts: Sequence[tuple[Amount, Amount]], means: Sequence[float]) -> bool:
-    difference = abs(means[1] - means[0])
-    if difference <= thresholds.SAMPLING_SIGMAS * _sampling_error(amounts):
-        return False
-    count = len(amounts)
-    if count < thresholds.INTERVAL_PAIRS:
-        return difference >= thresholds.SAME_SHARE * max(abs(mean) for mean in means)
-    spread = statistics.stdev(other.value - one.value for one, other in amounts)
-    return difference > estimates.student(thresholds.CONFIDENCE, count - 1) * spread / math.sqrt(count)
-
-
-def _sampling_error(amounts: Sequence[tuple[Amount, Amount]]) -> float:
-    """Standard error of the difference of means, as far as counting samples makes it: n of them vary by their root."""
+    """Whether the difference is more than counting samples makes (n of them vary by their root), and than runs do."""
+    difference, count = abs(means[1] - means[0]), len(amounts)
     variance = math.fsum(_variance(amount, other) for pair in amounts for amount, other in (pair, pair[::-1]))
-    return math.sqrt(variance) / max(1, len(amounts))
+    if difference <= thresholds.SAMPLING_SIGMAS * math.sqrt(variance) / max(1, count):
+        return False
+    differences = [other.value - one.value for one, other in amounts]
+    half = margin(statistics.stdev(differences), count) if count > 1 else None
+    return difference > half if half is not None else difference >= thresholds.SAME_SHARE * max(map(abs, means))
 
 
 def _variance(amount: Amount, other: Amount) -> float:

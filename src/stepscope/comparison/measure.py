@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import polars as pl
 
-from stepscope.comparison import conditions, flags
+from stepscope.comparison.flags import conditions, flags
 from stepscope.comparison.measured_steps import restarts_ns, select
 from stepscope.model import PHASES, Analysis
-from stepscope.model.comparison import Flag, Measure, PhaseTime, SteadyStep
+from stepscope.model.comparison import Measure, PhaseTime, SteadyStep
 from stepscope.model.views import Overview
 from stepscope.tables.schema import Tables
 
@@ -46,8 +46,17 @@ def measure(
     wall_ms = together["wall_ns"].to_numpy() / 1e6
     restarts_ms = restarts_ns(tables, steps) / steps.rows.height / 1e6
     mean_ms = float(wall_ms.mean()) + restarts_ms
-    samples = _samples_per_step(steps.rows)
+    # of all ranks together: the mean of each, summed over those that saw batches
+    by_rank = steps.rows.filter(pl.col("samples").is_not_null()).group_by("rank").agg(pl.col("samples").mean())
+    samples = float(by_rank.sort("rank")["samples"].sum()) or None
     trial = analysis.trial
+    figures = conditions(tables, steps)
+    signals = steps.rows["signal"].drop_nulls().value_counts().sort(["count", "signal"], descending=[True, False])
+    facts = next((one for one in analysis.steps if one.kind == steps.kind), None)
+    steady = None
+    if facts is not None:
+        every = facts.count + sum(facts.excluded.values())
+        steady = SteadyStep(facts.count, every, facts.mean_ms, facts.median_ms, facts.p95_ms)
     return Measure(
         label=label,
         path=path,
@@ -62,18 +71,18 @@ def measure(
         phases=_phases(together, float(wall_ms.mean()), restarts_ms),
         losses=trial.losses if trial is not None else (),
         knobs=trial.knobs if trial is not None else (),
-        flags=flags.flags(tables, analysis, steps, asked=asked),
+        flags=flags(tables, analysis, steps, figures, asked=asked),
         started_ns=analysis.run.started_ns,
         warmup_s=steps.warmup_s,
-        signal=_signal(steps.rows),
-        conditions=conditions.conditions(tables, steps),
+        signal=str(signals[0, 0]) if signals.height else None,  # what cut most of the steps
+        conditions=figures,
         settings=analysis.settings,
-        steady=_steady(analysis, steps.kind),
+        steady=steady,
     )
 
 
 def of_overviews(overviews: Sequence[Overview], *, label: str, path: str) -> Measure:
-    """The measure of all steps of `overviews`, at least one, of traces that each have some.
+    """The measure of all steps of `overviews`, at least one, each of a trace that marks its steps.
 
     Every worker weighs the same, whatever its number of steps.
     """
@@ -101,42 +110,15 @@ def of_overviews(overviews: Sequence[Overview], *, label: str, path: str) -> Mea
         samples_per_second=None,
         fixed_cost_s=None,
         phases=_fitted({name: ms for name, ms in parts.items() if ms > 0}, mean_ms),
-        flags=_trace_flags(overviews),
     )
 
 
-def percentiles(tables: Tables) -> dict[str, float]:
-    """Percentiles of the measured steps in ms, by name; empty without any."""
-    steps = select(tables)
-    return {} if steps is None else _percentiles(steps.together()["wall_ns"].to_list())
-
-
-def percentiles_of_traces(overviews: Sequence[Overview]) -> dict[str, float]:
-    """The same of the steps that traces mark."""
-    return _percentiles([step.wall_ns for one in overviews if one.has_steps for step in one.steps])
-
-
-def _percentiles(walls_ns: Sequence[float]) -> dict[str, float]:
+def percentiles(walls_ns: Sequence[float]) -> dict[str, float]:
+    """Percentiles of steps in ms, by name; empty without any."""
     if not walls_ns:
         return {}
     values = np.percentile(np.asarray(walls_ns, np.float64) / 1e6, list(QUANTILES.values()))
     return dict(zip(QUANTILES, values.tolist(), strict=True))
-
-
-def _steady(analysis: Analysis, kind: str) -> SteadyStep | None:
-    facts = next((one for one in analysis.steps if one.kind == kind), None)
-    if facts is None:
-        return None
-    every = facts.count + sum(facts.excluded.values())
-    return SteadyStep(facts.count, every, facts.mean_ms, facts.median_ms, facts.p95_ms)
-
-
-def _trace_flags(overviews: Sequence[Overview]) -> tuple[Flag, ...]:
-    traces = ", ".join(dict.fromkeys(overview.span.trace for overview in overviews if not overview.has_steps))
-    if not traces:
-        return ()
-    text = "the trace names no step: its whole length counts as one"
-    return (Flag("without_steps", text, traces, withholds=False),)
 
 
 def _phases(together: pl.DataFrame, mean_ms: float, restarts_ms: float) -> tuple[PhaseTime, ...]:
@@ -158,19 +140,3 @@ def _fitted(parts: Mapping[str, float], mean_ms: float) -> tuple[PhaseTime, ...]
     found = tuple(PhaseTime(name, ms) for name, ms in parts.items())
     rest = mean_ms - known
     return (*found, PhaseTime(UNATTRIBUTED, rest)) if rest > _ROUNDING * mean_ms else found
-
-
-def _samples_per_step(rows: pl.DataFrame) -> float | None:
-    """Of all ranks together: the mean of each, summed over those that saw batches."""
-    counted = rows.filter(pl.col("samples").is_not_null())
-    if counted.is_empty():
-        return None
-    means = counted.group_by("rank").agg(pl.col("samples").mean()).sort("rank")
-    total = float(means["samples"].sum())
-    return total if total > 0 else None
-
-
-def _signal(rows: pl.DataFrame) -> str | None:
-    """What cut most of the steps."""
-    counts = rows["signal"].drop_nulls().value_counts().sort(["count", "signal"], descending=[True, False])
-    return str(counts[0, 0]) if counts.height else None

@@ -83,7 +83,7 @@ def select(tables: Tables, *, warmup_limit: int | None = None) -> MeasuredSteps 
     first = ("process", "step", "start_ns", "wall_ns")
     order = [*first, *(name for name in steps.columns if name not in first)]  # all: damaged rows may be equal in some
     own = steps.filter(pl.col("kind") == kind).sort(order, nulls_last=True)
-    limit = step_limit(tables)
+    limit = _step_limit(tables)
     if limit is not None:  # the command is told to stop, and takes a few more steps until it does
         own = own.filter(pl.int_range(pl.len()).over("process") < limit)
     own = own.with_columns(
@@ -111,7 +111,7 @@ def select(tables: Tables, *, warmup_limit: int | None = None) -> MeasuredSteps 
     )
 
 
-def step_limit(tables: Tables) -> int | None:
+def _step_limit(tables: Tables) -> int | None:
     """`--max-steps` of the recording, None without."""
     for manifest in tables.manifests:
         options = manifest.get("options")
@@ -127,33 +127,27 @@ def restarts_ns(tables: Tables, measured: MeasuredSteps) -> float:
     That is making the iterator, workers included, and before it ending the old workers. The latter is counted up to a
     time that goes by how long starting them took, since other work lies there too.
     """
-    total = 0.0
     made: dict[str, list[tuple[int, int]]] = {}
     for row, _ in event_data(tables, "loader"):
         if row["process"] is not None and row["time_ns"] is not None and row["duration_ns"]:
             made.setdefault(row["process"], []).append((row["time_ns"], row["duration_ns"]))
-    for process, (start, end) in measured.spans.items():
-        events = [event for event in made.get(process, ()) if start < event[0] < end]
-        if events:
-            total += _restarts_of(tables, measured, process, events)
-    return total
-
-
-def _restarts_of(tables: Tables, measured: MeasuredSteps, process: str, events: list[tuple[int, int]]) -> float:
-    known = tables.steps.filter(
-        (pl.col("process") == process) & pl.col("start_ns").is_not_null() & (pl.col("wall_ns") > 0)
-    ).sort("start_ns", "wall_ns")
-    starts, walls = known["start_ns"].to_numpy(), known["wall_ns"].to_numpy()
-    ends = starts + walls
-    counted = set(measured.rows.filter(pl.col("process") == process)["start_ns"].drop_nulls().to_list())
     total = 0.0
-    for time, duration in events:
-        after = int(np.searchsorted(starts, time, side="left"))
-        if after == len(starts) or int(starts[after]) not in counted:
-            continue  # evaluation comes next, or a step that is not measured
-        before = int(ends[after - 1]) if after else time
-        free = max(0, min(time + duration, int(starts[after])) - max(time, before))  # the rest lies in a step
-        total += free + min(ENDING * free, max(0, time - before))
+    for process, (first, last) in measured.spans.items():
+        events = [event for event in made.get(process, ()) if first < event[0] < last]
+        if not events:
+            continue
+        of_process = pl.col("process") == process
+        known = tables.steps.filter(of_process & pl.col("start_ns").is_not_null() & (pl.col("wall_ns") > 0))
+        known = known.sort("start_ns", "wall_ns")
+        starts, ends = known["start_ns"].to_numpy(), (known["start_ns"] + known["wall_ns"]).to_numpy()
+        counted = set(measured.rows.filter(of_process)["start_ns"].drop_nulls().to_list())
+        for time, duration in events:
+            after = int(np.searchsorted(starts, time, side="left"))
+            if after == len(starts) or int(starts[after]) not in counted:
+                continue  # evaluation comes next, or a step that is not measured
+            before = int(ends[after - 1]) if after else time
+            free = max(0, min(time + duration, int(starts[after])) - max(time, before))  # the rest lies in a step
+            total += free + min(ENDING * free, max(0, time - before))
     return total
 
 
@@ -169,14 +163,11 @@ def _after_warmup(attempt: pl.DataFrame, limit: int | None) -> tuple[pl.DataFram
     common = shared.filter(pl.col("ranks") == len(processes)).drop("ranks")
     if common.height:
         rows = rows.join(common, on=_KEY, how="semi", maintain_order="left")
-    walls = [part["wall_ns"].cast(pl.Float64) for part in processes]
-    usual = _mean(rows["wall_ns"].cast(pl.Float64))
-    longer = [float(wall[:drop].sum()) - usual * min(drop, len(wall)) for wall in walls]
+    usual = float(rows["wall_ns"].cast(pl.Float64).sum()) / rows.height
+    longer = [
+        float(part["wall_ns"][:drop].cast(pl.Float64).sum()) - usual * min(drop, part.height) for part in processes
+    ]
     return rows, drop, max(0.0, sum(longer) / len(longer) / 1e9)
-
-
-def _mean(values: pl.Series) -> float:
-    return float(values.sum()) / len(values)
 
 
 def _warmup(part: pl.DataFrame, limit: int | None) -> int:
@@ -205,46 +196,24 @@ def warmup_end(walls: Sequence[float], *, limit: int | None = None) -> int:
         return 0
     times = np.where(np.isfinite(times), times, known.max())
     later = times[most:]
+    dropped = 0
     with np.errstate(over="ignore", invalid="ignore"):
-        usual = _usual(later)
-        dropped = _slow_steps(times, later, usual, _off_level(times, usual, most), most)
+        slow = WARMUP_SLOW_STEP * float(np.quantile(later, _ORDINARY))
+        if len(later) >= 2 * WARMUP_WINDOW:  # of fewer no level is known
+            levels = _moving_median(later)
+            level = float(np.median(levels))
+            spread = _MAD * float(np.median(np.abs(levels - level)))
+            off = max(WARMUP_SPREADS * spread, WARMUP_LEAST_CHANGE * abs(level))
+            reached = np.flatnonzero(np.abs(_moving_median(times[: most + WARMUP_WINDOW]) - level) <= off)
+            dropped = int(reached[0]) if len(reached) else most
+            # of a run that gets faster throughout, the first steps are slower than any later one
+            slow = max(slow, level + off)
+        for index in np.flatnonzero(times[dropped:most] > slow) + dropped:
+            if index >= dropped + WARMUP_WINDOW:
+                break
+            dropped = int(index) + 1
         extreme = np.flatnonzero(times[:most] > WARMUP_EXTREME_STEP * later.max())
     return max(dropped, int(extreme[-1]) + 1) if len(extreme) else dropped
-
-
-def _usual(later: NDArray[np.float64]) -> tuple[float, float] | None:
-    """The level of the later steps and how far from it is still on it; None if they are few."""
-    if len(later) < 2 * WARMUP_WINDOW:
-        return None
-    levels = _moving_median(later)
-    level = float(np.median(levels))
-    spread = _MAD * float(np.median(np.abs(levels - level)))
-    return level, max(WARMUP_SPREADS * spread, WARMUP_LEAST_CHANGE * abs(level))
-
-
-def _off_level(times: NDArray[np.float64], usual: tuple[float, float] | None, most: int) -> int:
-    """The first step from which a moving median is on the level; 0 where none is known."""
-    if usual is None:
-        return 0
-    level, off = usual
-    front = _moving_median(times[: most + WARMUP_WINDOW])
-    reached = np.flatnonzero(np.abs(front - level) <= off)
-    return int(reached[0]) if len(reached) else most
-
-
-def _slow_steps(
-    times: NDArray[np.float64], later: NDArray[np.float64], usual: tuple[float, float] | None, start: int, most: int
-) -> int:
-    """Goes on from `start` to the last slow step, as long as the next slow one is near."""
-    slow = WARMUP_SLOW_STEP * float(np.quantile(later, _ORDINARY))
-    if usual is not None:  # of a run that gets faster throughout, the first steps are slower than any later one
-        slow = max(slow, sum(usual))
-    dropped = start
-    for index in np.flatnonzero(times[start:most] > slow) + start:
-        if index >= dropped + WARMUP_WINDOW:
-            break
-        dropped = int(index) + 1
-    return dropped
 
 
 def _moving_median(times: NDArray[np.float64]) -> NDArray[np.float64]:

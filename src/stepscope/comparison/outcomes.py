@@ -13,38 +13,26 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from stepscope.comparison import estimates
 from stepscope.comparison.equivalence import equivalence, not_judged
-from stepscope.comparison.thresholds import (
-    ANOTHER_BATCH,
-    CONFIDENCE,
-    FIXED_ALPHA,
-    INTERVAL_PAIRS,
-    LOSS_BAND,
-    THRESHOLD,
-    WIDTH,
-    Alpha,
-)
-from stepscope.comparison.verdicts import step_verdict, verdict
+from stepscope.comparison.thresholds import ANOTHER_BATCH, FIXED_ALPHA, INTERVAL_PAIRS, Alpha, Limits
+from stepscope.comparison.verdicts import effect_of, holm, margin, p_value, step_verdict, verdict
 from stepscope.model.comparison import (
     UNDECIDED,
     VOID,
     Effect,
-    Equivalence,
     Flag,
     Measure,
     Outcome,
     PhaseEffect,
-    PhaseTime,
     Verdict,
 )
 from stepscope.schema import Knob
 
 MEAN, MEDIAN, RATE = "mean_ms", "median_ms", "samples_per_second"
 FIGURES = (MEAN, MEDIAN, "p95_ms", RATE, "fixed_cost_s")
+DECIDING = {MEAN: (MEAN, MEDIAN), RATE: (RATE,)}  # headline -> the figures that a verdict may rest on
 FORWARD, OTHER, FORWARD_OR_OTHER = "forward", "other", "forward_or_other"
 NOT_APPLIED = "knob_not_applied"  # the flag that makes an outcome void in whatever run it stands
 
@@ -52,228 +40,158 @@ Pairs = Sequence[tuple[Measure, Measure]]
 
 
 def outcome(
-    knobs: Sequence[Knob],
-    pairs: Pairs,
-    *,
-    threshold: float = THRESHOLD,
-    width: float = WIDTH,
-    loss_band: float = LOSS_BAND,
-    candidates: int = 1,
-    alpha: Alpha = FIXED_ALPHA,
+    knobs: Sequence[Knob], pairs: Pairs, limits: Limits, *, candidates: int = 1, alpha: Alpha = FIXED_ALPHA
 ) -> Outcome:
-    """What `pairs` of (baseline, candidate) say of `knobs`. Fractions as in `thresholds`.
+    """What `pairs` of (baseline, candidate) say of `knobs`.
 
     `alpha` is `LOOKING_ALPHA` where pairs are run until the interval is narrow.
     Until `corrected` has seen all `candidates` of an experiment, p-values are multiplied by their number, which is what
     Holm's correction asks of the smallest.
     """
-    clean = [pair for pair in pairs if not any(_withholding(measure) for measure in pair)]
+    clean = [pair for pair in pairs if not any(withholding(measure) for measure in pair)]
     measures = _distinct(measure for pair in pairs for measure in pair)
     headline = RATE if _another_batch(clean) else MEAN
     effects = _effects(clean)
-    for figure in _deciding(headline):
-        if figure in effects:
-            effects[figure] = _with_p(effects[figure], candidates)
+    for figure in DECIDING[headline]:
+        effect = effects.get(figure)
+        if effect is not None and effect.p_value is not None:
+            effects[figure] = replace(effect, p_value=min(1.0, effect.p_value * max(1, candidates)))
+    if headline == RATE:
+        same = not_judged("the batch size differs, and with it the way of the loss", limits.loss_band)
+    else:
+        ours, theirs = ([one.losses for one in _distinct(pair[side] for pair in clean)] for side in (0, 1))
+        same = equivalence(ours, theirs, limits.loss_band)
     found = Outcome(
         knobs=tuple(knobs),
         verdict=Verdict(UNDECIDED, ""),
         effects=effects,
         phases=_phases(clean),
         pairs=tuple(clean),
-        left_out=tuple(measure for measure in measures if _withholding(measure)),
+        left_out=tuple(measure for measure in measures if withholding(measure)),
         flags=_flags(measures),
-        equivalence=_equivalence(clean, headline, loss_band),
+        equivalence=same,
         headline=headline,
     )
-    judge = _Judge(threshold, width, candidates, alpha)
-    return judge.judged(found, len(pairs))
+    return _judged(found, len(pairs), limits, candidates, alpha)
 
 
-def corrected(
-    outcomes: Sequence[Outcome], *, threshold: float = THRESHOLD, width: float = WIDTH, alpha: Alpha = FIXED_ALPHA
-) -> list[Outcome]:
+def corrected(outcomes: Sequence[Outcome], limits: Limits, alpha: Alpha = FIXED_ALPHA) -> list[Outcome]:
     """The outcomes of one experiment judged together: p-values of each figure after Holm, verdicts by them.
 
     It starts from each effect alone, so it may be called again whenever a pair has come. Void outcomes are not counted.
     """
-    counted = [one.verdict.word != VOID and one.headline in one.effects for one in outcomes]
-    headlines = [one.headline if count else None for one, count in zip(outcomes, counted, strict=True)]
-    medians = [
-        MEDIAN if headline == MEAN and MEDIAN in one.effects else None
-        for one, headline in zip(outcomes, headlines, strict=True)
-    ]
-    again = _after_holm(_after_holm(outcomes, headlines), medians)
-    family = sum(
-        headline is not None and one.effects[headline].p_value is not None
-        for one, headline in zip(again, headlines, strict=True)
-    )
-    judge = _Judge(threshold, width, max(1, family), alpha)
-    return [
-        judge.judged(one, len(one.pairs) + len(one.left_out)) if count else one
-        for one, count in zip(again, counted, strict=True)
-    ]
+    found = list(outcomes)
+    deciding = {
+        number: [figure for figure in DECIDING[one.headline] if figure in one.effects]
+        for number, one in enumerate(outcomes)
+        if one.verdict.word != VOID and one.headline in one.effects
+    }
+    for rank in range(2):  # the headline of each, then the other figure
+        figures = {number: of[rank] for number, of in deciding.items() if rank < len(of)}
+        values = holm([p_value(found[number].effects[figure]) for number, figure in figures.items()])
+        for (number, figure), value in zip(figures.items(), values, strict=True):
+            effects = found[number].effects
+            found[number] = replace(found[number], effects={**effects, figure: replace(effects[figure], p_value=value)})
+    family = sum(found[number].effects[found[number].headline].p_value is not None for number in deciding)
+    for number in deciding:
+        one = found[number]
+        found[number] = _judged(one, len(one.pairs) + len(one.left_out), limits, max(1, family), alpha)
+    return found
 
 
-def _after_holm(outcomes: Sequence[Outcome], figures: Sequence[str | None]) -> list[Outcome]:
-    """With the p-value of one figure of each outcome corrected for all of them; None for one that does not count."""
-    alone = [
-        None if figure is None else estimates.p_value(one.effects[figure])
-        for one, figure in zip(outcomes, figures, strict=True)
-    ]
-    return [
-        one
-        if figure is None
-        else replace(one, effects={**one.effects, figure: replace(one.effects[figure], p_value=value)})
-        for one, figure, value in zip(outcomes, figures, estimates.holm(alone), strict=True)
-    ]
+def _judged(found: Outcome, tried: int, limits: Limits, candidates: int, alpha: Alpha) -> Outcome:
+    """`found` with its verdict; `tried` pairs were run, some of which may be left out."""
+    void = _void(found)
+    if void is not None:
+        return replace(found, verdict=Verdict(VOID, f"void: {void}"))
+    if found.headline == RATE:
+        effect = found.effects.get(RATE)
+        said = verdict(effect, limits, more_is_better=True, candidates=candidates, alpha=alpha.mean)
+        said = replace(said, text=f"{said.text}; the batch size differs: convergence is not judged")
+    else:
+        mean, median = found.effects.get(MEAN), found.effects.get(MEDIAN)
+        said = step_verdict(mean, median, limits, candidates=candidates, alpha=alpha)
+    flag = next((flag for flag in found.flags if flag.withholds), None)
+    if flag and said.word == UNDECIDED and len(found.pairs) < min(tried, INTERVAL_PAIRS):
+        said = replace(said, text=f"{said.text}; other runs are left out: {flag.text}")
+    return replace(found, verdict=said)
 
 
-def _deciding(headline: str) -> tuple[str, ...]:
-    """The figures that a verdict may rest on."""
-    return (MEAN, MEDIAN) if headline == MEAN else (headline,)
-
-
-class _Judge(Struct, frozen=True):
-    """What a verdict is given by."""
-
-    threshold: float
-    width: float
-    candidates: int
-    alpha: Alpha
-
-    def judged(self, found: Outcome, tried: int) -> Outcome:
-        """`found` with its verdict; `tried` pairs were run, some of which may be left out."""
-        return replace(found, verdict=_void(found) or self._word(found, tried))
-
-    def _word(self, found: Outcome, tried: int) -> Verdict:
-        said = self._by_rate(found) if found.headline == RATE else self._by_step(found)
-        flag = next((flag for flag in found.flags if flag.withholds), None)
-        if flag and said.word == UNDECIDED and len(found.pairs) < min(tried, INTERVAL_PAIRS):
-            said = replace(said, text=f"{said.text}; other runs are left out: {flag.text}")
-        return said
-
-    def _by_step(self, found: Outcome) -> Verdict:
-        return step_verdict(
-            found.effects.get(MEAN),
-            found.effects.get(MEDIAN),
-            threshold=self.threshold,
-            width=self.width,
-            candidates=self.candidates,
-            alpha=self.alpha,
-        )
-
-    def _by_rate(self, found: Outcome) -> Verdict:
-        said = verdict(
-            found.effects.get(RATE),
-            threshold=self.threshold,
-            width=self.width,
-            more_is_better=True,
-            candidates=self.candidates,
-            alpha=self.alpha.mean,
-        )
-        return replace(said, text=f"{said.text}; the batch size differs: convergence is not judged")
-
-
-def _void(found: Outcome) -> Verdict | None:
+def _void(found: Outcome) -> str | None:
+    """Why no timing counts; None where it does."""
     refused = next((flag for flag in found.flags if flag.name == NOT_APPLIED), None)
-    text = refused.text if refused else _never_applied(found)
-    if text is None and not found.pairs:
-        withheld = next((flag for flag in found.flags if flag.withholds), None)
-        text = f"no pair is left: {withheld.text}" if withheld else "no pair of runs was measured"
-    if text is None and found.equivalence is not None and found.equivalence.within is False:
-        text = f"its loss goes another way: {found.equivalence.text}"
-    return None if text is None else Verdict(VOID, f"void: {text}")
-
-
-def _never_applied(found: Outcome) -> str | None:
-    """Of a knob that every process of a candidate's run reported as not applied."""
+    if refused is not None:
+        return refused.text
     for knob in found.knobs:
         for _, candidate in found.pairs:
-            told = [one for one in candidate.knobs if (one.knob, one.value) == (knob.knob, knob.value)]
-            if told and not any(one.applied for one in told):
-                return f"{knob.knob}={knob.value} was not applied: {told[0].reason or 'no reason is known'}"
+            reason = refusal(knob, candidate)
+            if reason is not None:
+                return f"{knob.knob}={knob.value} was not applied: {reason}"
+    if not found.pairs:
+        withheld = next((flag for flag in found.flags if flag.withholds), None)
+        return f"no pair is left: {withheld.text}" if withheld else "no pair of runs was measured"
+    if found.equivalence is not None and found.equivalence.within is False:
+        return f"its loss goes another way: {found.equivalence.text}"
     return None
+
+
+def refusal(knob: Knob, measure: Measure) -> str | None:
+    """Why no process of a run has applied the knob; None where one has, or none said."""
+    told = [one for one in measure.knobs if (one.knob, one.value) == (knob.knob, knob.value)]
+    return (told[0].reason or "no reason is known") if told and not any(one.applied for one in told) else None
 
 
 def _effects(pairs: Pairs) -> dict[str, Effect]:
     found: dict[str, Effect] = {}
     for figure in FIGURES:
         values = [(getattr(baseline, figure), getattr(candidate, figure)) for baseline, candidate in pairs]
-        if any(value is None for pair in values for value in pair):
-            continue
-        effect = estimates.effect(values)
+        effect = None if any(None in pair for pair in values) else effect_of(values)
         if effect is not None:
             found[figure] = effect
     return found
 
 
-def _with_p(effect: Effect, candidates: int) -> Effect:
-    if effect.p_value is None:
-        return effect
-    return replace(effect, p_value=min(1.0, effect.p_value * max(1, candidates)))
-
-
 def _phases(pairs: Pairs) -> tuple[PhaseEffect, ...]:
-    """All phases sum to the mean step, so a phase that a run has none of took 0 ms there. Odd figures are left out."""
-    pairs = _told_apart(pairs)
-    names = dict.fromkeys(part.category for pair in pairs for measure in pair for part in measure.phases)
+    """All phases sum to the mean step, so a phase that a run has none of took 0 ms there. Odd figures are left out.
+
+    Where one side cannot tell the forward pass from all else, both are one phase: nothing marks where a compiled
+    model's forward pass begins in a loop without a loader.
+    """
+    sides = [[_by_phase(pair[side]) for pair in pairs] for side in (0, 1)]
+    if len({any(one.get(FORWARD, 0.0) > 0 for one in side) for side in sides}) > 1:
+        for one in (*sides[0], *sides[1]):
+            one[FORWARD_OR_OTHER] = one.pop(FORWARD, 0) + one.pop(OTHER, 0)
     found = []
-    for name in names:
-        before, after = ([_phase(pair[side], name) for pair in pairs] for side in (0, 1))
+    for name in dict.fromkeys(name for pair in zip(*sides, strict=True) for one in pair for name in one):
+        before, after = ([one.get(name, 0) for one in side] for side in sides)
         differences = [late - early for early, late in zip(before, after, strict=True)]
         if not all(map(math.isfinite, differences)):
             continue
-        middle, half = statistics.fmean(differences), _half(differences)
+        middle = statistics.fmean(differences)
+        half = margin(statistics.stdev(differences), len(differences)) if len(differences) > 1 else None
         low, high = (None, None) if half is None else (middle - half, middle + half)
         found.append(PhaseEffect(name, statistics.fmean(before), statistics.fmean(after), middle, low, high))
     return tuple(found)
 
 
-def _told_apart(pairs: Pairs) -> Pairs:
-    """With the forward pass and all else as one phase where one side cannot tell them apart: nothing marks where a
-    compiled model's forward pass begins in a loop without a loader."""
-    known = [any(_phase(pair[side], FORWARD) > 0 for pair in pairs) for side in (0, 1)]
-    if known[0] == known[1]:
-        return pairs
-    return [(_joined(before), _joined(after)) for before, after in pairs]
-
-
-def _joined(measure: Measure) -> Measure:
-    others = tuple(part for part in measure.phases if part.category not in (FORWARD, OTHER))
-    both = PhaseTime(FORWARD_OR_OTHER, _phase(measure, FORWARD) + _phase(measure, OTHER))
-    return replace(measure, phases=(*others, both))
-
-
-def _phase(measure: Measure, category: str) -> float:
-    return sum(part.ms for part in measure.phases if part.category == category)
-
-
-def _half(differences: Sequence[float]) -> float | None:
-    """Half of Student's interval of the mean; None with too few."""
-    count = len(differences)
-    if count < INTERVAL_PAIRS:
-        return None
-    return estimates.student(CONFIDENCE, count - 1) * statistics.stdev(differences) / math.sqrt(count)
+def _by_phase(measure: Measure) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for part in measure.phases:
+        found[part.category] = found.get(part.category, 0) + part.ms
+    return found
 
 
 def _another_batch(pairs: Pairs) -> bool:
     """Whether a step of the candidate holds another number of samples, so that step times say little."""
-    sizes = [(baseline.samples_per_step, candidate.samples_per_step) for baseline, candidate in pairs]
-    known = [(before, after) for before, after in sizes if before and after]
+    known = [pair for pair in pairs if all(side.samples_per_step for side in pair)]
     if not known or any(not side.samples_per_second for pair in pairs for side in pair):
         return False
-    ratio = statistics.fmean(after for _, after in known) / statistics.fmean(before for before, _ in known)
-    return abs(ratio - 1) > ANOTHER_BATCH
+    before, after = (statistics.fmean(pair[side].samples_per_step or 0.0 for pair in known) for side in (0, 1))
+    return abs(after / before - 1) > ANOTHER_BATCH
 
 
-def _equivalence(pairs: Pairs, headline: str, band: float) -> Equivalence:
-    if headline == RATE:
-        return not_judged("the batch size differs, and with it the way of the loss", band)
-    baseline, candidate = (_distinct(pair[side] for pair in pairs) for side in (0, 1))
-    return equivalence([one.losses for one in baseline], [one.losses for one in candidate], band)
-
-
-def _withholding(measure: Measure) -> bool:
+def withholding(measure: Measure) -> bool:
+    """Whether no verdict may rest on the run."""
     return any(flag.withholds for flag in measure.flags)
 
 
@@ -292,10 +210,9 @@ def _flags(measures: Sequence[Measure]) -> tuple[Flag, ...]:
     for measure in measures:
         for name, flag in {flag.name: flag for flag in reversed(measure.flags)}.items():
             by_name.setdefault(name, []).append(flag)
-    first = [_strictest(found, len(measures)) for found in by_name.values()]
-    return tuple(sorted(first, key=lambda flag: not flag.withholds))
-
-
-def _strictest(found: Sequence[Flag], runs: int) -> Flag:
-    flag = next((flag for flag in found if flag.withholds), found[0])
-    return replace(flag, text=flag.text + (f" (in {len(found)} of {runs} runs)" if found[1:] else ""))
+    found = []
+    for flags in by_name.values():
+        strictest = next((flag for flag in flags if flag.withholds), flags[0])
+        runs = f" (in {len(flags)} of {len(measures)} runs)" if len(flags) > 1 else ""
+        found.append(replace(strictest, text=strictest.text + runs))
+    return tuple(sorted(found, key=lambda flag: not flag.withholds))

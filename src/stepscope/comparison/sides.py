@@ -12,12 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from stepscope.comparison import flags, outcomes
+from stepscope.comparison import outcomes
 from stepscope.comparison.changes import changes
+from stepscope.comparison.flags import with_flags_of_set
 from stepscope.comparison.measure import QUANTILES
 from stepscope.comparison.profile import STEP_TIME, Profile
-from stepscope.comparison.thresholds import LOSS_BAND, THRESHOLD, WIDTH
-from stepscope.model.comparison import Comparison, Measure, Outcome, SideFacts
+from stepscope.comparison.thresholds import Limits
+from stepscope.model.comparison import Comparison, Measure, SideFacts
 from stepscope.model.run_facts import SourceFiles
 from stepscope.schema import Knob
 
@@ -29,13 +30,7 @@ PROFILED = "step times are of steps under the profiler, which slows them and may
 FEW_PROFILED = 10  # a mean over fewer steps moves by several percent between windows
 STEADY = "steady_ms"  # the figure that `analyze` gives of each run
 
-
-class Limits(Struct, frozen=True):
-    """What counts as a difference; fractions of the baseline."""
-
-    threshold: float = THRESHOLD
-    width: float = WIDTH
-    loss_band: float = LOSS_BAND
+Pairs = Sequence[tuple[Profile, Profile]]
 
 
 class Side(Struct, frozen=True):
@@ -46,85 +41,68 @@ class Side(Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-class _Steps(Struct, frozen=True):
-    """The pairs of measures that are comparable, and how."""
-
-    pairs: tuple[tuple[Measure, Measure], ...]
-    profiled: bool
-    absent: str | None = None
-    spreads: tuple[tuple[Mapping[str, float], Mapping[str, float]], ...] = ()
-    notes: tuple[str, ...] = ()
-
-
 def compare(baseline: Side, candidate: Side, limits: Limits | None = None) -> Comparison:
     """What changed from `baseline` to `candidate`; both have at least one profile."""
-    limits = limits or Limits()
-    sides = [_in_order(side.profiles) for side in (baseline, candidate)]
-    pairs = list(zip(*sides, strict=False))
-    steps = _steps(pairs)
-    found = changes(pairs, steps.pairs, profiled=steps.profiled)
-    absent = dict(found.absent)
-    if steps.absent is not None:
-        absent = {STEP_TIME: steps.absent, **absent}
-    notes = [*_left_out(baseline, candidate), *steps.notes, *found.notes]
-    outcome = _outcome(steps, limits)
-    clean = outcome.pairs if outcome is not None and outcome.pairs else steps.pairs
+    ours, theirs = (
+        # by start; those whose start is not known last, by path
+        sorted(side.profiles, key=lambda one: (one.started_ns is None, one.started_ns or 0, one.path))
+        for side in (baseline, candidate)
+    )
+    pairs = list(zip(ours, theirs, strict=False))
+    notes = _left_out(baseline, candidate)
+    steps = _steps(pairs, profiled=False)
+    profiled = not steps  # journals where any pair has both; else the profiled steps of both
+    steps = steps or _steps(pairs, profiled=True)
+    measures = [both for both, _ in steps]
+    if profiled and measures:
+        notes.append(PROFILED)
+        few = min(measure.steps for pair in measures for measure in pair)
+        if few < FEW_PROFILED:
+            notes.append(f"{few} profiled steps on a side: their mean and their 95th percentile are rough")
+    elif measures:
+        measures = list(zip(*with_flags_of_set(*zip(*measures, strict=True)), strict=True))
+        lacking = len(pairs) - len(measures)
+        if lacking:
+            notes.append(f"{lacking} of {len(pairs)} pairs left out: a run without steps")
+    if len(measures) == 1:
+        notes.append(NOISE_UNKNOWN)
+    rows, absent, more = changes(pairs, measures, profiled=profiled and bool(measures))
+    outcome = outcomes.outcome(_knobs(measures), measures, limits or Limits()) if measures else None
+    clean = outcome.pairs if outcome is not None and outcome.pairs else measures
     return Comparison(
-        baseline=_facts(baseline, sides[0], [one for one, _ in clean], [one for one, _ in steps.spreads]),
-        candidate=_facts(candidate, sides[1], [other for _, other in clean], [other for _, other in steps.spreads]),
+        baseline=_facts(baseline, ours, [one for one, _ in clean], [spread for _, (spread, _) in steps]),
+        candidate=_facts(candidate, theirs, [other for _, other in clean], [spread for _, (_, spread) in steps]),
         outcome=outcome,
-        changes=found.rows,
-        absent=absent,
-        notes=tuple(dict.fromkeys(notes)),
+        changes=rows,
+        absent=absent if measures else {STEP_TIME: _why(pairs), **absent},
+        notes=tuple(dict.fromkeys((*notes, *more))),
     )
 
 
-def _in_order(profiles: Sequence[Profile]) -> list[Profile]:
-    """By start; those whose start is not known last, by path."""
-    return sorted(profiles, key=lambda one: (one.started_ns is None, one.started_ns or 0, one.path))
+def _steps(
+    pairs: Pairs, *, profiled: bool
+) -> list[tuple[tuple[Measure, Measure], tuple[Mapping[str, float], Mapping[str, float]]]]:
+    """The measures of the pairs in which both sides have some, each with the percentiles of their steps."""
+    found = []
+    for one, other in pairs:
+        ours, theirs = (one.profiled, other.profiled) if profiled else (one.measure, other.measure)
+        if ours is not None and theirs is not None:
+            spreads = (one.profiled_spread, other.profiled_spread) if profiled else (one.spread, other.spread)
+            found.append(((ours, theirs), spreads))
+    return found
 
 
-def _steps(pairs: Sequence[tuple[Profile, Profile]]) -> _Steps:
-    """Journals where any pair has both; else the profiled steps of both."""
-    journals = [(one.measure, other.measure) for one, other in pairs]
-    known = tuple((one, other) for one, other in journals if one is not None and other is not None)
-    if known:
-        known = flags.flagged_pairs(known)
-        lacking = len(pairs) - len(known)
-        notes = [f"{lacking} of {len(pairs)} pairs left out: a run without steps"] if lacking else []
-        spreads = tuple((one.spread, other.spread) for one, other in pairs if one.measure and other.measure)
-        return _Steps(known, profiled=False, notes=(*notes, *_noise(len(known))), spreads=spreads)
-    traced = tuple(
-        (one.profiled, other.profiled)
-        for one, other in pairs
-        if one.profiled is not None and other.profiled is not None
-    )
-    if not traced:
-        return _Steps((), profiled=False, absent=_why(pairs))
-    few = min(measure.steps for pair in traced for measure in pair)
-    notes = [PROFILED]
-    if few < FEW_PROFILED:
-        notes.append(f"{few} profiled steps on a side: their mean and their 95th percentile are rough")
-    spreads = tuple((one.profiled_spread, other.profiled_spread) for one, other in pairs)
-    return _Steps(traced, profiled=True, notes=(*notes, *_noise(len(traced))), spreads=spreads)
-
-
-def _noise(pairs: int) -> tuple[str, ...]:
-    return (NOISE_UNKNOWN,) if pairs == 1 else ()
-
-
-def _why(pairs: Sequence[tuple[Profile, Profile]]) -> str:
+def _why(pairs: Pairs) -> str:
     """Why no step time can be compared."""
     one, other = pairs[0]
     known = [f"{side.label} {side.absent[STEP_TIME]}" for side in (one, other) if STEP_TIME in side.absent]
-    if known:
-        return "; ".join(known)
-    lacking = [side for side in (one, other) if side.measure is None and side.profiled is None]
+    lacking = known or [
+        f"{side.side}: {'no steps were recorded' if side.recorded else 'the trace marks no steps'}"
+        for side in (one, other)
+        if side.measure is None and side.profiled is None
+    ]
     if lacking:
-        return "; ".join(
-            f"{side.side}: {'no steps were recorded' if side.recorded else 'the trace marks no steps'}"
-            for side in lacking
-        )
+        return "; ".join(lacking)
     run = one if one.profiled is None else other
     return (
         f"{run.side} has no profiled steps, and those of a trace are slowed by the profiler: record the run with a "
@@ -145,25 +123,6 @@ def _left_out(baseline: Side, candidate: Side) -> list[str]:
     ]
 
 
-def _outcome(steps: _Steps, limits: Limits) -> Outcome | None:
-    if not steps.pairs:
-        return None
-    knobs = _knobs(steps.pairs)
-    return outcomes.outcome(
-        knobs, steps.pairs, threshold=limits.threshold, width=limits.width, loss_band=limits.loss_band
-    )
-
-
-def _means(names: Iterable[str], runs: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
-    """Of the figures that all runs have."""
-    found = {}
-    for name in names:
-        values = [value for run in runs if (value := run.get(name)) is not None]
-        if values and len(values) == len(runs):
-            found[name] = math.fsum(values) / len(values)
-    return found
-
-
 def _knobs(pairs: Sequence[tuple[Measure, Measure]]) -> list[Knob]:
     """What all runs of the candidate were started with and none of the baseline's."""
     ours = {(one.knob, one.value) for base, _ in pairs for one in base.knobs}
@@ -176,23 +135,26 @@ def _facts(
 ) -> SideFacts:
     of_runs = [{name: getattr(measure, name) for name in outcomes.FIGURES} for measure in measures]
     steady = [{STEADY: measure.steady.mean_ms if measure.steady is not None else None} for measure in measures]
-    figures = {
-        **_means(outcomes.FIGURES, of_runs),
-        **_means([STEADY], steady),
-        **_means(QUANTILES, spreads),
-    }
+    files = [profile.source_files for profile in profiles]
     return SideFacts(
         label=side.label,
         measures=tuple(measures),
         paths=tuple(profile.path for profile in profiles),
         notes=side.notes,
-        figures=figures,
+        figures={**_means(outcomes.FIGURES, of_runs), **_means([STEADY], steady), **_means(QUANTILES, spreads)},
         roots=tuple(dict.fromkeys(root for profile in profiles for root in profile.roots)),
-        source_files=_source_files([profile.source_files for profile in profiles]),
+        source_files=SourceFiles(  # what may be quoted of all runs
+            tuple(dict.fromkeys(root for one in files for root in one.roots)),
+            SourceFiles.agreed(pair for one in files for pair in one.hashes.items()),
+        ),
     )
 
 
-def _source_files(of_runs: Sequence[SourceFiles]) -> SourceFiles:
-    """What may be quoted of all runs."""
-    hashes = SourceFiles.agreed(pair for files in of_runs for pair in files.hashes.items())
-    return SourceFiles(tuple(dict.fromkeys(root for files in of_runs for root in files.roots)), hashes)
+def _means(names: Iterable[str], runs: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
+    """Of the figures that all runs have."""
+    found = {}
+    for name in names:
+        values = [value for run in runs if (value := run.get(name)) is not None]
+        if values and len(values) == len(runs):
+            found[name] = math.fsum(values) / len(values)
+    return found

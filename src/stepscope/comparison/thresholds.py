@@ -18,14 +18,12 @@ CONFIDENCE = 0.95
 # 400 ms, runs that differ by 0.3 to 2 %, and six or more pairs (6.5 % with four of the noisiest). The median gets more
 # of it because it finds more for it. `benchmarks/statistics.py` has the part with runs that differ by 1 %.
 FIXED_ALPHA = Alpha(mean=0.035, median=0.045)  # where the number of pairs was fixed beforehand
-LOOKING_ALPHA = Alpha(
-    mean=0.025, median=0.03
-)  # where pairs end as soon as the interval is narrow: experiment/stopping.py
+LOOKING_ALPHA = Alpha(mean=0.025, median=0.03)  # where pairs end as soon as the interval is narrow
 BLURRED = 1.4  # times the median's spread: half of the mean's variance is not in the typical step, so it is in stalls
 INTERVAL_PAIRS = 3  # fewer give no interval: Student's factor is 12.7 for two pairs, 4.3 for three
 WIDTH = 0.02  # pairs end when the interval's half-width is below it: three hours' training more or less in a week
 THRESHOLD = 0.01  # an effect below 1 % is not worth a changed script, however certain it is
-LEAST_PAIRS = 5  # before the width is looked at; experiment/stopping.py has the reason
+LEAST_PAIRS = 5  # before the width is looked at; experiment/schedule.py has the reason
 MOST_PAIRS = 10  # 2 % at a spread of 2.8 % between pairs; a machine noisier than that needs quiet, not pairs
 MOST_PAIRS_WORTH_NAMING = 100  # a comparison that needs more is not going to be run
 ANOTHER_BATCH = 0.01  # samples per step differ by more: the step is another one, so samples per second are compared
@@ -46,6 +44,15 @@ LOSS_CONFIDENCE = 0.99  # that pairs whose losses differ by chance alone are not
 LOSS_SPREADS = 2.0  # times the largest difference between two baselines
 LOSS_WIDEST_BAND = 0.5  # where equal runs may differ by half, that a candidate does not says nothing
 LOSS_PROGRESS = 0.5  # of what the baseline learnt; a candidate that missed more of it does not learn the same
+
+
+class Limits(Struct, frozen=True):
+    """What counts as a difference; fractions of the baseline."""
+
+    threshold: float = THRESHOLD
+    width: float = WIDTH
+    loss_band: float = LOSS_BAND
+
 
 # Changes -------------------------------------------------------------------------------------------------------------
 CHANGE_FLOOR = 0.005  # of the mean step: what moves less explains nothing that THRESHOLD lets matter

@@ -1,4 +1,8 @@
-"""The word for an effect, and the sentence that says it in full.
+"""Pairs of runs to an effect with an interval, the word for it, and the sentence that says it in full. Pure.
+
+The run is the unit: a pair is (baseline, candidate), one figure per run, of two runs that lie next to each other. Steps
+of one run depend on each other, so counting them as samples finds differences where there are none;
+`benchmarks/statistics.py` shows how often.
 
 Faster and slower need both an interval that excludes 1 (after the correction for how many candidates were tried) and an
 effect that matters to the user. An interval that is as narrow as was asked for, around an effect that does not matter,
@@ -12,13 +16,23 @@ does.
 
 from __future__ import annotations
 
+import functools
 import math
+import statistics
+from collections.abc import Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stepscope.comparison import estimates
-from stepscope.comparison.thresholds import BLURRED, FIXED_ALPHA, INTERVAL_PAIRS, MOST_PAIRS_WORTH_NAMING, Alpha
+from stepscope.comparison.thresholds import (
+    BLURRED,
+    CONFIDENCE,
+    FIXED_ALPHA,
+    INTERVAL_PAIRS,
+    MOST_PAIRS_WORTH_NAMING,
+    Alpha,
+    Limits,
+)
 from stepscope.model.comparison import (
     FASTER,
     NO_DIFFERENCE,
@@ -27,16 +41,104 @@ from stepscope.model.comparison import (
     VOID,
     Comparison,
     Effect,
-    Outcome,
     Verdict,
 )
+
+_MOST = 1_000  # pairs; nobody runs more, and the search ends
+
+# --------------------------------------------------------------------------------------------------------- estimates
+
+
+def effect_of(pairs: Sequence[tuple[float, float]]) -> Effect | None:
+    """Candidate over baseline: the geometric mean of the ratios, with Student's interval on their logs.
+
+    Limits and p-value are None below `INTERVAL_PAIRS` pairs. None without pairs, and where a figure is not positive and
+    finite, because it has no logarithm.
+    """
+    if not pairs or not all(math.isfinite(figure) and figure > 0 for pair in pairs for figure in pair):
+        return None
+    logs = [math.log(candidate) - math.log(baseline) for baseline, candidate in pairs]
+    middle = statistics.fmean(logs)
+    found = Effect(exp(middle), None, None, len(logs), statistics.stdev(logs) if len(logs) > 1 else None)
+    half = half_width(found)
+    if half is None:
+        return found
+    return replace(found, low=exp(middle - half), high=exp(middle + half), p_value=p_value(found))
+
+
+def half_width(found: Effect) -> float | None:
+    """Of the interval, on logs (about a fraction); None without one."""
+    return None if found.spread is None else margin(found.spread, found.pairs)
+
+
+def margin(spread: float, count: int, confidence: float = CONFIDENCE) -> float | None:
+    """Half of Student's interval of a mean of `count` values with this standard deviation; None with too few."""
+    return None if count < INTERVAL_PAIRS else student(confidence, count - 1) * spread / math.sqrt(count)
+
+
+def p_value(found: Effect) -> float | None:
+    """Two-sided, that the ratio is 1, for this effect alone; None without an interval."""
+    if found.spread is None or found.pairs < INTERVAL_PAIRS:
+        return None
+    size = math.inf if found.ratio <= 0 else abs(math.log(found.ratio))
+    return two_sided(size, found.spread / math.sqrt(found.pairs), found.pairs - 1)
+
+
+def two_sided(size: float, error: float, freedom: int) -> float:
+    """The probability of a log ratio of `size` or more if there were no effect; `error` is its standard error."""
+    if size == 0:
+        return 1.0
+    if error == 0 or math.isinf(size):
+        return 0.0
+    from scipy import special
+
+    return float(2 * special.stdtr(freedom, -abs(size) / error))
+
+
+def holm(values: Sequence[float | None]) -> list[float | None]:
+    """P-values corrected for how many were asked for; None stays None and does not count."""
+    known = sorted((value, index) for index, value in enumerate(values) if value is not None)
+    corrected: list[float | None] = [None] * len(values)
+    highest = 0.0
+    for rank, (value, index) in enumerate(known):
+        highest = max(highest, min(1.0, value * (len(known) - rank)))
+        corrected[index] = highest
+    return corrected
+
+
+def pairs_needed(spread: float, half_width: float, confidence: float = CONFIDENCE) -> int:
+    """The least number of pairs whose interval is as narrow, if the spread stays what it is; at most 1,000."""
+    if half_width <= 0:
+        return INTERVAL_PAIRS if spread == 0 else _MOST
+    enough = (n for n in range(INTERVAL_PAIRS, _MOST) if (margin(spread, n, confidence) or 0.0) <= half_width)
+    return next(enough, _MOST)
+
+
+@functools.lru_cache(maxsize=4_096)
+def student(confidence: float, freedom: int) -> float:
+    """How many standard errors a two-sided interval reaches to either side."""
+    from scipy import special
+
+    return float(special.stdtrit(freedom, (1 + confidence) / 2))
+
+
+def exp(value: float) -> float:
+    """Infinite where a float cannot hold it."""
+    return math.inf if value > 709 else math.exp(value)
+
+
+def _further(effect: Effect, half_width: float, confidence: float = CONFIDENCE) -> int:
+    """How many more pairs until the interval is as narrow, if effect and spread stay; at least one."""
+    return max(1, pairs_needed(effect.spread or 0.0, half_width, confidence) - effect.pairs)
+
+
+# ---------------------------------------------------------------------------------------------------------- verdicts
 
 
 def verdict(
     effect: Effect | None,
+    limits: Limits,
     *,
-    threshold: float,
-    width: float,
     more_is_better: bool = False,
     candidates: int = 1,
     alpha: float = FIXED_ALPHA.mean,
@@ -44,58 +146,69 @@ def verdict(
 ) -> Verdict:
     """What `effect` shows by itself: faster, slower, no_difference or undecided.
 
-    `effect.p_value` is taken as corrected for the `candidates`; below `alpha` it is certain. `threshold` and `width`
-    are fractions. A time is better when it shrinks; `more_is_better` is for samples per second. `at_most` is after how
-    many more pairs another figure would decide.
+    `effect.p_value` is taken as corrected for the `candidates`; below `alpha` it is certain. A time is better when it
+    shrinks; `more_is_better` is for samples per second. `at_most` is after how many more pairs another figure would
+    decide.
     """
     if effect is None:
         return Verdict(UNDECIDED, "undecided: there is no step time to compare on both sides")
-    if effect.low is None or effect.high is None or effect.spread is None:
+    low, high = effect.low, effect.high
+    if low is None or high is None:
         return _too_few(effect)
-    excluded = effect.low > 1 or effect.high < 1
-    certain = excluded and (effect.p_value is None or effect.p_value < alpha)
-    if certain and abs(effect.ratio - 1) >= threshold:
-        better = (effect.ratio > 1) == more_is_better
-        return Verdict(FASTER if better else SLOWER, _difference(effect, more_is_better))
-    resolution = max(abs(effect.low - 1), abs(effect.high - 1))
+    threshold, size, pairs = limits.threshold, abs(effect.ratio - 1), _pairs(effect.pairs)
+    excluded = low > 1 or high < 1
+    slower = (effect.ratio > 1) != more_is_better
+    distances = sorted(abs(limit - 1) for limit in (low, high))
+    span = f"(95 %: {percent(distances[0])} to {percent(distances[1])} %), {pairs}"
+    said = f"{'slower' if slower else 'faster'} by {percent(size)} % {span}"
+    if more_is_better:
+        said = f"{'slower' if slower else 'faster'}: {percent(size)} % {'fewer' if slower else 'more'} "
+        said += f"samples per second {span}"
+    if excluded and size >= threshold and (effect.p_value is None or effect.p_value < alpha):
+        return Verdict(SLOWER if slower else FASTER, said)
     # As wide as the interval may be when pairs end, plus as far off as its middle may be and still not matter.
-    if resolution <= width + threshold and not (excluded and abs(effect.ratio - 1) >= threshold):
-        text = f"no difference larger than {_at_most(resolution)} %, {_pairs(effect.pairs)}"
-        return Verdict(NO_DIFFERENCE, text, resolution=resolution)
-    more = _more_pairs(effect, threshold, width, 1 - alpha / max(1, candidates))
+    if distances[1] <= limits.width + threshold and not (excluded and size >= threshold):
+        text = f"no difference larger than {_at_most(distances[1])} %, {pairs}"
+        return Verdict(NO_DIFFERENCE, text, resolution=distances[1])
+    more = _more_pairs(effect, limits, 1 - alpha / max(1, candidates))
     more = more if at_most is None else min(more, at_most)
-    among = f"one of {candidates} candidates may show that by chance" if candidates > 1 else "that may be chance"
-    return _undecided(
-        effect, more, _difference(effect, more_is_better) + f", by itself, but {among}" if excluded else ""
-    )
+    if excluded:
+        said += f", by itself, but {f'one of {candidates} candidates' if candidates > 1 else 'that'} may "
+        said += "show that by chance" if candidates > 1 else "be chance"
+    else:
+        change, *ends = (percent(value - 1, sign=True) for value in (effect.ratio, low, high))
+        said = f"{change} % (95 %: {' to '.join(ends)} %), {pairs}"
+    outlook = f"about {more} more {'pair' if more == 1 else 'pairs'} needed"
+    if more > MOST_PAIRS_WORTH_NAMING:
+        outlook = f"runs differ so much that over {MOST_PAIRS_WORTH_NAMING} more pairs are needed"
+    return Verdict(UNDECIDED, f"undecided: {said}; {outlook}", pairs_needed=more)
 
 
 def step_verdict(
-    mean: Effect | None,
-    median: Effect | None,
-    *,
-    threshold: float,
-    width: float,
-    candidates: int = 1,
-    alpha: Alpha = FIXED_ALPHA,
+    mean: Effect | None, median: Effect | None, limits: Limits, *, candidates: int = 1, alpha: Alpha = FIXED_ALPHA
 ) -> Verdict:
     """What the mean step and the median step show together; as `verdict`, and the text names the median if it decided.
 
-    The median decides where it is certain, and the mean, which is not, has an effect of at least `threshold` in the
+    The median decides where it is certain, and the mean, which is not, has an effect of at least the threshold in the
     same direction. No difference is said by the mean alone.
     """
-    sooner = _pairs_by_median(mean, median, threshold, 1 - alpha.median / max(1, candidates))
-    said = verdict(mean, threshold=threshold, width=width, candidates=candidates, alpha=alpha.mean, at_most=sooner)
-    if mean is None or median is None or median.low is None:
+    if mean is None or median is None or median.spread is None:
+        return verdict(mean, limits, candidates=candidates, alpha=alpha.mean)
+    threshold, sooner = limits.threshold, None
+    borne_out = (mean.ratio > 1) == (median.ratio > 1) and abs(mean.ratio - 1) >= threshold
+    if borne_out and 0 < median.ratio < math.inf and abs(median.ratio - 1) >= threshold:
+        sooner = _further(median, abs(math.log(median.ratio)), 1 - alpha.median / max(1, candidates))
+    said = verdict(mean, limits, candidates=candidates, alpha=alpha.mean, at_most=sooner)
+    if median.low is None:
         return said
-    typical = verdict(median, threshold=threshold, width=width, candidates=candidates, alpha=alpha.median)
+    typical = verdict(median, limits, candidates=candidates, alpha=alpha.median)
     if typical.word not in {FASTER, SLOWER} or typical.word == said.word:
         return said
     if said.word in {FASTER, SLOWER}:
         return replace(
             said, text=f"{said.text}; the typical step went the other way: the median step is {typical.text}"
         )
-    if _supports(mean, median, threshold):
+    if borne_out:
         return Verdict(typical.word, _by_median(mean, median), figure="median_ms")
     if said.word == UNDECIDED:
         return replace(said, text=f"{said.text}; the median step is {typical.text}, which the mean does not bear out")
@@ -114,87 +227,38 @@ def percent(fraction: float, *, sign: bool = False) -> str:
     return f"+{text}" if sign and value > 0 and text != "0" else text
 
 
-def _difference(effect: Effect, more_is_better: bool) -> str:
-    """Of a certain effect: "faster by 28 % (95 %: 25 to 31 %), 5 pairs"."""
-    assert effect.low is not None
-    assert effect.high is not None
-    grew = effect.ratio > 1
-    sizes = sorted(abs(limit - 1) for limit in (effect.low, effect.high))
-    span = f"(95 %: {percent(sizes[0])} to {percent(sizes[1])} %), {_pairs(effect.pairs)}"
-    size = f"{percent(abs(effect.ratio - 1))} %"
-    if more_is_better:
-        return f"{'faster' if grew else 'slower'}: {size} {'more' if grew else 'fewer'} samples per second {span}"
-    return f"{'slower' if grew else 'faster'} by {size} {span}"
-
-
 def _by_median(mean: Effect, median: Effect) -> str:
     """Both in the median's direction, so that limits of the mean beyond "no change" are negative."""
     slower = median.ratio > 1
+    direction = 1 if slower else -1
+    sizes = [percent(direction * (effect.ratio - 1)) for effect in (median, mean)]
+    ends = [sorted(direction * ((end or 0.0) - 1) for end in (effect.low, effect.high)) for effect in (median, mean)]
+    spans = [" to ".join(map(percent, each)) for each in ends]
     blurred = (mean.spread or 0.0) > BLURRED * (median.spread or 0.0)
-    which = "which stalls blur" if blurred else "which is less certain"
-    (size, span), (others, other_span) = (_towards(effect, slower=slower) for effect in (median, mean))
     return (
-        f"{'slower' if slower else 'faster'} by {size} % by the median step (95 %: {span} %), {_pairs(median.pairs)}; "
-        f"the mean, {which}, says {others} % ({other_span} %)"
+        f"{'slower' if slower else 'faster'} by {sizes[0]} % by the median step (95 %: {spans[0]} %), "
+        f"{_pairs(median.pairs)}; the mean, which {'stalls blur' if blurred else 'is less certain'}, says "
+        f"{sizes[1]} % ({spans[1]} %)"
     )
-
-
-def _towards(effect: Effect, *, slower: bool) -> tuple[str, str]:
-    """Size and limits of an effect on time in percent, positive in the direction that is asked for."""
-    sign = 1 if slower else -1
-    limits = sorted(sign * (limit - 1) for limit in (effect.low or 0.0, effect.high or 0.0))
-    return percent(sign * (effect.ratio - 1)), " to ".join(map(percent, limits))
-
-
-def _supports(mean: Effect, median: Effect, threshold: float) -> bool:
-    """Whether the mean's estimate, certain or not, points where the median does, by an amount that matters."""
-    return (mean.ratio > 1) == (median.ratio > 1) and abs(mean.ratio - 1) >= threshold
 
 
 def _too_few(effect: Effect) -> Verdict:
     change = f"{percent(effect.ratio - 1, sign=True)} %"
-    needed = max(1, INTERVAL_PAIRS - effect.pairs)
+    text = f"undecided: {change} in {_pairs(effect.pairs)}; an interval needs {INTERVAL_PAIRS}"
     if effect.pairs == 1:
         text = f"undecided: {change} in one run each; how much runs of the same program differ is not known"
-    else:
-        text = f"undecided: {change} in {_pairs(effect.pairs)}; an interval needs {INTERVAL_PAIRS}"
-    return Verdict(UNDECIDED, text, pairs_needed=needed)
+    return Verdict(UNDECIDED, text, pairs_needed=max(1, INTERVAL_PAIRS - effect.pairs))
 
 
-def _undecided(effect: Effect, more: int, alone: str) -> Verdict:
-    """`alone`: what an interval that excludes 1 would say if it were certain enough."""
-    if more > MOST_PAIRS_WORTH_NAMING:
-        outlook = f"runs differ so much that over {MOST_PAIRS_WORTH_NAMING} more pairs are needed"
-    else:
-        outlook = f"about {more} more {'pair' if more == 1 else 'pairs'} needed"
-    if not alone:
-        limits = (effect.ratio, effect.low or 0.0, effect.high or 0.0)
-        change, low, high = (percent(value - 1, sign=True) for value in limits)
-        alone = f"{change} % (95 %: {low} to {high} %), {_pairs(effect.pairs)}"
-    return Verdict(UNDECIDED, f"undecided: {alone}; {outlook}", pairs_needed=more)
-
-
-def _more_pairs(effect: Effect, threshold: float, width: float, confidence: float) -> int:
+def _more_pairs(effect: Effect, limits: Limits, confidence: float) -> int:
     """Until the interval excludes 1 with `confidence`, or is narrow enough for "no difference": what comes first."""
-    if effect.spread is None or not 0 < effect.ratio < math.inf:
+    if not 0 < effect.ratio < math.inf:
         return 1
-    size = abs(math.log(effect.ratio))
-    counts = []
-    if width + threshold > size:
-        counts.append(estimates.pairs_needed(effect.spread, width + threshold - size))
-    if abs(effect.ratio - 1) >= threshold and size > 0:
-        counts.append(estimates.pairs_needed(effect.spread, size, confidence=confidence))
-    return max(1, min(counts, default=1) - effect.pairs)
-
-
-def _pairs_by_median(mean: Effect | None, median: Effect | None, threshold: float, confidence: float) -> int | None:
-    """More pairs until the median is certain, if estimates and spreads stay; None where it would not decide then."""
-    if mean is None or median is None or median.spread is None or not 0 < median.ratio < math.inf:
-        return None
-    if abs(median.ratio - 1) < threshold or not _supports(mean, median, threshold):
-        return None
-    needed = estimates.pairs_needed(median.spread, abs(math.log(median.ratio)), confidence=confidence)
-    return max(1, needed - median.pairs)
+    size, widest = abs(math.log(effect.ratio)), limits.width + limits.threshold
+    counts = [_further(effect, widest - size)] if widest > size else []
+    if abs(effect.ratio - 1) >= limits.threshold and size > 0:
+        counts.append(_further(effect, size, confidence))
+    return min(counts, default=1)
 
 
 def _at_most(fraction: float) -> str:
@@ -208,6 +272,9 @@ def _pairs(count: int) -> str:
     return f"{count} {'pair' if count == 1 else 'pairs'}"
 
 
+# ------------------------------------------------------------------------------------------------ --fail-on slower=X%
+
+
 class SlowerCheck(Struct, frozen=True):
     """The check of `--fail-on slower=3%`. `slower` is None where it cannot be judged; `text` says what was seen."""
 
@@ -219,57 +286,34 @@ def slower_by(comparison: Comparison, by: float) -> SlowerCheck:
     """Whether the candidate is slower by the fraction `by` or more.
 
     True with a verdict "slower" and an effect of that size: of the mean where the mean is certain, else of the median
-    that the verdict rests on. False where the interval ends below it, or the verdict is
-    "faster". None otherwise: there is no interval, or `by` lies in it.
+    that the verdict rests on; a noisy mean beside a median that grew by less says nothing of the limit. False where the
+    interval ends below it, or the verdict is "faster". None otherwise: there is no interval, or `by` lies in it.
     """
     outcome = comparison.outcome
     if outcome is None:
         return SlowerCheck(None, comparison.absent.get("step time", "no step time is known of both sides"))
-    effect = outcome.effects.get(outcome.headline)
-    if outcome.verdict.word == VOID or effect is None:
+    effect, word = outcome.effects.get(outcome.headline), outcome.verdict.word
+    if word == VOID or effect is None:
         return SlowerCheck(None, outcome.verdict.text)
-    if outcome.headline == "samples_per_second":
-        effect = _of_time(effect)
-    if effect.low is None or effect.high is None:
-        needed = max(1, INTERVAL_PAIRS - effect.pairs)
+    ratio, low, high = effect.ratio, effect.low, effect.high
+    if outcome.headline == "samples_per_second":  # the effect on the time per sample
+        ratio, low, high = 1 / ratio, high and 1 / high, low and 1 / low
+    if low is None or high is None:
         pairs = "1 pair gives" if effect.pairs == 1 else f"{effect.pairs} pairs give"
-        return SlowerCheck(None, f"{_sign(effect.ratio)}, but {pairs} no interval; {_outlook(needed)}")
-    seen = f"{_sign(effect.ratio)} (95 %: {_sign(effect.low)} to {_sign(effect.high)}), {effect.pairs} pairs"
-    limit = 1 + by
-    if outcome.verdict.word == SLOWER and effect.ratio >= limit and _borne_out(outcome, effect, limit):
+        needed = _outlook(max(1, INTERVAL_PAIRS - effect.pairs))
+        return SlowerCheck(None, f"{percent(ratio - 1, sign=True)} %, but {pairs} no interval; {needed}")
+    change, *ends = (f"{percent(value - 1, sign=True)} %" for value in (ratio, low, high))
+    seen = f"{change} (95 %: {' to '.join(ends)}), {effect.pairs} pairs"
+    limit, median = 1 + by, outcome.effects.get("median_ms")
+    if word == SLOWER and ratio >= limit and (low > 1 or (median is not None and median.ratio >= limit)):
         return SlowerCheck(True, seen)
-    if effect.high < limit or outcome.verdict.word == FASTER:
+    if high < limit or word == FASTER:
         return SlowerCheck(False, seen)
-    return SlowerCheck(None, f"{seen}: {percent(by)} % lies in the interval; {_outlook(_pairs_needed(effect, limit))}")
-
-
-def _borne_out(outcome: Outcome, effect: Effect, limit: float) -> bool:
-    """Whether what is certain is as large: a noisy mean beside a median that grew by less says nothing of the limit."""
-    if effect.low is not None and effect.low > 1:
-        return True
-    median = outcome.effects.get("median_ms")
-    return median is not None and median.ratio >= limit
-
-
-def _of_time(effect: Effect) -> Effect:
-    """The effect on time per sample, of one on samples per second."""
-    if effect.low is None or effect.high is None:
-        return replace(effect, ratio=1 / effect.ratio)
-    return replace(effect, ratio=1 / effect.ratio, low=1 / effect.high, high=1 / effect.low)
-
-
-def _pairs_needed(effect: Effect, limit: float) -> int:
-    """Until the interval ends before `limit`, if effect and spread stay what they are."""
-    if effect.spread is None:
-        return 1
-    return max(1, estimates.pairs_needed(effect.spread, abs(math.log(limit / effect.ratio))) - effect.pairs)
+    needed = _outlook(_further(effect, abs(math.log(limit / ratio))))
+    return SlowerCheck(None, f"{seen}: {percent(by)} % lies in the interval; {needed}")
 
 
 def _outlook(pairs: int) -> str:
     if pairs > MOST_PAIRS_WORTH_NAMING:
         return f"over {MOST_PAIRS_WORTH_NAMING} more pairs would be needed"
     return f"about {pairs} more pair{'' if pairs == 1 else 's'} needed"
-
-
-def _sign(ratio: float) -> str:
-    return f"{percent(ratio - 1, sign=True)} %"

@@ -1,8 +1,8 @@
 """Recompilations of torch.compile by cause, the limit of versions, slow compilations and graph breaks.
 
 Per function the strongest statement is made: it ran into its limit, it is close to it, or a cause compiled it again.
-A rule makes a `Claim`: a finding without figures, and the time it says was lost. `settle` turns claims into findings,
-strongest first; time is handed out once, so that one loss never speaks twice and shares stay within the run.
+A rule makes a `Loss`: a claim without its cost, and the time it says was lost. `settle` hands that time out, strongest
+first and once, so that one loss never speaks twice and shares stay within the run. `compiled_run` has the rules.
 How a cause is called, and what to do about it, goes by the words of `tables.compile_reasons`.
 """
 
@@ -14,11 +14,29 @@ from collections.abc import Iterable, Iterator, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stepscope.diagnose.common import ALL, lowest, severity, shown
-from stepscope.diagnose.thresholds import COMPILE
-from stepscope.model import SEVERITIES, Evidence, Finding, Place
+from stepscope.diagnose.rule import ALL, REPORT_FLOOR, Claim, Thresholds, lowest, ms, shown
+from stepscope.model import Evidence, Place
 from stepscope.model.compilers import Change, CompilerCause, CompilerFacts, CompilersView, EagerAfterLimit
 
+
+class Compile(Thresholds, frozen=True):
+    """When compiling during training counts. The rates per step of the run-level rules stand in `analyze/compilers`."""
+
+    floor: float = REPORT_FLOOR
+    close: float = 0.75  # of the limit of versions: 6 of torch's default 8; chosen, untuned
+    same_cause: int = 3  # times: twice may be training and evaluation; chosen, untuned
+    explained: float = 0.8  # of the lost time: what is left is no second loss; chosen, untuned
+    slow_ms: float = 300_000  # one compilation; torch_xla's debug profiler warns above it
+    share_warning: float = 0.20  # of the steps after warm-up; below it `compile.share` is info; chosen, untuned
+    every: float = 0.8  # of the steps between first and last: then a cause is said to change "every step"
+    eager: float = REPORT_FLOOR  # a median that grew by less is chance
+    part: float = 0.2  # of the compilations: a smaller cause is not worth advice; chosen, untuned
+    few_steps: int = 10  # fewer recorded steps make every compilation look expensive; torch_xla's own warm-up
+    places_shown: int = 5
+    changes_shown: int = 3
+
+
+COMPILE = Compile()
 TORCH = "torch.compile"
 XLA = "torch_xla"
 SOURCE_SHOWN = 120  # characters
@@ -48,17 +66,17 @@ class Basis(Struct, frozen=True):
         return self.loop_ms / self.steps
 
 
-class Claim(Struct, frozen=True):
-    """A finding to be. `lost_ms` is of the whole run, `floor` the share below which it is not worth a word.
+class Loss(Struct, frozen=True):
+    """What a rule says was lost: a claim without its cost, and the time it is, `lost_ms` of the whole run.
 
-    `compile_ms` is what of it are compilations that came again, `late_ms` first ones after warm-up: time that no rule
-    on the run as a whole may tell again. `worst` bounds the severity.
+    `floor` is the share below which it is not worth a word. `compile_ms` is what of it are compilations that came
+    again, `late_ms` first ones after warm-up: time that no rule on the run as a whole may tell again.
     """
 
-    finding: Finding
+    rule: str
+    claim: Claim
     lost_ms: float
     floor: float
-    worst: str = "critical"
     compile_ms: float = 0.0
     late_ms: float = 0.0
 
@@ -173,11 +191,6 @@ def confidence(base: Basis, items: Iterable[CompilerCause]) -> str:
     return lowest(levels)
 
 
-def ms(metric: str, value: float, source: str) -> Evidence:
-    """A time."""
-    return fact(metric, round(value, 3), "ms", source)
-
-
 def fact(metric: str, value: object, unit: str, source: str) -> Evidence:
     """A figure, with the first of its sources where they are many."""
     parts = list(dict.fromkeys(source.split("; ")))
@@ -185,33 +198,25 @@ def fact(metric: str, value: object, unit: str, source: str) -> Evidence:
     return Evidence(metric, value, unit, text if len(text) <= SOURCE_SHOWN else f"{parts[0][:SOURCE_SHOWN]} and others")
 
 
-def settle(claims: Iterable[tuple[Basis, Claim]]) -> tuple[Finding, ...]:
-    """Findings of the claims, in their order. A claim gets the time that those before it left."""
-    left, found = 1.0, []
-    for base, claim in claims:
-        share = max(0.0, min(left, claim.lost_ms / base.loop_ms)) if base.loop_ms > 0 else 0.0
-        if claim.lost_ms <= 0 or share <= 0 or share < claim.floor:
+def settle(losses: Iterable[tuple[Basis, Loss]]) -> Iterator[tuple[str, Claim]]:
+    """(rule, claim) of the losses, in their order. Each gets the time that those before it left."""
+    left = 1.0
+    for base, loss in losses:
+        share = max(0.0, min(left, loss.lost_ms / base.loop_ms)) if base.loop_ms > 0 else 0.0
+        if loss.lost_ms <= 0 or share <= 0 or share < loss.floor:
             continue
         left -= share
-        level = severity(share)
-        if SEVERITIES.index(level) < SEVERITIES.index(claim.worst):
-            level = claim.worst
-        found.append(
+        mean = ms(f"mean of all {base.steps} {base.kind} steps", base.mean_ms, base.source)
+        yield (
+            loss.rule,
             replace(
-                claim.finding,
-                severity=level,
-                cost_ms_per_step=share * base.mean_ms,
-                share=share,
-                gain_ceiling=share,
-                basis=ALL,
+                loss.claim,
+                cost_ms=share * base.mean_ms,
                 step_ms=base.mean_ms,
-                evidence=(
-                    ms(f"mean of all {base.steps} {base.kind} steps", base.mean_ms, base.source),
-                    *claim.finding.evidence,
-                ),
-            )
+                basis=ALL,
+                evidence=(mean, *loss.claim.evidence),
+            ),
         )
-    return tuple(found)
 
 
 _TENSOR_SIZE = re.compile(r"(.{1,80}?)\.size\((-?\d{1,3})\)$")
@@ -391,13 +396,9 @@ CLOSE_RULE = "compile.close_to_limit"
 SAME_RULE = "compile.same_cause"
 ONCE_RULE = "compile.recompiles"
 BREAK_RULE = "compile.graph_break"
-LEARN = "https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/compile/programming_model.recompilation.html"
-LEARN_BREAKS = (
-    "https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/compile/programming_model.fullgraph_true.html"
-)
 
 
-def cause_claims(view: CompilersView, base: Basis) -> Iterator[Claim]:
+def cause_losses(view: CompilersView, base: Basis) -> Iterator[Loss]:
     """Limits first, then functions close to it, then causes that compiled a function again."""
     functions: dict[object, list[CompilerCause]] = {}
     for cause in recompiled(view, TORCH):
@@ -406,19 +407,19 @@ def cause_claims(view: CompilersView, base: Basis) -> Iterator[Claim]:
     for group in functions.values():
         limit = next((cause for cause in group if cause.kind == "limit_hit"), None)
         if limit is not None:
-            yield from _limit_claim(view, base, limit, group)
+            yield from _limit_loss(view, base, limit, group)
         else:
             rest.append(group)
     single = []
     for group in rest:
         if timed(group) and _close(group):
-            yield _close_claim(base, group)
+            yield _close_loss(base, group)
         else:
             single += group
     for rule in (SAME_RULE, ONCE_RULE):
         for cause in single:
             if timed([cause]) and rule == (SAME_RULE if cause.count >= COMPILE.same_cause else ONCE_RULE):
-                yield _cause_claim(base, cause, rule)
+                yield _cause_loss(base, cause, rule)
 
 
 def _function(cause: CompilerCause) -> object:
@@ -439,7 +440,7 @@ def _close(group: Iterable[CompilerCause]) -> bool:
 # --------------------------------------------------------------------------------------------------- the limit
 
 
-def _limit_claim(view: CompilersView, base: Basis, limit: CompilerCause, group: list[CompilerCause]) -> Iterator[Claim]:
+def _limit_loss(view: CompilersView, base: Basis, limit: CompilerCause, group: list[CompilerCause]) -> Iterator[Loss]:
     eager = next((each for each in view.limits if each.cause == limit.id), None)
     excess = _excess_ms(eager)
     counted = excess if limit.id in _counted_limits(view) else 0.0
@@ -450,20 +451,20 @@ def _limit_claim(view: CompilersView, base: Basis, limit: CompilerCause, group: 
     since = f"Since step {limit.first_step}" if limit.first_step is not None else "After its limit"
     versions = f"{limit.limit} compiled versions" if limit.limit else "compiled versions"
     title = f"{since}, inputs of {name}{at(place)} that match none of its {versions} run eagerly: {because(lead)}"
-    finding = _draft(base, LIMIT_RULE, limit.id, [lead, *_others(lead, group)], title)
-    yield Claim(
-        replace(
-            finding,
-            confidence=lowest([finding.confidence, "medium" if counted else "high"]),
-            evidence=(*_limit_evidence(limit, eager), *_evidence(base, [lead, *_others(lead, group)]), *_reason(limit)),
-            fix=recompile_fix(lead),
-            caveat=f"{_eager_caveat(excess, counted)} {AMORTISED}",
-            falsified_by=f"{without(lead)}, {name} still runs into the limit, or the mean step does not get shorter",
-        ),
-        total_ms(group) + (counted or 0.0),
-        0.0,
-        compile_ms=total_ms(group),
+    ordered = [lead, *_others(lead, group)]
+    claim = Claim(
+        title=title,
+        cost_ms=0.0,
+        key=limit.id,
+        levels=(confidence(base, [lead]), "medium" if counted else "high"),
+        where=places(ordered),
+        ranks=ranks(ordered),
+        evidence=(*_limit_evidence(limit, eager), *_evidence(base, ordered), *_reason(limit)),
+        fix=recompile_fix(lead),
+        caveat=f"{_eager_caveat(excess, counted)} {AMORTISED}",
+        falsified_by=f"{without(lead)}, {name} still runs into the limit, or the mean step does not get shorter",
     )
+    yield Loss(LIMIT_RULE, claim, total_ms(group) + (counted or 0.0), 0.0, compile_ms=total_ms(group))
 
 
 def _lead(limit: CompilerCause, group: list[CompilerCause]) -> CompilerCause:
@@ -533,56 +534,50 @@ def _reason(limit: CompilerCause) -> Iterator[Evidence]:
 # ------------------------------------------------------------------------------------------- below the limit
 
 
-def _close_claim(base: Basis, group: list[CompilerCause]) -> Claim:
+def _close_loss(base: Basis, group: list[CompilerCause]) -> Loss:
     lead = max(group, key=lambda cause: (cause.count, cause.total_ms or 0.0))
     full = max(group, key=lambda cause: (cause.cache_entries or 0) / (cause.limit or 1))
-    name = function_name(lead.function)
     title = (
-        f"{name}{at(spot(lead))} has {full.cache_entries} of {full.limit} compiled versions, and runs eagerly beyond: "
-        f"{because(lead)}"
+        f"{function_name(lead.function)}{at(spot(lead))} has {full.cache_entries} of {full.limit} compiled versions, "
+        f"and runs eagerly beyond: {because(lead)}"
     )
-    ordered = [lead, *_others(lead, group)]
-    finding = _draft(base, CLOSE_RULE, lead.id, ordered, title)
     versions = fact("compiled versions", full.cache_entries, f"of {full.limit}", full.source or TORCH)
-    return Claim(
-        replace(
-            finding,
-            evidence=(versions, *_evidence(base, ordered)),
-            fix=recompile_fix(lead),
-            caveat=AMORTISED,
-            falsified_by=f"{without(lead)}, {name} is still compiled as often, or the mean step does not get shorter",
-        ),
-        total_ms(group),
-        COMPILE.floor,
-        compile_ms=total_ms(group),
-    )
+    return _again(base, CLOSE_RULE, [lead, *_others(lead, group)], title, versions, total_ms(group))
 
 
-def _cause_claim(base: Basis, cause: CompilerCause, rule: str) -> Claim:
-    name = function_name(cause.function)
+def _cause_loss(base: Basis, cause: CompilerCause, rule: str) -> Loss:
     times = "once" if cause.count == 1 else f"{cause.count} times"
     evaluation = " in evaluation" if cause.kinds == ("eval",) else ""
-    title = f"{name}{at(spot(cause))} was compiled again {times}{evaluation}: {because(cause)}"
-    finding = _draft(base, rule, cause.id, [cause], title)
-    return Claim(
-        replace(
-            finding,
-            evidence=tuple(_evidence(base, [cause])),
-            fix=recompile_fix(cause),
-            caveat=AMORTISED,
-            falsified_by=f"{without(cause)}, {name} is still compiled as often, or the mean step does not get shorter",
-        ),
-        total_ms([cause]),
-        COMPILE.floor,
-        worst="critical" if rule == SAME_RULE else "warning",
-        compile_ms=total_ms([cause]),
+    title = f"{function_name(cause.function)}{at(spot(cause))} was compiled again {times}{evaluation}: {because(cause)}"
+    return _again(base, rule, [cause], title, None, total_ms([cause]))
+
+
+def _again(
+    base: Basis, rule: str, items: list[CompilerCause], title: str, first: Evidence | None, lost_ms: float
+) -> Loss:
+    """Compilations that came again, the first of `items` leading; its id is stable over runs of the same code."""
+    lead = items[0]
+    claim = Claim(
+        title=title,
+        cost_ms=0.0,
+        key=lead.id,
+        levels=(confidence(base, [lead]),),
+        worst="warning" if rule == ONCE_RULE else "critical",
+        where=places(items),
+        ranks=ranks(items),
+        evidence=(*((first,) if first is not None else ()), *_evidence(base, items)),
+        fix=recompile_fix(lead),
+        caveat=AMORTISED,
+        falsified_by=f"{without(lead)}, {function_name(lead.function)} is still compiled as often, or the mean step "
+        "does not get shorter",
     )
+    return Loss(rule, claim, lost_ms, COMPILE.floor, compile_ms=lost_ms)
 
 
 # ------------------------------------------------------------------------------------------------ graph breaks
 
 
-def break_claims(view: CompilersView, base: Basis) -> Iterator[Claim]:
+def break_losses(view: CompilersView, base: Basis) -> Iterator[Loss]:
     """Breaks that cost more than the floor, each; the others of the steps together."""
     small: list[tuple[CompilerCause, list[CompilerCause]]] = []
     compiled = causes(view, TORCH, "compile")
@@ -591,11 +586,11 @@ def break_claims(view: CompilersView, base: Basis) -> Iterator[Claim]:
         if not cause.step_count or not timed(behind):
             continue
         if total_ms(behind) >= COMPILE.floor * base.loop_ms:
-            yield _break_claim(base, [(cause, behind)])
+            yield _break_loss([(cause, behind)])
         else:
             small.append((cause, behind))
     if small:
-        yield _break_claim(base, sorted(small, key=lambda pair: -total_ms(pair[1])))
+        yield _break_loss(sorted(small, key=lambda pair: -total_ms(pair[1])))
 
 
 def _behind(compiled: CompilerCause, broken: CompilerCause) -> bool:
@@ -607,7 +602,7 @@ def _behind(compiled: CompilerCause, broken: CompilerCause) -> bool:
     return same_file and (broken.function is None or resumed[0] == function_name(broken.function))
 
 
-def _break_claim(base: Basis, pairs: list[tuple[CompilerCause, list[CompilerCause]]]) -> Claim:
+def _break_loss(pairs: list[tuple[CompilerCause, list[CompilerCause]]]) -> Loss:
     broken, behind = [cause for cause, _ in pairs], {each.id: each for _, compiled in pairs for each in compiled}
     first = broken[0]
     reason = break_reason(first)
@@ -617,8 +612,6 @@ def _break_claim(base: Basis, pairs: list[tuple[CompilerCause, list[CompilerCaus
         title = (
             f"Graphs break at {len(pairs)} lines of the step, {shown(first.place or Place('?', None))} first: {reason}"
         )
-    key = first.id if len(pairs) == 1 else f"several-{first.id}"
-    finding = _draft(base, BREAK_RULE, key, broken, title)
     evidence = []
     for cause, compiled in pairs[: COMPILE.places_shown]:
         where = shown(cause.place) if cause.place else "an unknown line"
@@ -626,27 +619,24 @@ def _break_claim(base: Basis, pairs: list[tuple[CompilerCause, list[CompilerCaus
         if cause.text:
             evidence.append(fact(f"reason at {where}", clipped(cause.text), "", cause.source or TORCH))
         evidence.append(ms(f"compiling what follows {where}", total_ms(compiled), compiled[0].source or TORCH))
-    return Claim(
-        replace(
-            finding,
-            confidence="low",
-            evidence=tuple(evidence),
-            fix="; ".join(dict.fromkeys(break_fix(cause) for cause in broken[:3])),
-            caveat="The cost is the time to compile what follows the break, part of which one whole graph would need "
-            "too. What the break costs in each step (a smaller graph, a way through Python) was not measured. "
-            f"{AMORTISED}",
-            learn=LEARN_BREAKS,
-            falsified_by="With torch.compile(..., fullgraph=True), which allows no break, the mean step does not get "
-            "shorter",
-        ),
-        total_ms(behind.values()),
-        0.0,
+    claim = Claim(
+        title=title,
+        cost_ms=0.0,
+        key=first.id if len(pairs) == 1 else f"several-{first.id}",
+        levels=("low",),
         worst="warning",
-        late_ms=total_ms(late(behind.values())),
+        where=places(broken),
+        ranks=ranks(broken),
+        evidence=evidence,
+        fix="; ".join(dict.fromkeys(break_fix(cause) for cause in broken[:3])),
+        caveat="The cost is the time to compile what follows the break, part of which one whole graph would need "
+        "too. What the break costs in each step (a smaller graph, a way through Python) was not measured. "
+        f"{AMORTISED}",
+        falsified_by="With torch.compile(..., fullgraph=True), which allows no break, the mean step does not get "
+        "shorter",
     )
-
-
-# ------------------------------------------------------------------------------------------------------ common
+    late_ms = total_ms(late(behind.values()))
+    return Loss(BREAK_RULE, claim, total_ms(behind.values()), 0.0, late_ms=late_ms)
 
 
 def _evidence(base: Basis, items: list[CompilerCause]) -> Iterator[Evidence]:
@@ -666,24 +656,3 @@ def _evidence(base: Basis, items: list[CompilerCause]) -> Iterator[Evidence]:
         if not seen and cause.text:
             yield fact("the compiler's reason", clipped(cause.text), "", source)
     yield fact(f"{'training' if base.kind == 'train' else 'evaluation'} steps", base.steps, "", base.source)
-
-
-def _draft(base: Basis, rule: str, key: str, items: list[CompilerCause], title: str) -> Finding:
-    """A finding without figures; its id holds the cause's, which is stable over runs of the same code."""
-    return Finding(
-        id=f"{rule}-{key}",
-        rule=rule,
-        category="compile",
-        title=title,
-        severity="info",
-        confidence=confidence(base, items[:1]),
-        cost_ms_per_step=0.0,
-        share=0.0,
-        gain_ceiling=0.0,
-        where=places(items),
-        ranks=ranks(items),
-        evidence=(),
-        fix="",
-        falsified_by="",
-        learn=LEARN,
-    )

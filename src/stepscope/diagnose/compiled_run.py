@@ -2,7 +2,7 @@
 
 Of compiling (too often per step, in storms, after a quiet time, too much of the run, one slow compile) at most one rule
 of a backend speaks, and only for time that no cause explains. Transfers, operators that run on the host instead, and
-executions that take too long follow. `of_rule` makes the judges of all of them: one loss is told by one rule alone.
+executions that take too long follow. The rules stand at the end: one loss is told by one rule alone.
 """
 
 from __future__ import annotations
@@ -10,16 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from stepscope.diagnose import compile
-from stepscope.diagnose.common import shown
 from stepscope.diagnose.compile import (
     AMORTISED,
+    BREAK_RULE,
+    CLOSE_RULE,
+    COMPILE,
+    LIMIT_RULE,
+    ONCE_RULE,
+    SAME_RULE,
     TORCH,
     XLA,
     Basis,
-    Claim,
+    Loss,
     at,
     basis,
     because,
@@ -30,7 +34,6 @@ from stepscope.diagnose.compile import (
     function_name,
     grows,
     late,
-    ms,
     places,
     ranks,
     recompile_fix,
@@ -42,54 +45,93 @@ from stepscope.diagnose.compile import (
     unclear,
     what,
 )
-from stepscope.diagnose.thresholds import COMPILE, EXECUTION, TRANSFERS, UNLOWERED
-from stepscope.model import Analysis, Evidence, Finding, Place
+from stepscope.diagnose.rule import REPORT_FLOOR, Claim, Need, Rule, Thresholds, ms, rule, shown
+from stepscope.model import Analysis, Evidence
 from stepscope.model.compilers import CompilerCause, CompilerFacts, CompilerMetric, CompilersView, CompileStorm
+
+
+class Transfers(Thresholds, frozen=True):
+    """When values read from the device count. They are ranked by their time: many cheap ones are no finding."""
+
+    floor: float = REPORT_FLOOR
+    per_step: float = 0.5  # over the whole run; torch_xla's debug profiler warns above it
+    late_per_step: float = 1.0  # after warm-up: one logged loss per step is usual; chosen, untuned
+    warmup_steps: int = 10  # torch_xla's own, of compilations
+
+
+class Unlowered(Thresholds, frozen=True):
+    """When operators that run on the host count. Any that the steps keep using: what they cost is only partly timed."""
+
+    per_step: float = 0.1  # calls; below it an operator belongs to the preparations; chosen, untuned
+    operators_shown: int = 5
+
+
+class Execution(Thresholds, frozen=True):
+    """When one execution of a compiled graph takes too long."""
+
+    floor: float = REPORT_FLOOR
+    slow_ms: float = 30_000  # torch_xla's debug profiler warns above it
+
+
+TRANSFERS = Transfers()
+UNLOWERED = Unlowered()
+EXECUTION = Execution()
 
 FREQUENT_RULE = "compile.too_frequent"
 STORM_RULE = "compile.storm"
 LATE_RULE = "compile.late"
 SHARE_RULE = "compile.share"
 SLOW_RULE = "compile.slow"
-LEARN = {
-    TORCH: "https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/compile/programming_model.recompilation.html",
-    XLA: "https://docs.pytorch.org/xla/release/r2.8/perf/recompilation.html",
-}
+LEARN_TORCH = (
+    "https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/compile/programming_model.recompilation.html"
+)
+LEARN_XLA = "https://docs.pytorch.org/xla/release/r2.8/perf/recompilation.html"
 _READS = ("read_value", "item")
 
 
-def slow_claims(view: CompilersView, facts: CompilerFacts, base: Basis) -> Iterator[Claim]:
+def slow_losses(view: CompilersView, facts: CompilerFacts, base: Basis) -> Iterator[Loss]:
     """One compilation above the bound: a first one, since those that came again are told by their cause."""
     slow = [each for each in causes(view, facts.backend, "compile") if (each.longest_ms or 0.0) > COMPILE.slow_ms]
     if slow:
         for cause in slow:
-            yield _slow_claim(facts, base, cause, cause.longest_ms or 0.0)
+            yield _slow_loss(facts, base, cause, cause.longest_ms or 0.0)
         return
     again = max((each.longest_ms or 0.0 for each in recompiled(view, facts.backend)), default=0.0)
     if facts.longest_ms is not None and facts.longest_ms > max(COMPILE.slow_ms, again):
-        yield _slow_claim(facts, base, None, facts.longest_ms)
+        yield _slow_loss(facts, base, None, facts.longest_ms)
 
 
-def _slow_claim(facts: CompilerFacts, base: Basis, cause: CompilerCause | None, longest_ms: float) -> Claim:
+def _slow_loss(facts: CompilerFacts, base: Basis, cause: CompilerCause | None, longest_ms: float) -> Loss:
     name = (
         f"{function_name(cause.function)}{at(spot(cause))}"
         if cause and cause.function
         else f"A graph of {facts.backend}"
     )
-    finding = _draft(facts, base, SLOW_RULE, cause.id if cause else facts.backend, [cause] if cause else [])
-    return Claim(
-        replace(
-            finding,
-            title=f"{name} took {longest_ms / 1000:.0f} s to compile",
-            evidence=(ms("longest compilation", longest_ms, cause.source if cause and cause.source else facts.source),),
-            fix=_slow_fix(facts.backend),
-            caveat=f"A cache helps from the second start on. {AMORTISED}",
-            falsified_by="With the compiler's cache warm, a second run starts no faster",
-        ),
-        longest_ms,
-        COMPILE.floor,
-        late_ms=longest_ms if cause is None or late([cause]) else 0.0,
+    items = [cause] if cause else []
+    claim = Claim(
+        title=f"{name} took {longest_ms / 1000:.0f} s to compile",
+        cost_ms=0.0,
+        key=cause.id if cause else facts.backend,
+        levels=(_run_confidence(base, items),),
+        where=places(items),
+        ranks=ranks(items) or facts.ranks,
+        evidence=(ms("longest compilation", longest_ms, cause.source if cause and cause.source else facts.source),),
+        fix=_slow_fix(facts.backend),
+        caveat=f"A cache helps from the second start on. {AMORTISED}",
+        falsified_by="With the compiler's cache warm, a second run starts no faster",
+        learn=_learn(facts),
     )
+    late_ms = longest_ms if cause is None or late([cause]) else 0.0
+    return Loss(SLOW_RULE, claim, longest_ms, COMPILE.floor, late_ms=late_ms)
+
+
+def _run_confidence(base: Basis, items: list[CompilerCause]) -> str:
+    level = confidence(base, items[:1])
+    return level if items or level != "high" else "medium"  # timed, but nothing names what changes
+
+
+def _learn(facts: CompilerFacts) -> str:
+    return LEARN_XLA if facts.backend == XLA else LEARN_TORCH
 
 
 def _slow_fix(backend: str) -> str:
@@ -104,9 +146,9 @@ def _slow_fix(backend: str) -> str:
     )
 
 
-def run_claims(
+def run_losses(
     view: CompilersView, facts: CompilerFacts, base: Basis, explained_ms: float, late_ms: float
-) -> Iterator[Claim]:
+) -> Iterator[Loss]:
     """The strongest of the rules on all compilations whose loss is left unexplained.
 
     `explained_ms` is compile time other findings claim; `late_ms` what those claim of first compilations after warm-up.
@@ -114,19 +156,19 @@ def run_claims(
     storm = next((each for each in view.storms if each.backend == facts.backend), None)
     saveable = saveable_ms(view, facts)
     held = _held(view, facts, storm)
-    for rule, title in held:
-        after = rule in (LATE_RULE, SHARE_RULE)
+    for name, title in held:
+        after = name in (LATE_RULE, SHARE_RULE)
         lost, known = (_late(view, facts, storm), explained_ms + late_ms) if after else (saveable, explained_ms)
         if lost is None or lost <= 0 or known >= COMPILE.explained * lost:
             continue
         left = lost - known
         if left < COMPILE.floor * base.loop_ms:
             continue
-        others = [text for name, text in held if name != rule]
+        others = [text for other, text in held if other != name]
         worst = "critical"
-        if rule == SHARE_RULE:
+        if name == SHARE_RULE:
             worst = "warning" if left > COMPILE.share_warning * base.loop_ms else "info"
-        yield Claim(_run_finding(view, facts, base, rule, title, others), left, COMPILE.floor, worst)
+        yield Loss(name, _run_claim(view, facts, base, name, title, others, worst), left, COMPILE.floor)
         return
 
 
@@ -191,12 +233,11 @@ def _article(view: CompilersView, facts: CompilerFacts, storm: CompileStorm) -> 
     return f"CompileTime too frequent: {storm.compiles} counts during {storm.steps} steps"
 
 
-def _run_finding(
-    view: CompilersView, facts: CompilerFacts, base: Basis, rule: str, title: str, others: list[str]
-) -> Finding:
+def _run_claim(
+    view: CompilersView, facts: CompilerFacts, base: Basis, name: str, title: str, others: list[str], worst: str
+) -> Claim:
     again = recompiled(view, facts.backend) or causes(view, facts.backend, "compile")
     lead = sorted(again, key=lambda cause: (-(cause.total_ms or 0.0), -cause.count))
-    finding = _draft(facts, base, rule, facts.backend, lead)
     evidence = [fact("compilations", facts.compiles, f"in {base.steps} {base.kind} steps", facts.source)]
     if facts.compile_ms is not None:
         evidence.append(ms("time of all compilations", facts.compile_ms, facts.source))
@@ -211,14 +252,20 @@ def _run_finding(
                 fact(f"{_cause_words(cause)}{where}", cause.count, "compilations", cause.source or facts.source)
             )
     evidence.append(ms("mean step, compiling included", base.mean_ms, base.source))
-    return replace(
-        finding,
+    return Claim(
         title=title,
-        evidence=tuple(evidence),
+        cost_ms=0.0,
+        key=facts.backend,
+        levels=(_run_confidence(base, lead),),
+        worst=worst,
+        where=places(lead),
+        ranks=ranks(lead) or facts.ranks,
+        evidence=evidence,
         fix=_run_fix(facts, lead),
-        caveat=_run_caveat(facts, base, rule),
+        caveat=_run_caveat(facts, base, name),
         falsified_by="With inputs of the same shapes and values in every step it compiles as often, or the mean step "
         "does not get shorter",
+        learn=_learn(facts),
     )
 
 
@@ -253,8 +300,8 @@ def _run_fix(facts: CompilerFacts, lead: list[CompilerCause]) -> str:
     )
 
 
-def _run_caveat(facts: CompilerFacts, base: Basis, rule: str) -> str:
-    goes_on = rule in (FREQUENT_RULE, STORM_RULE)
+def _run_caveat(facts: CompilerFacts, base: Basis, name: str) -> str:
+    goes_on = name in (FREQUENT_RULE, STORM_RULE)
     parts = ["Padding computes on values that are thrown away." if goes_on else AMORTISED]
     if facts.recompiles is None:
         parts.append("Nothing tells first compilations from later ones here: the longest is taken to be needed.")
@@ -263,35 +310,16 @@ def _run_caveat(facts: CompilerFacts, base: Basis, rule: str) -> str:
     return " ".join(parts)
 
 
-def _draft(facts: CompilerFacts, base: Basis, rule: str, key: str, items: list[CompilerCause]) -> Finding:
-    level = confidence(base, items[:1])
-    if not items and level == "high":
-        level = "medium"  # timed, but nothing names what changes
-    return Finding(
-        id=f"{rule}-{key}",
-        rule=rule,
-        category="compile",
-        title="",
-        severity="info",
-        confidence=level,
-        cost_ms_per_step=0.0,
-        share=0.0,
-        gain_ceiling=0.0,
-        where=places(items),
-        ranks=ranks(items) or facts.ranks,
-        evidence=(),
-        fix="",
-        falsified_by="",
-        learn=LEARN.get(facts.backend, ""),
-    )
-
-
 TRANSFER_RULE = "transfer.device_to_host"
 UNLOWERED_RULE = "compile.unlowered"
 EXECUTION_RULE = "compute.execution_slow"
 LEARN_TRANSFERS = "https://docs.pytorch.org/xla/master/learn/xla-advanced.html"
 LEARN_LOWERING = "https://docs.pytorch.org/xla/release/r2.8/contribute/op_lowering.html"
 LEARN_SHAPES = "https://docs.pytorch.org/xla/release/r2.8/learn/dynamic_shape.html"
+LEARN_BREAKS = (
+    "https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/compile/programming_model.fullgraph_true.html"
+)
+LEARN_EXECUTION = "https://docs.pytorch.org/xla/release/r2.7/learn/troubleshoot.html"
 GPU = "cuda"  # backend of the copies to the host that a trace holds
 READ_ITEM = "aten::_local_scalar_dense"
 _FROM_DEVICE = ("TransferFromDeviceTime", "TransferFromServerTime")
@@ -346,7 +374,7 @@ def _late_per_step(view: CompilersView) -> float | None:
 # --------------------------------------------------------------------------------------------------- transfers
 
 
-def transfer_claims(view: CompilersView, facts: CompilerFacts, base: Basis) -> Iterator[Claim]:
+def transfer_losses(view: CompilersView, facts: CompilerFacts, base: Basis) -> Iterator[Loss]:
     """Values that the script reads in the steps; ranked by time, so that cheap ones are no finding.
 
     Of GPUs `sync.host_waits` speaks: there the time of a read is mostly the device's own work, and no loss.
@@ -372,47 +400,30 @@ def transfer_claims(view: CompilersView, facts: CompilerFacts, base: Basis) -> I
         text = "transfers per step after warm-up, of steps with any event"
         evidence.append(fact(text, round(seen.late_per_step, 2), "transfers", facts.source))
     for cause in lines[:3]:
-        evidence.append(
-            fact(f"transfers at {shown(_line(cause))}", cause.count, "transfers", cause.source or facts.source)
-        )
+        line = f"transfers at {shown(cause.place)}" if cause.place is not None else ""
+        evidence.append(fact(line, cause.count, "transfers", cause.source or facts.source))
     evidence.append(ms("mean step", base.mean_ms, base.source))
     where = f" at {shown(first)}" if first else ""
-    finding = Finding(
-        id=f"{TRANSFER_RULE}-{lines[0].id if lines else (items[0].id if items else facts.backend)}",
-        rule=TRANSFER_RULE,
-        category="transfer",
+    later = (
+        "or read it in torch_xla's step closure (xm.add_step_closure)"
+        if facts.backend == XLA
+        else "or copy it non_blocking"
+    )
+    claim = Claim(
         title=f"Every step waits for values from the device: {rate:.1f} transfers per step{where}",
-        severity="info",
-        confidence=confidence(base, []) if lines else _at_most_medium(base),
-        cost_ms_per_step=0.0,
-        share=0.0,
-        gain_ceiling=0.0,
+        cost_ms=0.0,
+        key=lines[0].id if lines else (items[0].id if items else facts.backend),
+        levels=(confidence(base, []), *(() if lines else ("medium",))),
         where=places(lines),
         ranks=ranks(items) or facts.ranks,
-        evidence=tuple(evidence),
+        evidence=evidence,
         fix=f"Read values only every N steps ({how}){where}: add them up in a tensor on the device and read that, "
-        f"{_later(facts.backend)}",
+        f"{later}",
         caveat="A transfer also waits for the computation it needs, and the first one for its compilation: that part "
         "stays when the values are read later.",
-        learn=LEARN_TRANSFERS if facts.backend == XLA else "",
         falsified_by="With values read every 100 steps only, the mean step does not get shorter",
     )
-    yield Claim(finding, own, TRANSFERS.floor)
-
-
-def _later(backend: str) -> str:
-    return (
-        "or read it in torch_xla's step closure (xm.add_step_closure)" if backend == XLA else "or copy it non_blocking"
-    )
-
-
-def _line(cause: CompilerCause) -> Place:
-    return cause.place or Place("?", None)
-
-
-def _at_most_medium(base: Basis) -> str:
-    level = confidence(base, [])
-    return "medium" if level == "high" else level
+    yield Loss(TRANSFER_RULE, claim, own, TRANSFERS.floor)
 
 
 # --------------------------------------------------------------------------------------------------- operators
@@ -425,7 +436,7 @@ def unlowered(view: CompilersView, facts: CompilerFacts, base: Basis) -> list[Co
     return found if calls >= UNLOWERED.per_step * base.steps else []
 
 
-def unlowered_claims(view: CompilersView, facts: CompilerFacts, base: Basis) -> Iterator[Claim]:
+def unlowered_losses(view: CompilersView, facts: CompilerFacts, base: Basis) -> Iterator[Loss]:
     """Operators that lack a lowering, and those whose results have no fixed size."""
     found = unlowered(view, facts, base)
     calls = sum(cause.count for cause in found)
@@ -438,7 +449,7 @@ def unlowered_claims(view: CompilersView, facts: CompilerFacts, base: Basis) -> 
         group.sort(key=lambda cause: (-cause.count, cause.operator or ""))
         part = sum(cause.count for cause in group) / calls
         if group:
-            yield _unlowered_claim(view, facts, base, group, seen, compiled * part, part)
+            yield _unlowered_loss(view, facts, base, group, seen, compiled * part, part)
 
 
 def _compile_ms(view: CompilersView, facts: CompilerFacts, found: list[CompilerCause]) -> float:
@@ -464,7 +475,7 @@ def _fits(cause: CompilerCause, lines: set[tuple[str, int | None]]) -> bool:
     return not lines or cause.place is None or (cause.place.file, cause.place.line) in lines
 
 
-def _unlowered_claim(
+def _unlowered_loss(
     view: CompilersView,
     facts: CompilerFacts,
     base: Basis,
@@ -472,7 +483,7 @@ def _unlowered_claim(
     seen: Reads,
     compiled_ms: float,
     part: float,
-) -> Claim:
+) -> Loss:
     names = _names(group)
     calls = sum(cause.count for cause in group)
     dependent = group[0].cause == _DATA_DEPENDENT
@@ -489,29 +500,30 @@ def _unlowered_claim(
         evidence.append(ms("their transfers from the device", seen.fallback_ms * part, seen.source))
     evidence.append(ms("compiling the graphs they cut", compiled_ms, facts.source))
     evidence += _lines(view, facts)
-    finding = Finding(
-        id=f"{UNLOWERED_RULE}-{group[0].id}",
-        rule=UNLOWERED_RULE,
-        category="compile",
+    claim = Claim(
         title=f"Results of data-dependent size cut the graph: {names}, {calls} times in {base.steps} steps"
         if dependent
         else f"Op(s) not lowered: {names} run on the host, {calls} times in {base.steps} steps",
-        severity="info",
-        confidence=_at_most_medium(base) if seen.ms is None else confidence(base, []),
-        cost_ms_per_step=0.0,
-        share=0.0,
-        gain_ceiling=0.0,
+        cost_ms=0.0,
+        key=group[0].id,
+        levels=(confidence(base, []), *(("medium",) if seen.ms is None else ())),
         where=places(_placed(view, facts, group)),
         ranks=ranks(group) or facts.ranks,
-        evidence=tuple(evidence),
-        fix=_shape_fix() if dependent else _lowering_fix(group),
+        evidence=evidence,
+        fix="Keep every size fixed: torch.where or a mask multiplied in instead of nonzero, masked_select, unique and "
+        "x[mask]; pad to the largest size; or do this part on the host before the step. A lowering would not help: the "
+        "size depends on the data"
+        if dependent
+        else f"Write {names} with operators that have a lowering, or take it out of the step; where it must stay, ask "
+        "for the lowering in an issue of pytorch/xla",
         caveat="Compilations and transfers from the device are counted; the work on the host, transfers to the device "
         "and the smaller graphs were not timed.",
         learn=LEARN_SHAPES if dependent else LEARN_LOWERING,
         falsified_by=f"With {names} replaced or left out, as many values are transferred, or the mean step does not "
         "get shorter",
     )
-    return Claim(finding, seen.fallback_ms * part + compiled_ms, 0.0, compile_ms=compiled_ms)
+    lost_ms = seen.fallback_ms * part + compiled_ms
+    return Loss(UNLOWERED_RULE, claim, lost_ms, 0.0, compile_ms=compiled_ms)
 
 
 def _placed(view: CompilersView, facts: CompilerFacts, group: list[CompilerCause]) -> list[CompilerCause]:
@@ -528,21 +540,6 @@ def _names(group: Iterable[CompilerCause]) -> str:
     return ", ".join(names[: UNLOWERED.operators_shown]) + more
 
 
-def _lowering_fix(group: list[CompilerCause]) -> str:
-    return (
-        f"Write {_names(group)} with operators that have a lowering, or take it out "
-        "of the step; where it must stay, ask for the lowering in an issue of pytorch/xla"
-    )
-
-
-def _shape_fix() -> str:
-    return (
-        "Keep every size fixed: torch.where or a mask multiplied in instead of nonzero, masked_select, unique and "
-        "x[mask]; pad to the largest size; or do this part on the host before the step. A lowering would not help: the "
-        "size depends on the data"
-    )
-
-
 def _lines(view: CompilersView, facts: CompilerFacts) -> list[Evidence]:
     """The debug profiler's own lines on these operators."""
     said = [each for each in view.warnings if each.backend == facts.backend and each.rule == "not_lowered"]
@@ -552,7 +549,7 @@ def _lines(view: CompilersView, facts: CompilerFacts) -> list[Evidence]:
 # -------------------------------------------------------------------------------------------------- executions
 
 
-def execution_claims(view: CompilersView, facts: CompilerFacts) -> Iterator[Claim]:
+def execution_losses(view: CompilersView, facts: CompilerFacts) -> Iterator[Loss]:
     """An execution of a graph above the bound. What can be saved of it is not known, so confidence is low."""
     if facts.backend != XLA:
         return
@@ -566,30 +563,24 @@ def execution_claims(view: CompilersView, facts: CompilerFacts) -> Iterator[Clai
     top = max(slow, key=_longest)
     spent = sum(each.total for each in slow if each.name == top.name)
     samples = sum(each.samples or 0 for each in slow if each.name == top.name)
-    finding = Finding(
-        id=f"{EXECUTION_RULE}-{top.name}",
-        rule=EXECUTION_RULE,
-        category="compute",
+    source = f"metric {top.name}, {facts.source}"
+    claim = Claim(
         title=f"{top.name} too slow: the longest execution of a graph took {_longest(top) / 1000:.0f} s",
-        severity="info",
-        confidence="low",
-        cost_ms_per_step=0.0,
-        share=0.0,
-        gain_ceiling=0.0,
-        where=(),
+        cost_ms=0.0,
+        key=top.name,
+        levels=("low",),
         ranks=facts.ranks,
         evidence=(
-            ms("longest execution among the last samples", _longest(top), f"metric {top.name}, {facts.source}"),
-            ms("time of all executions", spent, f"metric {top.name}, {facts.source}"),
-            fact("executions", samples, "executions", f"metric {top.name}, {facts.source}"),
+            ms("longest execution among the last samples", _longest(top), source),
+            ms("time of all executions", spent, source),
+            fact("executions", samples, "executions", source),
         ),
         fix="Make the graph of one execution smaller: call torch_xla.sync once per step, not per several; then profile "
         "one step (torch_xla.debug.profiler) for operators that are slow on the device",
         caveat="The cost is the time of all executions, most of which is the step's own computation.",
-        learn="",
         falsified_by="With a sync after every step, the longest execution is as long",
     )
-    yield Claim(finding, spent, EXECUTION.floor)
+    yield Loss(EXECUTION_RULE, claim, spent, EXECUTION.floor)
 
 
 def _longest(metric: CompilerMetric) -> float:
@@ -597,37 +588,76 @@ def _longest(metric: CompilerMetric) -> float:
     return max((value for _, value in metric.percentiles), default=0.0)
 
 
-def of_rule(name: str) -> Callable[[Analysis], list[Finding]]:
-    """The judge of rule `name`: its part of all findings."""
+# ------------------------------------------------------------------------------------------------------ the rules
 
-    def judge(analysis: Analysis) -> list[Finding]:
-        return [finding for finding in findings(analysis) if finding.rule == name]
+
+def _losses(view: CompilersView) -> Iterator[tuple[Basis, Loss]]:
+    for facts in view.backends:
+        base = basis(view, facts)
+        if base is not None:
+            yield from ((base, loss) for loss in _of_backend(view, facts, base))
+
+
+def _of_backend(view: CompilersView, facts: CompilerFacts, base: Basis) -> list[Loss]:
+    told = list(unlowered_losses(view, facts, base))
+    if facts.backend == TORCH:
+        told += compile.cause_losses(view, base)
+    told += slow_losses(view, facts, base)
+    told += transfer_losses(view, facts, base)
+    breaks = list(compile.break_losses(view, base)) if facts.backend == TORCH else []
+    spoken = [loss for loss in [*told, *breaks] if loss.spoken(base)]
+    again, late = sum(loss.compile_ms for loss in spoken), sum(loss.late_ms for loss in spoken)
+    told += run_losses(view, facts, base, again, late)
+    told += execution_losses(view, facts)
+    return told + breaks
+
+
+def _rule(name: str, *needs: Need[bool], learn: str = "") -> Rule:
+    """A rule whose claims are its part of all that are made on compilers."""
+
+    @rule(name, *needs, learn=learn)
+    def judge(analysis: Analysis) -> Iterator[Claim]:
+        if analysis.compilers is not None:
+            yield from (claim for told, claim in settle(_losses(analysis.compilers)) if told == name)
 
     return judge
 
 
-def findings(analysis: Analysis) -> tuple[Finding, ...]:
-    """What all rules on compilers find in a run."""
+def _any_backend(has: Callable[[CompilerFacts], bool]) -> Callable[[Analysis], bool]:
+    return lambda analysis: analysis.compilers is not None and any(has(one) for one in analysis.compilers.backends)
+
+
+def _has_basis(analysis: Analysis) -> bool:
     view = analysis.compilers
-    return settle(_claims(view)) if view is not None else ()
+    return view is not None and any(basis(view, facts) is not None for facts in view.backends)
 
 
-def _claims(view: CompilersView) -> Iterator[tuple[Basis, Claim]]:
-    for facts in view.backends:
-        base = basis(view, facts)
-        if base is not None:
-            yield from ((base, claim) for claim in _of_backend(view, facts, base))
+COMPILED = Need("compilation events of torch.compile or torch_xla", lambda a: a.compilers is not None, quiet=True)
+TORCH_COMPILE = Need(
+    "compilation events of torch.compile", _any_backend(lambda facts: facts.backend == TORCH), quiet=True
+)
+TORCH_XLA = Need("events or a report of torch_xla", _any_backend(lambda facts: facts.backend == XLA), quiet=True)
+TRANSFERRED = Need("transfers from the device", _any_backend(lambda facts: facts.transfers is not None), quiet=True)
+STEP_TIMES = Need("training steps, or rates of a torch_xla report", _has_basis)
+COMPILE_TIMES = Need("durations of compilations", _any_backend(lambda facts: facts.compile_ms is not None))
+AGAIN = Need(
+    "recompilations told from first compilations",
+    _any_backend(lambda facts: facts.backend == TORCH and facts.recompiles is not None),
+)
+BREAKS = Need("graph breaks", _any_backend(lambda facts: facts.graph_breaks is not None))
+_CAUSES = (TORCH_COMPILE, STEP_TIMES, COMPILE_TIMES, AGAIN)
+_RUN = (COMPILED, STEP_TIMES, COMPILE_TIMES)
 
-
-def _of_backend(view: CompilersView, facts: CompilerFacts, base: Basis) -> list[Claim]:
-    told = list(unlowered_claims(view, facts, base))
-    if facts.backend == TORCH:
-        told += compile.cause_claims(view, base)
-    told += slow_claims(view, facts, base)
-    told += transfer_claims(view, facts, base)
-    breaks = list(compile.break_claims(view, base)) if facts.backend == TORCH else []
-    spoken = [claim for claim in [*told, *breaks] if claim.spoken(base)]
-    again, late = sum(claim.compile_ms for claim in spoken), sum(claim.late_ms for claim in spoken)
-    told += run_claims(view, facts, base, again, late)
-    told += execution_claims(view, facts)
-    return told + breaks
+limit_hit = _rule(LIMIT_RULE, *_CAUSES, learn=LEARN_TORCH)
+close_to_limit = _rule(CLOSE_RULE, *_CAUSES, learn=LEARN_TORCH)
+same_cause = _rule(SAME_RULE, *_CAUSES, learn=LEARN_TORCH)
+recompiles = _rule(ONCE_RULE, *_CAUSES, learn=LEARN_TORCH)
+too_frequent = _rule(FREQUENT_RULE, *_RUN)
+storm = _rule(STORM_RULE, *_RUN)
+late_compilations = _rule(LATE_RULE, *_RUN)
+share = _rule(SHARE_RULE, *_RUN)
+slow = _rule(SLOW_RULE, *_RUN)
+graph_break = _rule(BREAK_RULE, TORCH_COMPILE, STEP_TIMES, COMPILE_TIMES, BREAKS, learn=LEARN_BREAKS)
+unlowered_operators = _rule(UNLOWERED_RULE, TORCH_XLA, STEP_TIMES)
+device_to_host = _rule(TRANSFER_RULE, TRANSFERRED, STEP_TIMES, learn=LEARN_TRANSFERS)
+slow_executions = _rule(EXECUTION_RULE, TORCH_XLA, STEP_TIMES, learn=LEARN_EXECUTION)

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
-from stepscope.diagnose.thresholds import PIPELINE, REPLAY
+from stepscope.diagnose.rule import Thresholds, accelerator, ms, traces_source
 from stepscope.model import Analysis, Evidence
 from stepscope.model.device_losses import (
     ALLOCATOR,
@@ -41,9 +41,40 @@ from stepscope.model.device_losses import (
     SYNC,
     ZERO_GRAD,
     Replay,
-    WhatIf,
 )
 from stepscope.model.ranks import Pipeline, RanksFacts
+
+
+class Replayed(Thresholds, frozen=True):
+    """When a replay tells so much less than the cost that it is worth a word."""
+
+    close: float = 0.01  # of the step: titles and shares are shown to a percent
+    unexplained: float = 0.10  # of the step, as much as makes a finding a warning; sound traces stay below 0.05
+
+
+REPLAY = Replayed()
+
+
+class PipelineLimits(Thresholds, frozen=True):
+    """How far a replay of a run's step may be trusted. Ceilings are raised by what it does not know."""
+
+    certain: float = 0.9  # of a time beside the main thread: busy shares and profiled kernels are known to some percent
+    # What the rest of a step takes longer on a CPU behind Python that made batches or records: 0 to 0.3 ms, and 0 to
+    # 20 % of it, measured in three small models against the same steps without that Python.
+    cold_ms: float = 0.3
+    cold: float = 0.2
+    # The same behind a call of the model on other data, of the shorter of call and rest: medians of up to 24 % in
+    # five models (benchmarks/cold_caches.py); 24 % where the model and a batch alone fit a core's own cache.
+    cold_tensors: float = 0.25
+    # The same behind a copy of the model, which also leaves the allocator other blocks, and the next step pages to map:
+    # medians of up to 50 % and upper quartiles of up to 67 % of the shorter of both in eight models, by the CPU time of
+    # one thread (benchmarks/cold_caches.py measures it as the rows "copy").
+    cold_copies: float = 0.75
+    contended: float = 0.02  # of the step without a core because of the run itself: more slows what runs beside, too
+
+
+PIPELINE = PipelineLimits()
+
 
 BY_SUBTRACTION = "The ceiling is by subtraction: these steps could not be replayed without the loss."
 _WITHOUT = {
@@ -97,7 +128,7 @@ class Gain(Struct, frozen=True):
 
 
 def replayed(analysis: Analysis, run: str, kind: str, *, use_median: bool = False) -> Gain | None:
-    """What the steps of a run's traces save without a loss; None where there is no such replay.
+    """What the profiled steps of a run save without a loss; None where there is no such replay.
 
     `use_median`: the median step's, for losses of few steps.
     """
@@ -105,55 +136,44 @@ def replayed(analysis: Analysis, run: str, kind: str, *, use_median: bool = Fals
     without = replay.of(kind) if replay is not None else None
     if replay is None or without is None:
         return None
-    before, after = _lengths(replay, without, use_median=use_median)
+    # ns of the step as it was and without the loss; then with a host that is never late, where the loss is work
+    lengths = (
+        (replay.unchanged_median_ns, without.median_ns) if use_median else (replay.unchanged_mean_ns, without.mean_ns)
+    )
+    never_late = (
+        (replay.never_late_median_ns, without.never_late_median_ns)
+        if use_median
+        else (replay.never_late_mean_ns, without.never_late_mean_ns)
+    )
+    before, after = lengths
     if before <= 0:
         return None
-    never_late = _never_late(replay, without, use_median=use_median)
     as_recorded = max(0.0, before - after)
-    at_most = max(as_recorded, never_late[0] - never_late[1]) if never_late is not None else as_recorded
+    work = never_late[1] is not None
+    at_most = max(as_recorded, never_late[0] - never_late[1]) if never_late[1] is not None else as_recorded
     return Gain(
         share=min(1.0, at_most / before),
         as_recorded=min(1.0, as_recorded / before),
         unexplained=replay.unexplained_ns / replay.recorded_mean_ns,
-        work=never_late is not None,
-        evidence=tuple(_evidence(replay, kind, (before, after), never_late, use_median=use_median)),
+        work=work,
+        evidence=tuple(_evidence(replay, kind, lengths, never_late, use_median=use_median)),
     )
 
 
-def _lengths(replay: Replay, without: WhatIf, *, use_median: bool) -> tuple[float, float]:
-    """The step as it was and without the loss. ns."""
-    if use_median:
-        return replay.unchanged_median_ns, without.median_ns
-    return replay.unchanged_mean_ns, without.mean_ns
-
-
-def _never_late(replay: Replay, without: WhatIf, *, use_median: bool) -> tuple[float, float] | None:
-    """The same with a host that is never late; None where the loss is no work."""
-    if without.never_late_mean_ns is None or without.never_late_median_ns is None:
-        return None
-    if use_median:
-        return replay.never_late_median_ns, without.never_late_median_ns
-    return replay.never_late_mean_ns, without.never_late_mean_ns
-
-
 def _evidence(
-    replay: Replay,
-    kind: str,
-    recorded: tuple[float, float],
-    never_late: tuple[float, float] | None,
-    *,
-    use_median: bool,
+    replay: Replay, kind: str, lengths: tuple[float, float], never_late: tuple[float, float | None], *, use_median: bool
 ) -> Iterator[Evidence]:
     words = _WITHOUT.get(kind.partition("/")[0], "without it")
-    traces = f"trace {replay.traces[0]}" if len(replay.traces) == 1 else f"{len(replay.traces)} traces"
+    traces = traces_source(replay.traces)
     which = f"{'median' if use_median else 'mean'} of {replay.steps} step{'s' if replay.steps != 1 else ''}"
-    before, after = recorded
-    yield Evidence(f"replayed step {words}", round(after / 1e6, 3), "ms", f"replay of {traces}, {which}")
-    yield Evidence("the same steps as recorded", round(before / 1e6, 3), "ms", f"{traces}, {which}")
-    if never_late is not None and never_late[0] - never_late[1] > before - after:
+    before, after = lengths
+    yield ms(f"replayed step {words}", after / 1e6, f"replay of {traces}, {which}")
+    yield ms("the same steps as recorded", before / 1e6, f"{traces}, {which}")
+    all_work, less_work = never_late
+    if less_work is not None and all_work - less_work > before - after:
         source = f"replay of {traces}, a host that is never late"
-        yield Evidence(f"the same {words}, the host never late", round(never_late[1] / 1e6, 3), "ms", source)
-        yield Evidence("the same with all work, the host never late", round(never_late[0] / 1e6, 3), "ms", source)
+        yield ms(f"the same {words}, the host never late", less_work / 1e6, source)
+        yield ms("the same with all work, the host never late", all_work / 1e6, source)
 
 
 def without_main(analysis: Analysis, loss_ms: float, *, behind: float = 0.0) -> float:
@@ -166,7 +186,7 @@ def without_main(analysis: Analysis, loss_ms: float, *, behind: float = 0.0) -> 
     if pipeline is None:
         return loss_ms
     mean_ms = pipeline.mean_ms
-    gain = _warm(analysis, pipeline, min(loss_ms, mean_ms), behind=behind)
+    gain = _with_warm_caches(analysis, pipeline, min(loss_ms, mean_ms), behind=behind)
     if not _contended(pipeline):
         gain = min(gain, mean_ms - _beside_ms(analysis, pipeline))
     return min(mean_ms, max(0.0, gain) + _freed_ms(pipeline, gain))
@@ -179,7 +199,7 @@ def without_wait(analysis: Analysis) -> float | None:
         return None
     gain = pipeline.wait_at_most_ms
     if not pipeline.workers:
-        gain = _warm(analysis, pipeline, gain)
+        gain = _with_warm_caches(analysis, pipeline, gain)
     if len(pipeline.ranks) > 1:
         # ranks wait for each other, and the one that waits longest for data makes the step
         gain = max(gain, *(each.wait_ms * pipeline.mean_ms / max(each.wall_ms, 1e-9) for each in pipeline.ranks))
@@ -212,9 +232,9 @@ def lead_ms(ranks: RanksFacts) -> float:
     return max(0.0, longest - max(others, default=0.0))
 
 
-def _warm(analysis: Analysis, pipeline: Pipeline, gain: float, *, behind: float = 0.0) -> float:
+def _with_warm_caches(analysis: Analysis, pipeline: Pipeline, gain: float, *, behind: float = 0.0) -> float:
     """With what the rest of the step may gain on caches that the loss no longer empties; a device has its own."""
-    if gain <= 0 or any(device != "cpu" for device in analysis.devices):
+    if gain <= 0 or accelerator(analysis) is not None:
         return gain
     rest = max(0.0, pipeline.mean_ms - gain)
     warmer = min(PIPELINE.cold_ms, PIPELINE.cold * rest)

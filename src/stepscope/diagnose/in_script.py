@@ -15,7 +15,7 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stepscope.diagnose.common import shown
+from stepscope.diagnose.rule import shown
 from stepscope.model import Analysis, Finding, Place, Risk, Settings
 
 Told = TypeVar("Told", Finding, Risk)

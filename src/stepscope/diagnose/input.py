@@ -8,138 +8,222 @@ and advice of these rules.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from stepscope.diagnose import gains
-from stepscope.diagnose.common import (
-    ALL,
-    clip_share,
-    finding_id,
-    lowest,
-    sampled_confidence,
-    severity,
-    shown,
-    stacks_source,
-    steps_confidence,
-    steps_source,
-    train_steps,
-)
 from stepscope.diagnose.gains import BY_SUBTRACTION, Gain, replayed
 from stepscope.diagnose.in_script import of_loader
-from stepscope.diagnose.machine import device_doubt
-from stepscope.diagnose.thresholds import EPOCHS, LOADER, STORAGE, TRACED_LOADER, WAVES
-from stepscope.model import Analysis, Evidence, Finding, HotLine, Interval, LoaderFacts, Place, Settings, StepFacts, Try
-from stepscope.model.device_losses import LOADER as LOADER_LOSS
-from stepscope.model.machine import EpochFacts, StorageFacts, TraceLoader, WaveFacts
+from stepscope.diagnose.rule import (
+    ALL,
+    REPORT_FLOOR,
+    STEPS,
+    Claim,
+    Need,
+    Thresholds,
+    accelerator,
+    clip_share,
+    device_doubt,
+    distinct,
+    figure,
+    ms,
+    of_machine,
+    rule,
+    sampled_confidence,
+    shown,
+    stacks_source,
+    steps_source,
+)
+from stepscope.model import Analysis, Evidence, Interval, LoaderFacts, Place, Settings, StepFacts, Try
+from stepscope.model import device_losses as kinds
+from stepscope.model.machine import EpochFacts, StorageFacts, TraceLoader
 from stepscope.model.views import DEVICE, Overview
 
-LOADER_RULE = "input.loader_bound"
-_SAME_BATCH = "With the same batch handed out again and again instead of loaded, the mean step does not get shorter"
+
+class Loader(Thresholds, frozen=True):
+    """When the workers are the bottleneck and when something behind them is."""
+
+    floor: float = REPORT_FLOOR
+    idle: float = 0.6  # workers parked for most of their time make batches faster than they are taken
+    lines_shown: int = 3  # of each kind; a share below `line_share` names nothing worth reading
+    line_share: float = 0.05
+    mostly: float = 0.5  # a function with more than half of the loading time is named in the title
+    files: float = 0.3  # of the loading: with less, packing the items gains less than other advice; chosen, untuned
+    file_samples: int = 30  # as CONFIDENCE.few_samples
+    files_per_item: float = 0.5  # below it items share files already; chosen, untuned
+    handover: float = 0.1  # of the load time: handing batches over, seen at 5 to 10 % for images of a few MB
+    handover_ms: float = 1.0  # of a small batch: a queue, a descriptor and two processes that wake; chosen, untuned
+    # Processor time at least, of each of the two processes, to hand over a batch: measured with one worker that has
+    # them ready (torch 2.13, two virtual cores, other load beside): 0.10 to 0.15 for a batch, 0.13 to 0.25 for each
+    # tensor (a file descriptor over a socket, a mapping), 0.38 to 1.1 for a MB (pages of shared memory touched anew).
+    handover_batch_ms: float = 0.1
+    handover_tensor_ms: float = 0.1
+    handover_mb_ms: float = 0.25
+    threads_of_a_core: float = 2.0  # logical cores; two ranks on such a pair were seen to compute no faster than one
+    crowded: float = 0.05  # of the time without a core: then nothing can be promised of more processes
+
+
+class TracedLoader(Thresholds, frozen=True):
+    """When the loader of a trace without a journal counts: time in it while the device idles."""
+
+    floor: float = REPORT_FLOOR  # torch-tb-profiler warned at the same share, of the loader's whole time
+    steps_for_high: int = 10
+    steps_for_medium: int = 3
+
+
+class Waves(Thresholds, frozen=True):
+    """When the wait for data is a wave of all workers at once and not one per step."""
+
+    share: float = 0.7  # of the wait in one step of N: evenly spread waits put 1/N there
+    regular: float = 0.7  # of the distances between waves that are N; an epoch's end breaks one
+
+
+class Epochs(Thresholds, frozen=True):
+    """When starting workers anew for every epoch counts."""
+
+    floor: float = REPORT_FLOOR
+
+
+class Storage(Thresholds, frozen=True):
+    """When reads are worth telling beside a slow loader, and when they reach a device rather than the page cache."""
+
+    bytes_per_s: float = 1e6  # below it a page cache and any disk are alike
+    faults_per_s: float = 10.0  # of a millisecond each they would take 1 %
+    readings: int = 20  # of the state of a process: 5 points per look
+    cold: float = 0.5  # of the bytes asked for; chosen, untuned
+    warm: float = 0.1  # the same in the last third; chosen, untuned
+
+
+LOADER = Loader()
+TRACED_LOADER = TracedLoader()
+WAVES = Waves()
+EPOCHS = Epochs()
+STORAGE = Storage()
+
+DATA_WAIT = Need(
+    "the data wait of the steps",
+    lambda a: a.loader is not None or bool(profiled(a)),
+    traced=lambda a: a.loader is None,
+)
+# Without a DataLoader the data wait is the gap before the first operator: whatever fills it is Python work or file I/O,
+# and the rules for those name its lines.
+A_LOADER = Need("a torch DataLoader in the training process", lambda analysis: _has_loader(analysis))
+IN_WAVES = Need("a DataLoader with two workers or more, and enough steps", of_machine(lambda f: f.waves), quiet=True)
+RESTARTED = Need(
+    "a DataLoader with workers, iterated again while training",
+    of_machine(lambda facts: facts.epochs is not None),
+    quiet=True,
+)
 LEARN = "https://pytorch.org/docs/stable/data.html#single-and-multi-process-data-loading"
+_SAME_BATCH = "With the same batch handed out again and again instead of loaded, the mean step does not get shorter"
 
 
-def loader_bound(analysis: Analysis) -> list[Finding]:
-    """One finding when waiting for data takes more of the mean step than the floor.
+def _has_loader(analysis: Analysis) -> bool:
+    loader = analysis.loader
+    if loader is not None:
+        return loader.num_workers is not None or loader.site is not None
+    return not profiled(analysis) or (analysis.machine is not None and bool(analysis.machine.trace_loaders))
 
-    A wait that comes in waves is left to `input.prefetch_waves`. Of traces without a journal, one for each run.
+
+@rule("input.loader_bound", STEPS, DATA_WAIT, A_LOADER, learn=LEARN)
+def loader_bound(analysis: Analysis) -> Iterator[Claim]:
+    """Waiting for data takes more of the mean step than the floor.
+
+    A wait that comes in waves is left to `input.prefetch_waves`. Of traces without a journal, one claim for each run.
     """
     if analysis.loader is None:
-        return traced_loader_bound(analysis, LOADER_RULE, LEARN)
-    return [] if in_waves(analysis) else waiting(analysis)
+        yield from _in_traces(analysis)
+    elif not in_waves(analysis):
+        yield from _waiting(analysis, analysis.loader)
 
 
 def in_waves(analysis: Analysis) -> bool:
     """Whether nearly all of the wait lies in one step of as many as there are workers."""
-    waves = analysis.machine.waves if analysis.machine is not None else None
+    waves = IN_WAVES.find(analysis)
     return waves is not None and waves.share >= WAVES.share and waves.regular >= WAVES.regular
 
 
-def waiting(analysis: Analysis) -> list[Finding]:
-    """The finding of a recorded run, whatever the rhythm of its waits."""
-    train, loader = train_steps(analysis), analysis.loader
-    if train is None or loader is None:
-        return []
+def _waiting(analysis: Analysis, loader: LoaderFacts) -> Iterator[Claim]:
+    """The claim on a recorded run, whatever the rhythm of its waits."""
+    train = STEPS.of(analysis)
     cost, hidden = _cost(analysis, train, loader)
     if cost < LOADER.floor * train.mean_ms:
-        return []
+        return
     where = _where(loader)
     share = clip_share(cost, train.mean_ms)
-    gains = _gains(analysis, train, loader, share)
-    if gains is not None and loader.batch is not None and gains.high < LOADER.floor:
-        return _without_workers(analysis, train, loader, cost, where)
-    title, fix = _words(loader, analysis.settings, where, share)
-    fix += _packing(loader) + storage_advice(analysis)
-    levels = [steps_confidence(train)]
-    if loader.samples:
-        levels.append(sampled_confidence(loader.samples))
-    elif analysis.stacks is None:
+    levels = [sampled_confidence(loader.samples)] if loader.samples else []
+    key = loader.site or (where[0] if where else None)
+    gained = _gained_by_workers(analysis, train, loader, share)
+    if gained is not None and loader.batch is not None and gained.high < LOADER.floor:
+        hot = _hottest(where)
+        fix = _fix_without_workers(loader, hot)
+        if fix is not None:
+            yield Claim(
+                title=f"The training process makes every batch itself, {share:.0%} of the step{_named(loader, hot)}",
+                steps=train,
+                cost_ms=cost,
+                ceiling_ms=_ceiling_ms(analysis, train, cost),
+                levels=levels or ["medium"],
+                where=where,
+                key=key,
+                evidence=_evidence(analysis, train, loader),
+                fix=fix,
+                caveat="Worker processes would not help: to hand a batch over takes as long as they would save.",
+                falsified_by=_SAME_BATCH,
+            )
+        return
+    if not loader.samples and analysis.stacks is None:
         levels.append("medium")  # the wait is measured, its reason is not
     if hidden:
         levels.append("low")
-    return [
-        Finding(
-            id=finding_id(LOADER_RULE, loader.site or (where[0] if where else None)),
-            rule=LOADER_RULE,
-            category="input",
-            title=title,
-            severity=severity(share),
-            confidence=lowest(levels),
-            cost_ms_per_step=cost,
-            share=share,
-            gain_ceiling=_ceiling(analysis, train, cost) - _handed_over_share(train, loader, where),
-            expected_gain=gains if gains is not None and gains.low > 0 else None,
-            where=where,
-            ranks=train.ranks,
-            evidence=(*_evidence(analysis, train, loader), *_replayed(analysis), *storage_evidence(analysis)),
-            fix=fix,
-            caveat=" ".join([hidden, _caveat(loader), _packing_caveat(loader)]).strip(),
-            learn=LEARN,
-            try_=_tries(loader),
-            falsified_by=_falsified(loader),
-        )
-    ]
+    replay, kept_ms = loader_gain(analysis), 0.0
+    if loader.in_main_process and _hottest(where) is None:
+        # what workers leave of the wait, where nothing but workers is proposed
+        kept_ms = min(loader.data_wait_share, clip_share(_handover_ms(loader), train.mean_ms)) * train.mean_ms
+    title, fix = _words(loader, analysis.settings, where, share)
+    yield Claim(
+        title=title,
+        steps=train,
+        cost_ms=cost,
+        ceiling_ms=_ceiling_ms(analysis, train, cost),
+        kept_ms=kept_ms,
+        expected_gain=gained if gained is not None and gained.low > 0 else None,
+        levels=levels,
+        where=where,
+        key=key,
+        evidence=(
+            *_evidence(analysis, train, loader),
+            *(replay.evidence if replay is not None else ()),
+            *_storage_evidence(analysis),
+        ),
+        fix=fix + _packing(loader) + _storage_advice(analysis),
+        caveat=" ".join([hidden, _caveat(loader), _packing_caveat(loader)]).strip(),
+        tries=_tries(loader),
+        falsified_by=f"With num_workers={loader.suggested_workers} the mean step does not get shorter"
+        if loader.in_main_process
+        else _SAME_BATCH,
+    )
 
 
-def _without_workers(
-    analysis: Analysis, train: StepFacts, loader: LoaderFacts, cost: float, where: tuple[Place, ...]
-) -> list[Finding]:
-    """What else can be done where handing batches over costs what workers would gain; nothing where that is unknown."""
-    hot = next((place for place in where if place.share is not None), None)
+def _fix_without_workers(loader: LoaderFacts, hot: Place | None) -> str | None:
+    """What else can be done where handing batches over costs what workers would gain; None where that is unknown."""
     if hot is not None:
-        fix = f"Shorten the work at {shown(hot)}{_packing(loader)}"
-    elif loader.arguments.get("dataset") == "TensorDataset" and (loader.batch_size or 1) > 1 and loader.site:
+        return f"Shorten the work at {shown(hot)}{_packing(loader)}"
+    if loader.arguments.get("dataset") == "TensorDataset" and (loader.batch_size or 1) > 1 and loader.site:
         order = "RandomSampler" if loader.arguments.get("shuffle") == "True" else "SequentialSampler"
-        fix = (
+        return (
             "Take whole batches out of the tensors, not items that are put together again: DataLoader(data, "
             f"sampler=BatchSampler({order}(data), {loader.batch_size}, drop_last=False), batch_size=None) at "
             f"{shown(loader.site)}"
         )
-    else:
-        return []
-    share = clip_share(cost, train.mean_ms)
-    levels = [steps_confidence(train), sampled_confidence(loader.samples) if loader.samples else "medium"]
-    return [
-        Finding(
-            id=finding_id(LOADER_RULE, loader.site or hot),
-            rule=LOADER_RULE,
-            category="input",
-            title=f"The training process makes every batch itself, {share:.0%} of the step{_named(loader, hot)}",
-            severity=severity(share),
-            confidence=lowest(levels),
-            cost_ms_per_step=cost,
-            share=share,
-            gain_ceiling=_ceiling(analysis, train, cost),
-            where=where,
-            ranks=train.ranks,
-            evidence=_evidence(analysis, train, loader),
-            fix=fix,
-            caveat="Worker processes would not help: to hand a batch over takes as long as they would save.",
-            learn=LEARN,
-            falsified_by=_SAME_BATCH,
-        )
-    ]
+    return None
+
+
+def _hottest(where: tuple[Place, ...]) -> Place | None:
+    """The first place that samples saw."""
+    return next((place for place in where if place.share is not None), None)
 
 
 def _handover_ms(loader: LoaderFacts) -> float:
@@ -156,38 +240,21 @@ def _handover_ms(loader: LoaderFacts) -> float:
     return one * batch.per_step
 
 
-def _handed_over_share(train: StepFacts, loader: LoaderFacts, where: tuple[Place, ...]) -> float:
-    """Of the step, what workers leave of the wait where nothing but workers is proposed."""
-    if not loader.in_main_process or any(place.share is not None for place in where):
-        return 0.0
-    return min(loader.data_wait_share, clip_share(_handover_ms(loader), train.mean_ms))
-
-
 def _cost(analysis: Analysis, train: StepFacts, loader: LoaderFacts) -> tuple[float, str]:
     """(ms per step, why it may be less): on an accelerator the time it idles for the loader, by windows."""
-    accelerator = next((device for device in analysis.devices if device != "cpu"), None)
-    if accelerator is None:
-        return loader.data_wait_ms, ""
-    share = idle_share(analysis)
+    share = idle_share(analysis) if accelerator(analysis) is not None else None
     if share is not None:
         return min(loader.data_wait_ms, share * train.mean_ms), ""
-    return (
-        loader.data_wait_ms,
-        f"The {accelerator} may be working meanwhile: then the gain is smaller, down to nothing.",
-    )
+    return loader.data_wait_ms, device_doubt(analysis)[1].strip()
 
 
-def _ceiling(analysis: Analysis, train: StepFacts, cost: float) -> float:
-    """Fraction of the step: all waiting, on the rank that waits longest; beside a device what a replay saves."""
-    if any(device != "cpu" for device in analysis.devices):
+def _ceiling_ms(analysis: Analysis, train: StepFacts, cost: float) -> float:
+    """All waiting, on the rank that waits longest; beside a device what a replay saves."""
+    most = gains.without_wait(analysis) or 0.0
+    if accelerator(analysis) is not None:
         gain = loader_gain(analysis)
-        return max(clip_share(cost, train.mean_ms), gain.share if gain is not None else 0.0)
-    return clip_share(max(cost, gains.without_wait(analysis) or 0.0), train.mean_ms)
-
-
-def _replayed(analysis: Analysis) -> tuple[Evidence, ...]:
-    gain = loader_gain(analysis)
-    return gain.evidence if gain is not None else ()
+        most = gain.share * train.mean_ms if gain is not None else 0.0
+    return min(train.mean_ms, max(cost, most))
 
 
 def _where(loader: LoaderFacts) -> tuple[Place, ...]:
@@ -195,26 +262,16 @@ def _where(loader: LoaderFacts) -> tuple[Place, ...]:
 
     Shares are of the sampled loading time; those of the outer lines include the inner ones.
     """
-    places: list[Place] = []
-    for lines in (loader.entries, loader.lines):
-        for line in lines[: LOADER.lines_shown]:
-            place = _place(line)
-            known = any((p.file, p.line) == (place.file, place.line) for p in places)
-            if line.share >= LOADER.line_share and not known:
-                places.append(place)
-    if loader.site is not None and not any((p.file, p.line) == (loader.site.file, loader.site.line) for p in places):
-        places.append(loader.site)
-    return tuple(places)
-
-
-def _place(line: HotLine) -> Place:
-    return Place(line.file, line.line, line.function, line.share)
+    lines = (*loader.entries[: LOADER.lines_shown], *loader.lines[: LOADER.lines_shown])
+    places = [Place(line.file, line.line, line.function, line.share) for line in lines]
+    notable = [place for place in places if (place.share or 0.0) >= LOADER.line_share]
+    return distinct([*notable, *((loader.site,) if loader.site is not None else ())])
 
 
 def _words(loader: LoaderFacts, settings: Settings | None, where: tuple[Place, ...], share: float) -> tuple[str, str]:
     """(title, fix)."""
     waits = f"{share:.0%} of the step"
-    hot = next((place for place in where if place.share is not None), None)
+    hot = _hottest(where)
     named = _named(loader, hot)
     shorter = f"; then shorten the work at {shown(hot)}" if hot else ""
     wanted, count = loader.suggested_workers, loader.num_workers or 0
@@ -303,61 +360,46 @@ def _named(loader: LoaderFacts, hot: Place | None) -> str:
     return f", hottest in {hot.function} ({shown(hot)})"
 
 
-def _evidence(analysis: Analysis, train: StepFacts, loader: LoaderFacts) -> tuple[Evidence, ...]:
-    steps = steps_source(train)
-    found = [
-        Evidence("data wait per step", round(loader.data_wait_ms, 3), "ms", f"{steps}, {train.count} steady steps"),
-        Evidence("data wait share of the step", round(loader.data_wait_share, 4), "fraction", steps),
-    ]
-    if loader.num_workers is not None:
-        found.append(Evidence("num_workers", loader.num_workers, "processes", "events.jsonl, the loader's own setting"))
-    if loader.batch_size is not None:
-        found.append(Evidence("batch_size", loader.batch_size, "samples", "events.jsonl, the loader's own setting"))
+def _evidence(analysis: Analysis, train: StepFacts, loader: LoaderFacts) -> Iterator[Evidence]:
+    steps, stacks = steps_source(train), stacks_source(analysis)
+    yield ms("data wait per step", loader.data_wait_ms, f"{steps}, {train.count} steady steps")
+    yield figure("data wait share of the step", loader.data_wait_share, "fraction", steps)
+    for name, value, unit in (
+        ("num_workers", loader.num_workers, "processes"),
+        ("batch_size", loader.batch_size, "samples"),
+    ):
+        if value is not None:
+            yield Evidence(name, value, unit, "events.jsonl, the loader's own setting")
     if loader.batch is not None and loader.in_main_process:
         looked = f"events.jsonl, median of {loader.batch.batches} batches that were looked at"
-        found += [
-            Evidence("tensors of a batch", round(loader.batch.tensors, 1), "tensors", looked),
-            Evidence("bytes of a batch", round(loader.batch.bytes), "bytes", looked),
-            Evidence(
-                "handing a step's batches over, at least",
-                round(_handover_ms(loader), 3),
-                "ms",
-                f"{looked}, times what one takes",
-            ),
-        ]
-    if loader.files is not None and loader.files.samples >= LOADER.file_samples and loader.files.share > 0:
-        source = f"{stacks_source(analysis)}, {loader.files.samples} samples of loading"
-        found.append(
-            Evidence("loading time in opening and reading files", round(loader.files.share, 4), "fraction", source)
-        )
-        if loader.files.files_per_item is not None:
-            opened = Evidence(
-                "files opened per item", round(loader.files.files_per_item, 3), "files", "profiler window"
-            )
-            found.append(opened)
+        yield figure("tensors of a batch", loader.batch.tensors, "tensors", looked, 1)
+        yield Evidence("bytes of a batch", round(loader.batch.bytes), "bytes", looked)
+        handed = _handover_ms(loader)
+        yield ms("handing a step's batches over, at least", handed, f"{looked}, times what one takes")
+    files = loader.files
+    if files is not None and files.samples >= LOADER.file_samples and files.share > 0:
+        source = f"{stacks}, {files.samples} samples of loading"
+        yield figure("loading time in opening and reading files", files.share, "fraction", source)
+        if files.files_per_item is not None:
+            yield figure("files opened per item", files.files_per_item, "files", "profiler window", 3)
     idle = idle_share(analysis)
     if idle is not None:
-        found.append(Evidence("device idle while the host loads", round(idle, 4), "fraction", "windows, idle_data"))
-    source = f"{stacks_source(analysis)}, {loader.samples} samples of loading"
+        yield figure("device idle while the host loads", idle, "fraction", "windows, idle_data")
     for line in loader.lines[: LOADER.lines_shown]:
         if line.share >= LOADER.line_share:
-            place = Place(line.file, line.line, line.function)
-            found.append(Evidence(f"loading time at {shown(place)}", round(line.share, 4), "fraction", source))
+            place = shown(Place(line.file, line.line))
+            source = f"{stacks}, {loader.samples} samples of loading"
+            yield figure(f"loading time at {place}", line.share, "fraction", source)
     if loader.workers_busy_share is not None:
-        found.append(Evidence("workers busy", round(loader.workers_busy_share, 4), "fraction", stacks_source(analysis)))
+        yield figure("workers busy", loader.workers_busy_share, "fraction", stacks)
     if loader.load_ms is not None and not loader.in_main_process:
-        found.append(
-            Evidence("loading work per step", round(loader.load_ms, 3), "ms", "worker samples times step time")
-        )
-    found.append(
-        Evidence("cores this process may use", loader.cpu_limit, "cores", "manifest.json, affinity and cgroup")
-    )
+        yield ms("loading work per step", loader.load_ms, "worker samples times step time")
+    yield Evidence("cores this process may use", loader.cpu_limit, "cores", "manifest.json, affinity and cgroup")
     if loader.cores_used is not None:
-        found.append(Evidence("cores in use", round(loader.cores_used, 2), "cores", "system.jsonl"))
-    return tuple(found)
+        yield figure("cores in use", loader.cores_used, "cores", "system.jsonl", 2)
 
 
-def _gains(analysis: Analysis, train: StepFacts, loader: LoaderFacts, most: float) -> Interval | None:
+def _gained_by_workers(analysis: Analysis, train: StepFacts, loader: LoaderFacts, most: float) -> Interval | None:
     """What the suggested workers gain, when loading moves out of this process.
 
     At best loading and computing overlap fully, only the CPU time measured now has to fit into the cores, and handing
@@ -371,7 +413,7 @@ def _gains(analysis: Analysis, train: StepFacts, loader: LoaderFacts, most: floa
     real, handed = max(1.0, cores / LOADER.threads_of_a_core), _handover_ms(loader)
     best = max(loader.compute_ms + handed, (loader.load_ms + handed) / loader.suggested_workers)
     worst = max(loader.compute_ms, loader.load_ms / min(loader.suggested_workers, real))
-    if not any(device != "cpu" for device in analysis.devices):
+    if accelerator(analysis) is None:
         threads = min(cores, loader.threads or cores)
         best = max(best, ((loader.cores_used or 0.0) * step + 2 * handed) / cores)
         worst = max(worst, (loader.compute_ms * threads + loader.load_ms) / real)
@@ -403,112 +445,78 @@ def _tries(loader: LoaderFacts) -> tuple[Try, ...]:
     return tuple(tries)
 
 
-def _falsified(loader: LoaderFacts) -> str:
-    if loader.in_main_process:
-        return f"With num_workers={loader.suggested_workers} the mean step does not get shorter"
-    return _SAME_BATCH
+# ------------------------------------------------------------------------------------------- waves, new workers
 
 
-WAVES_RULE = "input.prefetch_waves"
-FIRST_RULE = "input.first_batch"
-
-
-def prefetch_waves(analysis: Analysis) -> list[Finding]:
-    """The finding of the loader in other words, where one step of as many as there are workers holds the wait."""
-    train, machine = train_steps(analysis), analysis.machine
-    if train is None or machine is None or machine.waves is None or not in_waves(analysis):
-        return []
-    waves = machine.waves
-    return [
-        replace(
-            finding,
-            id=finding_id(WAVES_RULE, finding.where[0] if finding.where else None),
-            rule=WAVES_RULE,
-            title=f"One step in {waves.period} waits {waves.wave_wait_ms:.3g} ms for data: {waves.period} workers make "
-            f"batches in step and cannot keep up, {finding.share:.0%} of the mean step",
-            evidence=(*_wave_evidence(train, waves), *finding.evidence),
-            caveat="The median step hides this loss, the mean shows it. More prefetching does not help while the "
-            f"workers are busy all the time. {finding.caveat}",
-        )
-        for finding in waiting(analysis)
-    ]
-
-
-def first_batch(analysis: Analysis) -> list[Finding]:
-    """One finding per loader whose workers are started for every epoch, at more than the floor of all step time."""
-    train, machine = train_steps(analysis), analysis.machine
-    if train is None or machine is None:
-        return []
-    return [
-        _epoch_finding(analysis, train, fact)
-        for fact in machine.epochs or ()
-        if not fact.persistent and fact.lost_ms_per_step >= EPOCHS.floor * fact.total_ms_per_step
-    ]
-
-
-def _wave_evidence(train: StepFacts, waves: WaveFacts) -> tuple[Evidence, ...]:
+@rule("input.prefetch_waves", STEPS, IN_WAVES, learn=LEARN)
+def prefetch_waves(analysis: Analysis) -> Iterator[Claim]:
+    """The loader's claim in other words, where one step of as many as there are workers holds the wait."""
+    train, waves, loader = STEPS.of(analysis), IN_WAVES.of(analysis), analysis.loader
+    if loader is None or not in_waves(analysis):
+        return
     source = f"{steps_source(train)}, {waves.waves} waves"
-    return (
-        Evidence(f"data wait in one step of {waves.period}", round(waves.wave_wait_ms, 3), "ms", source),
-        Evidence("data wait in the others", round(waves.other_wait_ms, 3), "ms", source),
-        Evidence("part of the wait that lies in waves", round(waves.share, 4), "fraction", source),
-        Evidence(f"distances between waves that are {waves.period} steps", round(waves.regular, 4), "fraction", source),
-    )
+    for claim in _waiting(analysis, loader):
+        yield replace(
+            claim,
+            title=f"One step in {waves.period} waits {waves.wave_wait_ms:.3g} ms for data: {waves.period} workers make "
+            f"batches in step and cannot keep up, {clip_share(claim.cost_ms, train.mean_ms):.0%} of the mean step",
+            key=claim.where[0] if claim.where else None,
+            evidence=(
+                ms(f"data wait in one step of {waves.period}", waves.wave_wait_ms, source),
+                ms("data wait in the others", waves.other_wait_ms, source),
+                figure("part of the wait that lies in waves", waves.share, "fraction", source),
+                figure(f"distances between waves that are {waves.period} steps", waves.regular, "fraction", source),
+                *claim.evidence,
+            ),
+            caveat="The median step hides this loss, the mean shows it. More prefetching does not help while the "
+            f"workers are busy all the time. {claim.caveat}",
+        )
 
 
-def _epoch_finding(analysis: Analysis, train: StepFacts, fact: EpochFacts) -> Finding:
-    share = clip_share(fact.lost_ms_per_step, fact.total_ms_per_step)
-    workers = f"{fact.num_workers} workers" if fact.num_workers != 1 else "its worker"
+@rule("input.first_batch", STEPS, RESTARTED, learn=LEARN)
+def first_batch(analysis: Analysis) -> Iterator[Claim]:
+    """A loader's workers are started for every epoch, at more than the floor of all step time."""
+    train, machine = STEPS.of(analysis), analysis.machine
     doubt, words = device_doubt(analysis)
-    return Finding(
-        id=finding_id(FIRST_RULE, fact.site),
-        rule=FIRST_RULE,
-        category="input",
-        title=f"The {'training' if fact.kind == 'train' else 'evaluation'} loader starts {workers} anew for every "
-        f"epoch, {share:.0%} of all step time",
-        severity=severity(share),
-        confidence=lowest(["high" if fact.restarts >= 3 else "medium", steps_confidence(train), *doubt]),
-        cost_ms_per_step=fact.lost_ms_per_step,
-        share=share,
-        basis=ALL,
-        step_ms=fact.total_ms_per_step,
-        gain_ceiling=max(share, clip_share(fact.at_most_ms_per_step, fact.total_ms_per_step)),
-        where=(fact.site,) if fact.site is not None else (),
-        ranks=train.ranks,
-        evidence=_epoch_evidence(train, fact),
-        fix="Keep the workers between epochs: " + of_loader(fact.site, analysis.settings, persistent_workers=True),
-        caveat=f"Workers that stay keep their memory between epochs, and their copy of the data set: what the script "
-        f"changes in it later does not reach them. Longer epochs make the loss smaller.{words}",
-        learn=LEARN,
-        try_=(Try("loader.persistent_workers", "true"),),
-        falsified_by="With persistent_workers=True an epoch does not get shorter",
-    )
+    for fact in (machine.epochs if machine is not None else None) or ():
+        if fact.persistent or fact.lost_ms_per_step < EPOCHS.floor * fact.total_ms_per_step:
+            continue
+        workers = f"{fact.num_workers} workers" if fact.num_workers != 1 else "its worker"
+        kind = "training" if fact.kind == "train" else "evaluation"
+        yield Claim(
+            title=f"The {kind} loader starts {workers} anew for every epoch, "
+            f"{clip_share(fact.lost_ms_per_step, fact.total_ms_per_step):.0%} of all step time",
+            steps=train,
+            step_ms=fact.total_ms_per_step,
+            basis=ALL,
+            cost_ms=fact.lost_ms_per_step,
+            ceiling_ms=fact.at_most_ms_per_step,
+            levels=("high" if fact.restarts >= 3 else "medium", *doubt),
+            where=(fact.site,) if fact.site is not None else (),
+            evidence=_epoch_evidence(train, fact),
+            fix="Keep the workers between epochs: " + of_loader(fact.site, analysis.settings, persistent_workers=True),
+            caveat="Workers that stay keep their memory between epochs, and their copy of the data set: what the "
+            f"script changes in it later does not reach them. Longer epochs make the loss smaller.{words}",
+            tries=(Try("loader.persistent_workers", "true"),),
+            falsified_by="With persistent_workers=True an epoch does not get shorter",
+        )
 
 
-def _epoch_evidence(train: StepFacts, fact: EpochFacts) -> tuple[Evidence, ...]:
-    source = f"events.jsonl, {fact.restarts} iterators after the first"
-    found = [
-        Evidence("making an iterator, median", round(fact.make_ms, 3), "ms", source),
-        Evidence("iterators made during training", fact.restarts, "iterators", "events.jsonl"),
-        Evidence("wait for an epoch's first batch, median", round(fact.first_wait_ms, 3), "ms", steps_source(train)),
-        Evidence("wait for the other batches, median", round(fact.usual_wait_ms, 3), "ms", steps_source(train)),
-    ]
-    at_most = Evidence(
-        "with ending the old workers and the slower first steps, at most",
-        round(fact.at_most_ms_per_step, 3),
-        "ms",
-        f"{steps_source(train)}, per training step",
-    )
-    found.append(at_most)
+def _epoch_evidence(train: StepFacts, fact: EpochFacts) -> Iterator[Evidence]:
+    steps = steps_source(train)
+    yield ms("making an iterator, median", fact.make_ms, f"events.jsonl, {fact.restarts} iterators after the first")
+    yield Evidence("iterators made during training", fact.restarts, "iterators", "events.jsonl")
+    yield ms("wait for an epoch's first batch, median", fact.first_wait_ms, steps)
+    yield ms("wait for the other batches, median", fact.usual_wait_ms, steps)
+    most = "with ending the old workers and the slower first steps, at most"
+    yield ms(most, fact.at_most_ms_per_step, f"{steps}, per training step")
     if fact.batch_ms is not None:
-        found.append(
-            Evidence("work for one batch, left out", round(fact.batch_ms, 3), "ms", "worker samples times step time")
-        )
+        yield ms("work for one batch, left out", fact.batch_ms, "worker samples times step time")
     else:
-        found.append(
-            Evidence("counted of each epoch", "making the iterator", "", "the work for one batch is not known")
-        )
-    return tuple(found)
+        yield Evidence("counted of each epoch", "making the iterator", "", "the work for one batch is not known")
+
+
+# ------------------------------------------------------------------------------------------- traces without a journal
 
 
 class _Wait(Struct, frozen=True):
@@ -519,6 +527,11 @@ class _Wait(Struct, frozen=True):
     mean_ms: float
     lost_ms: float
     device: bool
+
+    @property
+    def part(self) -> str:
+        """The part of an overview that it is."""
+        return "idle_data" if self.device else "host_data"
 
 
 def profiled(analysis: Analysis, run: str | None = None) -> list[Overview]:
@@ -536,20 +549,7 @@ def idle_share(analysis: Analysis) -> float | None:
 
 def loader_gain(analysis: Analysis, run: str = "") -> Gain | None:
     """What profiled steps with device work save without the loader; None where none were replayed."""
-    return replayed(analysis, run, LOADER_LOSS)
-
-
-def traced_loader_bound(analysis: Analysis, rule: str, learn: str) -> list[Finding]:
-    """One finding for each run of traces whose loader takes more of the mean profiled step than the floor."""
-    machine = analysis.machine
-    loaders = machine.trace_loaders if machine is not None else ()
-    found = []
-    for loader in loaders:
-        wait = _wait(profiled(analysis, loader.run))
-        if wait is not None and wait.lost_ms >= TRACED_LOADER.floor * wait.mean_ms:
-            gain = loader_gain(analysis, loader.run) if wait.device else None
-            found.append(_traced_finding(wait, loader, gain, rule, learn, several=len(loaders) > 1))
-    return found
+    return replayed(analysis, run, kinds.LOADER)
 
 
 def _wait(overviews: list[Overview]) -> _Wait | None:
@@ -559,50 +559,53 @@ def _wait(overviews: list[Overview]) -> _Wait | None:
     wall_ns = sum(step.wall_ns for step in steps)
     if not wall_ns:
         return None
-    part = "idle_data" if with_device else "host_data"
-    lost_ns = sum(step.parts_ns.get(part, 0) for step in steps)
+    lost_ns = sum(step.parts_ns.get("idle_data" if with_device else "host_data", 0) for step in steps)
     count = len(steps)
     return _Wait(tuple(chosen), count, wall_ns / count / 1e6, lost_ns / count / 1e6, bool(with_device))
 
 
-def _traced_finding(
-    wait: _Wait, loader: TraceLoader, gain: Gain | None, rule: str, learn: str, *, several: bool
-) -> Finding:
-    share = clip_share(wait.lost_ms, wait.mean_ms)
-    place = loader.call or (loader.entries[0] if loader.entries else None)
-    wanted = _workers_of_trace(wait, loader)
-    key = Place(loader.run, None, rule) if several or place is None else place
-    return Finding(
-        id=finding_id(rule, key),
-        rule=rule,
-        category="input",
-        title=_title(wait, loader, several=several),
-        severity=severity(share),
-        confidence=_traced_confidence(wait),
-        cost_ms_per_step=wait.lost_ms,
-        share=share,
-        gain_ceiling=max(share, gain.share) if gain is not None else share,
-        where=(*loader.entries, *((loader.call,) if loader.call is not None else ())),
-        ranks=tuple(sorted({one.span.rank for one in wait.overviews})),
-        evidence=(*_traced_evidence(wait, loader), *(gain.evidence if gain is not None else ())),
-        fix=_traced_fix(loader, wanted),
-        caveat=_traced_caveat(wait, gain),
-        learn=learn,
-        try_=(Try("loader.num_workers", str(wanted)), Try("loader.persistent_workers", "true")) if wanted else (),
-        falsified_by="With the same batch handed out again and again instead of loaded, the mean step does not get "
-        "shorter",
-    )
+_WHO = {
+    "none": "The training process loads every batch itself",
+    "some": "The loader's workers do not keep up",
+    None: "The step waits for its batch",
+}
 
 
-def _title(wait: _Wait, loader: TraceLoader, *, several: bool) -> str:
-    who = {
-        "none": "The training process loads every batch itself",
-        "some": "The loader's workers do not keep up",
-        None: "The step waits for its batch",
-    }[loader.workers]
-    what = "the device idles for it" if wait.device else "that takes"
-    of = f" of {loader.run}" if several and loader.run else ""
-    return f"{who}: {what} {wait.lost_ms:.3g} of {wait.mean_ms:.3g} ms of the step{of}"
+def _in_traces(analysis: Analysis) -> Iterator[Claim]:
+    """A claim for each run of traces whose loader takes more of the mean profiled step than the floor."""
+    loaders = analysis.machine.trace_loaders if analysis.machine is not None else ()
+    several = len(loaders) > 1
+    for loader in loaders:
+        wait = _wait(profiled(analysis, loader.run))
+        if wait is None or wait.lost_ms < TRACED_LOADER.floor * wait.mean_ms:
+            continue
+        gain = loader_gain(analysis, loader.run) if wait.device else None
+        place = loader.call or (loader.entries[0] if loader.entries else None)
+        wanted = _workers_of_trace(wait, loader)
+        what = "the device idles for it" if wait.device else "that takes"
+        of = f" of {loader.run}" if several and loader.run else ""
+        caveat = "A profiler slows the host more than the device, so the share without one may be smaller. "
+        if wait.device:
+            caveat += (
+                "Device work that is queued while a batch is made is not counted; what else waits behind it may take "
+                f"over. {BY_SUBTRACTION if gain is None else ''}"
+            )
+        level = "medium" if wait.steps >= TRACED_LOADER.steps_for_medium else "low"
+        yield Claim(
+            title=f"{_WHO[loader.workers]}: {what} {wait.lost_ms:.3g} of {wait.mean_ms:.3g} ms of the step{of}",
+            step_ms=wait.mean_ms,
+            cost_ms=wait.lost_ms,
+            ceiling_ms=gain.share * wait.mean_ms if gain is not None else 0.0,
+            levels=("high" if wait.steps >= TRACED_LOADER.steps_for_high else level,),
+            where=(*loader.entries, *((loader.call,) if loader.call is not None else ())),
+            key=Place(loader.run, None, loader_bound.name) if several or place is None else place,
+            ranks=tuple(sorted({one.span.rank for one in wait.overviews})),
+            evidence=(*_traced_evidence(wait, loader), *(gain.evidence if gain is not None else ())),
+            fix=_traced_fix(loader, wanted),
+            caveat=caveat.strip(),
+            tries=(Try("loader.num_workers", str(wanted)), Try("loader.persistent_workers", "true")) if wanted else (),
+            falsified_by=_SAME_BATCH,
+        )
 
 
 def _workers_of_trace(wait: _Wait, loader: TraceLoader) -> int | None:
@@ -617,8 +620,7 @@ def _workers_of_trace(wait: _Wait, loader: TraceLoader) -> int | None:
 
 
 def _traced_fix(loader: TraceLoader, wanted: int | None) -> str:
-    hot = loader.entries[0] if loader.entries else None
-    shorter = f"; then shorten the work at {shown(hot)}" if hot is not None else ""
+    shorter = f"; then shorten the work at {shown(loader.entries[0])}" if loader.entries else ""
     if wanted is not None:
         return (
             f"Load in worker processes: num_workers={wanted} keeps up by these times, with persistent_workers=True in "
@@ -632,43 +634,21 @@ def _traced_fix(loader: TraceLoader, wanted: int | None) -> str:
     return f"Load in worker processes that are far enough ahead (num_workers, prefetch_factor){shorter}"
 
 
-def _traced_confidence(wait: _Wait) -> str:
-    if wait.steps >= TRACED_LOADER.steps_for_high:
-        return "high"
-    return "medium" if wait.steps >= TRACED_LOADER.steps_for_medium else "low"
-
-
-def _traced_evidence(wait: _Wait, loader: TraceLoader) -> tuple[Evidence, ...]:
+def _traced_evidence(wait: _Wait, loader: TraceLoader) -> Iterator[Evidence]:
     what = "device idle while the host loads" if wait.device else "loading on the training thread"
-    part = "idle_data" if wait.device else "host_data"
-    found = [
-        Evidence(f"{what}, per step", round(wait.lost_ms, 3), "ms", f"{part} of {_profiled(wait.steps)}"),
-        Evidence("mean profiled step", round(wait.mean_ms, 3), "ms", _profiled(wait.steps)),
-        Evidence("one fetch of the loader", round(loader.fetch_ms, 3), "ms", f"{loader.fetches} ranges of the loader"),
-    ]
+    steps = f"{wait.steps} profiled step{'s' * (wait.steps != 1)}"
+    yield ms(f"{what}, per step", wait.lost_ms, f"{wait.part} of {steps}")
+    yield ms("mean profiled step", wait.mean_ms, steps)
+    yield ms("one fetch of the loader", loader.fetch_ms, f"{loader.fetches} ranges of the loader")
     if len(wait.overviews) > 1:
         for one in wait.overviews:
-            lost = one.parts[part].mean_ns / 1e6
-            found.append(Evidence(f"{what}, {one.span.label}", round(lost, 3), "ms", one.span.trace))
+            yield ms(f"{what}, {one.span.label}", one.parts[wait.part].mean_ns / 1e6, one.span.trace)
     if loader.workers is not None:
         words = "0" if loader.workers == "none" else "at least 1"
-        found.append(Evidence("num_workers", words, "processes", "the iterator's name in the trace"))
-    return tuple(found)
+        yield Evidence("num_workers", words, "processes", "the iterator's name in the trace")
 
 
-def _traced_caveat(wait: _Wait, gain: Gain | None) -> str:
-    text = "A profiler slows the host more than the device, so the share without one may be smaller. "
-    if wait.device:
-        text += (
-            "Device work that is queued while a batch is made is not counted; what else waits behind it may take over. "
-        )
-        text += BY_SUBTRACTION if gain is None else ""
-    return text.strip()
-
-
-def _profiled(steps: int) -> str:
-    return f"{steps} profiled step{'s' * (steps != 1)}"
-
+# --------------------------------------------------------------------------------------------------------- storage
 
 # Kinds of file systems whose data lies on other machines, as the kernel calls them.
 NETWORK = frozenset(
@@ -677,36 +657,43 @@ NETWORK = frozenset(
 _FUSE = "fuse"  # fuse.sshfs, fuse.s3fs, fuse.juicefs: a program answers, mostly over a network
 
 
-def storage_evidence(analysis: Analysis) -> tuple[Evidence, ...]:
+def _storage(analysis: Analysis) -> StorageFacts | None:
+    """What is noteworthy of reads: bytes that matter, or mapped pages that a disk had to bring; else None."""
+    facts = analysis.machine.storage if analysis.machine is not None else None
+    if facts is None:
+        return None
+    rate = max(facts.requested_bytes_per_s or 0.0, facts.device_bytes_per_s or 0.0)
+    slow = rate >= STORAGE.bytes_per_s or (facts.major_faults_per_s or 0.0) >= STORAGE.faults_per_s
+    return facts if slow else None
+
+
+def _storage_evidence(analysis: Analysis) -> Iterator[Evidence]:
     """Where the data lies and whether reading it reaches a device; nothing without telemetry or noteworthy reads."""
-    facts = _facts(analysis)
-    if facts is None or not _reads(facts):
-        return ()
-    who = "loader workers" if facts.role == "loader_worker" else "the training process"
-    source = f"system.jsonl, {who}"
-    found = []
+    facts = _storage(analysis)
+    if facts is None:
+        return
+    source = f"system.jsonl, {'loader workers' if facts.role == 'loader_worker' else 'the training process'}"
     if facts.mounts:
         top = facts.mounts[0]
-        name = f"{top.kind} at {top.path}"
-        found.append(Evidence("file system of the data", name, "", f"system.jsonl, {top.source}"))
-    rates = (("read", facts.requested_bytes_per_s), ("read from the device", facts.device_bytes_per_s))
-    found += [Evidence(name, round(rate / 1e6, 2), "MB/s", source) for name, rate in rates if rate is not None]
+        yield Evidence("file system of the data", f"{top.kind} at {top.path}", "", f"system.jsonl, {top.source}")
+    for name, rate in (("read", facts.requested_bytes_per_s), ("read from the device", facts.device_bytes_per_s)):
+        if rate is not None:
+            yield figure(name, rate / 1e6, "MB/s", source, 2)
     if facts.cold_share is not None:
-        found.append(Evidence("of it not in the page cache", round(facts.cold_share, 4), "fraction", source))
+        yield figure("of it not in the page cache", facts.cold_share, "fraction", source)
     if facts.blocked_share is not None and facts.blocked_readings >= STORAGE.readings:
         text = f"{source}, state in {facts.blocked_readings} readings"
-        found.append(Evidence("blocked for a disk or network storage", round(facts.blocked_share, 4), "fraction", text))
+        yield figure("blocked for a disk or network storage", facts.blocked_share, "fraction", text)
     if facts.io_delay_share is not None:
-        found.append(Evidence("waiting for a block device", round(facts.io_delay_share, 4), "fraction", source))
+        yield figure("waiting for a block device", facts.io_delay_share, "fraction", source)
     if (facts.major_faults_per_s or 0.0) >= STORAGE.faults_per_s:
-        found.append(Evidence("mapped pages read from a disk", round(facts.major_faults_per_s or 0, 1), "1/s", source))
-    return tuple(found)
+        yield figure("mapped pages read from a disk", facts.major_faults_per_s or 0, "1/s", source, 1)
 
 
-def storage_advice(analysis: Analysis) -> str:
+def _storage_advice(analysis: Analysis) -> str:
     """What to do about it, a sentence to add to a fix; empty where reads do not reach a slow device."""
-    facts = _facts(analysis)
-    if facts is None or not _reads(facts):
+    facts = _storage(analysis)
+    if facts is None:
         return ""
     cold = (facts.cold_share or 0.0) >= STORAGE.cold
     far = next((mount for mount in facts.mounts if is_network(mount.kind)), None)
@@ -731,13 +718,3 @@ def storage_advice(analysis: Analysis) -> str:
 def is_network(kind: str) -> bool:
     """Whether a file system of that kind mostly keeps its data on other machines."""
     return kind in NETWORK or kind == _FUSE or kind.startswith(f"{_FUSE}.")
-
-
-def _facts(analysis: Analysis) -> StorageFacts | None:
-    return analysis.machine.storage if analysis.machine is not None else None
-
-
-def _reads(facts: StorageFacts) -> bool:
-    """Whether there is anything to say: bytes that matter, or mapped pages that a disk had to bring."""
-    rate = max(facts.requested_bytes_per_s or 0.0, facts.device_bytes_per_s or 0.0)
-    return rate >= STORAGE.bytes_per_s or (facts.major_faults_per_s or 0.0) >= STORAGE.faults_per_s

@@ -1,40 +1,204 @@
 """Work that training does not need: validation, copies of the model, float64, forward work again, gradients of zeros.
 
-Other rules see the Python around a call for validation or a copy; `told_places` names what is told here, so that no
-time is told twice.
+Costs are ms of the mean step that the facts speak of. Other rules see the Python around a call for validation or a
+copy; `told_places` names what is told here, so that no time is told twice.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Iterator
 
 from msgspec.structs import replace
 
 from stepscope.diagnose import gains
-from stepscope.diagnose import pass_basis as basis
-from stepscope.diagnose.common import (
+from stepscope.diagnose.gains import PIPELINE
+from stepscope.diagnose.rule import (
+    REPORT_FLOOR,
+    Claim,
+    Need,
+    Thresholds,
+    always,
+    at,
     bare,
     clip_share,
-    finding_id,
-    lowest,
+    device_doubt,
+    figure,
+    ms,
+    rule,
     sampled_confidence,
-    severity,
     shown,
+    spot,
     steps_confidence,
     steps_source,
+    traced_confidence,
+    traces_source,
     train_steps,
 )
-from stepscope.diagnose.machine import device_doubt
-from stepscope.diagnose.pass_basis import Claim, Words
-from stepscope.diagnose.thresholds import DOUBLES, PASSES, PIPELINE, RECOMPUTE
-from stepscope.model import Analysis, Evidence, Finding, Place, StepFacts
-from stepscope.model.device_losses import Doubles, ExtraCall, ModelCopy, PassFacts, Recompute, WideGradients
+from stepscope.model import Analysis, Evidence, Place, StepFacts
+from stepscope.model.device_losses import ExtraCall, ModelCopy, PassFacts, PassLine, WideGradients
 from stepscope.model.trace import GpuProperties
 
-EVALUATION_RULE = "host.evaluation_in_step"
-COPY_RULE = "host.model_copied_in_step"
+
+class Passes(Thresholds, frozen=True):
+    """When work that training does not need counts."""
+
+    floor: float = REPORT_FLOOR
+    recurring: float = 0.5  # of the profiled steps; a call in fewer is made every few steps already; chosen, untuned
+    nearly_all: float = 0.9  # of them, for more than medium confidence; chosen, untuned
+    steps_for_high: int = 3  # profiled steps from which a mean over them is no accident
+    samples: int = 10  # of copies; fewer are chance
+    lines_shown: int = 3
+
+
+class Doubles(Thresholds, frozen=True):
+    """What float32 gives in place of float64."""
+
+    saved: float = 0.5  # half of the bytes, and twice as many numbers to an instruction, on CPUs and on every GPU
+    most: float = 0.6  # of the same: data that fits a cache in float32 alone gains more; chosen, untuned
+    most_slow: float = 0.97  # of GPUs with one unit for float64 to 32 or 64 for float32
+    fast_capabilities: tuple[str, ...] = ("6.0", "7.0", "8.0", "9.0", "10.0")  # NVIDIA's, with one unit to two
+
+
+class Recompute(Thresholds, frozen=True):
+    """When activation checkpointing counts."""
+
+    full: float = 0.7  # of the device's memory: kept activations would hardly fit; chosen, untuned
+    most: float = 1.1  # of the time of the work that is done again: keeping random states and hooks; chosen, untuned
+
+
+PASSES = Passes()
+DOUBLES = Doubles()
+RECOMPUTE = Recompute()
+
+
+def _trained(has: Callable[[PassFacts], bool]) -> Callable[[Analysis], bool]:
+    return lambda analysis: any(has(run) for run in _runs(analysis))
+
+
+TRAINED = Need("a profiler trace of training steps", _trained(lambda run: run.steps > 0), traced=always)
+COPYING = Need(
+    "sampled stacks of steady steps, or a profiler trace of training steps with Python functions",
+    lambda a: a.passes is not None and (a.passes.copies is not None or any(run.functions for run in a.passes.runs)),
+)
+MODULE_CALLS = Need("calls of modules in the trace", _trained(lambda run: run.modules))
+INPUT_TYPES = Need("types of operators' inputs in the trace", _trained(lambda run: run.types))
+INPUT_SHAPES = Need("shapes of operators' inputs in the trace", _trained(lambda run: run.shapes))
+NODES = Need("numbers of autograd nodes in the trace", _trained(lambda run: run.numbered))
 LEARN_NO_GRAD = "https://pytorch.org/docs/stable/notes/autograd.html#locally-disabling-gradient-computation"
 LEARN_AVERAGE = "https://pytorch.org/docs/stable/optim.html#weight-averaging-swa-and-ema"
+LEARN_CPU = "https://pytorch.org/docs/stable/notes/numerical_accuracy.html"
+LEARN_GPU = "https://docs.nvidia.com/cuda/cuda-c-programming-guide/#arithmetic-instructions"
+LEARN_CHECKPOINT = "https://pytorch.org/docs/stable/checkpoint.html"
+LEARN_UNBIND = "https://pytorch.org/docs/stable/generated/torch.unbind.html"
+MIB = 1 << 20
+
+
+def _runs(analysis: Analysis) -> tuple[PassFacts, ...]:
+    """Of each run with traces of training steps what they compute without need."""
+    return analysis.passes.runs if analysis.passes is not None else ()
+
+
+def _of_run(analysis: Analysis, run: PassFacts, claim: Claim) -> Claim:
+    """A claim on the steps of a run, with its mean step as the first evidence."""
+    train, several = train_steps(analysis), len(_runs(analysis)) > 1 and bool(run.run)
+    steps = [steps_confidence(train)] if train is not None and analysis.windows else []
+    place = claim.where[0] if claim.where else None
+    if several:  # what tells a finding from that of another run with the same code
+        place = Place(f"{run.run}|{place.file if place else ''}", place.line if place else None, None)
+    return replace(
+        claim,
+        title=claim.title + (f" of {run.run}" if several else ""),
+        step_ms=run.step_ms,
+        levels=(traced_confidence(run.steps if run.has_steps else 0, PASSES.steps_for_high), *steps, *claim.levels),
+        key=place,
+        ranks=run.ranks,
+        evidence=(ms("mean step", run.step_ms, _source(run)), *claim.evidence),
+    )
+
+
+def _counts(run: PassFacts, cost_ms: float) -> bool:
+    """Whether a cost is worth a finding."""
+    return cost_ms > 0 and cost_ms >= PASSES.floor * run.step_ms
+
+
+def _places(lines: tuple[PassLine, ...], whole_ms: float) -> tuple[Place, ...]:
+    """The lines of a loss with their part of it."""
+    return tuple(
+        replace(line.place, share=min(1.0, line.ms_per_step / whole_ms))
+        for line in lines[: PASSES.lines_shown]
+        if line.ms_per_step > 0 and whole_ms > 0
+    )
+
+
+def _source(run: PassFacts) -> str:
+    """Which traces the figures come from."""
+    steps = f"{run.steps} training step{'s' * (run.steps != 1)}" if run.has_steps else "its whole length"
+    return f"{traces_source(run.traces)}, {steps}"
+
+
+# ----------------------------------------------------------------------------------- validation and copies of the model
+
+
+def told_places(analysis: Analysis) -> tuple[Place, ...]:
+    """Lines whose time the rules here tell, for rules on the host to leave out; without a line the whole function."""
+    found: dict[Place, None] = {}
+    for _, call in _reported_calls(analysis):
+        found[replace(call.place, share=None)] = None
+        if call.around is not None:
+            found[Place(call.around.file, None, call.around.function)] = None
+    for claim in model_copied_in_step.judge(analysis):
+        found[replace(claim.where[0], share=None)] = None
+    return tuple(found)
+
+
+def _reported_calls(analysis: Analysis) -> list[tuple[PassFacts, ExtraCall]]:
+    return [
+        (run, call)
+        for run in _runs(analysis)
+        for call in run.extra_calls
+        if call.steps_share >= PASSES.recurring and _counts(run, call.ms_per_step)
+    ]
+
+
+@rule("host.evaluation_in_step", TRAINED, MODULE_CALLS, learn=LEARN_NO_GRAD)
+def evaluation_in_step(analysis: Analysis) -> Iterator[Claim]:
+    """A place calls the trained model for a result which trains nothing."""
+    for run, call in _reported_calls(analysis):
+        module, place, source = call.module.rsplit("_", 1)[0], shown(call.place), _source(run)
+        recorded = call.nodes_per_step >= 1
+        function = bare((call.around or call.place).function)
+        ceiling = call.at_most_ms_per_step
+        if analysis.windows and not run.on_device:  # of a recorded run on the CPU with what depends on the main thread
+            ceiling = gains.without_main(analysis, ceiling, behind=PIPELINE.cold_tensors)
+        claim = Claim(
+            title=f"{module} is called in the step for a result that trains nothing ({place}), "
+            f"{clip_share(call.ms_per_step, run.step_ms):.0%} of the step"
+            + (", and gradients are recorded for it" if recorded else ""),
+            cost_ms=call.ms_per_step,
+            ceiling_ms=ceiling,
+            levels=("medium",) if not recorded or call.steps_share < PASSES.nearly_all else (),
+            where=(replace(call.place, share=1.0),),
+            evidence=(
+                ms(f"{module} at {place}, per step", call.ms_per_step, call.source),
+                ms("with the code around it that trains nothing", call.around_ms_per_step, call.source),
+                figure("calls per step that no backward pass reads", call.calls_per_step, "calls", source, 2),
+                figure("nodes recorded for a backward pass, per step", call.nodes_per_step, "nodes", source, 1),
+                figure("profiled steps with such a call", call.steps_share, "fraction", source, 3),
+            ),
+            fix=(
+                "Put the call under torch.no_grad() or torch.inference_mode(), and make it"
+                if recorded
+                else "Make the call"
+            )
+            + f" at {place} every N steps or after an epoch, not in every step",
+            caveat="The result then comes less often. What looks the same and has to stay: a call whose result the "
+            "next step needs without its gradient, as an action that is chosen or a target from the same network; "
+            + ("torch.no_grad() helps there too." if recorded else "then only a smaller batch helps."),
+            falsified_by=f"With {function} called every 50 steps the mean step does not get shorter",
+        )
+        yield _of_run(analysis, run, claim)
+
 
 _FIXES = {
     "copy.deepcopy": "copy it every N steps or at the end of an epoch only; to keep the best weights, save them when "
@@ -45,224 +209,110 @@ _FIXES = {
 _FIX = "read or load the state every N steps only, and update tensors in place by the torch._foreach operators"
 
 
-def evaluation_in_step(analysis: Analysis) -> list[Finding]:
-    """One finding per place that calls the trained model for a result which trains nothing."""
-    return [_evaluation(analysis, run, call) for run, call in _reported_calls(analysis)]
-
-
-def model_copied_in_step(analysis: Analysis) -> list[Finding]:
-    """One finding per line that copies the model or its state in the steps.
+@rule("host.model_copied_in_step", COPYING, learn=LEARN_AVERAGE)
+def model_copied_in_step(analysis: Analysis) -> Iterator[Claim]:
+    """A line copies the model or its state in the steps.
 
     By samples of the steady steps where there are enough of them, else as profiled: a profiler slows Python most.
     """
-    train = train_steps(analysis)
-    sampled = _sampled_copies(analysis, train) if train is not None and _by_samples(analysis) else []
-    seen = {_line(copy) for copy in sampled}
-    found = [_traced_copy(analysis, run, copy) for run, copy in _traced_copies(analysis) if _line(copy) not in seen]
-    return found + [_sampled_copy(analysis, train, copy) for copy in sampled if train is not None]
-
-
-def _line(copy: ModelCopy) -> tuple[str, int | None]:
-    return copy.place.file, copy.place.line
-
-
-def told_places(analysis: Analysis) -> tuple[Place, ...]:
-    """Lines whose time the rules here tell, for rules on the host to leave out; without a line the whole function."""
-    found: dict[Place, None] = {}
-    for _, call in _reported_calls(analysis):
-        found[replace(call.place, share=None)] = None
-        if call.around is not None:
-            found[Place(call.around.file, None, call.around.function)] = None
-    for finding in model_copied_in_step(analysis):
-        found[replace(finding.where[0], share=None)] = None
-    return tuple(found)
-
-
-def _reported_calls(analysis: Analysis) -> list[tuple[PassFacts, ExtraCall]]:
-    return [
-        (run, call)
-        for run in basis.runs(analysis)
-        for call in run.extra_calls
-        if call.steps_share >= PASSES.recurring and basis.worth(run, call.ms_per_step)
-    ]
+    train, sampled = train_steps(analysis), []
+    if train is not None and _by_samples(analysis):
+        sampled = [
+            copy
+            for copy in (analysis.passes.copies if analysis.passes is not None else None) or ()
+            if copy.ms_per_step >= PASSES.floor * train.mean_ms and copy.samples >= PASSES.samples
+        ]
+    seen = {spot(copy.place) for copy in sampled}
+    for run in _runs(analysis):
+        recorded = bool(analysis.windows) and not run.on_device
+        for copy in run.copies:
+            if _counts(run, copy.ms_per_step) and spot(copy.place) not in seen:
+                claim = _copy_claim(analysis, copy, run.step_ms, f"{copy.call} at {shown(copy.place)}, per step")
+                yield _of_run(analysis, run, claim if recorded else replace(claim, ceiling_ms=0.0))
+    for copy in sampled:
+        if train is not None:
+            yield _sampled_copy(analysis, train, copy)
 
 
 def _by_samples(analysis: Analysis) -> bool:
     """Samples tell host time, of steady steps; what devices hide of it only a trace can tell."""
     sampled = analysis.passes is not None and analysis.passes.copies is not None
-    return sampled and not any(run.on_device and run.functions for run in basis.runs(analysis))
+    return sampled and not any(run.on_device and run.functions for run in _runs(analysis))
 
 
-def _sampled_copies(analysis: Analysis, train: StepFacts) -> list[ModelCopy]:
-    copies = analysis.passes.copies if analysis.passes is not None else None
-    return [
-        copy
-        for copy in copies or ()
-        if copy.ms_per_step >= PASSES.floor * train.mean_ms and copy.samples >= PASSES.samples
-    ]
-
-
-def _traced_copies(analysis: Analysis) -> list[tuple[PassFacts, ModelCopy]]:
-    runs = basis.runs(analysis)
-    return [(run, copy) for run in runs for copy in run.copies if basis.worth(run, copy.ms_per_step)]
-
-
-def _evaluation(analysis: Analysis, run: PassFacts, call: ExtraCall) -> Finding:
-    module = call.module.rsplit("_", 1)[0]
-    share = clip_share(call.ms_per_step, run.step_ms)
-    place = shown(call.place)
-    recorded = call.nodes_per_step >= 1
-    function = bare(call.around.function if call.around is not None else call.place.function)
-    doubt = ("medium",) if not recorded or call.steps_share < PASSES.nearly_all else ()
-    words = Words(
-        title=f"{module} is called in the step for a result that trains nothing ({place}), {share:.0%} of the step"
-        + (", and gradients are recorded for it" if recorded else ""),
-        fix=(
-            "Put the call under torch.no_grad() or torch.inference_mode(), and make it" if recorded else "Make the call"
-        )
-        + f" at {place} every N steps or after an epoch, not in every step",
-        caveat="The result then comes less often. What looks the same and has to stay: a call whose result the next "
-        "step needs without its gradient, as an action that is chosen or a target from the same network; "
-        + ("torch.no_grad() helps there too." if recorded else "then only a smaller batch helps."),
-        falsified_by=f"With {function} called every 50 steps the mean step does not get shorter",
-        learn=LEARN_NO_GRAD,
-    )
-    source = basis.source(run)
-    evidence = [
-        Evidence("mean step", round(run.step_ms, 3), "ms", source),
-        basis.ms(f"{module} at {place}, per step", call.ms_per_step, call.source),
-        basis.ms("with the code around it that trains nothing", call.around_ms_per_step, call.source),
-        Evidence("calls per step that no backward pass reads", round(call.calls_per_step, 2), "calls", source),
-        Evidence("nodes recorded for a backward pass, per step", round(call.nodes_per_step, 1), "nodes", source),
-        Evidence("profiled steps with such a call", round(call.steps_share, 3), "fraction", source),
-    ]
-    claim = Claim(
-        rule=EVALUATION_RULE,
-        category="host",
-        cost_ms=call.ms_per_step,
-        ceiling_ms=_ceiling_ms(analysis, run, call),
-        where=(replace(call.place, share=1.0),),
-        evidence=tuple(evidence),
-        words=words,
-        levels=doubt,
-    )
-    return basis.finding(analysis, run, claim)
-
-
-def _ceiling_ms(analysis: Analysis, run: PassFacts, call: ExtraCall) -> float:
-    """The step without it; of a recorded run on the CPU with what depends on the main thread."""
-    if run.on_device or not analysis.windows:
-        return call.at_most_ms_per_step
-    return gains.without_main(analysis, call.at_most_ms_per_step, behind=PIPELINE.cold_tensors)
-
-
-def _copy_words(copy: ModelCopy, share: float, doubt: str = "") -> Words:
+def _copy_claim(analysis: Analysis, copy: ModelCopy, step_ms: float, metric: str) -> Claim:
     place = shown(copy.place)
-    return Words(
-        title=f"The model or its state is copied in the step: {copy.call} at {place} takes {share:.0%}",
-        fix=f"At {place}: {_FIXES.get(copy.call, _FIX)}",
-        caveat=f"A copy made less often is older; an average over fewer updates differs a little.{doubt}",
-        falsified_by=f"With the line at {place} run every 50 steps the mean step does not get shorter",
-        learn=LEARN_AVERAGE,
-    )
-
-
-def _traced_copy(analysis: Analysis, run: PassFacts, copy: ModelCopy) -> Finding:
-    source = basis.source(run)
-    evidence = (
-        Evidence("mean step", round(run.step_ms, 3), "ms", source),
-        basis.ms(f"{copy.call} at {shown(copy.place)}, per step", copy.ms_per_step, copy.source),
-    )
-    words = _copy_words(copy, clip_share(copy.ms_per_step, run.step_ms))
-    where = (replace(copy.place, share=1.0),)
-    recorded = bool(analysis.windows) and not run.on_device
-    ceiling_ms = max(copy.ms_per_step, _copy_ceiling_ms(analysis, copy)) if recorded else copy.ms_per_step
-    claim = Claim(COPY_RULE, "host", copy.ms_per_step, ceiling_ms, where, evidence, words)
-    return basis.finding(analysis, run, claim)
-
-
-def _copy_ceiling_ms(analysis: Analysis, copy: ModelCopy) -> float:
-    return gains.without_main(analysis, copy.at_most_ms_per_step, behind=PIPELINE.cold_copies)
-
-
-def _sampled_copy(analysis: Analysis, train: StepFacts, copy: ModelCopy) -> Finding:
-    share = clip_share(copy.ms_per_step, train.mean_ms)
-    doubt, doubted = device_doubt(analysis)
-    words = _copy_words(copy, share, doubted)
-    return Finding(
-        id=finding_id(COPY_RULE, copy.place),
-        rule=COPY_RULE,
-        category="host",
-        title=words.title,
-        severity=severity(share),
-        confidence=lowest([steps_confidence(train), sampled_confidence(copy.samples), *doubt]),
-        cost_ms_per_step=min(copy.ms_per_step, train.mean_ms),
-        share=share,
-        gain_ceiling=max(share, clip_share(_copy_ceiling_ms(analysis, copy), train.mean_ms)),
+    return Claim(
+        title=f"The model or its state is copied in the step: {copy.call} at {place} takes "
+        f"{clip_share(copy.ms_per_step, step_ms):.0%}",
+        cost_ms=copy.ms_per_step,
+        ceiling_ms=gains.without_main(analysis, copy.at_most_ms_per_step, behind=PIPELINE.cold_copies),
         where=(replace(copy.place, share=1.0),),
-        ranks=train.ranks,
-        evidence=(
-            Evidence("mean steady step", round(train.mean_ms, 3), "ms", steps_source(train)),
-            basis.ms(f"main thread below {copy.call} at {shown(copy.place)}", copy.ms_per_step, copy.source),
-        ),
-        fix=words.fix,
-        caveat=words.caveat,
-        learn=words.learn,
-        falsified_by=words.falsified_by,
+        evidence=(ms(metric, copy.ms_per_step, copy.source),),
+        fix=f"At {place}: {_FIXES.get(copy.call, _FIX)}",
+        caveat="A copy made less often is older; an average over fewer updates differs a little.",
+        falsified_by=f"With the line at {place} run every 50 steps the mean step does not get shorter",
     )
 
 
-DOUBLE_RULE = "compute.double_precision"
-LEARN_CPU = "https://pytorch.org/docs/stable/notes/numerical_accuracy.html"
-LEARN_GPU = "https://docs.nvidia.com/cuda/cuda-c-programming-guide/#arithmetic-instructions"
-_OTHER_MAKERS = ("AMD", "Radeon", "Instinct")  # their numbers have the form of a capability and mean something else
+def _sampled_copy(analysis: Analysis, train: StepFacts, copy: ModelCopy) -> Claim:
+    doubt, words = device_doubt(analysis)
+    metric = f"main thread below {copy.call} at {shown(copy.place)}"
+    claim = _copy_claim(analysis, copy, train.mean_ms, metric)
+    return replace(
+        claim,
+        steps=train,
+        levels=(sampled_confidence(copy.samples), *doubt),
+        evidence=(ms("mean steady step", train.mean_ms, steps_source(train)), *claim.evidence),
+        caveat=claim.caveat + words,
+    )
 
 
-def double_precision(analysis: Analysis) -> list[Finding]:
-    """One finding per run whose steps would surely be shorter in float32, by more than the floor."""
-    found = []
-    for run in basis.runs(analysis):
+# ---------------------------------------------------------------------------------------------------------- float64
+
+
+@rule("compute.double_precision", TRAINED, INPUT_TYPES)
+def double_precision(analysis: Analysis) -> Iterator[Claim]:
+    """The steps of a run would surely be shorter in float32, by more than the floor."""
+    for run in _runs(analysis):
         doubles = run.doubles
-        if doubles is not None and basis.worth(run, _cost(doubles)):
-            found.append(_finding(analysis, run, doubles))
-    return found
+        if doubles is None:
+            continue
+        compute_ms, conversion_ms = doubles.compute_ms_per_step, doubles.conversion_ms_per_step
+        cost = conversion_ms + DOUBLES.saved * compute_ms
+        if not _counts(run, cost):
+            continue
+        slow = run.on_device and any(slow_in_double(gpu) for gpu in run.gpus)
+        where, source = _places(doubles.lines, cost), _source(run)
+        names = ", ".join(list(doubles.parts)[:3])
+        gpus = ", ".join(sorted({f"{gpu.name or 'GPU'} ({gpu.capability})" for gpu in run.gpus if gpu.capability}))
+        evidence = [
+            ms("operators on float64, per step", compute_ms, source),
+            ms("conversions from and to float64, per step", conversion_ms, source),
+            figure("operators on float64 per step", doubles.operators_per_step, "operators", source, 1),
+            figure("conversions per step", doubles.conversions_per_step, "conversions", source, 1),
+            *(ms(f"{name} on float64", value, source) for name, value in list(doubles.parts.items())[:3]),
+        ]
+        if gpus:
+            evidence.append(Evidence("GPU (compute capability)", gpus, "", source))
+        claim = Claim(
+            title=f"Float64 takes {clip_share(conversion_ms + compute_ms, run.step_ms):.0%} of the step{at(where)}; in "
+            "float32 it would take half or less",
+            cost_ms=cost,
+            ceiling_ms=conversion_ms + (DOUBLES.most_slow if slow else DOUBLES.most) * compute_ms,
+            where=where,
+            evidence=evidence,
+            fix=f"Keep these tensors in float32 ({names}): convert inputs once when they are loaded (NumPy makes "
+            "float64), write dtype=torch.float32, and leave out .double() and torch.set_default_dtype(torch.float64)",
+            caveat="Some methods need float64: sums of many small numbers, differences of nearly equal ones, "
+            "ill-conditioned linear algebra. Compare losses over some hundred steps.",
+            falsified_by="With these operators in float32 the mean step does not get shorter",
+            learn=LEARN_GPU if run.on_device else LEARN_CPU,
+        )
+        yield _of_run(analysis, run, claim)
 
 
-def _cost(doubles: Doubles) -> float:
-    return doubles.conversion_ms_per_step + DOUBLES.saved * doubles.compute_ms_per_step
-
-
-def _finding(analysis: Analysis, run: PassFacts, doubles: Doubles) -> Finding:
-    cost = _cost(doubles)
-    slow = run.on_device and any(slow_in_double(gpu) for gpu in run.gpus)
-    most = DOUBLES.most_slow if slow else DOUBLES.most
-    ceiling = doubles.conversion_ms_per_step + most * doubles.compute_ms_per_step
-    where = basis.places(doubles.lines, cost)
-    whole = clip_share(doubles.conversion_ms_per_step + doubles.compute_ms_per_step, run.step_ms)
-    source = basis.source(run)
-    names = ", ".join(list(doubles.parts)[:3])
-    gpus = ", ".join(sorted({f"{gpu.name or 'GPU'} ({gpu.capability})" for gpu in run.gpus if gpu.capability}))
-    evidence = [
-        Evidence("mean step", round(run.step_ms, 3), "ms", source),
-        basis.ms("operators on float64, per step", doubles.compute_ms_per_step, source),
-        basis.ms("conversions from and to float64, per step", doubles.conversion_ms_per_step, source),
-        Evidence("operators on float64 per step", round(doubles.operators_per_step, 1), "operators", source),
-        Evidence("conversions per step", round(doubles.conversions_per_step, 1), "conversions", source),
-        *(basis.ms(f"{name} on float64", value, source) for name, value in list(doubles.parts.items())[:3]),
-    ]
-    if gpus:
-        evidence.append(Evidence("GPU (compute capability)", gpus, "", source))
-    words = Words(
-        title=f"Float64 takes {whole:.0%} of the step{basis.at(where)}; in float32 it would take half or less",
-        fix=f"Keep these tensors in float32 ({names}): convert inputs once when they are loaded (NumPy makes float64), "
-        "write dtype=torch.float32, and leave out .double() and torch.set_default_dtype(torch.float64)",
-        caveat="Some methods need float64: sums of many small numbers, differences of nearly equal ones, "
-        "ill-conditioned linear algebra. Compare losses over some hundred steps.",
-        falsified_by="With these operators in float32 the mean step does not get shorter",
-        learn=LEARN_GPU if run.on_device else LEARN_CPU,
-    )
-    claim = Claim(DOUBLE_RULE, "compute", cost, ceiling, where, tuple(evidence), words)
-    return basis.finding(analysis, run, claim)
+_OTHER_MAKERS = ("AMD", "Radeon", "Instinct")  # their numbers have the form of a capability and mean something else
 
 
 def slow_in_double(gpu: GpuProperties) -> bool:
@@ -272,70 +322,52 @@ def slow_in_double(gpu: GpuProperties) -> bool:
     return gpu.capability not in DOUBLES.fast_capabilities
 
 
-RECOMPUTE_RULE = "compute.recompute"
-GRADIENTS_RULE = "memory.short_lived_gradients"
-LEARN_CHECKPOINT = "https://pytorch.org/docs/stable/checkpoint.html"
-LEARN_UNBIND = "https://pytorch.org/docs/stable/generated/torch.unbind.html"
-MIB = 1 << 20
+# ------------------------------------------------------------------------------------------------- the backward pass
 
 
-def recompute(analysis: Analysis) -> list[Finding]:
-    """One finding per run that computes much of its forward pass twice although its memory is not full."""
-    return [
-        _recompute(analysis, run, again)
-        for run in basis.runs(analysis)
-        if (again := run.recompute) is not None
-        and basis.worth(run, again.ms_per_step)
-        and (again.memory_share is None or again.memory_share < RECOMPUTE.full)
-    ]
+@rule("compute.recompute", TRAINED, NODES, learn=LEARN_CHECKPOINT)
+def recompute(analysis: Analysis) -> Iterator[Claim]:
+    """A run computes much of its forward pass twice although its memory is not full."""
+    for run in _runs(analysis):
+        again = run.recompute
+        if again is None or not _counts(run, again.ms_per_step) or (again.memory_share or 0.0) >= RECOMPUTE.full:
+            continue
+        where, source = _places(again.lines, again.ms_per_step), _source(run)
+        known = again.memory_share is not None
+        evidence = [
+            ms("forward operators again in the backward pass, per step", again.ms_per_step, again.source),
+            figure("such operators per step", again.operators_per_step, "operators", source, 1),
+            figure("times per step that something is computed again", again.checkpoints_per_step, "", source, 1),
+        ]
+        if again.memory_share is not None:
+            evidence.append(figure("peak of the device's memory", again.memory_share, "fraction", source, 3))
+        claim = Claim(
+            title="The backward pass computes forward work again, "
+            f"{clip_share(again.ms_per_step, run.step_ms):.0%} of the step{at(where)}: activation checkpointing",
+            cost_ms=again.ms_per_step,
+            ceiling_ms=again.ms_per_step * RECOMPUTE.most,
+            levels=() if known else ("medium",),
+            where=where,
+            evidence=evidence,
+            fix="Where memory allows, keep the activations: checkpoint fewer blocks, or only what is large and quick "
+            "to compute (torch.utils.checkpoint.create_selective_checkpoint_contexts)",
+            caveat="Kept activations take memory from the forward pass on: it is what checkpointing was paid for. "
+            + ("Try with the largest batch." if known else "How much is free was not recorded."),
+            falsified_by="Without the checkpoints the mean step does not get shorter, or memory does not suffice",
+        )
+        yield _of_run(analysis, run, claim)
 
 
-def _recompute(analysis: Analysis, run: PassFacts, again: Recompute) -> Finding:
-    where = basis.places(again.lines, again.ms_per_step)
-    share = clip_share(again.ms_per_step, run.step_ms)
-    source = basis.source(run)
-    evidence = [
-        Evidence("mean step", round(run.step_ms, 3), "ms", source),
-        basis.ms("forward operators again in the backward pass, per step", again.ms_per_step, again.source),
-        Evidence("such operators per step", round(again.operators_per_step, 1), "operators", source),
-        Evidence("times per step that something is computed again", round(again.checkpoints_per_step, 1), "", source),
-    ]
-    if again.memory_share is not None:
-        evidence.append(Evidence("peak of the device's memory", round(again.memory_share, 3), "fraction", source))
-    words = Words(
-        title=f"The backward pass computes forward work again, {share:.0%} of the step{basis.at(where)}: activation "
-        "checkpointing",
-        fix="Where memory allows, keep the activations: checkpoint fewer blocks, or only what is large and quick to "
-        "compute (torch.utils.checkpoint.create_selective_checkpoint_contexts)",
-        caveat="Kept activations take memory from the forward pass on: it is what checkpointing was paid for. "
-        + ("Try with the largest batch." if again.memory_share is not None else "How much is free was not recorded."),
-        falsified_by="Without the checkpoints the mean step does not get shorter, or memory does not suffice",
-        learn=LEARN_CHECKPOINT,
-    )
-    claim = Claim(
-        RECOMPUTE_RULE,
-        "compute",
-        again.ms_per_step,
-        again.ms_per_step * RECOMPUTE.most,
-        where,
-        tuple(evidence),
-        words,
-        () if again.memory_share is not None else ("medium",),
-    )
-    return basis.finding(analysis, run, claim)
-
-
-def short_lived_gradients(analysis: Analysis) -> list[Finding]:
-    """One finding per place whose small parts of a tensor each get a gradient of the whole tensor's size."""
-    found = []
-    for run in basis.runs(analysis):
+@rule("memory.short_lived_gradients", TRAINED, INPUT_SHAPES, learn=LEARN_UNBIND)
+def short_lived_gradients(analysis: Analysis) -> Iterator[Claim]:
+    """Small parts of a tensor, taken at one place, each get a gradient of the whole tensor's size."""
+    for run in _runs(analysis):
         of_place: dict[object, list[WideGradients]] = {}
         for one in run.wide_gradients:
             of_place.setdefault(one.place or (one.node, one.shape), []).append(one)
         for parts in of_place.values():
-            if basis.worth(run, sum(one.ms_per_step for one in parts)):
-                found.append(_gradients(analysis, run, parts))
-    return found
+            if _counts(run, sum(one.ms_per_step for one in parts)):
+                yield _of_run(analysis, run, _gradients(analysis, run, parts))
 
 
 def _loop_ms(analysis: Analysis, place: Place | None) -> float:
@@ -351,43 +383,39 @@ def _loop_ms(analysis: Analysis, place: Place | None) -> float:
     return max(around, default=math.inf)
 
 
-def _gradients(analysis: Analysis, run: PassFacts, parts: list[WideGradients]) -> Finding:
+def _gradients(analysis: Analysis, run: PassFacts, parts: list[WideGradients]) -> Claim:
     top = max(parts, key=lambda one: one.ms_per_step)
-    cost = min(sum(one.ms_per_step for one in parts), _loop_ms(analysis, top.place))
     where = (replace(top.place, share=1.0),) if top.place is not None else ()
-    shape = "x".join(str(size) for size in top.shape)
-    mib = top.bytes_per_call / MIB
-    source = basis.source(run)
+    mib = top.bytes_per_call / MIB * top.calls_per_step
     operator = bare((top.forward or top.node.removesuffix("Backward0").lower()).replace("::", "."))
-    evidence = [Evidence("mean step", round(run.step_ms, 3), "ms", source)]
-    for one in parts[: PASSES.lines_shown]:
-        size = f"{'x'.join(map(str, one.shape))} {one.dtype}"
-        evidence += [
-            basis.ms(f"{one.node} and the sums of its results, per step", one.ms_per_step, source),
-            Evidence(f"{one.node} over {size}, per step", round(one.calls_per_step, 1), "calls", source),
-            Evidence(
-                f"zeros per call for {size}", round(one.bytes_per_call / MIB, 3), "MiB", f"{source}; recorded shapes"
-            ),
-            Evidence(
-                "zeros per step",
-                round(one.calls_per_step * one.bytes_per_call / MIB, 1),
-                "MiB",
-                f"calls x bytes; {source}",
-            ),
-        ]
-        if one.dimension:
-            evidence.append(Evidence("calls equal a dimension", one.dimension, "", f"{source}; recorded shapes"))
-    words = Words(
-        title=f"{top.node} makes {top.calls_per_step:.0f} gradients of {shape} per step for small parts of it, "
-        f"{mib * top.calls_per_step:.0f} MiB in all{basis.at(where)}",
+    return Claim(
+        title=f"{top.node} makes {top.calls_per_step:.0f} gradients of {_shape(top)} per step for small parts of it, "
+        f"{mib:.0f} MiB in all{at(where)}",
+        cost_ms=min(sum(one.ms_per_step for one in parts), _loop_ms(analysis, top.place)),
+        ceiling_ms=sum(one.at_most_ms_per_step for one in parts),
+        where=where,
+        evidence=_gradients_evidence(parts[: PASSES.lines_shown], _source(run)),
         fix=f"Take the parts by one operator: torch.unbind or torch.split in front of the loop in place of {operator} "
         "in it (their backward pass builds the gradient once), or compute on the whole tensor without a loop",
         caveat="The parts' gradients are then held together until all are there, which takes as much as one gradient "
         "of the whole tensor.",
         falsified_by=f"With the parts taken by one operator {top.node} still runs as often, or the mean step does not "
         "get shorter",
-        learn=LEARN_UNBIND,
     )
-    most = sum(one.at_most_ms_per_step for one in parts)
-    claim = Claim(GRADIENTS_RULE, "memory", cost, most, where, tuple(evidence), words)
-    return basis.finding(analysis, run, claim)
+
+
+def _shape(one: WideGradients) -> str:
+    return "x".join(str(size) for size in one.shape)
+
+
+def _gradients_evidence(parts: Iterable[WideGradients], source: str) -> Iterator[Evidence]:
+    shapes = f"{source}; recorded shapes"
+    for one in parts:
+        size = f"{_shape(one)} {one.dtype}"
+        mib = one.bytes_per_call / MIB
+        yield ms(f"{one.node} and the sums of its results, per step", one.ms_per_step, source)
+        yield figure(f"{one.node} over {size}, per step", one.calls_per_step, "calls", source, 1)
+        yield figure(f"zeros per call for {size}", mib, "MiB", shapes, 3)
+        yield figure("zeros per step", one.calls_per_step * mib, "MiB", f"calls x bytes; {source}", 1)
+        if one.dimension:
+            yield Evidence("calls equal a dimension", one.dimension, "", shapes)

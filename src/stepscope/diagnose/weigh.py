@@ -29,33 +29,84 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stepscope.diagnose import compile, compiled_run, compute, device_idle, host, input, machine, ranks
-from stepscope.diagnose.common import bare, clip_share, lower, stacks_source, steps_source, train_steps
+from stepscope.diagnose import compiled_run, compute, host, input, launch, machine, ranks
+from stepscope.diagnose.device import DEVICE_WORK
 from stepscope.diagnose.input import idle_share, profiled
-from stepscope.diagnose.machine import CHILDREN_RULE, OTHERS_RULE, THREADS_RULE, THROTTLED_RULE
-from stepscope.diagnose.ranks import exposed_share
-from stepscope.diagnose.rules import DEVICE_WORK, RULES, TRAINED, Rule
-from stepscope.diagnose.thresholds import AGREEMENT, CAUSES, RANKS, SILENCE, TRACE
+from stepscope.diagnose.needless_work import TRAINED
+from stepscope.diagnose.ranks import RANKS, exposed_share
+from stepscope.diagnose.rule import (
+    CAUSES,
+    ON_DEVICE,
+    SEVERITY,
+    Rule,
+    Thresholds,
+    accelerator,
+    bare,
+    clip_share,
+    lower,
+    spot,
+    stacks_source,
+    steps_source,
+    train_steps,
+)
+from stepscope.diagnose.rules import RULES
 from stepscope.model import Analysis, Disagreement, Finding, Place, StepFacts, Unexplained, UnexplainedPart
 from stepscope.model.machine import CpuFacts
 from stepscope.model.views import DEVICE, HOST, IDLE_PARTS, Overview
 
-_EFFECTS = ("sync", "launch", "transfer", "compute", "memory", machine.GC_RULE)
+
+class Trace(Thresholds, frozen=True):
+    """When a trace is too poor to be believed as it stands."""
+
+    lost: float = 0.01  # of its events: a loss that could hide a whole kind of operator
+    linked: float = 0.9  # of the device time launched in it; sound traces reach 0.99
+
+
+class Agreement(Thresholds, frozen=True):
+    """When two sources that tell the same quantity disagree."""
+
+    sigmas: float = 4.0  # standard errors of a sampled share: a handful of comparisons, so chance speaks in no run
+    share: float = 0.10  # of the step at least: less changes neither the order of findings nor the advice
+    slowed: float = 1.5  # a window's step by the steady one: profilers with stacks add a third; chosen, untuned
+    utilization: float = 0.20  # NVML counts a sixth of a second to a second as busy where any kernel ran in it
+
+
+class Silence(Thresholds, frozen=True):
+    """When "nothing worth fixing" may be said."""
+
+    # of the step that nobody explained: from there on a finding of the same size would have been a warning. Healthy
+    # runs left 0 to 4 %: our own sampling, the scheduler, readings that begin and end within a step
+    unexplained: float = SEVERITY.warning
+
+
+TRACE = Trace()
+AGREEMENT = Agreement()
+SILENCE = Silence()
+
+_EFFECTS = ("sync", "launch", "transfer", "compute", "memory", machine.garbage_collection.name)
 _SHOWS_IN: Mapping[str, tuple[str, ...]] = {  # of a rule, else of its category: rules and categories
     "host": ("host", "io", *_EFFECTS, "communication"),
-    host.PYTHON_RULE: ("launch", "communication"),  # the rest of a line's time is its operators' and the collector's
-    host.DRIFT_RULE: (),  # of a line's time only what grew
-    device_idle.HOST_RULE: ("communication",),
+    # the rest of a line's time is its operators' and the collector's
+    host.python_on_critical_path.name: (
+        "launch",
+        "communication",
+    ),
+    host.step_drift.name: (),  # of a line's time only what grew
+    launch.device_idle.name: ("communication",),
     "io": ("sync", "transfer", "launch", "communication"),
-    "input": (machine.GC_RULE, "communication"),  # what a device idles for the loader no other rule counts
-    compile.LIMIT_RULE: ("launch", compute.POINTWISE_RULE),  # what runs eagerly since
+    # what a device idles for the loader no other rule counts
+    "input": (
+        machine.garbage_collection.name,
+        "communication",
+    ),
+    compiled_run.limit_hit.name: ("launch", compute.unfused_pointwise.name),  # what runs eagerly since
     **dict.fromkeys(("sync", "launch", "transfer", "compute", "memory"), ("communication",)),
 }
 _CODE = ("host", "io")
-_LOADERS = (input.LOADER_RULE, input.WAVES_RULE)
+_LOADERS = (input.loader_bound.name, input.prefetch_waves.name)
 _IN_EXPOSED = (
-    *(ranks.STRAGGLER_RULE, ranks.UNBALANCED_RULE),
-    *(ranks.SMALL_RULE, ranks.GLOO_RULE),
+    *(ranks.straggler.name, ranks.unbalanced_work.name),
+    *(ranks.many_small_collectives.name, ranks.gloo_on_gpu.name),
 )
 
 Line = tuple[str, int]
@@ -115,10 +166,10 @@ def _explains(cause: Finding, symptom: Finding, codes: Mapping[str, _Code], anal
     if symptom.id in cause.explains or _meeting(cause, symptom, analysis):
         return True
     shows_in = _of_rule(cause)
-    if symptom.rule == host.DRIFT_RULE or not ({symptom.rule, symptom.category} & set(shows_in)):
+    if symptom.rule == host.step_drift.name or not ({symptom.rule, symptom.category} & set(shows_in)):
         return False
     code = codes[cause.id]
-    if symptom.category not in _CODE or symptom.rule == device_idle.HOST_RULE:
+    if symptom.category not in _CODE or symptom.rule == launch.device_idle.name:
         return _part(symptom, code) >= CAUSES.part
     # both are of the user's code: who calls is the cause
     lead = symptom.where[0] if symptom.where else None
@@ -138,13 +189,13 @@ def _could_hold(cause: Finding, symptom: Finding) -> bool:
 def _meeting(cause: Finding, symptom: Finding, analysis: Analysis) -> bool:
     """Losses that meet in a phase or a resource, and not at a line."""
     pair = (cause.rule, symptom.rule)
-    if symptom.rule == host.DRIFT_RULE and cause.rule in _LOADERS:
+    if symptom.rule == host.step_drift.name and cause.rule in _LOADERS:
         return _grows_in(analysis, "data_wait")  # the loader's finding counts all of that phase
-    if pair == (host.PYTHON_RULE, host.DRIFT_RULE):
-        return _common_line(cause, symptom)
-    if pair == (machine.THREADS_RULE, machine.THROTTLED_RULE):
+    if pair == (host.python_on_critical_path.name, host.step_drift.name):
+        return bool({spot(place) for place in cause.where} & {spot(place) for place in symptom.where})
+    if pair == (machine.threads_beyond_cores.name, machine.cpu_throttled.name):
         return True  # both count the main thread's wait for a core
-    return symptom.rule == ranks.EXPOSED_RULE and cause.rule in _IN_EXPOSED
+    return symptom.rule == ranks.exposed.name and cause.rule in _IN_EXPOSED
 
 
 def _grows_in(analysis: Analysis, phase: str) -> bool:
@@ -155,11 +206,6 @@ def _grows_in(analysis: Analysis, phase: str) -> bool:
     return grown > 0 and drift.phases.get(phase, 0.0) >= CAUSES.part * grown
 
 
-def _common_line(one: Finding, other: Finding) -> bool:
-    lines = {(place.file, place.line) for place in one.where}
-    return any((place.file, place.line) in lines for place in other.where)
-
-
 def _of_rule(finding: Finding) -> tuple[str, ...]:
     return _SHOWS_IN.get(finding.rule, _SHOWS_IN.get(finding.category, ()))
 
@@ -168,7 +214,7 @@ def _order(finding: Finding) -> tuple[int, float, str]:
     """Whose links come first, where two findings could explain each other: growth that holds most of a line's cost is
     the better name for it than the line, and what shows in more places is nearer to the cause.
     """
-    first = -1 if finding.rule == host.DRIFT_RULE else 0
+    first = -1 if finding.rule == host.step_drift.name else 0
     return first or len(_EFFECTS) + 3 - len(_of_rule(finding)), -finding.cost_ms_per_step, finding.id
 
 
@@ -182,7 +228,7 @@ def _part(symptom: Finding, code: _Code) -> float:
 
 def _code(finding: Finding, analysis: Analysis) -> _Code:
     lines = frozenset((place.file, place.line) for place in finding.where if place.line is not None)
-    whole = finding.rule == compile.LIMIT_RULE
+    whole = finding.rule == compiled_run.limit_hit.name
     functions = frozenset((place.file, bare(place.function)) for place in finding.where if whole and place.function)
     return _Code(lines, tuple(_ranges(lines, analysis)), frozenset(_below(lines, analysis)), functions)
 
@@ -221,7 +267,6 @@ def _reaches(links: Mapping[str, Sequence[str]], start: str, goal: str) -> bool:
     return False
 
 
-_WAITS = (input.LOADER_RULE, input.WAVES_RULE)
 # Shares of a window that are carried over to the steady step; of those, idle time of the device.
 _CARRIED = tuple(rule.name for rule in RULES if {DEVICE_WORK, TRAINED} & set(rule.needs))
 _IDLE = tuple(rule.name for rule in RULES if DEVICE_WORK in rule.needs and rule.category != "compute")
@@ -258,7 +303,7 @@ def _data_wait_sampled(analysis: Analysis) -> Iterator[_Conflict]:
         source = f"{stacks_source(analysis)}, {total} samples"
         yield _Conflict(
             _shares("data wait, part of the step", loader.data_wait_share, steps_source(train), sampled, source),
-            _WAITS,
+            _LOADERS,
         )
 
 
@@ -275,7 +320,7 @@ def _data_wait_in_windows(analysis: Analysis) -> Iterator[_Conflict]:
     if abs(seen - loader.data_wait_share) > max(AGREEMENT.share, AGREEMENT.sigmas * _error(shares)) + _slowing(windows):
         source = f"window, {len(shares)} steps"
         yield _Conflict(
-            _shares("data wait, part of the step", loader.data_wait_share, steps_source(train), seen, source), _WAITS
+            _shares("data wait, part of the step", loader.data_wait_share, steps_source(train), seen, source), _LOADERS
         )
 
 
@@ -307,7 +352,7 @@ def _python_in_windows(analysis: Analysis) -> Iterator[_Conflict]:
                 "Python on the main thread, part of the step",
                 *(sampled, f"{stacks_source(analysis)}, {total} samples", seen, f"window, {len(shares)} steps"),
             ),
-            (host.PYTHON_RULE,),
+            (host.python_on_critical_path.name,),
         )
 
 
@@ -326,7 +371,7 @@ def _idle_by_telemetry(analysis: Analysis) -> Iterator[_Conflict]:
                 "device idle, part of the time",
                 *(idle, f"window, {steps} steps", by_driver, "system.jsonl, utilization by the driver"),
             ),
-            (*_IDLE, *_WAITS),
+            (*_IDLE, *_LOADERS),
         )
 
 
@@ -362,7 +407,7 @@ def _ranks_wait(analysis: Analysis) -> Iterator[_Conflict]:
             *("ms", round(facts.excess_ms, 3), f"{source}, own work", round(facts.waited_ms, 3)),
             f"{source}, waits",
         )
-        yield _Conflict(said, (ranks.STRAGGLER_RULE,), told=True)
+        yield _Conflict(said, (ranks.straggler.name,), told=True)
 
 
 def _slowest_rank(analysis: Analysis) -> Iterator[_Conflict]:
@@ -375,7 +420,7 @@ def _slowest_rank(analysis: Analysis) -> Iterator[_Conflict]:
             *("the rank the others wait for", "", facts.slowest, f"steps.jsonl of {len(facts.ranks)} ranks"),
             *(lines.straggler, lines.source),
         )
-        yield _Conflict(said, (ranks.STRAGGLER_RULE, ranks.UNBALANCED_RULE))
+        yield _Conflict(said, (ranks.straggler.name, ranks.unbalanced_work.name))
 
 
 _CHECKS: tuple[Callable[[Analysis], Iterator[_Conflict]], ...] = (
@@ -432,8 +477,7 @@ def tempered(finding: Finding, rule: Rule, analysis: Analysis) -> Finding:
 
 def _by_idle_time(rule: Rule, analysis: Analysis) -> bool:
     """Whether it counts a wait of the journal only as far as windows saw the device idle."""
-    on_device = any(device != "cpu" for device in analysis.devices)
-    return rule.name in (input.LOADER_RULE, input.WAVES_RULE) and on_device and idle_share(analysis) is not None
+    return rule.name in _LOADERS and accelerator(analysis) is not None and idle_share(analysis) is not None
 
 
 def _compiled(rule: Rule, analysis: Analysis) -> bool:
@@ -443,7 +487,15 @@ def _compiled(rule: Rule, analysis: Analysis) -> bool:
     return any(facts.source.startswith("trace:") for facts in analysis.compilers.backends)
 
 
-_CORES = (THREADS_RULE, THROTTLED_RULE, OTHERS_RULE, CHILDREN_RULE)
+_CORES = tuple(
+    rule.name
+    for rule in (
+        machine.threads_beyond_cores,
+        machine.cpu_throttled,
+        machine.other_processes,
+        machine.children_hold_cores,
+    )
+)
 _UNKNOWN = ("idle_unknown", "host_unknown")  # of a trace: what no slice tells
 NO_CORE = "ready to run, without a core"
 ASLEEP = "asleep, not for data or files, for communication or for threads that computed"
@@ -475,7 +527,7 @@ def _parts(analysis: Analysis, train: StepFacts, findings: Sequence[Finding]) ->
         waited = cpu.run_delay_share * train.mean_ms
         told = sum(finding.cost_ms_per_step for finding in findings if finding.rule in _CORES)
         yield part(NO_CORE + _users(cpu), max(0.0, waited - told), source)
-        if cpu.main_cpu_share is not None and not _on_device(analysis):
+        if cpu.main_cpu_share is not None and not ON_DEVICE.present(analysis):
             asleep = max(0.0, 1.0 - cpu.main_cpu_share - cpu.run_delay_share) * train.mean_ms
             # a compiler sleeps for the programs it calls
             told_asleep = sum(one.cost_ms_per_step for one in findings if one.category == "compile")
@@ -527,24 +579,8 @@ def _unseen(analysis: Analysis) -> Iterator[str]:
     machine = analysis.machine
     if machine is not None and machine.journaled and machine.cpu is None:
         yield "whether the main thread had a core (too little telemetry of the steady steps)"
-    if _on_device(analysis) and not analysis.device_losses:
+    if ON_DEVICE.present(analysis) and not analysis.device_losses:
         yield "what the devices did (no profiler window with their work)"
     communicates = len(analysis.run.ranks) > 1 and not (analysis.views is not None and analysis.views.communication)
-    if communicates and not _on_device(analysis):
+    if communicates and not ON_DEVICE.present(analysis):
         yield "what the ranks exchanged (no profiler window with collectives)"
-
-
-def _on_device(analysis: Analysis) -> bool:
-    return bool(analysis.device_losses) or any(device != "cpu" for device in analysis.devices)
-
-
-LINKS = {
-    host.IO_RULE: "https://docs.python.org/3/library/logging.handlers.html#logging.handlers.QueueHandler",
-    compiled_run.TRANSFER_RULE: compiled_run.LEARN_TRANSFERS,
-    compiled_run.EXECUTION_RULE: "https://docs.pytorch.org/xla/release/r2.7/learn/troubleshoot.html",
-}
-
-
-def linked(finding: Finding) -> Finding:
-    """`finding` with a link, where there is one."""
-    return finding if finding.learn else replace(finding, learn=LINKS.get(finding.rule, ""))

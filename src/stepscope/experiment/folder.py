@@ -1,8 +1,13 @@
-"""The folder of an experiment: which one belongs to a request, and that only one process works in it.
+"""The folder of an experiment: which one belongs to a request, that only one process works in it, and its journal.
 
 FOLDER/experiment.jsonl      what was done, line by line        FOLDER/experiment.json   what came of it, whole
 FOLDER/runs/NNN-NAME/        a run folder                       FOLDER/runs/NNN-NAME.log what the command printed
 FOLDER/report.html
+
+The journal is written so that a kill at any moment loses at most the run in progress. Lines are only appended, each
+with one write, and flushed to the disk before the next run starts. Reading folds them into a `State`. A torn last line
+is dropped when the file is opened again; any other line that cannot be understood is skipped and counted. Losses may be
+no finite numbers, so lines are JSON as Python writes it (NaN, Infinity).
 """
 
 from __future__ import annotations
@@ -10,50 +15,52 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from msgspec import Struct
+import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from stepscope.errors import EnvironmentRefusal, UsageError
-from stepscope.experiment import journal
-from stepscope.experiment.journal import State
+from stepscope.experiment.plan import Plan, Screened, Slot
+from stepscope.model.comparison import Measure
 from stepscope.record.host.folder import DEFAULT_PARENT, safe_name
 from stepscope.record.host.processes import read_stat
 
+JOURNAL = "experiment.jsonl"
+SCHEMA = "stepscope.experiment_journal/1"
 RUNS = "runs"
 LOCK = "lock"
 _MOST_NUMBERS = 10_000
 _MOST_NAME = 48
 
 
-class Place(Struct, frozen=True):
-    """Where an experiment lives. `resumed` is True where an unfinished one of the same request is there."""
+def find(key: str, script: str, out: Path | None = None, *, fresh: bool = False) -> tuple[Path, bool]:
+    """The folder for the request with `key`, and whether an unfinished experiment of it is there; makes nothing.
 
-    folder: Path
-    resumed: bool
-
-
-def find(key: str, script: str, out: Path | None = None, *, fresh: bool = False) -> Place:
-    """The folder for the request with `key`: that of its unfinished experiment, else a new one; makes nothing.
-
-    `fresh` continues nothing. Raises `UsageError` where `out` holds something else.
+    It is that of the unfinished experiment, else a new one; `fresh` continues nothing. Raises `UsageError` where `out`
+    holds something else.
     """
     if out is not None:
-        return _named(out.absolute(), key, fresh=fresh)
+        return out.absolute(), _is_unfinished(out.absolute(), key, fresh=fresh)
     base = Path.cwd() / DEFAULT_PARENT / f"experiment-{key[:8]}-{safe_name(script)}"
     for number in range(1, _MOST_NUMBERS):
         folder = base if number == 1 else base.with_name(f"{base.name}-{number}")
         if not folder.exists():
-            return Place(folder, resumed=False)
+            return folder, False
         state = _state(folder)
         if not fresh and state is not None and state.key == key and not state.complete:
-            return Place(folder, resumed=True)
+            return folder, True
     raise EnvironmentRefusal(f"{base} and its numbered successors are all taken; name a folder with --out")
 
 
-def _named(folder: Path, key: str, *, fresh: bool) -> Place:
+def _is_unfinished(folder: Path, key: str, *, fresh: bool) -> bool:
+    """Whether a folder that the user named holds the experiment, unfinished; raises where it holds something else."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--out {folder} is a file; name a folder")
     try:
@@ -61,7 +68,7 @@ def _named(folder: Path, key: str, *, fresh: bool) -> Place:
     except OSError as error:
         raise EnvironmentRefusal(f"{folder}: {error.strerror}; name another --out") from None
     if not used:
-        return Place(folder, resumed=False)
+        return False
     state = _state(folder)
     if state is None:
         raise UsageError(f"--out {folder} is not empty and holds no experiment; name a new folder")
@@ -71,16 +78,16 @@ def _named(folder: Path, key: str, *, fresh: bool) -> Place:
         raise UsageError(f"--out {folder} holds another experiment; name a new folder")
     if state.complete:
         raise UsageError(f"--out {folder} holds this experiment, finished; name a new folder to make it again")
-    return Place(folder, resumed=True)
+    return True
 
 
 def _state(folder: Path) -> State | None:
     """What the journal in `folder` says; None where there is none."""
     try:
-        data = (folder / journal.NAME).read_bytes()
+        data = (folder / JOURNAL).read_bytes()
     except OSError:
         return None
-    return journal.fold(data[: data.rfind(b"\n") + 1])
+    return fold(data[: data.rfind(b"\n") + 1])
 
 
 @contextlib.contextmanager
@@ -110,16 +117,129 @@ def _lock(folder: Path, descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
-        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES) and not _is_alive(owner):
+        alive = owner.isdecimal() and read_stat(int(owner)) is not None
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES) and not alive:
             return  # a file system without locks, and nobody there
         process = f" (process {owner})" if owner else ""
         raise UsageError(f"another experiment{process} works in {folder}; wait for it or name another --out") from None
 
 
-def _is_alive(owner: str) -> bool:
-    return owner.isdecimal() and read_stat(int(owner)) is not None
-
-
 def run_name(number: int, label: str) -> str:
     """The folder of run `number`, from 1 on."""
     return f"{number:03d}-{safe_name(label.replace('=', '-'))[:_MOST_NAME].rstrip('._-')}"
+
+
+# -------------------------------------------------------------------------------------------------------- the journal
+
+
+class Made(Struct, frozen=True):
+    """A run that ended. `measure` is None where it had no steps; `failure` says what went wrong with it.
+
+    `folder` is relative to the experiment's folder; `wall_s` is of the whole run, its reading included. `length` is how
+    many steps it made where it ended by itself, None where we ended it.
+    """
+
+    slot: Slot
+    folder: str
+    wall_s: float
+    measure: Measure | None = None
+    failure: str | None = None
+    length: int | None = None
+
+
+class State(Struct, frozen=True):
+    """All that is known of an experiment. `runs` counts the runs started; `open` are folders of those never finished,
+    each with the process that led it: (folder, pid, start of it in clock ticks since boot)."""
+
+    key: str | None = None
+    plan: Plan | None = None
+    screened: Screened | None = None
+    made: tuple[Made, ...] = ()
+    runs: int = 0
+    open: tuple[tuple[str, int | None, int | None], ...] = ()
+    complete: bool = False
+    bad_lines: int = 0
+
+
+class Journal(Struct):
+    """The open file of one experiment, and the state that its lines add up to.
+
+    Kinds of lines and their fields: "experiment" (key, line: the command line that asks for it), "plan" (plan),
+    "screened" (screened), "started" (slot, folder), "process" (folder, pid, start_ticks: who leads the run, so that a
+    later session can wait for its end), "finished" (made), "dropped" (folder: a run that was started and never finished
+    is gone) and "complete".
+    """
+
+    path: Path
+    state: State = field(default_factory=State)
+    _file: int | None = None
+
+    def open(self) -> None:
+        """Read what is there, cut a torn last line off, and be ready to append. Raises `EnvironmentRefusal`."""
+        try:
+            data = self.path.read_bytes() if self.path.exists() else b""
+            whole = data[: data.rfind(b"\n") + 1]
+            self.state = fold(whole)
+            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            if len(whole) < len(data):
+                os.ftruncate(self._file, len(whole))
+        except OSError as error:
+            raise _unwritable(self.path, error) from None
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def add(self, kind: str, **fields: Any) -> None:
+        """Append a line, and fold it into the state. Raises `EnvironmentRefusal`."""
+        assert self._file is not None, "open() comes first"
+        row = {"kind": kind, "time_ns": time.time_ns(), **msgspec.to_builtins(fields)}
+        line = json.dumps(row, separators=(",", ":"), ensure_ascii=True).encode() + b"\n"
+        try:
+            written = os.write(self._file, line)
+            if written < len(line):
+                raise OSError(28, "no space left on device")
+            os.fsync(self._file)
+        except OSError as error:
+            raise _unwritable(self.path, error) from None
+        self.state = _next(self.state, json.loads(line))
+
+
+def fold(data: bytes) -> State:
+    """The state after the whole lines of `data`; never raises."""
+    state = State()
+    for line in data.splitlines():
+        try:
+            state = _next(state, json.loads(line))
+        except (ValueError, RecursionError, msgspec.ValidationError, KeyError, TypeError):
+            state = replace(state, bad_lines=state.bad_lines + 1)
+    return state
+
+
+def _next(state: State, row: Mapping[str, Any]) -> State:
+    match row["kind"]:
+        case "experiment":
+            return replace(state, key=str(row["key"]))
+        case "plan":
+            return replace(state, plan=msgspec.convert(row["plan"], type=Plan))
+        case "screened":
+            return replace(state, screened=msgspec.convert(row["screened"], type=Screened))
+        case "started":
+            return replace(state, runs=state.runs + 1, open=(*state.open, (str(row["folder"]), None, None)))
+        case "process":
+            led = (str(row["folder"]), int(row["pid"]), row["start_ticks"])
+            return replace(state, open=tuple(led if each[0] == led[0] else each for each in state.open))
+        case "finished":
+            made = msgspec.convert(row["made"], type=Made)
+            rest = tuple(each for each in state.open if each[0] != made.folder)
+            return replace(state, made=(*state.made, made), open=rest)
+        case "dropped":
+            return replace(state, open=tuple(each for each in state.open if each[0] != str(row["folder"])))
+        case "complete":
+            return replace(state, complete=True)
+    return state  # of a later version
+
+
+def _unwritable(path: Path, error: OSError) -> EnvironmentRefusal:
+    return EnvironmentRefusal(f"{path}: cannot be written ({error.strerror}); free space or name another --out")

@@ -1,8 +1,8 @@
 """What makes equal runs differ on this machine: what an experiment may change without rights, and what it cannot.
 
 `plan` is `--quiet-machine`: cores for training alone, thread counts, seeds, the collector. Nothing outside the runs is
-touched; governor, turbo and other people's load are told, never set. `of_outcome` is `--self`: the smallest effect that
-the machine shows, from runs that are equal. Unknown is said as unknown.
+touched; governor, turbo and other people's load are told, never set. `of_equal_runs` is `--self`: the smallest effect
+that the machine shows, from runs that are equal. Unknown is said as unknown.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
+from msgspec.structs import replace
 
-from stepscope.comparison import estimates
 from stepscope.comparison.outcomes import MEAN
+from stepscope.comparison.verdicts import half_width
 from stepscope.model.comparison import Outcome
 from stepscope.model.experiment import Noise
 from stepscope.record.host.hardware import (
@@ -41,22 +41,14 @@ UNKNOWN = "unknown"
 Said = tuple[str, str]  # (setting, what is known of it)
 
 
-class QuietPlan(Struct, frozen=True):
-    """`knobs` are for every run, baseline included."""
-
-    knobs: tuple[Knob, ...]
-    settings: tuple[Said, ...]
-    unchanged: tuple[Said, ...]
-
-
 def plan(
     *,
-    seed: int | None,
+    seed: int,
     environment: Mapping[str, str] | None = None,
     root: Path = Path("/"),
     allowed: Sequence[int] | None = None,
-) -> QuietPlan:
-    """What `--quiet-machine` sets on this machine.
+) -> tuple[tuple[Knob, ...], Noise]:
+    """What `--quiet-machine` sets on this machine: knobs for every run, baseline included, and what is said of it.
 
     Args:
         seed: of the runs, which the recorder sets.
@@ -76,32 +68,29 @@ def plan(
         cpus = format_cpu_list(sorted(cpu for core in used for cpu in core))
         knobs.append(Knob("cpu.affinity", cpus))
         left = format_cpu_list(cores[0])
-        settings.append(
-            (
-                "cores",
-                f"training on {len(used)} of {len(cores)} cores (processors {cpus}), {left} left",
-            )
-        )
+        settings.append(("cores", f"training on {len(used)} of {len(cores)} cores (processors {cpus}), {left} left"))
     else:
         few = "1 core" if len(cores) == 1 else f"{len(cores)} cores"
         unchanged.append(("cores", f"{few}: too few to leave one to the recorder, so nothing is pinned"))
     for name in THREAD_VARIABLES:
         if name in given:
             unchanged.append((name, f"is {given[name]} in the environment, which stays"))
-        else:
-            knobs.append(Knob(f"env:{name}", str(len(used))))
-            settings.append(
-                (name, f"{len(used)}, one thread a core; the script's own torch.set_num_threads still wins")
-            )
-    if seed is not None:
-        hashes = given.get("PYTHONHASHSEED", str(seed))
-        settings.append(("seeds", f"random, numpy and torch seeded with {seed}, PYTHONHASHSEED={hashes}"))
-    else:
-        unchanged.append(("seeds", "none was given, so the runs draw different numbers"))
+            continue
+        knobs.append(Knob(f"env:{name}", str(len(used))))
+        settings.append((name, f"{len(used)}, one thread a core; the script's own torch.set_num_threads still wins"))
+    hashes = given.get("PYTHONHASHSEED", str(seed))
+    settings.append(("seeds", f"random, numpy and torch seeded with {seed}, PYTHONHASHSEED={hashes}"))
     knobs.append(Knob("gc", "freeze"))
     settings.append(("garbage collector", "what exists after warm-up is frozen, so that collections are short"))
     told = (*unchanged, *_load(root, len(cores)), *machine(root))
-    return QuietPlan(tuple(knobs), tuple(settings), told)
+    return tuple(knobs), Noise(None, 0, tuple(settings), told)
+
+
+def of_equal_runs(outcome: Outcome | None, known: Noise | None, root: Path = Path("/")) -> Noise:
+    """The smallest effect that pairs of equal runs leave room for; None with too few pairs for an interval."""
+    known = Noise(None, 0, unchanged=machine(root)) if known is None else known
+    effect = outcome.effects.get(MEAN) if outcome is not None else None
+    return known if effect is None else replace(known, smallest_effect=half_width(effect), pairs=effect.pairs)
 
 
 def machine(root: Path = Path("/"), gpus: Sequence[Mapping[str, Any]] | None = None) -> tuple[Said, ...]:
@@ -109,31 +98,32 @@ def machine(root: Path = Path("/"), gpus: Sequence[Mapping[str, Any]] | None = N
 
     `gpus` are asked of the driver by default.
     """
-    return (*_processors(root), *_gpus(gpu_facts() if gpus is None else gpus))
-
-
-def _gpus(gpus: Sequence[Mapping[str, Any]]) -> Iterator[Said]:
-    for gpu in gpus[:1]:
+    found = list(_processors(root))
+    known = gpu_facts() if gpus is None else gpus
+    if known:
         text = "follow temperature and power; `nvidia-smi --lock-gpu-clocks` needs rights, and runs whose clock was "
-        yield "GPU clocks", f"{text}held down are flagged ({len(gpus)} x {gpu.get('name') or UNKNOWN})"
+        text += f"held down are flagged ({len(known)} x {known[0].get('name') or UNKNOWN})"
+        found.append(("GPU clocks", text))
+    return tuple(found)
 
 
 def _processors(root: Path) -> Iterator[Said]:
     found = governor(root)
-    if found is None:
-        yield "governor", f"{UNKNOWN}: this machine hides it"
-    elif found != STEADY_GOVERNOR:
-        yield "governor", f"{found}: the clock follows the load; `cpupower frequency-set -g performance` needs root"
-    boost = turbo(root)
-    if boost is None:
-        yield "turbo", f"{UNKNOWN}: this machine hides it"
-    elif boost:
-        yield "turbo", "on: the clock depends on temperature and on how many cores work"
-    threads = smt_active(root)
-    if threads is None:
-        yield "hyper-threads", f"{UNKNOWN}: this machine hides it"
-    elif threads:
-        yield "hyper-threads", "on: what runs on a core's other thread slows it"
+    follows = None if found is None else found != STEADY_GOVERNOR
+    switches = (
+        (
+            "governor",
+            follows,
+            f"{found}: the clock follows the load; `cpupower frequency-set -g performance` needs root",
+        ),
+        ("turbo", turbo(root), "on: the clock depends on temperature and on how many cores work"),
+        ("hyper-threads", smt_active(root), "on: what runs on a core's other thread slows it"),
+    )
+    for name, on, text in switches:
+        if on is None:
+            yield name, f"{UNKNOWN}: this machine hides it"
+        elif on:
+            yield name, text
     limit = find_cgroups(root).cpu_limit_cores()
     if limit is not None:
         yield "CPU quota", f"{limit:g} cores for all processes of the cgroup: beyond it they are paused"
@@ -164,14 +154,3 @@ def _stolen(root: Path) -> float | None:
     ticks = [int(word) for word in line[1:9]]
     share = ticks[7] / sum(ticks) if sum(ticks) else 0.0
     return share if share >= 0.001 else None
-
-
-def of_outcome(outcome: Outcome | None, quiet: QuietPlan | None = None, *, root: Path = Path("/")) -> Noise:
-    """The smallest effect that pairs of equal runs leave room for; None with too few pairs for an interval."""
-    effect = outcome.effects.get(MEAN) if outcome is not None else None
-    return Noise(
-        smallest_effect=estimates.half_width(effect) if effect is not None else None,
-        pairs=effect.pairs if effect is not None else 0,
-        settings=quiet.settings if quiet is not None else (),
-        unchanged=quiet.unchanged if quiet is not None else machine(root),
-    )

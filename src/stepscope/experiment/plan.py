@@ -10,12 +10,13 @@ import hashlib
 import itertools
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import msgspec
 from msgspec import Struct
 
-from stepscope.comparison.thresholds import LEAST_PAIRS, LOSS_BAND, MOST_PAIRS, THRESHOLD, WIDTH
+from stepscope.comparison.thresholds import LEAST_PAIRS, LOSS_BAND, MOST_PAIRS, THRESHOLD, WIDTH, Limits
 from stepscope.errors import UsageError
 from stepscope.model.experiment import ByHand, Candidate, MainEffect, Noise, Protocol, Skipped
 from stepscope.schema import Knob
@@ -64,21 +65,33 @@ class Request(Struct, frozen=True, kw_only=True):
     budget_s: float | None = None
 
     def __post_init__(self) -> None:
-        if not self.command:
-            raise UsageError("no command given; write: stepscope experiment --try KNOB=VALUE -- python train.py")
-        if not (self.candidates or self.source or self.itself):
-            raise UsageError("nothing to try; add --try KNOB=VALUE, --from RUN, --from findings or --self")
-        if self.itself and (self.candidates or self.source or self.screen):
-            raise UsageError("--self compares the baseline with itself; drop --try, --from and --screen")
-        if not 2 <= self.least_pairs <= self.most_pairs <= 100:
-            raise UsageError(f"--pairs {self.least_pairs}:{self.most_pairs}: give MIN:MAX with 2 <= MIN <= MAX <= 100")
-        for option, value in (("--steps", self.steps), ("--warmup", self.warmup)):
-            if value is not None and value < (FEWEST_STEPS if option == "--steps" else 0):
-                raise UsageError(f"{option} {value}: too few; a run needs {FEWEST_STEPS} measured steps or more")
-        if self.budget_s is not None and self.budget_s <= 0:
-            raise UsageError("--budget: give minutes, more than 0")
-        if self.screen:
-            _check_screen(self.candidates, self.source)
+        knobs = [knob.knob for candidate in self.candidates for knob in candidate.knobs]
+        alone = all(len(candidate.knobs) == 1 for candidate in self.candidates) and len(set(knobs)) == len(knobs)
+        too_few = f"too few; a run needs {FEWEST_STEPS} measured steps or more"
+        wrong = {
+            "no command given; write: stepscope experiment --try KNOB=VALUE -- python train.py": not self.command,
+            "nothing to try; add --try KNOB=VALUE, --from RUN, --from findings or --self": (
+                not (self.candidates or self.source or self.itself)
+            ),
+            "--self compares the baseline with itself; drop --try, --from and --screen": (
+                self.itself and bool(self.candidates or self.source or self.screen)
+            ),
+            f"--pairs {self.least_pairs}:{self.most_pairs}: give MIN:MAX with 2 <= MIN <= MAX <= 100": (
+                not 2 <= self.least_pairs <= self.most_pairs <= 100
+            ),
+            f"--steps {self.steps}: {too_few}": self.steps is not None and self.steps < FEWEST_STEPS,
+            f"--warmup {self.warmup}: {too_few}": self.warmup is not None and self.warmup < 0,
+            "--budget: give minutes, more than 0": self.budget_s is not None and self.budget_s <= 0,
+            "--screen switches each knob between two levels; give every --try one value, no --together": (
+                self.screen and not alone
+            ),
+            "--screen needs two knobs or more; give --try twice, or leave --screen away": (
+                self.screen and self.source is None and len(knobs) < 2
+            ),
+        }
+        first = next((text for text, is_so in wrong.items() if is_so), None)
+        if first is not None:
+            raise UsageError(first)
 
 
 def key(request: Request, host: str | None = None) -> str:
@@ -129,14 +142,11 @@ def candidates_of(texts: Iterable[str], *, together: bool = False) -> tuple[Cand
     """
     groups = [_knobs_of(text) for text in texts]
     sets = [tuple(chosen) for chosen in itertools.product(*groups)] if together else [(k,) for g in groups for k in g]
-    if together and groups:
-        names = [group[0].knob for group in groups]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise UsageError(f"--together: {twice} is given twice; give each knob once, with commas between its values")
+    twice = _twice(group[0].knob for group in groups) if together else None
+    if twice is not None:
+        raise UsageError(f"--together: {twice} is given twice; give each knob once, with commas between its values")
     found = tuple(candidate_of(knobs) for knobs in sets if knobs)
-    names = [candidate.name for candidate in found]
-    again = next((name for name in names if names.count(name) > 1), None)
+    again = _twice(candidate.name for candidate in found)
     if again is not None:
         raise UsageError(f"--try {again} is given twice; give it once")
     if len(found) > MOST_CANDIDATES:
@@ -166,12 +176,9 @@ def _knobs_of(text: str) -> list[Knob]:
     return parts
 
 
-def _check_screen(candidates: Sequence[Candidate], source: str | None) -> None:
-    names = [knob.knob for candidate in candidates for knob in candidate.knobs]
-    if any(len(candidate.knobs) != 1 for candidate in candidates) or len(set(names)) != len(names):
-        raise UsageError("--screen switches each knob between two levels; give every --try one value, no --together")
-    if source is None and len(names) < 2:
-        raise UsageError("--screen needs two knobs or more; give --try twice, or leave --screen away")
+def _twice(names: Iterable[str]) -> str | None:
+    """The first name that is there more than once."""
+    return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
 def sizes(request: Request, step_s: float, length: int | None) -> tuple[int, int]:
@@ -195,16 +202,15 @@ def sizes(request: Request, step_s: float, length: int | None) -> tuple[int, int
     return warmup, steps
 
 
-def pilot_limit(request: Request) -> int:
-    """Steps after which the pilot ends in any case; it is ended earlier where steps are slow."""
-    warmup = MOST_WARMUP if request.warmup is None else request.warmup
-    return warmup + (MOST_STEPS if request.steps is None else request.steps)
-
-
-def settings_of(protocol: Protocol, knobs: Sequence[Knob]) -> tuple[Knob, ...]:
-    """All knobs of a run: those of every run, unless `knobs` set them otherwise, and `knobs`."""
+def together(base: Sequence[Knob], knobs: Sequence[Knob]) -> tuple[Knob, ...]:
+    """All knobs of a run: those of `base`, unless `knobs` set them otherwise, and `knobs`."""
     own = {knob.knob for knob in knobs}
-    return (*(knob for knob in protocol.base_knobs if knob.knob not in own), *knobs)
+    return (*(knob for knob in base if knob.knob not in own), *knobs)
+
+
+def limits_of(protocol: Protocol) -> Limits:
+    """What counts as a difference in the experiment."""
+    return Limits(protocol.threshold, protocol.width, protocol.loss_band)
 
 
 def _between(least: int, value: int, most: int) -> int:

@@ -15,14 +15,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from stepscope.comparison.thresholds import THRESHOLD, WIDTH
+from stepscope.comparison.thresholds import Limits
 from stepscope.diagnose.in_script import FALSE, TRUE
 from stepscope.errors import UsageError
 from stepscope.experiment.plan import candidate_of
@@ -44,22 +43,7 @@ LOADER_ARGUMENTS = {name: f"loader.{name}" for name in ("pin_memory", "persisten
 
 COMPILERS = ("g++", "c++", "clang++")
 BFLOAT16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")  # of x86 and ARM processors
-MODEL = ("forward", "backward")
-OPTIMIZER = ("optimizer",)
 THREADS = "torch.num_threads"
-
-
-class Loss(Struct, frozen=True):
-    """A finding, as far as an experiment is concerned. `ceiling` is a fraction of the mean step, None of a risk."""
-
-    finding: str
-    title: str
-    fix: str
-    ceiling: float | None
-    tries: tuple[Knob, ...]
-    file: str | None = None
-    line: int | None = None
-    explains: tuple[str, ...] = ()
 
 
 class Baseline(Struct, frozen=True):
@@ -69,8 +53,8 @@ class Baseline(Struct, frozen=True):
     them is not known. `devices` is empty where no rank told.
     """
 
-    losses: tuple[Loss, ...]
-    risks: tuple[Loss, ...] = ()
+    losses: tuple[Finding, ...]
+    risks: tuple[Risk, ...] = ()
     devices: tuple[str, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
     phases: Mapping[str, float] = field(default_factory=dict)
@@ -91,80 +75,78 @@ class Proposals(Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-class Options(Struct, frozen=True):
-    """`threshold` and `width` are the protocol's; `general`: knobs that no finding names are proposed
-    where the findings name none.
+def proposals(
+    base: Baseline, named: Sequence[Candidate] = (), limits: Limits | None = None, *, root: Path = Path("/")
+) -> Proposals:
+    """What to try on the run `base`: what the user `named`, then candidates of all findings; where there are neither,
+    the general knobs.
 
-    `root` prefixes the paths of the machine that is asked what it supports.
+    What is named gets the ceiling of the finding that names the same knobs, where one does. `root` prefixes the paths
+    of the machine that is asked what it supports.
     """
-
-    threshold: float = THRESHOLD
-    width: float = WIDTH
-    general: bool = True
-    root: Path = Path("/")
-
-
-def proposals(base: Baseline, named: Sequence[Candidate], *, threshold: float, width: float) -> Proposals:
-    """What to try on the run `base`: what the user `named` comes first, then what the findings of a run suggest."""
-    found = of_baseline(base, Options(threshold=threshold, width=width, general=not named))
-    known = {frozenset(candidate.knobs) for candidate in named}
-    more = (candidate for candidate in found.candidates if frozenset(candidate.knobs) not in known)
-    return replace(
-        found,
-        candidates=(*with_ceilings(named, base), *more),
-        notes=() if named else found.notes,
-    )
-
-
-def of_baseline(base: Baseline, options: Options | None = None) -> Proposals:
-    """Candidates of all findings, and where there are none of the general knobs."""
-    options = options or Options()
-    found = _Collected(base, options)
-    for loss in sorted(base.losses, key=lambda loss: -(loss.ceiling or 0.0)):
+    found = _Collected(base, limits or Limits())
+    for loss in sorted(base.losses, key=lambda loss: -loss.gain_ceiling):
         found.add(loss)
     for risk in base.risks:
-        for knob in risk.tries:
-            found.skip((knob,), f"of a risk without a measured cost: {_short(risk.title)}")
-    notes = tuple(_notes(base, found, options))  # now: of the findings' candidates alone
-    if options.general and not found.candidates:
-        for candidate, reason in _general(base, options.root):
+        title = risk.title if len(risk.title) <= 80 else risk.title[:79] + "…"
+        for knob in _tries(risk):
+            found.skip((knob,), f"of a risk without a measured cost: {title}")
+    notes: tuple[str, ...] = ()
+    if not found.candidates and not named:
+        why = "No finding names a knob: what it costs has to be changed in the code"
+        if not base.losses:
+            why = "The diagnosis names no loss worth fixing"
+        elif any(loss.try_ for loss in base.losses):
+            why = "No knob that the findings name can be tried here"
+        notes = (f"{why}; the general knobs are tried instead.",)
+        by_ceiling = sorted(_general(base, root), key=lambda one: -(1.0 if one[0].ceiling is None else one[0].ceiling))
+        for candidate, reason in by_ceiling:
             found.offer(candidate, reason)
-    return Proposals(tuple(found.candidates), tuple(found.skipped), found.by_hand(), notes)
+    known = {frozenset(candidate.knobs) for candidate in named}
+    more = (candidate for candidate in found.candidates if frozenset(candidate.knobs) not in known)
+    ours = (_with_ceiling(candidate, base) for candidate in named)
+    return Proposals((*ours, *more), tuple(found.skipped), found.by_hand(), notes)
 
 
-def _notes(base: Baseline, found: _Collected, options: Options) -> Iterator[str]:
-    if found.candidates:
-        return
-    tried = "; the general knobs are tried instead" if options.general else ""
-    if not base.losses:
-        yield f"The diagnosis names no loss worth fixing{tried}."
-    elif any(loss.tries for loss in base.losses):
-        yield f"No knob that the findings name can be tried here{tried}."
-    else:
-        yield f"No finding names a knob: what it costs has to be changed in the code{tried}."
+def _with_ceiling(candidate: Candidate, base: Baseline) -> Candidate:
+    names = {knob.knob for knob in candidate.knobs}
+    losses = [loss for loss in base.losses if names & {each.knob for each in loss.try_}]
+    best = max(losses, key=lambda loss: loss.gain_ceiling, default=None)
+    return candidate if best is None else replace(candidate, ceiling=best.gain_ceiling, finding=best.id)
+
+
+def _tries(of: Finding | Risk) -> tuple[Knob, ...]:
+    return tuple(Knob(each.knob, each.value) for each in of.try_)
 
 
 class _Collected:
     """Candidates and what was skipped, so far."""
 
-    def __init__(self, base: Baseline, options: Options) -> None:
+    def __init__(self, base: Baseline, limits: Limits) -> None:
         self.candidates: list[Candidate] = []
         self.skipped: list[Skipped] = []
-        self._base, self._options = base, options
+        self._base, self._limits = base, limits
         self._reached: set[str] = set()
 
-    def add(self, loss: Loss) -> None:
+    def add(self, loss: Finding) -> None:
         """The candidates of one finding: the set of what belongs together, each knob alone, neighbours."""
-        family = _family(loss.tries)
+        tries = _tries(loss)
+        # the loader's knobs, where there are several and the number of workers is among them
+        family = tuple(knob for knob in tries if knob.knob.startswith(FAMILY))
+        if len(family) < 2 or WORKERS not in {knob.knob for knob in family}:
+            family = ()
+
+        def candidate(*knobs: Knob) -> Candidate:
+            return replace(candidate_of(knobs), ceiling=loss.gain_ceiling, finding=loss.id)
+
         if family and all(self._reason(knob, family) is None for knob in family):
-            self.offer(_candidate(family, loss))
-        for knob in loss.tries:
-            self.offer(_candidate((knob,), loss), self._reason(knob, (knob,)))
-        for knob in loss.tries:
+            self.offer(candidate(*family))
+        for knob in tries:
+            self.offer(candidate(knob), self._reason(knob, (knob,)))
+        for knob in tries:
             if knob.knob == WORKERS and self._reason(knob, (knob,)) is None:
                 for neighbour in self._neighbours(knob):
-                    others = tuple(each for each in family if each.knob != WORKERS)
-                    self.offer(_candidate((neighbour, *others), loss))
+                    self.offer(candidate(neighbour, *(each for each in family if each.knob != WORKERS)))
 
     def offer(self, candidate: Candidate, reason: str | None = None) -> None:
         """Take a candidate, or note why not."""
@@ -206,15 +188,16 @@ class _Collected:
         if self._base.on_cpu and knob.knob.startswith(CUDA_KNOBS):
             return "needs a GPU, and the run trained on the CPU"
         current = self._base.settings.get(knob.knob)
-        return f"is {current} already" if current is not None and _same(current, knob.value) else None
+        return f"is {current} already" if current is not None and _plain(current) == _plain(knob.value) else None
 
     def _cannot_pay(self, candidate: Candidate) -> str | None:
-        ceiling, options = candidate.ceiling, self._options
-        if ceiling is None or ceiling >= max(options.threshold, options.width):
+        ceiling, threshold, width = candidate.ceiling, self._limits.threshold, self._limits.width
+        if ceiling is None or ceiling >= max(threshold, width):
             return None
-        if ceiling < options.threshold:
-            return f"{_gains(ceiling)}, less than the {_percent(options.threshold)} that matter"
-        return f"{_gains(ceiling)}, less than an interval of {_percent(options.width)} on either side can tell"
+        why = f"an interval of {_percent(width)} on either side can tell"
+        if ceiling < threshold:
+            why = f"the {_percent(threshold)} that matter"
+        return f"can gain {_percent(ceiling)} of the step at most, less than {why}"
 
     def _neighbours(self, knob: Knob) -> Iterator[Knob]:
         most = max(1, int(self._base.cores)) if self._base.cores is not None else None
@@ -227,164 +210,76 @@ class _Collected:
     def by_hand(self) -> tuple[ByHand, ...]:
         """The findings that no candidate is of and that are worth something, in the order of the diagnosis."""
         below = {name for loss in self._base.losses for name in loss.explains}
-        least = self._options.threshold
-        found = [
-            ByHand(loss.title, loss.fix, loss.file, loss.line, loss.ceiling, loss.finding)
-            for loss in self._base.losses
-            if loss.finding not in self._reached and loss.finding not in below and (loss.ceiling or 0.0) >= least
-        ]
+        found = []
+        for loss in self._base.losses:
+            if loss.id not in self._reached | below and loss.gain_ceiling >= self._limits.threshold:
+                file, line = (loss.where[0].file, loss.where[0].line) if loss.where else (None, None)
+                found.append(ByHand(loss.title, loss.fix, file, line, loss.gain_ceiling, loss.id))
         return tuple(found[:MAX_BY_HAND])
 
 
-def _family(knobs: Iterable[Knob]) -> tuple[Knob, ...]:
-    """The loader's knobs of one finding, where there are several and the number of workers is among them."""
-    family = tuple(knob for knob in knobs if knob.knob.startswith(FAMILY))
-    return family if len(family) > 1 and any(knob.knob == WORKERS for knob in family) else ()
-
-
-def _candidate(knobs: tuple[Knob, ...], loss: Loss) -> Candidate:
-    return replace(candidate_of(knobs), ceiling=loss.ceiling, finding=loss.finding)
-
-
 def _general(base: Baseline, root: Path) -> Iterator[tuple[Candidate, str | None]]:
-    """(candidate, why it is not tried or None) of knobs that need no finding, in the order in which to try them."""
-    found = [*_threads(base, root), _compiled(base), _bfloat16(base, root), *_optimizer(base)]
-    yield from sorted(found, key=lambda pair: -(pair[0].ceiling if pair[0].ceiling is not None else 1.0))
+    """(candidate, why it is not tried or None) of knobs that need no finding.
 
+    What each can gain is the part of the step that lies in its phases, None where the step was not cut into them.
+    """
 
-def _one(knob: str, value: str, ceiling: float | None) -> Candidate:
-    return Candidate(f"{knob}={value}", (Knob(knob, value),), ceiling)
+    def one(knob: str, value: str, *phases: str, ceiling: float | None = None) -> Candidate:
+        known = [base.phases[phase] for phase in phases if phase in base.phases]
+        return Candidate(f"{knob}={value}", (Knob(knob, value),), sum(known) if known else ceiling)
 
-
-def _share(base: Baseline, phases: tuple[str, ...]) -> float | None:
-    """The part of the step that lies in these phases; None where the step was not cut into them."""
-    if not any(phase in base.phases for phase in phases):
-        return None
-    return sum(base.phases.get(phase, 0.0) for phase in phases)
-
-
-def _threads(base: Baseline, root: Path) -> Iterator[tuple[Candidate, str | None]]:
-    """One thread, one for each core, one for each processor, as far as they differ from what is set."""
+    # one thread, one for each core, one for each processor, as far as they differ from what is set
     processors = affinity()
-    counts = sorted({1, len(sibling_groups(processors, root)), len(processors)})
     waits = [base.phases[name] for name in ("data_wait", "before_forward") if name in base.phases]
     computing = max(0.0, 1.0 - sum(waits)) if waits else None
     current = base.settings.get(THREADS, "")
-    for count in counts:
+    for count in sorted({1, len(sibling_groups(processors, root)), len(processors)}):
         ceiling = computing
         if computing is not None and current.isdecimal() and count > int(current) > 0:
             ceiling = computing * (1.0 - int(current) / count)  # all of it, perfectly parallel
-        yield _one(THREADS, str(count), ceiling), None
-
-
-def _compiled(base: Baseline) -> tuple[Candidate, str | None]:
+        yield one(THREADS, str(count), ceiling=ceiling), None
     compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, COMPILERS)), None)
     missing = base.on_cpu and compiler is None
     reason = "needs a C++ compiler on a CPU, and there is none on the path" if missing else None
-    return _one("compile", "true", _share(base, MODEL)), reason
-
-
-def _bfloat16(base: Baseline, root: Path) -> tuple[Candidate, str | None]:
+    yield one("compile", "true", "forward", "backward"), reason
     reason = "makes the arithmetic coarser, which no finding asks for; ask with --try amp.dtype=bf16"
-    if base.on_cpu and _has_bfloat16(root) is False:
+    flags = re.findall(r"^(?:flags|Features)\s*:(.*)$", read_text(root / "proc/cpuinfo") or "", re.MULTILINE)
+    if base.on_cpu and flags and not set(BFLOAT16_FLAGS) & set(flags[0].split()):
         reason = "this processor has no instructions for bfloat16, so that it would be emulated"
-    return _one("amp.dtype", "bf16", _share(base, MODEL)), reason
-
-
-def _optimizer(base: Baseline) -> Iterator[tuple[Candidate, str | None]]:
-    ceiling = _share(base, OPTIMIZER)
-    yield _one("optimizer.fused", "true", ceiling), None
+    yield one("amp.dtype", "bf16", "forward", "backward"), reason
+    yield one("optimizer.fused", "true", "optimizer"), None
     if base.on_cpu:  # on a GPU it is the default
-        yield _one("optimizer.foreach", "true", ceiling), None
-
-
-def _has_bfloat16(root: Path) -> bool | None:
-    """Whether this machine's processors calculate in bfloat16; None where it does not tell."""
-    text = read_text(root / "proc/cpuinfo") or ""
-    lines = re.findall(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
-    return any(flag in lines[0].split() for flag in BFLOAT16_FLAGS) if lines else None
-
-
-def with_ceilings(candidates: Iterable[Candidate], base: Baseline) -> tuple[Candidate, ...]:
-    """Candidates named by the user, with the ceiling of the finding that names the same knobs, where one does."""
-    found = []
-    for candidate in candidates:
-        names = {knob.knob for knob in candidate.knobs}
-        losses = [loss for loss in base.losses if names & {each.knob for each in loss.tries}]
-        best = max(losses, key=lambda loss: loss.ceiling or 0.0, default=None)
-        if candidate.ceiling is None and best is not None:
-            candidate = replace(candidate, ceiling=best.ceiling, finding=best.finding)
-        found.append(candidate)
-    return tuple(found)
-
-
-def _gains(ceiling: float) -> str:
-    return f"can gain {_percent(ceiling)} of the step at most"
+        yield one("optimizer.foreach", "true", "optimizer"), None
 
 
 def _percent(share: float) -> str:
     return f"{share * 100:.2g} %"
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= 80 else text[:79] + "…"
+def _plain(value: str) -> str:
+    """Equal for values of a knob that mean the same."""
+    text = value.strip().lower()
+    return "true" if text in TRUE else "false" if text in FALSE else text
 
 
 def baseline_of(analysis: Analysis, diagnosis: Diagnosis) -> Baseline:
     """What proposals need to know of a recorded run, from its facts and findings."""
-    loader, settings = analysis.loader, {}
+    loader, trial, settings = analysis.loader, analysis.trial, dict[str, str]()
     if loader is not None:
-        settings = _settings(loader.num_workers, loader.in_main_process, loader.arguments, loader.threads)
-    trial = getattr(analysis, "trial", None)
-    for knob in trial.knobs if trial is not None else ():
-        if knob.applied:
-            settings[knob.knob] = knob.value
+        if loader.num_workers is not None or loader.in_main_process:
+            settings[WORKERS] = str(loader.num_workers or 0)
+        for argument, knob in LOADER_ARGUMENTS.items():
+            if argument in loader.arguments:
+                settings[knob] = str(loader.arguments[argument])
+        if loader.threads is not None:
+            settings[THREADS] = str(loader.threads)
+    settings |= {knob.knob: knob.value for knob in (trial.knobs if trial is not None else ()) if knob.applied}
     train = next((facts for facts in analysis.steps if facts.kind == "train"), None)
     return Baseline(
-        losses=tuple(_loss(finding, finding.gain_ceiling) for finding in diagnosis.findings),
-        risks=tuple(_loss(risk, None) for risk in diagnosis.risks),
+        losses=diagnosis.findings,
+        risks=diagnosis.risks,
         devices=analysis.devices,
         settings=settings,
         phases={part.category: part.share for part in train.partition} if train is not None else {},
         cores=loader.cpu_limit / max(1, loader.ranks_on_host) if loader is not None else None,
     )
-
-
-def _loss(finding: Finding | Risk, ceiling: float | None) -> Loss:
-    place = finding.where[0] if finding.where else None
-    return Loss(
-        finding=finding.id,
-        title=finding.title,
-        fix=finding.fix,
-        ceiling=ceiling,
-        tries=tuple(Knob(each.knob, each.value) for each in finding.try_),
-        file=place.file if place is not None else None,
-        line=place.line if place is not None else None,
-        explains=finding.explains,
-    )
-
-
-def _settings(
-    workers: int | None, in_main_process: bool, arguments: Mapping[str, Any], threads: int | None
-) -> dict[str, str]:
-    settings: dict[str, str] = {}
-    if workers is not None or in_main_process:
-        settings["loader.num_workers"] = str(workers or 0)
-    for argument, knob in LOADER_ARGUMENTS.items():
-        if argument in arguments:
-            settings[knob] = str(arguments[argument])
-    if threads is not None:
-        settings["torch.num_threads"] = str(threads)
-    return settings
-
-
-def _same(value: str, other: str) -> bool:
-    """Whether two values of a knob mean the same."""
-    return _plain(value) == _plain(other)
-
-
-def _plain(value: str) -> str:
-    text = value.strip().lower()
-    if text in TRUE:
-        return "true"
-    return "false" if text in FALSE else text

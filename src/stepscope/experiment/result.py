@@ -1,124 +1,184 @@
-"""What came of an experiment so far: the runs that were made, laid against each other and judged together. Pure."""
+"""What came of an experiment so far: the runs that were made, laid against each other and judged together, and what to
+write into the script for each candidate. Pure.
+
+A knob is applied from outside; what wins has to be written down by someone, at the user's line where one is known.
+Knobs of one place make one sentence: `train.py:77: DataLoader(..., num_workers=2, persistent_workers=True)`, or
+`TrainingArguments(...)` where a framework takes the setting. The words are those of the findings,
+`diagnose/in_script.py`. Nothing here edits a file.
+"""
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from stepscope.comparison.outcomes import corrected, outcome
+from stepscope.diagnose.in_script import edit_of
 from stepscope.experiment import noise, schedule, screening
-from stepscope.experiment.journal import Made, State
-from stepscope.experiment.plan import PAIRS, PILOT, Plan, Request
-from stepscope.experiment.script_edits import edits
-from stepscope.experiment.stopping import alpha_after
-from stepscope.model.comparison import UNDECIDED, VOID, Outcome, Verdict
-from stepscope.model.experiment import Candidate, Experiment, Noise, Tried
+from stepscope.experiment.folder import Made, State
+from stepscope.experiment.plan import PAIRS, Plan, Request, limits_of
+from stepscope.model import Settings
+from stepscope.model.comparison import UNDECIDED, VOID, AppliedKnob, Outcome, Verdict
+from stepscope.model.experiment import Candidate, Experiment, Tried
+from stepscope.record.agent.knobs import ARGUMENT_PREFIX, ENVIRONMENT_PREFIX
+from stepscope.record.host.command import first_argument
+from stepscope.record.host.knobs import with_argument
+from stepscope.schema import Knob
+
+MAX_PLACES = 3  # named of one knob
 
 
-class Frame(Struct, frozen=True, kw_only=True):
-    """What does not come from the runs. `repeat` is the line that makes the experiment again."""
-
-    request: Request
-    folder: str
-    repeat: str
-    notes: tuple[str, ...] = ()
-
-
-def experiment(frame: Frame, plan: Plan, state: State, *, finished: bool, stopped: str | None = None) -> Experiment:
-    """`experiment.json` of what has been made so far. `stopped` says why it ended early, in words."""
+def experiment(
+    request: Request,
+    plan: Plan,
+    state: State,
+    *,
+    folder: str,
+    repeat: str,
+    finished: bool,
+    stopped: str | None = None,
+) -> Experiment:
+    """`experiment.json` of what has been made so far. `repeat` is the line that makes the experiment again, `stopped`
+    says why it ended early, in words."""
     paired = [run for run in schedule.with_flags_of_pairs(state.made) if run.slot.phase == PAIRS]
     candidates = schedule.candidates(plan, state.screened)
     outcomes = _outcomes(plan, candidates, paired)
     tried = tuple(
-        _tried(frame, plan, candidate, found, [run for run in paired if run.slot.candidate == number])
+        _tried(request, candidate, found, [run for run in paired if run.slot.candidate == number])
         for number, (candidate, found) in enumerate(zip(candidates, outcomes, strict=True))
     )
     screened = state.screened
     if screened is None and plan.design and stopped is not None:  # what the runs made so far tell
         screened = replace(screening.judged(plan, state.made), candidate=None)
+    of_itself = noise.of_equal_runs(outcomes[0] if outcomes else None, plan.noise) if request.itself else plan.noise
     return Experiment(
         protocol=plan.protocol,
         baseline=tuple(run.measure for run in paired if run.slot.candidate is None and run.measure is not None),
         tried=tried,
         skipped=(*plan.skipped, *(screened.skipped if screened is not None else ())),
         effects=screened.effects if screened is not None else (),
-        noise=_noise(frame.request, plan, outcomes),
-        repeat=frame.repeat,
+        noise=of_itself,
+        repeat=repeat,
         finished=finished,
         stopped=stopped,
         runs=len(state.made),
-        wall_s=state.wall_s,
+        wall_s=sum(made.wall_s for made in state.made),  # in all sessions
         by_hand=plan.by_hand,
-        notes=(*plan.notes, *frame.notes),
-        source=frame.request.source,
-        folder=frame.folder,
-        cwd=frame.request.cwd,
+        notes=plan.notes,
+        source=request.source,
+        folder=folder,
+        cwd=request.cwd,
     )
 
 
 def _outcomes(plan: Plan, candidates: Sequence[Candidate], paired: Sequence[Made]) -> list[Outcome]:
-    protocol = plan.protocol
+    """Of all candidates, judged together; of one that was given up, or not run yet, with the verdict that says so."""
+    protocol, limits = plan.protocol, limits_of(plan.protocol)
     found = []
     for number, candidate in enumerate(candidates):
-        one = outcome(
-            candidate.knobs,
-            schedule.pairs_of(number, paired),
-            threshold=protocol.threshold,
-            width=protocol.width,
-            loss_band=protocol.loss_band,
-            candidates=len(candidates),
-        )
-        others = schedule.replaced(number, paired)
-        found.append(replace(one, left_out=(*one.left_out, *others)) if others else one)
-    alpha = alpha_after(least=protocol.least_pairs, most=protocol.most_pairs)
-    judged = corrected(found, threshold=protocol.threshold, width=protocol.width, alpha=alpha)
-    return [_in_words(plan, one, number, paired) for number, one in enumerate(judged)]
-
-
-def _in_words(plan: Plan, found: Outcome, number: int, paired: Sequence[Made]) -> Outcome:
-    """The outcome with the verdict of a candidate that was given up, or not run yet."""
-    reason = schedule.given_up(number, paired)
-    if reason is not None and (found.verdict.word != VOID or not found.pairs):
-        return replace(found, verdict=Verdict(VOID, f"void: {reason}"))
-    if not schedule.pairs_of(number, paired):
-        return replace(
-            found, verdict=Verdict(UNDECIDED, "undecided: not run yet", pairs_needed=plan.protocol.least_pairs)
-        )
+        one = outcome(candidate.knobs, schedule.pairs_of(number, paired), limits, candidates=len(candidates))
+        found.append(replace(one, left_out=(*one.left_out, *schedule.replaced(number, paired))))
+    alpha = schedule.alpha_after(least=protocol.least_pairs, most=protocol.most_pairs)
+    found = corrected(found, limits, alpha)
+    for number, one in enumerate(found):
+        reason = schedule.given_up(number, paired)
+        if reason is not None and (one.verdict.word != VOID or not one.pairs):
+            found[number] = replace(one, verdict=Verdict(VOID, f"void: {reason}"))
+        elif not schedule.pairs_of(number, paired):
+            word = Verdict(UNDECIDED, "undecided: not run yet", pairs_needed=protocol.least_pairs)
+            found[number] = replace(one, verdict=word)
     return found
 
 
-def _tried(frame: Frame, plan: Plan, candidate: Candidate, found: Outcome, made: Sequence[Made]) -> Tried:
+def _tried(request: Request, candidate: Candidate, found: Outcome, made: Sequence[Made]) -> Tried:
     runs = [run.measure for run in made if run.measure is not None]
-    applied = tuple(
-        dict.fromkeys(knob for run in runs for knob in run.knobs)
-    )  # each said once however many runs say it
+    applied = tuple(dict.fromkeys(knob for run in runs for knob in run.knobs))  # once however many runs say it
     own = {knob.knob for knob in candidate.knobs}
+    settings = next((run.settings for run in runs if run.settings is not None), None)
     return Tried(
         candidate=candidate,
         outcome=found,
         applied=tuple(each for each in applied if each.knob in own),
-        change=edits(
-            candidate.knobs,
-            applied,
-            command=plan.protocol.command,
-            cwd=frame.request.cwd,
-            settings=next((run.settings for run in runs if run.settings is not None), None),
-        ),
+        change=edits(candidate.knobs, applied, command=request.command, cwd=request.cwd, settings=settings),
     )
 
 
-def _noise(request: Request, plan: Plan, outcomes: Sequence[Outcome]) -> Noise | None:
-    if not request.itself:
-        return plan.noise
-    found = noise.of_outcome(outcomes[0] if outcomes else None)
-    if plan.noise is None:
-        return found
-    return replace(found, settings=plan.noise.settings, unchanged=plan.noise.unchanged)
+# ---------------------------------------------------------------------------------------- what to write into the script
 
 
-def pilot_of(state: State) -> Made | None:
-    """The first run, where it was made and went well."""
-    pilots = [run for run in state.made if run.slot.phase == PILOT and run.failure is None and run.measure is not None]
-    return pilots[-1] if pilots else None
+def edits(
+    knobs: Sequence[Knob],
+    applied: Sequence[AppliedKnob] = (),
+    *,
+    command: Sequence[str] = (),
+    cwd: str | None = None,
+    settings: Settings | None = None,
+) -> tuple[str, ...]:
+    """One sentence for each change, those of one call in one place together, the command line last.
+
+    Args:
+        knobs: of the candidate.
+        applied: what became of them in its runs; names the user's lines.
+        command: of the training, for what is changed on its command line.
+        cwd: files below it are shown relative to it.
+        settings: of the framework that runs the loop, where one does.
+    """
+    calls: dict[tuple[str, str], list[str]] = {}
+    alone: list[str] = []
+    for knob in knobs:
+        if knob.knob.startswith((ENVIRONMENT_PREFIX, ARGUMENT_PREFIX)):
+            continue
+        edit, own = edit_of(knob.knob, settings)
+        lines = [
+            (each.file, each.line)
+            for each in applied
+            if each.knob == knob.knob and each.applied and each.file is not None
+        ]
+        if own and settings is not None:
+            # The line that made the loader or called torch is the framework's, or merely runs it.
+            lines = [(settings.place.file, settings.place.line)] if settings.place is not None else []
+        where = ", ".join(list(dict.fromkeys(_shown(file, line, cwd) for file, line in lines))[:MAX_PLACES])
+        if edit is not None and edit.call is not None and edit.argument is not None:
+            calls.setdefault((where, edit.call), []).append(edit.argument(knob.value))
+            continue
+        if edit is None:
+            text = f"{settings.framework} has no setting for {knob.knob}" if own and settings is not None else ""
+        else:
+            text = edit.text(knob.value)
+        text = text or f"set {knob.knob} to {knob.value}"
+        alone.append(_at(where, text.replace("DEVICE", "device_type")))
+    merged = [_at(where, f"{call}(..., {', '.join(arguments)})") for (where, call), arguments in calls.items()]
+    line = command_line(knobs, command, cwd)
+    return (*merged, *alone, *((f"start it with: {line}",) if line is not None else ()))
+
+
+def command_line(knobs: Sequence[Knob], command: Sequence[str], cwd: str | None = None) -> str | None:
+    """The training's command with what `env:` and `arg:` knobs change in it, as a shell takes it; None if nothing."""
+    variables = [
+        f"{knob.knob[len(ENVIRONMENT_PREFIX) :]}={shlex.quote(knob.value)}"
+        for knob in knobs
+        if knob.knob.startswith(ENVIRONMENT_PREFIX)
+    ]
+    arguments = [knob for knob in knobs if knob.knob.startswith(ARGUMENT_PREFIX)]
+    if not variables and not arguments:
+        return None
+    words = tuple(command) or ("COMMAND",)
+    start = first_argument(words, os.environ, Path(cwd or os.curdir))
+    rest = words[start:]
+    for knob in arguments:
+        rest = with_argument(rest, knob.knob[len(ARGUMENT_PREFIX) :], knob.value)
+    return " ".join([*variables, shlex.join((*words[:start], *rest))])
+
+
+def _shown(file: str, line: int | None, cwd: str | None) -> str:
+    if cwd is not None and file.startswith(cwd.rstrip(os.sep) + os.sep):
+        file = os.path.relpath(file, cwd)
+    return file if line is None else f"{file}:{line}"
+
+
+def _at(where: str, text: str) -> str:
+    return f"{where}: {text}" if where else text

@@ -18,14 +18,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Protocol as Interface
 
 from msgspec import Struct
 
 from stepscope.errors import EnvironmentRefusal, StepscopeError
-from stepscope.experiment.journal import Made
-from stepscope.experiment.plan import PILOT, Slot
+from stepscope.experiment.folder import Made
+from stepscope.experiment.plan import PILOT, RATE_HZ, Slot
 from stepscope.model.comparison import Measure
 from stepscope.record.host.processes import read_stat
 from stepscope.record.host.signals import MAX_STEPS_MARKER
@@ -57,32 +55,18 @@ class Stopped(Exception):
         self.number = number
 
 
-class StopRequests:
-    """Call it for the signal that asked us to end, None while none did; the run in progress is then ended, and what is
-    known is written. Ignored signals stay ignored (`nohup`)."""
-
-    def __init__(self) -> None:
-        self._number: int | None = None
-
-    def __call__(self) -> int | None:
-        return self._number
-
-    def __enter__(self) -> StopRequests:
-        self._before = {
-            number: signal.signal(number, self._note)
-            for number in ENDINGS
-            if signal.getsignal(number) is not signal.SIG_IGN
-        }
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self._before.items():
+@contextlib.contextmanager
+def stop_requests() -> Iterator[Callable[[], int | None]]:
+    """Call what it yields for the signal that asked us to end, None while none did; the run in progress is then ended,
+    and what is known is written. Ignored signals stay ignored (`nohup`)."""
+    asked: list[int] = []
+    handled = [number for number in ENDINGS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, lambda number, _: asked.append(number)) for number in handled}
+    try:
+        yield lambda: asked[0] if asked else None
+    finally:
+        for number, handler in before.items():
             signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature is Python's
-        self._number = self._number or number
 
 
 class StepsSeen:
@@ -116,29 +100,26 @@ class StepsSeen:
         added = False
         with contextlib.suppress(OSError):
             for path in self._run.glob("rank-*/steps.jsonl"):
-                added = self._read_from(path) or added
+                start = self._read.get(path, 0)
+                with path.open("rb") as file:
+                    file.seek(start)
+                    data = file.read()
+                end = data.rfind(b"\n") + 1
+                self._read[path] = start + end
+                for line in data[:end].splitlines():
+                    added = self._add(path, line) or added
         return added
 
-    def _read_from(self, path: Path) -> bool:
-        start = self._read.get(path, 0)
-        with path.open("rb") as file:
-            file.seek(start)
-            data = file.read()
-        end = data.rfind(b"\n") + 1
-        self._read[path] = start + end
-        rows = 0
-        for line in data[:end].splitlines():
-            with contextlib.suppress(ValueError, TypeError, IndexError):
-                row = json.loads(line)
-                if isinstance(row, list):
-                    self._add(path, str(row[_KIND]), row[_WALL])
-                    rows += 1
-        return rows > 0
-
-    def _add(self, path: Path, kind: str, wall_ns: object) -> None:
-        self._counts[path, kind] = self._counts.get((path, kind), 0) + 1
-        if isinstance(wall_ns, int):
-            self._walls = [*self._walls, wall_ns][-_LATEST_STEPS:]
+    def _add(self, path: Path, line: bytes) -> bool:
+        with contextlib.suppress(ValueError, TypeError, IndexError):
+            row = json.loads(line)
+            if isinstance(row, list):
+                key, wall_ns = (path, str(row[_KIND])), row[_WALL]
+                self._counts[key] = self._counts.get(key, 0) + 1
+                if isinstance(wall_ns, int):
+                    self._walls = [*self._walls, wall_ns][-_LATEST_STEPS:]
+                return True
+        return False
 
 
 class Order(Struct, frozen=True, kw_only=True):
@@ -153,17 +134,14 @@ class Order(Struct, frozen=True, kw_only=True):
     folder: Path
     warmup: int
     steps: int
-    rate_hz: float
-    seed: int | None
+    seed: int
     seconds: float | None = None
     full: bool = False
     ends: Callable[[StepsSeen], bool] | None = None
 
 
-class Runner(Interface):
-    """Makes runs; tests have one that makes none. `started` is called with the process's id and start, in ticks."""
-
-    def __call__(self, order: Order, started: Callable[[int, int | None], None]) -> Made: ...
+# Makes runs; its second argument is called with the process's id and start, in ticks. Tests have one that makes none.
+Runner = Callable[[Order, Callable[[int, "int | None"], None]], Made]
 
 
 class Processes:
@@ -175,82 +153,81 @@ class Processes:
     def __call__(self, order: Order, started: Callable[[int, int | None], None]) -> Made:
         """Run, read and measure. Raises `Stopped`, and `EnvironmentRefusal` where nothing can be started at all."""
         began = time.monotonic()
-        ended = self._run(order, started)
-        failure = _failure(order, ended)
+        status, failure = self._run(order, started)
         measure = None
         if failure is None:
             try:
                 measure = measured(order)
+                failure = "no training step was seen in it" if measure is None else None
             except StepscopeError as error:
                 failure = f"cannot be read: {error}"
-        if failure is None and measure is None:
-            failure = "no training step was seen in it"
         number = self._stop()
         if number is not None and failure is not None:
             raise Stopped(number)  # the signal may have been what made it fail
+        seen = StepsSeen(order.folder)
+        seen.look()
         return Made(
             slot=order.slot,
             folder=order.folder.name,
             wall_s=time.monotonic() - began,
             measure=measure,
             failure=failure,
-            length=_seen(order).count if ended.by_itself else None,
+            length=seen.count if status == 0 else None,
         )
 
-    def _run(self, order: Order, started: Callable[[int, int | None], None]) -> _Ended:
+    def _run(self, order: Order, started: Callable[[int, int | None], None]) -> tuple[int | None, str | None]:
+        """(its status, None where we ended it, what went wrong with it)."""
         process = _start(order)
         try:
             stat = read_stat(process.pid)
             started(process.pid, stat.start_ticks if stat is not None else None)
-            return self._wait(process, order)
+            status, why = self._wait(process, order)
         except BaseException:
             end(process.pid, process)
             raise
+        if status:
+            how = f"signal {signal_name(-status)}" if status < 0 else f"status {status}"
+            why = f"it ended with {how}"
+        said = last_line(log_of(order.folder)) if why is not None else None
+        return status, f"{why}: {said}" if said else why
 
-    def _wait(self, process: subprocess.Popen[bytes], order: Order) -> _Ended:
+    def _wait(self, process: subprocess.Popen[bytes], order: Order) -> tuple[int | None, str | None]:
+        """(status, how it hung); no status where it was ended by the limit on steps, or by us."""
         began = time.monotonic()
         seen, told_at = StepsSeen(order.folder), None
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 status = process.wait(_POLL_S)
-                _end_rest(process.pid)
-                return _Ended(status, told_at is not None or _reached_limit(order.folder))
+                with contextlib.suppress(OSError):
+                    # what it has left behind in its process group would compete with the next run
+                    os.killpg(process.pid, signal.SIGTERM)
+                return (None if told_at is not None or _reached_limit(order.folder) else status), None
             number = self._stop()
             if number is not None:
                 raise Stopped(number)
             added, now = seen.look(), time.monotonic()
             if told_at is None and added and order.ends is not None and order.ends(seen):
-                _end_as_at_limit(order.folder)
+                # as if its limit on steps were reached: its recorder then ends it with all due patience
+                with contextlib.suppress(OSError):
+                    for host in order.folder.glob("host-*"):
+                        (host / MAX_STEPS_MARKER).touch()
                 told_at = now
             if told_at is None and _reached_limit(order.folder):
                 told_at = now
             late = None if told_at is not None else _late(order, seen, now - began)
             if late is not None or (told_at is not None and now - told_at > _CUT_S):
                 end(process.pid, process)
-                return _Ended(process.wait(), ours=late is None, late=late)
-
-
-class _Ended(Struct, frozen=True):
-    """`ours`: it was ended by the limit on steps, or by us because it had shown enough. `late` says how it hung."""
-
-    status: int
-    ours: bool
-    late: str | None = None
-
-    @property
-    def by_itself(self) -> bool:
-        return self.status == 0 and not self.ours and self.late is None
+                return None, late
 
 
 def run_line(order: Order) -> list[str]:
     """The argv of a run."""
     options = ["--quiet", "--max-steps", str(order.warmup + order.steps), "--out", str(order.folder)]
     if not order.full:
-        options += ["--no-report", "--no-window", "--rate", f"{order.rate_hz:g}"]
+        options += ["--no-report", "--no-window", "--rate", f"{RATE_HZ:g}"]
     for knob in order.slot.knobs:
         options += ["--knob", f"{knob.knob}={knob.value}"]
-    if order.seed is not None:
-        options += ["--seed", str(order.seed)]
+    options += ["--seed", str(order.seed)]
     import stepscope
 
     package = os.path.dirname(os.path.dirname(os.path.abspath(stepscope.__file__)))
@@ -319,6 +296,14 @@ def discard(folder: Path) -> None:
 
 
 def _start(order: Order) -> subprocess.Popen[bytes]:
+    # what the child does between fork and exec has all that it needs looked up before
+    libc, parent = ctypes.CDLL(None, use_errno=True), os.getpid()
+
+    def prepare() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)  # we were killed in between
+
     try:
         order.folder.parent.mkdir(parents=True, exist_ok=True)
         with log_of(order.folder).open("wb") as log:
@@ -328,35 +313,10 @@ def _start(order: Order) -> subprocess.Popen[bytes]:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_prepare(),
+                preexec_fn=prepare,
             )
     except OSError as error:
         raise EnvironmentRefusal(f"a run cannot be started in {order.folder.parent}: {error.strerror}") from None
-
-
-def _prepare() -> Callable[[], None]:
-    """What the child does between fork and exec; everything it needs is looked up before."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    parent = os.getpid()
-
-    def prepare() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)  # we were killed in between
-
-    return prepare
-
-
-def _failure(order: Order, ended: _Ended) -> str | None:
-    """What went wrong with a run that has ended, with the last line it printed; None when nothing did."""
-    said = last_line(log_of(order.folder))
-    words = f": {said}" if said else ""
-    if ended.late is not None:
-        return ended.late + words
-    if ended.ours or ended.status == 0:
-        return None
-    how = f"signal {signal_name(-ended.status)}" if ended.status < 0 else f"status {ended.status}"
-    return f"it ended with {how}{words}"
 
 
 def signal_name(number: int) -> str:
@@ -376,29 +336,7 @@ def _late(order: Order, seen: StepsSeen, passed_s: float) -> str | None:
     return None
 
 
-def _end_rest(leader: int) -> None:
-    """Ask what a run has left behind in its process group to end: it would compete with the next run."""
-    with contextlib.suppress(OSError):
-        os.killpg(leader, signal.SIGTERM)
-
-
-def _end_as_at_limit(folder: Path) -> None:
-    """Have the run ended as if its limit on steps were reached, which its recorder does with all due patience."""
-    with contextlib.suppress(OSError):
-        for host in folder.glob("host-*"):
-            (host / MAX_STEPS_MARKER).touch()
-
-
 def _reached_limit(folder: Path) -> bool:
-    return any(True for _ in _markers(folder))
-
-
-def _markers(folder: Path) -> Iterator[Path]:
     with contextlib.suppress(OSError):
-        yield from folder.glob(f"host-*/{MAX_STEPS_MARKER}")
-
-
-def _seen(order: Order) -> StepsSeen:
-    seen = StepsSeen(order.folder)
-    seen.look()
-    return seen
+        return any(True for _ in folder.glob(f"host-*/{MAX_STEPS_MARKER}"))
+    return False

@@ -1,25 +1,42 @@
-"""Which run comes next: a pure function of the plan and of the runs that were made.
+"""Which run comes next, and when a candidate has enough pairs: pure functions of the plan and of the runs made.
 
 A block holds the baseline and every candidate that is not decided, once; the order is turned round in every second
 block, so that what drifts over the hours does not speak for one side. The baseline stands in the middle of its block,
 which keeps every pair close together. A run that a passing trouble has spoilt is made again at once, at most twice.
-
 Since nothing but the finished runs decides, an experiment that was killed goes on exactly where it was.
+
+**The stopping rule.** By width it looks at how narrow the interval is, never at whether it excludes 1. Stopping as soon
+as a difference shows finds one in the end whatever is compared; stopping at a width does not. It is not free either: of
+the looks it takes the first whose spread came out small, so that intervals are a little too narrow. With p < 0.05 for
+the mean alone and the worst spread between pairs (3 to 3.5 %), 9.0 % of verdicts on equal programs are false when the
+first look is after three pairs, 6.9 % after five. So the first look is after five (`LEAST_PAIRS`), and where pairs end
+by this rule a verdict needs less of a p-value (`LOOKING_ALPHA`). It looks at the mean alone, though the median may
+decide in the end: a median that is looked at once is not chosen by its looks. Either figure then finds a difference
+between equal programs in at most 5.7 %, with runs that differ by 1 to 2 % and spikes of 30 to 200 ms;
+`benchmarks/statistics.py` simulates it.
+
+Two ends come sooner: a loss that goes another way (by more than chance does between pairs), and an effect so far from
+none that a wider interval does as well. The second does look at the effect, so it asks for four half-widths between the
+effect and none, and for a p-value that holds among all candidates. Of 40,000 simulated comparisons of equal programs,
+with runs that differ by 0.5 to 5 %, at most 0.35 % more end in a false verdict for it; an effect of 10 % in runs that
+differ by 2 % then takes 7 pairs and no more 8.4, one of 20 % takes 4.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Iterator, Sequence
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from stepscope.comparison.flags import with_flags_of_set
-from stepscope.experiment.journal import Made
-from stepscope.experiment.plan import PAIRS, SCREEN, Plan, Screened, Slot, settings_of
-from stepscope.model.comparison import Measure
-from stepscope.model.experiment import Candidate
-from stepscope.schema import Knob
+from stepscope.comparison.outcomes import outcome, withholding
+from stepscope.comparison.thresholds import FIXED_ALPHA, LOOKING_ALPHA, Alpha
+from stepscope.comparison.verdicts import half_width, p_value, pairs_needed
+from stepscope.experiment.folder import Made
+from stepscope.experiment.plan import PAIRS, SCREEN, Plan, Screened, Slot, limits_of, together
+from stepscope.model.comparison import Effect, Flag, Measure
+from stepscope.model.experiment import Candidate, Protocol
 
 ATTEMPTS = 3  # runs for one place in a block: the run, and two more where it was spoilt
 SCREEN_BLOCKS = 2  # times every row of a design is run, once in either order
@@ -27,21 +44,79 @@ EXTRA_BLOCKS = 3  # beyond the most pairs, for blocks whose pairs were spoilt
 SPOILT_BASELINES = 6  # runs of the baseline in a row, after which the machine is not going to be quiet
 BASELINE = "baseline"
 AGAIN = "baseline again"
+CLEAR = 4.0  # half-widths between an effect and none
+CLEAR_PAIRS = 3
+OTHER_WAY_PAIRS = 2
 
 # Flags that another run would get as well: the change itself is not there, or the command cannot do it.
 LASTING = frozenset({"knob_not_applied", "run_failed", "few_steps", "profiled", "cut_differently"})
 
 Pair = tuple[Measure, Measure]  # baseline, candidate
-Judge = Callable[[Candidate, Sequence[Pair]], bool]  # whether these pairs are enough
-Wanted = Callable[[Candidate, Sequence[Pair]], int]  # about how many more there will be
 
 
-class Place(Struct, frozen=True):
-    """Where a run belongs: see `Slot`."""
+# ------------------------------------------------------------------------------------------------- the stopping rule
 
-    phase: str
-    block: int
-    candidate: int | None
+
+class StoppingRule:
+    """Judges the pairs of one of so many `candidates` by `protocol`; remembers what it has judged."""
+
+    def __init__(self, protocol: Protocol, candidates: int = 1) -> None:
+        self._protocol, self._candidates = protocol, max(1, candidates)
+        self._known: dict[object, int] = {}
+
+    def wanted(self, candidate: Candidate, pairs: Sequence[Pair]) -> int:
+        """About how many more pairs there will be, if their spread stays what it is; 0 if these are enough."""
+        flags = tuple(flag.name for pair in pairs for side in pair for flag in side.flags if flag.withholds)
+        key = candidate.name, flags, tuple((baseline.path, other.path) for baseline, other in pairs)
+        if key not in self._known:
+            self._known[key] = self._judge(candidate, pairs)
+        return self._known[key]
+
+    def _judge(self, candidate: Candidate, pairs: Sequence[Pair]) -> int:
+        protocol = self._protocol
+        least, most, width = protocol.least_pairs, protocol.most_pairs, protocol.width
+        found = outcome(candidate.knobs, pairs, limits_of(protocol))
+        effect, same = found.effects.get(found.headline), found.equivalence
+        if effect is None:
+            return least
+        if same is not None and same.within is False and effect.pairs >= OTHER_WAY_PAIRS:
+            return 0
+        if narrow_enough(effect, least=least, most=most, width=width):
+            return 0
+        if least < most and is_clear(effect, alpha_after(least=least, most=most).mean / self._candidates):
+            return 0
+        expected = least
+        if effect.spread is not None and effect.pairs >= CLEAR_PAIRS:
+            expected = max(expected, pairs_needed(effect.spread, width))
+        return max(1, min(expected, most) - effect.pairs)
+
+
+def is_clear(effect: Effect, alpha: float) -> bool:
+    """Whether the effect is so large beside its interval that a narrower one would say the same, with `alpha` to spare
+    for its p-value."""
+    half, chance = half_width(effect), p_value(effect)
+    if half is None or chance is None or effect.ratio <= 0:
+        return False
+    return chance < alpha and abs(math.log(effect.ratio)) >= CLEAR * half
+
+
+def narrow_enough(effect: Effect | None, *, least: int, most: int, width: float) -> bool:
+    """Whether the pairs of `effect` suffice: `most` of them, or at least `least` with a half-width of at most `width`.
+
+    False for None (nothing could be measured yet): who runs pairs bounds how often they try.
+    """
+    if effect is None or effect.pairs >= most:
+        return effect is not None
+    half = half_width(effect)
+    return effect.pairs >= least and half is not None and half <= width
+
+
+def alpha_after(*, least: int, most: int) -> Alpha:
+    """The p-values below which a verdict is certain, after pairs by this rule; with `least` = `most` nobody looked."""
+    return FIXED_ALPHA if least == most else LOOKING_ALPHA
+
+
+# ---------------------------------------------------------------------------------------------------------- next run
 
 
 def candidates(plan: Plan, screened: Screened | None) -> tuple[Candidate, ...]:
@@ -51,58 +126,75 @@ def candidates(plan: Plan, screened: Screened | None) -> tuple[Candidate, ...]:
     return (screened.candidate,) if screened is not None and screened.candidate is not None else ()
 
 
-def next_slot(plan: Plan, screened: Screened | None, made: Sequence[Made], enough: Judge) -> Slot | None:
+def next_slot(plan: Plan, screened: Screened | None, made: Sequence[Made], rule: StoppingRule) -> Slot | None:
     """The run to make now, None when there is none left (or a screening has to be judged first)."""
+    for slot in _slots(plan, screened, made, rule):
+        place = (slot.phase, slot.block, slot.candidate)
+        tries = [run for run in made if (run.slot.phase, run.slot.block, run.slot.candidate) == place]
+        if not tries or (len(tries) < ATTEMPTS and _may_pass(tries[-1])):
+            return replace(slot, attempt=len(tries))
+    return None
+
+
+def _slots(plan: Plan, screened: Screened | None, made: Sequence[Made], rule: StoppingRule) -> Iterator[Slot]:
+    """First attempts of all runs that are needed from here on, as far as can be told now, in their order."""
+    base = plan.protocol.base_knobs
     if plan.design and screened is None:
-        return _next_of_screening(plan, made)
+        for block in range(SCREEN_BLOCKS):
+            rows = range(len(plan.design))
+            for row in reversed(rows) if block % 2 else rows:
+                on = [candidate for candidate, level in zip(plan.candidates, plan.design[row], strict=True) if level]
+                knobs = tuple(knob for candidate in on for knob in candidate.knobs)
+                label = " + ".join(f"{knob.knob}={knob.value}" for knob in knobs) or BASELINE
+                yield Slot(SCREEN, block, row, 0, together(base, knobs), label)
+        return
     tried = candidates(plan, screened)
     paired = [run for run in made if run.slot.phase == PAIRS]
     latest = max((run.slot.block for run in paired), default=0)
     for block in range(latest, plan.protocol.most_pairs + EXTRA_BLOCKS):
-        places = _block(tried, block, paired, enough)
-        if not places:
-            return None
-        for place in places:
-            slot = _slot_in(plan, tried, place, paired)
-            if slot is not None:
-                return slot
-    return None
+        earlier = [run for run in paired if run.slot.block < block]
+        active = [
+            number
+            for number, candidate in enumerate(tried)
+            if given_up(number, earlier) is None and rule.wanted(candidate, pairs_of(number, earlier))
+        ]
+        if all(given_up(number, paired) is not None for number in active):
+            return
+        half = len(active) // 2
+        order: list[int | None] = [*active[:half], None, *active[half:]]
+        for side in reversed(order) if block % 2 else order:
+            own = tried[side] if side is not None else Candidate(BASELINE, ())
+            if side is None or given_up(side, paired) is None:
+                yield Slot(PAIRS, block, side, 0, together(base, own.knobs), own.name or AGAIN)
 
 
-def _block(tried: Sequence[Candidate], block: int, paired: Sequence[Made], enough: Judge) -> list[Place]:
-    """The places of a block in their order, empty when all candidates are decided."""
-    earlier = [run for run in paired if run.slot.block < block]
-    active = [
-        number
-        for number, candidate in enumerate(tried)
-        if given_up(number, earlier) is None and not enough(candidate, pairs_of(number, earlier))
-    ]
-    if all(given_up(number, paired) is not None for number in active):
-        return []
-    half = len(active) // 2
-    order: list[int | None] = [*active[:half], None, *active[half:]]
-    return [Place(PAIRS, block, number) for number in (reversed(order) if block % 2 else order)]
+def _may_pass(run: Made) -> bool:
+    """Whether the run was spoilt by something that may be over in the next one."""
+    if run.failure is not None:
+        return run.slot.candidate is None and run.slot.phase == PAIRS  # a candidate that fails is not run again
+    names = {flag.name for flag in spoiling(run)}
+    return bool(names) and not names & LASTING
 
 
-def _slot_in(plan: Plan, tried: Sequence[Candidate], place: Place, paired: Sequence[Made]) -> Slot | None:
-    """The run that `place` still lacks, None when it has what it needs or its candidate is given up."""
-    if place.candidate is not None and given_up(place.candidate, paired) is not None:
-        return None
-    attempt = _attempt(place, paired)
-    if attempt is None:
-        return None
-    own = tried[place.candidate] if place.candidate is not None else None
-    label = (own.name or AGAIN) if own is not None else BASELINE
-    knobs = settings_of(plan.protocol, own.knobs if own is not None else ())
-    return Slot(place.phase, place.block, place.candidate, attempt, knobs, label)
+def runs_left(plan: Plan, screened: Screened | None, made: Sequence[Made], rule: StoppingRule) -> int:
+    """About how many runs are to come, if no further one is spoilt: what progress shows."""
+    if plan.design and screened is None:
+        done = sum(run.slot.phase == SCREEN for run in made)
+        return max(0, SCREEN_BLOCKS * len(plan.design) - done) + 2 * plan.protocol.least_pairs
+    paired = [run for run in made if run.slot.phase == PAIRS]
+    missing = {
+        number: rule.wanted(candidate, pairs_of(number, paired))
+        for number, candidate in enumerate(candidates(plan, screened))
+        if given_up(number, paired) is None
+    }
+    block = max((run.slot.block for run in paired), default=0)
+    sides = {run.slot.candidate for run in paired if run.slot.block == block}
+    # runs of the block in progress that are not part of a pair yet: they need not be made
+    alone = any(missing.get(number) for number in missing if number not in sides) if None in sides else len(sides)
+    return max(0, sum(missing.values()) + max(missing.values(), default=0) - int(alone))
 
 
-def _attempt(place: Place, made: Iterable[Made]) -> int | None:
-    """The number of the next attempt, None when the last one counts or there were enough."""
-    tries = _at(place, made)
-    if tries and (len(tries) >= ATTEMPTS or not _may_pass(tries[-1])):
-        return None
-    return len(tries)
+# ------------------------------------------------------------------------------------------- what the runs made show
 
 
 def with_flags_of_pairs(made: Sequence[Made]) -> tuple[Made, ...]:
@@ -118,24 +210,14 @@ def with_flags_of_pairs(made: Sequence[Made]) -> tuple[Made, ...]:
     return tuple(replace(run, measure=measures.get(place)) for place, run in enumerate(made))
 
 
-def _may_pass(run: Made) -> bool:
-    """Whether the run was spoilt by something that may be over in the next one."""
-    if run.failure is not None:
-        return run.slot.candidate is None and run.slot.phase == PAIRS  # a candidate that fails is not run again
-    names = spoiling(run)
-    return bool(names) and not names & LASTING
+def spoiling(run: Made) -> tuple[Flag, ...]:
+    """The flags of a run that withhold a verdict."""
+    return tuple(flag for flag in run.measure.flags if flag.withholds) if run.measure is not None else ()
 
 
-def spoiling(run: Made) -> frozenset[str]:
-    """Names of the flags of a run that withhold a verdict."""
-    return (
-        frozenset(flag.name for flag in run.measure.flags if flag.withholds) if run.measure is not None else frozenset()
-    )
-
-
-def is_clean(run: Made) -> bool:
+def _is_clean(run: Made) -> bool:
     """Whether a verdict may rest on the run."""
-    return run.measure is not None and run.failure is None and not spoiling(run)
+    return run.failure is None and run.measure is not None and not withholding(run.measure)
 
 
 def given_up(number: int, paired: Sequence[Made]) -> str | None:
@@ -144,23 +226,26 @@ def given_up(number: int, paired: Sequence[Made]) -> str | None:
     for run in own:
         if run.failure is not None:
             return run.failure
-        lasting = spoiling(run) & LASTING
-        if lasting and run.measure is not None:
-            return next(flag.text for flag in run.measure.flags if flag.name in lasting)
-    if len(own) >= ATTEMPTS and not any(is_clean(run) for run in own):
-        flags = [flag for run in own if run.measure is not None for flag in run.measure.flags if flag.withholds]
+        lasting = next((flag.text for flag in spoiling(run) if flag.name in LASTING), None)
+        if lasting is not None:
+            return lasting
+    if len(own) >= ATTEMPTS and not any(_is_clean(run) for run in own):
+        flags = [flag for run in own for flag in spoiling(run)]
         return f"each of its {len(own)} runs is flagged: {flags[-1].text}" if flags else "none of its runs has steps"
     return None
 
 
 def pairs_of(number: int, paired: Sequence[Made]) -> tuple[Pair, ...]:
     """(baseline, candidate) of every block in which both have been measured, flagged or not: the last of either."""
-    found = []
-    for block in sorted({run.slot.block for run in paired}):
-        sides = [_last(Place(PAIRS, block, side), paired) for side in (None, number)]
-        if sides[0] is not None and sides[1] is not None:
-            found.append((sides[0], sides[1]))
-    return tuple(found)
+    ours, theirs = (
+        {
+            run.slot.block: run.measure
+            for run in paired
+            if run.slot.candidate == side and run.failure is None and run.measure is not None
+        }
+        for side in (None, number)
+    )
+    return tuple((ours[block], theirs[block]) for block in sorted(ours.keys() & theirs.keys()))
 
 
 def replaced(number: int | None, paired: Sequence[Made]) -> tuple[Measure, ...]:
@@ -177,52 +262,7 @@ def trouble(made: Sequence[Made]) -> str | None:
     if len(failed) == ATTEMPTS and all(run.failure is not None for run in failed):
         return f"the baseline failed {ATTEMPTS} times in a row: {failed[-1].failure}"
     recent = own[-SPOILT_BASELINES:]
-    if len(recent) == SPOILT_BASELINES and not any(is_clean(run) for run in recent):
-        flags = [flag for run in recent if run.measure is not None for flag in run.measure.flags if flag.withholds]
-        if flags:
-            return f"the last {SPOILT_BASELINES} runs of the baseline are flagged: {flags[-1].text}"
+    flags = [flag for run in recent for flag in spoiling(run)]
+    if len(recent) == SPOILT_BASELINES and flags and not any(_is_clean(run) for run in recent):
+        return f"the last {SPOILT_BASELINES} runs of the baseline are flagged: {flags[-1].text}"
     return None
-
-
-def runs_left(plan: Plan, screened: Screened | None, made: Sequence[Made], wanted: Wanted) -> int:
-    """About how many runs are to come, if no further one is spoilt: what progress shows."""
-    if plan.design and screened is None:
-        done = sum(run.slot.phase == SCREEN for run in made)
-        return max(0, SCREEN_BLOCKS * len(plan.design) - done) + 2 * plan.protocol.least_pairs
-    paired = [run for run in made if run.slot.phase == PAIRS]
-    missing = {
-        number: wanted(candidate, pairs_of(number, paired))
-        for number, candidate in enumerate(candidates(plan, screened))
-        if given_up(number, paired) is None
-    }
-    block = max((run.slot.block for run in paired), default=0)
-    sides = {run.slot.candidate for run in paired if run.slot.block == block}
-    # runs of the block in progress that are not part of a pair yet: they need not be made
-    alone = any(missing.get(number) for number in missing if number not in sides) if None in sides else len(sides)
-    return max(0, sum(missing.values()) + max(missing.values(), default=0) - int(alone))
-
-
-def _next_of_screening(plan: Plan, made: Sequence[Made]) -> Slot | None:
-    for block in range(SCREEN_BLOCKS):
-        rows = range(len(plan.design))
-        for row in reversed(rows) if block % 2 else rows:
-            place = Place(SCREEN, block, row)
-            attempt = _attempt(place, made)
-            if attempt is not None:
-                chosen = _knobs_of(plan, plan.design[row])
-                label = " + ".join(f"{knob.knob}={knob.value}" for knob in chosen) or BASELINE
-                return Slot(SCREEN, block, row, attempt, settings_of(plan.protocol, chosen), label)
-    return None
-
-
-def _knobs_of(plan: Plan, levels: Sequence[bool]) -> tuple[Knob, ...]:
-    return tuple(knob for candidate, on in zip(plan.candidates, levels, strict=True) if on for knob in candidate.knobs)
-
-
-def _at(place: Place, made: Iterable[Made]) -> list[Made]:
-    return [run for run in made if Place(run.slot.phase, run.slot.block, run.slot.candidate) == place]
-
-
-def _last(place: Place, made: Iterable[Made]) -> Measure | None:
-    measures = [run.measure for run in _at(place, made) if run.failure is None and run.measure is not None]
-    return measures[-1] if measures else None

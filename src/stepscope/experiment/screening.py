@@ -12,17 +12,16 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.comparison.estimates import exp, student
-from stepscope.comparison.outcomes import NOT_APPLIED
+from stepscope.comparison.outcomes import NOT_APPLIED, refusal
 from stepscope.comparison.thresholds import CONFIDENCE, THRESHOLD
-from stepscope.errors import UsageError
+from stepscope.comparison.verdicts import exp, student, two_sided
 from stepscope.experiment import schedule
-from stepscope.experiment.journal import Made
+from stepscope.experiment.folder import Made
 from stepscope.experiment.plan import SCREEN, Plan, Screened, candidate_of
 from stepscope.experiment.propose import NEED_WORKERS, WORKERS
 from stepscope.model.comparison import Effect, Measure
@@ -44,12 +43,8 @@ def designed(plan: Plan) -> Plan:
     chosen, skipped = factors(plan.candidates)
     if len(chosen) < 2:
         return replace(plan, notes=(*plan.notes, "Fewer than two knobs are left, so nothing is screened."))
-    return replace(
-        plan,
-        candidates=chosen,
-        skipped=(*plan.skipped, *skipped),
-        design=design(len(chosen), seed=plan.protocol.seed or 0),
-    )
+    rows = design(len(chosen), seed=plan.protocol.seed or 0)
+    return replace(plan, candidates=chosen, skipped=(*plan.skipped, *skipped), design=rows)
 
 
 def judged(plan: Plan, made: Sequence[Made]) -> Screened:
@@ -61,9 +56,14 @@ def judged(plan: Plan, made: Sequence[Made]) -> Screened:
     refused: dict[int, str] = {}
     rows: list[Row] = []
     for (block, row), run in last.items():
-        if run.measure is None or run.failure is not None or schedule.spoiling(run) - {NOT_APPLIED} or row is None:
+        spoilt = {flag.name for flag in schedule.spoiling(run)} - {NOT_APPLIED}
+        if run.measure is None or run.failure is not None or spoilt or row is None:
             continue
-        refused.update(_refused(plan, run.measure))
+        for number, candidate in enumerate(plan.candidates):
+            for knob in candidate.knobs:
+                reason = refusal(knob, run.measure)
+                if reason is not None:
+                    refused[number] = reason
         rows.append((plan.design[row], block, run.measure))
     kept = [number for number in range(len(plan.candidates)) if number not in refused]
     chosen = [plan.candidates[number] for number in kept]
@@ -75,30 +75,15 @@ def judged(plan: Plan, made: Sequence[Made]) -> Screened:
     return replace(found, skipped=(*skipped, *found.skipped))
 
 
-def _refused(plan: Plan, measure: Measure) -> dict[int, str]:
-    """Candidates with a knob that no process of the run has applied, and why."""
-    found = {}
-    for number, candidate in enumerate(plan.candidates):
-        for knob in candidate.knobs:
-            told = [one for one in measure.knobs if (one.knob, one.value) == (knob.knob, knob.value)]
-            if told and not any(one.applied for one in told):
-                found[number] = told[0].reason or "no reason is known"
-    return found
-
-
-def factors(
-    candidates: Iterable[Candidate], *, workers: int | None = None
-) -> tuple[tuple[Candidate, ...], tuple[Skipped, ...]]:
+def factors(candidates: Sequence[Candidate]) -> tuple[tuple[Candidate, ...], tuple[Skipped, ...]]:
     """What the design switches on and off, and what it leaves out.
 
-    A knob takes part with one value, the first that is given. What needs loader workers is switched with their number,
-    unless the script is known to have `workers` of its own.
+    A knob takes part with one value, the first that is given. What needs loader workers is switched with their number.
     """
     found: list[Candidate] = []
     skipped: list[Skipped] = []
-    for candidate in _joined(list(candidates), workers):
-        names = {knob.knob for knob in candidate.knobs}
-        rival = next((each for each in found if _clash(names, {knob.knob for knob in each.knobs})), None)
+    for candidate in _joined(candidates):
+        rival = next((each for each in found if _clash(_names(candidate), _names(each))), None)
         if rival is not None:
             reason = f"takes part in the screening as {rival.name}, which excludes it"
             skipped.append(Skipped(candidate.name, candidate.knobs, reason))
@@ -110,44 +95,51 @@ def factors(
     return tuple(found), tuple(skipped)
 
 
-def _joined(candidates: list[Candidate], workers: int | None) -> list[Candidate]:
+def _names(candidate: Candidate) -> set[str]:
+    return {knob.knob for knob in candidate.knobs}
+
+
+def _joined(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
     """With the knobs that need workers put to the first candidate that sets their number."""
-    if workers:
-        return candidates
-    home = next((each for each in candidates if any(_makes_workers(knob) for knob in each.knobs)), None)
+    makers = (each for each in candidates if any(knob.knob == WORKERS and knob.value != "0" for knob in each.knobs))
+    home = next(makers, None)
     if home is None:
         return candidates
-    lost = [each for each in candidates if each is not home and all(knob.knob in NEED_WORKERS for knob in each.knobs)]
-    own = {knob.knob for knob in home.knobs}
-    more = [knob for each in lost for knob in each.knobs if knob.knob not in own]
+    lost = [each for each in candidates if each is not home and _names(each) <= set(NEED_WORKERS)]
+    more = tuple(knob for each in lost for knob in each.knobs if knob.knob not in _names(home))
     joined = replace(home, name=candidate_of((*home.knobs, *more)).name, knobs=(*home.knobs, *more)) if more else home
     return [joined if each is home else each for each in candidates if each not in lost]
 
 
-def _makes_workers(knob: Knob) -> bool:
-    return knob.knob == WORKERS and knob.value != "0"
-
-
 def _clash(names: set[str], others: set[str]) -> bool:
-    if names & others:
-        return True
-    return any(pair & names and pair & others for pair in EXCLUSIVE)
+    return bool(names & others) or any(pair & names and pair & others for pair in EXCLUSIVE)
 
 
-def design(count: int, *, seed: int) -> tuple[Levels, ...]:
-    """The runs of one block for so many factors, in an order that `seed` shuffles.
+def design(knobs: int, *, seed: int) -> tuple[Levels, ...]:
+    """The runs of one block for so many knobs (at most `MOST_KNOBS`): for each run, which are on; in one run none is.
 
-    Runs of a design come in the order of their settings; what drifts meanwhile would look like the last knob's effect.
+    `seed` shuffles them: runs of a design come in the order of their settings, and what drifts meanwhile would look
+    like the last knob's effect.
     """
-    rows = design_rows(count)
+    if knobs <= _FACTORIAL:
+        rows: list[Levels] = [tuple(reversed(levels)) for levels in itertools.product((False, True), repeat=knobs)]
+    else:
+        size = 8 if knobs < 8 else 12
+        first = [sign == "+" for sign in _GENERATORS[size]]
+        shifted = (first[-shift:] + first[:-shift] for shift in range(size - 1))
+        rows = [(False,) * knobs, *(tuple(row[:knobs]) for row in shifted)]
     random.Random(seed).shuffle(rows)
     return tuple(rows)
 
 
-def main_effects(chosen: Sequence[Candidate], rows: Sequence[Row]) -> tuple[MainEffect, ...]:
-    """What each factor does, over the measured runs; one that these runs cannot tell is left out."""
+def screened(chosen: Sequence[Candidate], rows: Sequence[Row]) -> Screened:
+    """The main effects (one that these runs cannot tell is left out), the combination to confirm, and why the other
+    factors are not in it.
+
+    Certain effects smaller than `THRESHOLD` do not matter, and would make the combination longer for nothing.
+    """
     found = factor_effects([(levels, block, measure.mean_ms) for levels, block, measure in rows])
-    return tuple(
+    effects = tuple(
         MainEffect(
             knob=factor.knobs[0],
             ratio=effect.ratio,
@@ -160,22 +152,14 @@ def main_effects(chosen: Sequence[Candidate], rows: Sequence[Row]) -> tuple[Main
         for factor, effect in zip(chosen, found, strict=False)
         if effect is not None
     )
-
-
-def screened(chosen: Sequence[Candidate], rows: Sequence[Row], *, threshold: float = THRESHOLD) -> Screened:
-    """The main effects, the combination to confirm, and why the other factors are not in it.
-
-    Certain effects smaller than `threshold` do not matter, and would make the combination longer for nothing.
-    """
-    effects = main_effects(chosen, rows)
     helpful = [
         effect
         for effect in effects
-        if effect.high is not None and effect.high < 1.0 and effect.ratio <= 1.0 - threshold
+        if effect.high is not None and effect.high < 1.0 and effect.ratio <= 1.0 - THRESHOLD
     ]
     helpful.sort(key=lambda effect: effect.ratio)
     skipped = [
-        Skipped(factor.name, factor.knobs, _reason(factor, effects))
+        Skipped(factor.name, factor.knobs, f"not in the combination: {_reason(factor, effects)}")
         for factor in chosen
         if not any(_knobs(effect) == factor.knobs for effect in helpful)
     ]
@@ -207,34 +191,15 @@ def _knobs(effect: MainEffect) -> tuple[Knob, ...]:
 def _reason(factor: Candidate, effects: Sequence[MainEffect]) -> str:
     effect = next((each for each in effects if _knobs(each) == factor.knobs), None)
     if effect is None:
-        return "not in the combination: its runs were too few to tell its effect from the others'"
+        return "its runs were too few to tell its effect from the others'"
     if effect.low is None or effect.high is None:
-        return "not in the combination: the runs were too few for an interval of its effect"
+        return "the runs were too few for an interval of its effect"
     if effect.low > 1.0:
-        return f"not in the combination: it makes a step longer by {(effect.ratio - 1) * 100:.1f} % on average"
+        return f"it makes a step longer by {(effect.ratio - 1) * 100:.1f} % on average"
     if effect.high < 1.0:
-        return f"not in the combination: it gains {(1 - effect.ratio) * 100:.1f} % on average, which does not matter"
-    low, high = _percent(effect.low - 1), _percent(effect.high - 1)
-    return f"not in the combination: it makes no difference that shows (95 %: {low} to {high})"
-
-
-def _percent(share: float) -> str:
-    return f"{share * 100:+.1f} %"
-
-
-def design_rows(knobs: int) -> list[Levels]:
-    """The runs of one replicate for so many knobs: for each run, which knobs are on. One run has all of them off.
-
-    Raises `UsageError` for none, or more than `MOST_KNOBS`.
-    """
-    if not 1 <= knobs <= MOST_KNOBS:
-        raise UsageError(f"a screening takes 1 to {MOST_KNOBS} knobs, not {knobs}; leave some out")
-    if knobs <= _FACTORIAL:
-        return [tuple(reversed(levels)) for levels in itertools.product((False, True), repeat=knobs)]
-    size = 8 if knobs < 8 else 12
-    first = [sign == "+" for sign in _GENERATORS[size]]
-    rows = [tuple(first[-shift:] + first[:-shift]) for shift in range(size - 1)]
-    return [(False,) * knobs, *(row[:knobs] for row in rows)]
+        return f"it gains {(1 - effect.ratio) * 100:.1f} % on average, which does not matter"
+    low, high = (f"{(limit - 1) * 100:+.1f} %" for limit in (effect.low, effect.high))
+    return f"it makes no difference that shows (95 %: {low} to {high})"
 
 
 def factor_effects(runs: Sequence[tuple[Levels, Hashable, float]]) -> list[Effect | None]:
@@ -261,27 +226,16 @@ def factor_effects(runs: Sequence[tuple[Levels, Hashable, float]]) -> list[Effec
     resolution = inverse @ matrix  # the identity in the rows of what the runs can tell
     effects: list[Effect | None] = []
     for knob in range(signs.shape[1]):
-        told = np.zeros(matrix.shape[1])
-        told[knob] = 1.0
+        told = np.eye(matrix.shape[1])[knob]
         if not np.allclose(resolution[knob], told, atol=1e-6):
             effects.append(None)
             continue
-        error = None if spread is None else 2 * spread * float(np.linalg.norm(inverse[knob]))
-        effects.append(_effect(2 * float(found[knob]), error, freedom, len(usable), spread))
+        size = 2 * float(found[knob])  # on logs
+        effect = Effect(exp(size), None, None, len(usable), spread)
+        if spread is not None:
+            error = 2 * spread * float(np.linalg.norm(inverse[knob]))
+            half = student(CONFIDENCE, freedom) * error
+            chance = two_sided(size, error, freedom)
+            effect = replace(effect, low=exp(size - half), high=exp(size + half), p_value=chance)
+        effects.append(effect)
     return effects
-
-
-def _effect(size: float, error: float | None, freedom: int, runs: int, spread: float | None) -> Effect:
-    """`size` and its standard `error` are on logs."""
-    if error is None:
-        return Effect(exp(size), None, None, runs, spread)
-    half = student(CONFIDENCE, freedom) * error
-    return Effect(exp(size), exp(size - half), exp(size + half), runs, spread, _p(size, error, freedom))
-
-
-def _p(size: float, error: float, freedom: int) -> float:
-    if error == 0:
-        return 0.0 if size else 1.0
-    from scipy import special
-
-    return float(2 * special.stdtr(freedom, -abs(size) / error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
 import zlib
@@ -50,14 +51,18 @@ def export(
     check(out, list(paths), force=force)
     sources = find(list(paths), cut.ranks)
     check(out, [source.path for source in sources.traces], force=force)
-    passes = _Passes(sources, 2 if cut.whole else 3, progress or (lambda _: None))
+    passes = _passes((2 if cut.whole else 3) * len(sources.traces), progress or (lambda _: None))
     traces = _surveyed(sources, cut, passes)
     start_ns = min(source.survey.base_ns + (source.survey.first_ns or 0) for source in traces)
     parts = _parts(traces, sources, cut, start_ns, passes)
-    numbering = _numbering(parts, sources)
+    tracks: dict[int, RankTracks] = {}
+    for part in parts:
+        taken, rank = part.source.survey, part.source.rank
+        rank_tracks = tracks.setdefault(rank, RankTracks(sources.ranks[rank].label))
+        rank_tracks.add(taken, taken.tracks if part.selection is None else part.selection.tracks)
     with atomic(out, force=force) as sink:
         sink.write(_head(parts, start_ns))
-        _write(parts, numbering, start_ns, sink, passes)
+        _write(parts, Numbering(tracks), start_ns, sink, passes)
         sink.write(b"\n]}\n")
     return Exported(
         path=out,
@@ -69,18 +74,15 @@ def export(
     )
 
 
-class _Passes:
-    """Turns progress within one pass over one file into the share of all work."""
+def _passes(total: int, report: Progress) -> Callable[[], Progress]:
+    """What gives the callback of the next pass over a file: it turns progress within it into the share of `total`."""
+    begun = itertools.count()
 
-    def __init__(self, sources: Sources, count: int, report: Progress) -> None:
-        self._total = count * len(sources.traces)
-        self._done = 0
-        self._report = report
+    def next_pass() -> Progress:
+        before = next(begun)
+        return lambda share: report((before + min(1.0, share)) / total)
 
-    def next(self) -> Progress:
-        """The callback of the next pass over a file."""
-        before, self._done = self._done, self._done + 1
-        return lambda share: self._report((before + min(1.0, share)) / self._total)
+    return next_pass
 
 
 class _Part(Struct, frozen=True):
@@ -94,11 +96,11 @@ class _Part(Struct, frozen=True):
         return self.source.survey.slices if self.selection is None else self.selection.slices
 
 
-def _surveyed(sources: Sources, cut: Cut, passes: _Passes) -> list[Source]:
+def _surveyed(sources: Sources, cut: Cut, passes: Callable[[], Progress]) -> list[Source]:
     good = []
     for source in sources.traces:
         try:
-            survey(source, launches=cut.steps is not None, progress=passes.next())
+            survey(source, launches=cut.steps is not None, progress=passes())
         except UnreadableInputError as error:
             if len(sources.traces) == 1:
                 raise
@@ -116,7 +118,9 @@ def _surveyed(sources: Sources, cut: Cut, passes: _Passes) -> list[Source]:
 # ------------------------------------------------------------------------------------------------------- choosing
 
 
-def _parts(traces: list[Source], sources: Sources, cut: Cut, start_ns: int, passes: _Passes) -> list[_Part]:
+def _parts(
+    traces: list[Source], sources: Sources, cut: Cut, start_ns: int, passes: Callable[[], Progress]
+) -> list[_Part]:
     if cut.whole:
         return [_Part(source, None) for source in traces]
     _require_categories(traces, cut)
@@ -127,7 +131,7 @@ def _parts(traces: list[Source], sources: Sources, cut: Cut, start_ns: int, pass
     sources.problems.extend(f"{name}: has none of these steps" for name in sorted(without))
     parts = []
     for source, window in zip(traces, windows, strict=True):
-        advance = passes.next()
+        advance = passes()
         if window is not None:
             selection = select(entries(source, advance), window, source.survey)
             if selection.events:
@@ -192,15 +196,6 @@ def _known_steps(traces: list[Source], sources: Sources) -> str:
 # -------------------------------------------------------------------------------------------------------- writing
 
 
-def _numbering(parts: list[_Part], sources: Sources) -> Numbering:
-    tracks: dict[int, RankTracks] = {}
-    for part in parts:
-        taken, rank = part.source.survey, part.source.rank
-        rank_tracks = tracks.setdefault(rank, RankTracks(sources.ranks[rank].label))
-        rank_tracks.add(taken, taken.tracks if part.selection is None else part.selection.tracks)
-    return Numbering(tracks)
-
-
 def _head(parts: list[_Part], base_ns: int) -> bytes:
     """The beginning of the file up to the event list: the metadata that all sources agree on."""
     first, *others = (part.source.survey.metadata for part in parts)
@@ -214,7 +209,7 @@ def _head(parts: list[_Part], base_ns: int) -> bytes:
     return msgspec.json.encode(safe_value(kept)).removesuffix(b"}") + b',"traceEvents":['
 
 
-def _write(parts: list[_Part], numbering: Numbering, base_ns: int, sink: Sink, passes: _Passes) -> None:
+def _write(parts: list[_Part], numbering: Numbering, base_ns: int, sink: Sink, passes: Callable[[], Progress]) -> None:
     """Write the metadata events, then what stays of every part."""
     separator = b"\n"
     for event in numbering.metadata():
@@ -222,7 +217,7 @@ def _write(parts: list[_Part], numbering: Numbering, base_ns: int, sink: Sink, p
         separator = b",\n"
     encoder = Encoder()
     for number, part in enumerate(parts):
-        for event in _events(part, Ids(number, len(parts)), numbering, base_ns, encoder, passes.next()):
+        for event in _events(part, Ids(number, len(parts)), numbering, base_ns, encoder, passes()):
             sink.write(separator + event)
             separator = b",\n"
 
@@ -284,24 +279,16 @@ def word(text: bytes) -> str:
 
 def distinct(texts: Iterable[bytes]) -> dict[bytes, int]:
     """A number of its own for each text: its own where it is one that viewers take, else an invented one."""
-    ordered = sorted(set(texts))
-    numbers: dict[bytes, int] = {}
-    taken: set[int] = set()
+    own: dict[int, bytes] = {}
     invented = []
-    for text in ordered:
+    for text in sorted(set(texts)):
         value = integer(text)
-        if value is not None and 0 <= value <= LARGEST and value not in taken:
-            numbers[text] = value
-            taken.add(value)
+        if value is not None and 0 <= value <= LARGEST and value not in own:
+            own[value] = text
         else:
             invented.append(text)
-    following = FIRST_INVENTED
-    for text in invented:
-        while following in taken:
-            following += 1
-        numbers[text] = following
-        taken.add(following)
-    return numbers
+    free = (number for number in itertools.count(FIRST_INVENTED) if number not in own)
+    return {text: value for value, text in own.items()} | dict(zip(invented, free, strict=False))
 
 
 class RankTracks(Struct):
@@ -342,10 +329,7 @@ class Numbering:
 
     def metadata(self) -> list[bytes]:
         """Metadata events as JSON, in the order of processes and threads."""
-        events: list[bytes] = []
-        for position in sorted(self._ranks):
-            events += self._rank_metadata(position)
-        return events
+        return [event for position in sorted(self._ranks) for event in self._rank_metadata(position)]
 
     def _rank_metadata(self, position: int) -> list[bytes]:
         rank, several = self._ranks[position], len(self._ranks) > 1
@@ -356,9 +340,8 @@ class Numbering:
         for pid, number in sorted(self._processes[position].items(), key=lambda item: item[1]):
             if pid not in threads:
                 continue
-            name = rank.labels.get(("process_name", pid, b""))
-            label = rank.labels.get(("process_labels", pid, b""))
-            order = rank.labels.get(("process_sort_index", pid, b""))
+            kinds = ("process_name", "process_labels", "process_sort_index")
+            name, label, order = (rank.labels.get((kind, pid, b"")) for kind in kinds)
             if several:
                 name, order = _merged_name(rank.label, pid, name, label), number
             elif name is None and integer(pid) != number:
@@ -414,11 +397,7 @@ class Ids:
 
     def __init__(self, source: int, count: int) -> None:
         self._source, self._count = source, count
-
-    @property
-    def unchanged(self) -> bool:
-        """Whether ids stay as they are."""
-        return self._count == 1
+        self.unchanged = count == 1  # ids stay as they are
 
     def number(self, text: bytes) -> bytes:
         """The id written `text` in the file; zero and negative ones, which stand for none, stay."""

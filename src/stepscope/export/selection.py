@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from decimal import Decimal
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 
 from stepscope.errors import UsageError
@@ -79,7 +78,7 @@ def select(entries: Iterable[Timed], window: Window, survey: Survey) -> Selectio
 def _launched_in(window: Window, survey: Survey) -> frozenset[int] | None:
     if not window.of_steps:
         return None
-    starts, correlations = (_column(part) for part in survey.launches)
+    starts, correlations = (np.array(part, np.int64) for part in survey.launches)
     inside = (starts >= window.start_ns) & (starts < window.end_ns)
     return frozenset(correlations[inside].tolist())
 
@@ -127,16 +126,12 @@ class _Ends:
 
     def with_slices_at(self, starts: array[int]) -> list[int]:
         """Indexes of the ends that lie on a slice of `starts` and have a partner that does, too."""
-        index, arrow, place, slices = (_column(part) for part in (self._index, self._arrow, self._place, starts))
-        is_start = np.frombuffer(self._is_start, np.uint8).astype(bool) if self._is_start else np.zeros(0, bool)
+        index, arrow, place = (np.array(part, np.int64) for part in (self._index, self._arrow, self._place))
+        is_start, slices = np.array(self._is_start, bool), np.array(starts, np.int64)
         placed = np.isin(place, slices)
         whole = np.intersect1d(arrow[placed & is_start], arrow[placed & ~is_start])
         found: list[int] = index[placed & np.isin(arrow, whole)].tolist()
         return found
-
-
-def _column(part: array[int]) -> npt.NDArray[np.int64]:
-    return np.frombuffer(part, np.int64) if part else np.zeros(0, np.int64)
 
 
 _TIME = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*(ms|s|us)?")

@@ -66,11 +66,6 @@ def correlation_of(entry: Entry) -> int | None:
     return value if type(value) is int and 0 < value < 2**63 else None
 
 
-def is_launch(category: Any) -> bool:
-    """Whether slices of `category` are calls that start device work."""
-    return isinstance(category, str) and _LAUNCHES.fullmatch(category) is not None
-
-
 def is_device(category: Any) -> bool:
     """Whether slices of `category` are work of a device."""
     return isinstance(category, str) and category.lower().removeprefix("gpu_") in _DEVICE
@@ -157,7 +152,7 @@ class Surveyor:
     def _slice(self, entry: Entry, start: int, end: int) -> None:
         survey, category = self.result, entry.cat
         self._category(category)
-        if self._with_launches and is_launch(category):
+        if self._with_launches and isinstance(category, str) and _LAUNCHES.fullmatch(category):  # starts device work
             correlation = correlation_of(entry)
             if correlation is not None:
                 survey.launches[0].append(start)
@@ -276,10 +271,8 @@ def clock_offset_ns(rank: Rank, survey: Survey) -> int:
     if len(seen) == len(rank.optimizer_ends):
         distances = [end - other for end, other in zip(sorted(rank.optimizer_ends), seen, strict=True)]
     else:
-        distances = []
-        for end in rank.optimizer_ends:
-            right = min(bisect_left(seen, end), len(seen) - 1)
-            distances.append(min((end - seen[i] for i in (max(right - 1, 0), right)), key=abs))
+        after = [(end, min(bisect_left(seen, end), len(seen) - 1)) for end in rank.optimizer_ends]
+        distances = [min(end - seen[max(right - 1, 0)], end - seen[right], key=abs) for end, right in after]
     offset = int(median(distances))
     return offset if _NEGLIGIBLE_NS < abs(offset) <= _MAX_OFFSET_NS else 0
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from stepscope.read.streams import Limits
+from stepscope.read.streams import BYTE_ORDER_MARK, Limits
 from stepscope.read.text import clean_value
 
 CUT_OFF = "it is cut off, or the end of its event list is damaged"
@@ -77,7 +77,8 @@ class Frames:
             if match:
                 self.head = buffer[: match.end()]
                 return buffer[match.end() :]
-            if len(buffer) > self._limits.metadata_bytes or (len(buffer) > 4096 and not _looks_like_json(buffer)):
+            begin = buffer.removeprefix(BYTE_ORDER_MARK).lstrip()[:1]
+            if len(buffer) > self._limits.metadata_bytes or (len(buffer) > 4096 and begin not in (b"{", b"[", b"")):
                 break
         match = _EVENT.search(buffer)
         if match is None:
@@ -166,19 +167,17 @@ class Frames:
             if before.endswith(b",") and before[:-1].rstrip().endswith(b"}"):
                 found += 1
                 yield max(0, position - 64) + len(before) - 1
-        if not found:
-            for match in self._any_cuts(buffer)[: -_TRIES - 1 : -1]:
-                self._learn(buffer[match.end() - 1 : match.end() + 64])
-                yield match.start(1)
-
-    def _any_cuts(self, buffer: bytes) -> list[re.Match[bytes]]:
-        """What looks like the border of two events near the end of `buffer`, where events begin in many ways."""
-        found: list[re.Match[bytes]] = []
+        if found:
+            return
+        # What looks like the border of two events near the end, where events begin in many ways.
+        borders: list[re.Match[bytes]] = []
         for size in (*_NEAR_BYTES, self._limits.piece_bytes):
-            found = list(_ANY_CUT.finditer(buffer, max(0, len(buffer) - size)))
-            if len(found) >= _TRIES:
+            borders = list(_ANY_CUT.finditer(buffer, max(0, len(buffer) - size)))
+            if len(borders) >= _TRIES:
                 break
-        return found
+        for match in borders[: -_TRIES - 1 : -1]:
+            self._learn(buffer[match.end() - 1 : match.end() + 64])
+            yield match.start(1)
 
     def _learn(self, buffer: bytes) -> None:
         """How this writer begins an event: the next ones mostly begin alike, which is what is looked for."""
@@ -243,10 +242,6 @@ class Frames:
             if not self._first_key:
                 self._learn(buffer)
             self.tail = buffer[max(0, buffer.rfind(self._first_key)) :]
-
-
-def _looks_like_json(buffer: bytes) -> bool:
-    return buffer.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[", b"")
 
 
 Decode = Callable[[bytes], list[Any]]

@@ -28,22 +28,10 @@ from stepscope.read.text import clean, moment_ns, number, whole_number
 from stepscope.read.trace import TraceChunk, TraceQuality, TraceSummary
 
 METADATA_KEYS = (
-    "schemaVersion",
-    "baseTimeNanoseconds",
-    "displayTimeUnit",
-    "deviceProperties",
-    "distributedInfo",
-    "with_stack",
-    "with_modules",
-    "with_flops",
-    "record_shapes",
-    "profile_memory",
-    "cuda_runtime_version",
-    "cuda_driver_version",
-    "cupti_version",
-    "hip_runtime_version",
-    "hip_driver_version",
-    "roctracer_version",
+    *("schemaVersion", "baseTimeNanoseconds", "displayTimeUnit", "deviceProperties", "distributedInfo"),
+    *("with_stack", "with_modules", "with_flops", "record_shapes", "profile_memory"),
+    *("cuda_runtime_version", "cuda_driver_version", "cupti_version"),
+    *("hip_runtime_version", "hip_driver_version", "roctracer_version"),
 )
 _MAX_DEVICES = 64
 _MAX_RAW_BYTES = 2**22  # before nested parts are cut; the groups of thousands of ranks are long

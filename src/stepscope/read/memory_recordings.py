@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,52 +54,36 @@ def read_memory_timeline(path: Path) -> tuple[MemoryRecording, ...]:
         value = decode(text)
     except ValueError:
         raise UnreadableInputError(f"{path}: no valid JSON, perhaps cut off; export the timeline again") from None
-    rows = _Rows()
+    rows: list[_Row | None] = []
     if isinstance(value, list) and len(value) == 2 and _is_table(value[0], value[1]):
-        _by_category(value[0], value[1], rows)
+        rows.extend(_by_category(value[0], value[1]))
     elif isinstance(value, list):
-        _raw(value, rows)
-    if not rows.kind:
+        rows.extend(map(_row, value))
+    good = [row for row in rows if row is not None]
+    if not good:
         raise UnreadableInputError(f"{path}: no row of a memory timeline in it; give a file of export_memory_timeline")
-    return (rows.recording(stem(path)),)
+    kind, time_ns, size, category = zip(*good, strict=True)
+    first = min((time for time in time_ns if time >= 0), default=0)
+    none = array("q", [-1]) * len(good)
+    more = (f"category {number}" for number in range(len(CATEGORIES), max(category) + 1))
+    recording = MemoryRecording(
+        source="timeline",
+        worker=stem(path),
+        device=UNNAMED_DEVICE,
+        clock="epoch" if first >= _EARLIEST_EPOCH_NS else "start",
+        kind=array("b", kind),
+        time_ns=array("q", [first if time < 0 else time for time in time_ns]),
+        bytes=array("q", size),
+        address=none,
+        stack=none,
+        category=array("b", category),
+        categories=(*CATEGORIES, *more),
+        problems=(f"{len(rows) - len(good)} rows could not be read",) if len(good) < len(rows) else (),
+    )
+    return (recording,)
 
 
-class _Rows:
-    """Events as columns, and how many rows were left out."""
-
-    def __init__(self) -> None:
-        self.kind = array("b")
-        self.time_ns = array("q")
-        self.bytes = array("q")
-        self.category = array("b")
-        self.lost = 0
-
-    def add(self, kind: int, time_ns: int, size: int, category: int) -> None:
-        self.kind.append(kind)
-        self.time_ns.append(time_ns)
-        self.bytes.append(size)
-        self.category.append(category)
-
-    def recording(self, name: str) -> MemoryRecording:
-        known = [time for time in self.time_ns if time >= 0]
-        first = min(known, default=0)
-        count = len(self.kind)
-        used = max(self.category, default=0)
-        more = (f"category {number}" for number in range(len(CATEGORIES), used + 1))
-        return MemoryRecording(
-            source="timeline",
-            worker=name,
-            device=UNNAMED_DEVICE,
-            clock="epoch" if first >= _EARLIEST_EPOCH_NS else "start",
-            kind=self.kind,
-            time_ns=array("q", [first if time < 0 else time for time in self.time_ns]),
-            bytes=self.bytes,
-            address=array("q", [-1]) * count,
-            stack=array("q", [-1]) * count,
-            category=self.category,
-            categories=(*CATEGORIES, *more),
-            problems=(f"{self.lost} rows could not be read",) if self.lost else (),
-        )
+_Row = tuple[int, int, int, int]  # kind of event, ns, bytes, category
 
 
 def _is_table(times: Any, sizes: Any) -> bool:
@@ -114,36 +97,32 @@ def _is_table(times: Any, sizes: Any) -> bool:
     )
 
 
-def _raw(value: list[Any], rows: _Rows) -> None:
-    for row in value:
-        numbers = [integer(cell) for cell in row] if isinstance(row, list) and len(row) == 4 else [None]
-        time, action, size, category = (*numbers, None, None, None)[:4]
-        if time is None or action is None or size is None or category is None or not _plausible(time, size, category):
-            rows.lost += 1
-        elif action == _PREEXISTING:
-            rows.add(EXISTING, -1, size, category)
-        elif action in (_CREATE, _INCREMENT_VERSION, _DESTROY):
-            rows.add(CHANGED, time, size, category)
-        else:
-            rows.lost += 1
+def _row(row: Any) -> _Row | None:
+    """A row of the raw form; None for one that cannot be read."""
+    numbers = [integer(cell) for cell in row] if isinstance(row, list) and len(row) == 4 else [None] * 4
+    time, action, size, category = numbers
+    if time is None or action is None or size is None or category is None or not _plausible(time, size, category):
+        return None
+    if action == _PREEXISTING:
+        return EXISTING, -1, size, category
+    return (CHANGED, time, size, category) if action in (_CREATE, _INCREMENT_VERSION, _DESTROY) else None
 
 
-def _by_category(times: list[Any], sizes: list[list[Any]], rows: _Rows) -> None:
+def _by_category(times: list[Any], sizes: list[list[Any]]) -> Iterator[_Row | None]:
     """Sizes by category, of which the first column is always 0, as changes from one row to the next."""
-    empty: list[int] = []
-    table = [empty, *sizes]
-    for time, (before, after) in zip(times, pairwise(table), strict=True):
+    before: list[Any] = []
+    for time, row in zip(times, sizes, strict=True):
         moment = integer(time)
-        now = [integer(cell) for cell in after[: MAX_CATEGORIES + 1]]
+        now = [integer(cell) for cell in row[: MAX_CATEGORIES + 1]]
         if moment is None or None in now or not all(_plausible(moment * 1000, cell or 0, 0) for cell in now):
-            rows.lost += 1
-            after[:] = before  # the next row's changes count from the last good one
-            continue
+            yield None
+            continue  # the next row's changes count from the last good one
         past = [*before, *[0] * (len(now) - len(before))]
         for category, (old, new) in enumerate(zip(past[1:], now[1:], strict=False)):
             change = (new or 0) - old
             if change or category == 0:  # one row at least, so that the moment is kept
-                rows.add(CHANGED, max(moment, 0) * 1000 if moment >= 0 else -1, change, category)
+                yield CHANGED, moment * 1000 if moment >= 0 else -1, change, category
+        before = row
 
 
 def _plausible(time_ns: int, size: int, category: int) -> bool:

@@ -8,12 +8,9 @@ get one number. Records that are not as they should be are left out and counted.
 from __future__ import annotations
 
 from array import array
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
-
-from msgspec import Struct, field
 
 from stepscope.errors import UnreadableInputError
 from stepscope.model.findings import Place
@@ -80,7 +77,7 @@ def read_memory_snapshot(path: Path) -> tuple[MemoryRecording, ...]:
         raise UnreadableInputError(
             f"{path}: no snapshot of memory; give one that torch.cuda.memory._dump_snapshot wrote"
         )
-    found = tuple(_recordings(snapshot, stem(path)))
+    found = _recordings(snapshot, stem(path))
     if not found:
         raise UnreadableInputError(
             f"{path}: the snapshot is empty; call torch.cuda.memory._record_memory_history() first and use the device"
@@ -88,141 +85,118 @@ def read_memory_snapshot(path: Path) -> tuple[MemoryRecording, ...]:
     return found
 
 
-def _recordings(snapshot: dict[Any, Any], name: str) -> Iterator[MemoryRecording]:
+def _recordings(snapshot: dict[Any, Any], name: str) -> tuple[MemoryRecording, ...]:
     stacks = _Stacks()
-    states: dict[int, _State] = {}
-    broken = 0
+    devices: defaultdict[int, _Device] = defaultdict(_Device)
+    broken = 0  # segments that name no device
     for segment in _list(snapshot.get("segments")):
         number = _natural(segment.get("device", 0)) if isinstance(segment, dict) else None
         if number is None or number >= MAX_DEVICES:
             broken += 1
-            continue
-        states.setdefault(number, _State()).add(segment, stacks)
-    traces = _list(snapshot.get("device_traces"))[:MAX_DEVICES]
-    histories = {number: _history(events, stacks) for number, events in enumerate(traces) if _list(events)}
-    for number in sorted({*states, *histories}):
-        history, state = histories.get(number, _History()), states.get(number, _State())
-        if not history.kind and not state.sizes and not history.lost:
-            continue
-        yield _recording(name, number, history, state, stacks, broken)
-        broken = 0
-
-
-def _recording(
-    name: str, number: int, history: _History, state: _State, stacks: _Stacks, broken: int
-) -> MemoryRecording:
-    timed = history.untimed == 0
-    count = len(history.kind)
-    problems = [f"{kinds} events of unknown kind {what!r}" for what, kinds in history.unknown.most_common(3)]
-    lost = history.lost + state.lost + broken
-    if lost:
-        problems.append(f"{lost} records could not be read")
-    return MemoryRecording(
-        source="snapshot",
-        worker=name,
-        device=f"cuda:{number}",
-        clock="epoch" if timed else "order",
-        kind=history.kind,
-        time_ns=history.time_ns if timed else array("q", range(count)),
-        bytes=history.bytes,
-        address=history.address,
-        stack=history.stack,
-        category=array("b", [-1]) * count,
-        stacks=stacks.found,
-        blocks=state.rows(),
-        segments=tuple(state.sizes),
-        out_of_memory_free=history.free,
-        problems=tuple(problems),
+        else:
+            devices[number].add_segment(segment, stacks)
+    for number, events in enumerate(_list(snapshot.get("device_traces"))[:MAX_DEVICES]):
+        for event in _list(events):
+            devices[number].add_event(event, stacks)
+    told = sorted((number, device) for number, device in devices.items() if device)
+    return tuple(
+        device.recording(name, number, stacks.found, 0 if place else broken)
+        for place, (number, device) in enumerate(told)
     )
 
 
-class _History(Struct):
-    """The events of a device as columns."""
-
-    kind: array[int] = field(default_factory=lambda: array("b"))
-    time_ns: array[int] = field(default_factory=lambda: array("q"))
-    bytes: array[int] = field(default_factory=lambda: array("q"))
-    address: array[int] = field(default_factory=lambda: array("q"))
-    stack: array[int] = field(default_factory=lambda: array("q"))
-    free: dict[int, int] = field(default_factory=dict)
-    unknown: Counter[str] = field(default_factory=Counter)
-    untimed: int = 0
-    lost: int = 0
+_EVENT = {"kind": "b", "time_ns": "q", "bytes": "q", "address": "q", "stack": "q"}
 
 
-def _history(events: Any, stacks: _Stacks) -> _History:
-    history = _History()
-    for event in _list(events):
+class _Device:
+    """The events of a device and its blocks as columns, and the sizes of its segments."""
+
+    def __init__(self) -> None:
+        self._events = {name: array(code) for name, code in _EVENT.items()}
+        self._blocks = {name: array("q") for name in BlockRows.__struct_fields__}
+        self._sizes: list[int] = []
+        self._free: dict[int, int] = {}
+        self._unknown: Counter[str] = Counter()
+        self._untimed = 0
+        self._lost_events = 0
+        self._lost_blocks = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._events["kind"] or self._sizes or self._lost_events)
+
+    def add_event(self, event: Any, stacks: _Stacks) -> None:
         action = event.get("action") if isinstance(event, dict) else None
         kind = _KINDS.get(action) if isinstance(action, str) else None
         if kind is None:
             if not isinstance(action, str):
-                history.lost += 1
+                self._lost_events += 1
             elif action not in _SILENT:
-                history.unknown[clean(action[:40])] += 1
-            continue
+                self._unknown[clean(action[:40])] += 1
+            return
         size, address = _natural(event.get("size")), integer(event.get("addr"))
         if size is None or (address is None and kind != OUT_OF_MEMORY):
-            history.lost += 1
-            continue
+            self._lost_events += 1
+            return
         time_us, free = integer(event.get("time_us")), _natural(event.get("device_free"))
         time_ns = moment_ns(time_us * 1000) if time_us is not None else None
-        history.untimed += time_ns is None
+        self._untimed += time_ns is None
         if kind == OUT_OF_MEMORY and free is not None:
-            history.free[len(history.kind)] = free
-        history.kind.append(kind)
-        history.time_ns.append(time_ns or 0)
-        history.bytes.append(size)
-        history.address.append(-1 if address is None else address)
-        history.stack.append(stacks.number(event.get("frames")))
-    return history
+            self._free[len(self._events["kind"])] = free
+        _append(self._events, (kind, time_ns or 0, size, address, stacks.number(event.get("frames"))))
 
-
-class _State:
-    """The blocks of a device as columns, and the sizes of its segments."""
-
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
-        self.lost = 0
-        self._columns = {name: array("q") for name in ("address", "bytes", "requested", "state", "segment", "stack")}
-
-    def rows(self) -> BlockRows | None:
-        return BlockRows(**self._columns) if self.sizes else None
-
-    def add(self, segment: dict[Any, Any], stacks: _Stacks) -> None:
+    def add_segment(self, segment: dict[Any, Any], stacks: _Stacks) -> None:
         size, address = _natural(segment.get("total_size")), integer(segment.get("address"))
         if size is None:
-            self.lost += 1
+            self._lost_blocks += 1
             return
         filled = 0
         for block in _list(segment.get("blocks")):
             held = _natural(block.get("size")) if isinstance(block, dict) else None
             state = _STATES.get(str(block.get("state"))[:40]) if held is not None else None
             if held is None or state is None:
-                self.lost += 1
+                self._lost_blocks += 1
                 continue
-            requested, frames = _asked(block)
+            # Before torch 2.1 what was asked for and the stack both lay in the block's history.
+            past = _list(block.get("history"))
+            last = past[0] if past and isinstance(past[0], dict) else {}
+            asked = (_natural(given) for given in (block.get("requested_size"), last.get("real_size")))
+            requested = min(next((given for given in asked if given is not None), held), held)
             own = integer(block.get("address"))
             own = address if own is None else own  # older ones give the segment's alone
-            values = (own, held, min(requested, held), state, len(self.sizes), stacks.number(frames))
-            for column, value in zip(self._columns.values(), values, strict=True):
-                column.append(-1 if value is None else value)
+            stack = stacks.number(block.get("frames", last.get("frames")))
+            _append(self._blocks, (own, held, requested, state, len(self._sizes), stack))
             address = own + held if own is not None else None
             filled += held
-        self.lost += filled > size
-        self.sizes.append(max(size, filled))
+        self._lost_blocks += filled > size
+        self._sizes.append(max(size, filled))
+
+    def recording(self, name: str, number: int, stacks: tuple[tuple[Place, ...], ...], broken: int) -> MemoryRecording:
+        """All of it; `broken` are lost records that belong to no device."""
+        events: dict[str, Any] = self._events
+        count = len(events["kind"])
+        if self._untimed:
+            events = {**events, "time_ns": array("q", range(count))}
+        problems = [f"{kinds} events of unknown kind {what!r}" for what, kinds in self._unknown.most_common(3)]
+        lost = self._lost_events + self._lost_blocks + broken
+        return MemoryRecording(
+            source="snapshot",
+            worker=name,
+            device=f"cuda:{number}",
+            clock="order" if self._untimed else "epoch",
+            **events,
+            category=array("b", [-1]) * count,
+            stacks=stacks,
+            blocks=BlockRows(**self._blocks) if self._sizes else None,
+            segments=tuple(self._sizes),
+            out_of_memory_free=self._free,
+            problems=(*problems, *([f"{lost} records could not be read"] if lost else [])),
+        )
 
 
-def _asked(block: dict[Any, Any]) -> tuple[int, Any]:
-    """What was asked for, and the stack; before torch 2.1 both lay in the block's history."""
-    past = _list(block.get("history"))
-    last = past[0] if past and isinstance(past[0], dict) else {}
-    size = _natural(block.get("requested_size"))
-    if size is None:
-        size = _natural(last.get("real_size"))
-    if size is None:
-        size = _natural(block.get("size"))
-    return size or 0, block.get("frames", last.get("frames"))
+def _append(columns: dict[str, array[int]], values: tuple[int | None, ...]) -> None:
+    """Add a row; what is missing is -1."""
+    for column, value in zip(columns.values(), values, strict=True):
+        column.append(-1 if value is None else value)
 
 
 class _Stacks:

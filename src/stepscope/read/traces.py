@@ -52,13 +52,24 @@ class _Found(Struct, frozen=True):
 
 
 def read_traces(paths: Sequence[Path]) -> RawRun:
-    """Traces as a run without hosts, steps or journal; raises UnreadableInputError when there is no trace."""
+    """The traces in and under `paths` as a run without hosts, steps or journal; a rank's in the order of their names.
+
+    Counts `foreign_files` (JSON in a folder that is no trace), `unreadable_files`, `duplicate_ranks` (a file that names
+    a rank another worker has; it gets the next free one), `guessed_ranks` and `missing_ranks`. Raises
+    UnreadableInputError for a given path that does not exist, and where there is no trace.
+    """
     losses = Losses()
-    ranks = find_traces(paths, losses)
-    if not ranks:
+    found: list[_Found] = []
+    for path in paths:
+        if not path.exists():
+            raise UnreadableInputError(f"{path}: no such file or folder; give traces of torch.profiler")
+        looked = (_look(file, path, losses) for file in _candidates(path))
+        found.extend(trace for trace in looked if trace is not None)
+    if not found:
         raise UnreadableInputError(
             f"{paths[0]}: no trace in it; give files of torch.profiler, of sampled stacks or of torch_xla"
         )
+    ranks = _by_rank(_distinct(found), common_folder(paths), losses)
     parents = [str(ref.path.parent) for rank in ranks for ref in rank.traces]
     return RawRun(folder=Path(os.path.commonpath(parents)), hosts=(), ranks=ranks, losses=losses)
 
@@ -66,24 +77,6 @@ def read_traces(paths: Sequence[Path]) -> RawRun:
 def holds_traces(folders: Sequence[Path]) -> bool:
     """Whether there is a trace in one of the folders; looks no further than to the first."""
     return any(_look(file, folder, Losses()) is not None for folder in folders for file in _candidates(folder))
-
-
-def find_traces(paths: Sequence[Path], losses: Losses) -> tuple[RawRank, ...]:
-    """One `RawRank` per rank of the traces in and under `paths`, its traces in the order of their names.
-
-    Counts `foreign_files` (JSON in a folder that is no trace), `unreadable_files`, `duplicate_ranks` (a file that names
-    a rank another worker has; it gets the next free one), `guessed_ranks` and `missing_ranks`. Raises
-    UnreadableInputError for a given path that does not exist.
-    """
-    found: list[_Found] = []
-    for path in paths:
-        if not path.exists():
-            raise UnreadableInputError(f"{path}: no such file or folder; give traces of torch.profiler")
-        for file in _candidates(path):
-            trace = _look(file, path, losses)
-            if trace is not None:
-                found.append(trace)
-    return _by_rank(_distinct(found), common_folder(paths), losses)
 
 
 def _distinct(found: list[_Found]) -> list[_Found]:
@@ -185,21 +178,14 @@ def _by_rank(found: list[_Found], root: Path, losses: Losses) -> tuple[RawRank, 
         while free in ranks:
             free += 1
         ranks[free] = traces
-    _count_missing(found, ranks, losses)
-    return tuple(_raw_rank(rank, traces, root) for rank, traces in sorted(ranks.items()))
-
-
-def _count_missing(found: list[_Found], ranks: dict[int, list[_Found]], losses: Losses) -> None:
-    size = max((trace.world_size or 0 for trace in found), default=0)
-    numbers = max(size, max(ranks, default=-1) + 1 if len(ranks) > 1 else 0)
-    if numbers > len(ranks):
-        losses.add("missing_ranks", found[0].top.name, numbers - len(ranks))
-
-
-def _raw_rank(rank: int, traces: list[_Found], root: Path) -> RawRank:
-    refs = []
-    for trace in traces:
-        folder = name_below(root, trace.path.parent)
-        name = trace.path.name.removesuffix(".gz")
-        refs.append(TraceRef(trace.path, name, "user", "" if folder == "." else folder, trace.rank))
-    return RawRank(name=f"rank-{rank}", rank=rank, info=None, steps=(), journal=(), traces=tuple(refs))
+    size = max(trace.world_size or 0 for trace in found)
+    losses.add("missing_ranks", found[0].top.name, max(size, max(ranks) + 1 if len(ranks) > 1 else 0) - len(ranks))
+    result = []
+    for number, traces in sorted(ranks.items()):
+        refs = []
+        for trace in traces:
+            folder = name_below(root, trace.path.parent)
+            name = trace.path.name.removesuffix(".gz")
+            refs.append(TraceRef(trace.path, name, "user", "" if folder == "." else folder, trace.rank))
+        result.append(RawRank(name=f"rank-{number}", rank=number, info=None, steps=(), journal=(), traces=tuple(refs)))
+    return tuple(result)

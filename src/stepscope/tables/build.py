@@ -25,7 +25,6 @@ from stepscope.tables.processes import HostProcesses, host_processes, processes_
 from stepscope.tables.quality import quality
 from stepscope.tables.schema import RankInfo, Tables
 from stepscope.tables.stacks import StackRows
-from stepscope.tables.trace_entry import TraceIndex
 
 
 def build(raw: RawRun, options: BuildOptions | None = None) -> Tables:
@@ -45,7 +44,7 @@ def build(raw: RawRun, options: BuildOptions | None = None) -> Tables:
     steps = steps_table(raw.ranks)
     return Tables(
         run=run_facts(raw, ranks),
-        quality=quality(raw, processes, traces, stacks),
+        quality=quality(raw, processes, traces, rows.counts),
         ranks=ranks,
         manifests=tuple(host.manifest for host in raw.hosts if host.manifest is not None),
         steps=steps,
@@ -53,11 +52,7 @@ def build(raw: RawRun, options: BuildOptions | None = None) -> Tables:
         events=traces.events,
         links=traces.links,
         traces=traces.traces,
-        segments=stacks.segments,
-        stacks=stacks.stacks,
-        stretches=stacks.stretches,
-        nodes=stacks.nodes,
-        frames=stacks.frames,
+        **stacks,
         system=journal.system_table(raw.hosts),
         processes=processes_table(processes),
         compiles=compiles.compiles_table(raw.ranks, steps, traces),
@@ -142,38 +137,36 @@ def rank_infos(
 
     What no rank.json says, the rank's traces may: the size of the world, and the kind of device.
     """
-    traced = {trace.rank.name: trace.index for trace in reversed(list(traces))}
+    traced = {
+        trace.rank.name: {"world_size": trace.index.world_size, "device": trace.index.device}
+        for trace in reversed(list(traces))
+    }
     claims = {process.claimed: (host.host, process) for host in hosts for process in host.all if process.claimed}
-    result: list[RankInfo] = []
-    for rank in ranks:
-        info = rank.info or _traced(traced.get(rank.name))
+
+    def described(rank: RawRank) -> RankInfo:
+        info = rank.info or traced.get(rank.name, {})
         host, process = claims.get(rank.name, (None, None))
         pid = integer(info.get("pid"))
-        result.append(
-            RankInfo(
-                rank=rank.rank,
-                process=rank.name,
-                pid=pid if pid is not None else process.pid if process else -1,
-                host=host or string(info.get("host")) or "",
-                world_size=integer(info.get("world_size")),
-                device=string(info.get("device")),
-                main_file=string(info.get("main_file")),
-                started_ns=moment_ns(info.get("started_ns")),
-                versions=_texts(info.get("versions")),
-                threads=integer(info.get("threads")),
-            )
+        return RankInfo(
+            rank=rank.rank,
+            process=rank.name,
+            pid=pid if pid is not None else process.pid if process else -1,
+            host=host or string(info.get("host")) or "",
+            world_size=integer(info.get("world_size")),
+            device=string(info.get("device")),
+            main_file=string(info.get("main_file")),
+            started_ns=moment_ns(info.get("started_ns")),
+            versions=_texts(info.get("versions")),
+            threads=integer(info.get("threads")),
         )
-    return tuple(result)
+
+    return tuple(map(described, ranks))
 
 
 def _source_hashes(ranks: Iterable[RawRank]) -> dict[str, str]:
     events = (event for rank in ranks for event in rank.journal if event["kind"] == "sources")
     pairs = (pair for event in events for pair in _texts(event.get("hashes")).items())
     return SourceFiles.agreed(islice(pairs, MAX_SOURCES))
-
-
-def _traced(index: TraceIndex | None) -> dict[str, Any]:
-    return {} if index is None else {"world_size": index.world_size, "device": index.device}
 
 
 def _exit_status(value: Any) -> int | None:
@@ -187,15 +180,9 @@ def _exit_status(value: Any) -> int | None:
 
 
 def _versions(ranks: Iterable[RankInfo], manifest: Mapping[str, Any]) -> dict[str, str]:
-    versions: dict[str, str] = {}
-    for name, key in (("python", "python"), ("stepscope", "recorder_version")):
-        value = string(manifest.get(key))
-        if value:
-            versions[name] = value
-    for info in ranks:
-        versions.update(info.versions)
-        break
-    return versions
+    told = {"python": string(manifest.get("python")), "stepscope": string(manifest.get("recorder_version"))}
+    first = next(iter(ranks), None)
+    return {name: value for name, value in told.items() if value} | (first.versions if first is not None else {})
 
 
 def _strings(value: Any) -> tuple[str, ...]:

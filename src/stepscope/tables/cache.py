@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -41,6 +41,7 @@ _WORTH_BYTES = 8 * 10**6
 _GUARDED = ("stepscope", "stepscope.exe", "pytest", "py.test")
 
 Progress = Callable[[str, int, int], None]
+Tell = Callable[[int, int], None]  # of one trace: bytes done so far, and its size
 
 
 class BuildOptions(Struct, frozen=True):
@@ -72,11 +73,7 @@ class Entry(Struct, frozen=True):
 
 
 def fetch(
-    path: Path,
-    root: Path,
-    limits: Limits | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    steps: Steps | None = None,
+    path: Path, root: Path, limits: Limits | None = None, progress: Tell | None = None, steps: Steps | None = None
 ) -> Path:
     """The folder of `path`'s tables in `root`, made if need be; raises UnreadableInputError and OSError.
 
@@ -100,9 +97,7 @@ def fetch(
     return entry
 
 
-def _fetch_range(
-    path: Path, root: Path, limits: Limits, progress: Callable[[int, int], None] | None, steps: Steps
-) -> Path | None:
+def _fetch_range(path: Path, root: Path, limits: Limits, progress: Tell | None, steps: Steps) -> Path | None:
     """As `fetch`, of a large trace; None where its annotations do not tell where the steps lie."""
     entry = root / key_of(path, f" steps {steps[0]}:{steps[1]}")
     if _is_there(entry):
@@ -124,19 +119,13 @@ def _fetch_range(
     return entry
 
 
-def obtain(
-    path: Path,
-    root: Path | None,
-    limits: Limits | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> Entry:
+def obtain(path: Path, root: Path | None, limits: Limits | None = None, progress: Tell | None = None) -> Entry:
     """As `fetch`, with what had to be made in memory; without a `root` nothing is written.
 
     The entry is made while the caller goes on. If it cannot be, the next one who asks makes it again.
     """
     if root is None:
-        source = _opened(path, limits, progress)
-        return Entry(path, ingest(source, None))
+        return Entry(path, ingest(_opened(path, limits, progress), None))
     entry = root / key_of(path)
     if _is_there(entry):
         return Entry(entry)
@@ -156,8 +145,7 @@ def obtain(
             made.set()
 
     try:
-        source = _opened(path, limits, progress)
-        return Entry(entry, ingest(source, part, settle=settle))
+        return Entry(entry, ingest(_opened(path, limits, progress), part, settle=settle))
     except BaseException:
         settle(whole=False)
         raise
@@ -169,7 +157,8 @@ def _is_there(entry: Path) -> bool:
         made.wait()
     if index_of(entry) is None:
         return False
-    _touch(entry)
+    with suppress(OSError):  # a read-only cache
+        os.utime(entry / INDEX)
     return True
 
 
@@ -178,7 +167,7 @@ def _new_part(root: Path) -> Path:
     return Path(tempfile.mkdtemp(prefix="part-", dir=root))
 
 
-def _opened(path: Path, limits: Limits | None, progress: Callable[[int, int], None] | None) -> TraceSource:
+def _opened(path: Path, limits: Limits | None, progress: Tell | None) -> TraceSource:
     return KinetoTrace(path, limits=limits or Limits(), progress=progress)
 
 
@@ -211,13 +200,6 @@ def _writable(root: Path) -> bool:
             return True
     except OSError:
         return False
-
-
-def _touch(entry: Path) -> None:
-    try:
-        os.utime(entry / INDEX)
-    except OSError:
-        return  # a read-only cache
 
 
 def _move(part: Path, entry: Path) -> None:
@@ -258,13 +240,16 @@ def collect(wanted: Sequence[tuple[Path, Steps | None]], folder: Path, options: 
             except BrokenProcessPool:
                 # A process was killed, mostly for the memory of several at once: what is left goes one by one.
                 found.append(_alone(path, folder, options, steps))
-            _done(path, options)
+            if options.progress is not None and path.exists():
+                options.progress(path.name, _size(path), _size(path))
     return found
 
 
-def _fetch(path: Path, folder: Path, limits: Limits | None, steps: Steps | None) -> Entry | str:
+def _fetch(
+    path: Path, folder: Path, limits: Limits | None, steps: Steps | None, tell: Tell | None = None
+) -> Entry | str:
     try:
-        return Entry(fetch(path, folder, limits, steps=steps))
+        return Entry(fetch(path, folder, limits, tell, steps))
     except (OSError, UnreadableInputError) as error:
         return str(error)
 
@@ -272,23 +257,13 @@ def _fetch(path: Path, folder: Path, limits: Limits | None, steps: Steps | None)
 def _alone(path: Path, folder: Path, options: BuildOptions, steps: Steps | None) -> Entry | str:
     progress = options.progress
     tell = None if progress is None else lambda done, size: progress(path.name, done, size)
-    # Of some steps few slices are kept in the end, so all of them had better not be in memory at once.
-    keep = options.steps is None
+    if options.steps is not None:
+        # Of some steps few slices are kept in the end, so all of them had better not be in memory at once.
+        return _fetch(path, folder, options.limits, steps, tell)
     try:
-        if not keep:
-            return Entry(fetch(path, folder, options.limits, tell, steps))
         return obtain(path, folder if folder == options.cache else None, options.limits, tell)
     except (OSError, UnreadableInputError) as error:
         return str(error)
-
-
-def _done(path: Path, options: BuildOptions) -> None:
-    if options.progress is not None:
-        try:
-            size = path.stat().st_size
-        except OSError:
-            return
-        options.progress(path.name, size, size)
 
 
 def _workers(paths: Sequence[Path], options: BuildOptions) -> int:

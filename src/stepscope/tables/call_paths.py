@@ -22,7 +22,6 @@ import polars as pl
 
 from stepscope.read.raw import Frame, FrameNames
 from stepscope.tables import phases
-from stepscope.tables.phases import stage_marks
 from stepscope.tables.schema import SCHEMAS
 
 NONE = -1
@@ -58,11 +57,12 @@ _PROCESS_FILE = "multiprocessing/process.py"
 _HELPER_FILES = ("multiprocessing/resource_tracker.py", "multiprocessing/forkserver.py")
 # What a main thread's stack starts with; without stopping the process, a sampler now and then reads a torn stack.
 _ROOTS = {"<module>", "_run_module_as_main", "_run_code", "_bootstrap", "_shutdown", "_find_and_load", "_exit_function"}
+# phase -> its bit; of several that a stack has, the first counts
 _MARK_BITS = {
     phases.DATA_WAIT: DATA_WAIT,
-    phases.FORWARD: FORWARD,
     phases.BACKWARD: BACKWARD,
     phases.OPTIMIZER: OPTIMIZER,
+    phases.FORWARD: FORWARD,
 }
 
 
@@ -179,15 +179,7 @@ class CallPaths:
 
 def phase_of(bits: int) -> str | None:
     """The phase that the frames of a rank's main thread mark; None where none does."""
-    for bit, phase in (
-        (DATA_WAIT, phases.DATA_WAIT),
-        (BACKWARD, phases.BACKWARD),
-        (OPTIMIZER, phases.OPTIMIZER),
-        (FORWARD, phases.FORWARD),
-    ):
-        if bits & bit:
-            return phase
-    return None
+    return next((phase for phase, bit in _MARK_BITS.items() if bits & bit), None)
 
 
 def is_own_thread(bits: int) -> bool:
@@ -201,26 +193,20 @@ def _bits_of(frame: Frame) -> int:
         return OWN | hands_over | (OWN_WORK if _OWN_WORK in frame.file else 0)
     name = phases.last_part(frame.function)
     mark = phases.phase_mark(frame)
-    bits = _MARK_BITS[mark] if mark is not None else 0
-    if not phases.in_file(frame.file, "threading.py"):
-        bits |= ELSEWHERE
-    if _STANDARD_LIBRARY.search(frame.file):
-        bits |= STANDARD
-    if _IN_TORCH.search(frame.file):
-        bits |= IN_TORCH
-        if bits & OPTIMIZER and not phases.in_file(frame.file, "torch/optim/optimizer.py"):
-            bits |= UPDATE
-    if any(phases.in_file(frame.file, file) for file in _HELPER_FILES):
-        bits |= HELPER
-    if name == "_worker_loop" and phases.in_file(frame.file, _WORKER_LOOP):
-        bits |= WORKER
-    if name == "run" and phases.in_file(frame.file, _PROCESS_FILE):
-        bits |= _RUN
-    if phases.imports(frame):
-        bits |= IMPORT | IMPORTING
-    if stage_marks(frame.function, frame.file) == "compile":
-        bits |= COMPILE
-    return bits
+    in_torch, updates = bool(_IN_TORCH.search(frame.file)), mark == phases.OPTIMIZER
+    said = (
+        (_MARK_BITS.get(mark or "", 0), True),
+        (ELSEWHERE, not phases.in_file(frame.file, "threading.py")),
+        (STANDARD, _STANDARD_LIBRARY.search(frame.file)),
+        (IN_TORCH, in_torch),
+        (UPDATE, in_torch and updates and not phases.in_file(frame.file, "torch/optim/optimizer.py")),
+        (HELPER, any(phases.in_file(frame.file, file) for file in _HELPER_FILES)),
+        (WORKER, name == "_worker_loop" and phases.in_file(frame.file, _WORKER_LOOP)),
+        (_RUN, name == "run" and phases.in_file(frame.file, _PROCESS_FILE)),
+        (IMPORT | IMPORTING, phases.imports(frame)),
+        (COMPILE, phases.compiles(frame)),
+    )
+    return sum(bit for bit, is_so in said if is_so)
 
 
 def _bits_of_root(frame: Frame, bits: int) -> int:

@@ -59,9 +59,5 @@ def _median(ends: npt.NDArray[np.int64], seen: npt.NDArray[np.int64]) -> int:
 
 
 def _optimizer_ends(marks: pl.DataFrame) -> npt.NDArray[np.int64]:
-    ends = [
-        start + duration
-        for category, name, start, duration in marks.iter_rows()
-        if category is not None and name.startswith(OPTIMIZER) and not category.startswith("gpu_")
-    ]
-    return np.sort(np.array(ends, np.int64))
+    of_host = pl.col("name").str.starts_with(OPTIMIZER) & ~pl.col("category").str.starts_with("gpu_")
+    return np.sort(marks.filter(of_host).select(pl.col("start_ns") + pl.col("duration_ns")).to_series().to_numpy())

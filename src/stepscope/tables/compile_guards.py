@@ -7,6 +7,7 @@ sentence where the check is made in C++. The wordings are those of torch 2.6 to 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 from stepscope.tables.compile_text import value
@@ -44,30 +45,6 @@ _DEVICES = "CPU CUDA HIP XLA MPS MTIA XPU HPU Meta IPU VE Lazy PrivateUse1 Priva
 _BACKENDS = frozenset(_DEVICES.split())
 _TRUTH = {"0": "False", "1": "True"}
 
-# beginnings of sentences and calls -> (cause, whether what follows is the subject)
-_SENTENCES: tuple[tuple[str, str | None, bool], ...] = (
-    ("Duplicate tensor", "object", False),
-    ("getattr failed on source ", "attribute", True),
-    ("KeyError on ", "keys", True),
-    ("IndexError on ", "length", True),
-    ("Cache line invalidated", "object", False),
-    ("BACKEND_MATCH", "new_function", False),
-    ("Unable to find recompilation reasons", None, False),
-    ("Unexpected recompilation", None, False),
-    ("_has_dynamo_dim_marking", "attribute", False),
-    ("_dynamo_", "attribute", False),
-    ("Shape guard failed", "shape", False),
-    ("___check_global_state", "global_state", False),
-    ("___check_torch_function_mode_stack", "global_state", False),
-    ("___check_metadata_", "object", False),
-    ("___check_opaque_guard_fn_", "object", False),
-    ("__dtensor_spec_", "object", False),
-    ("TYPE_MISMATCH(", "type", False),
-    ("torch.is_grad_enabled", "grad_mode", False),
-    ("torch._C._is_grad_enabled", "grad_mode", False),
-    ("torch.", "global_state", False),
-    ("___skip_backend_check", "new_function", False),
-)
 # calls whose first argument is the subject -> cause
 _CALLS = {
     "len": "length",
@@ -84,9 +61,42 @@ _CALLS = {
 }
 
 
+def _no_subject(_rest: str) -> None:
+    return None
+
+
 def plain(text: str) -> str:
     """Names as the user wrote them: no `L[...]` around arguments, no dictionaries of modules between attributes."""
     return _PART.sub(r".\1", _LOCAL.sub(r"\1", text))
+
+
+# beginnings of sentences and calls -> cause, and what makes the subject of the words behind it
+_SENTENCES: dict[str, tuple[str | None, Callable[[str], str | None]]] = {
+    "Duplicate tensor": ("object", lambda rest: re.sub(r"[\[\]\"']", "", plain(rest.partition(": ")[2]))),
+    "getattr failed on source ": ("attribute", plain),
+    "KeyError on ": ("keys", plain),
+    "IndexError on ": ("length", plain),
+    "Cache line invalidated": (
+        "object",
+        lambda rest: plain(rest.partition("because ")[2].partition(" got deallocated")[0]),
+    ),
+    "BACKEND_MATCH": ("new_function", lambda _: "backend"),
+    "Unable to find recompilation reasons": (None, _no_subject),
+    "Unexpected recompilation": (None, _no_subject),
+    "_has_dynamo_dim_marking": ("attribute", _no_subject),
+    "_dynamo_": ("attribute", _no_subject),
+    "Shape guard failed": ("shape", _no_subject),
+    "___check_global_state": ("global_state", _no_subject),
+    "___check_torch_function_mode_stack": ("global_state", _no_subject),
+    "___check_metadata_": ("object", _no_subject),
+    "___check_opaque_guard_fn_": ("object", _no_subject),
+    "__dtensor_spec_": ("object", _no_subject),
+    "TYPE_MISMATCH(": ("type", _no_subject),
+    "torch.is_grad_enabled": ("grad_mode", _no_subject),
+    "torch._C._is_grad_enabled": ("grad_mode", _no_subject),
+    "torch.": ("global_state", lambda rest: f"torch.{rest}".partition(" ")[0]),
+    "___skip_backend_check": ("new_function", _no_subject),
+}
 
 
 def read_guard(text: str) -> Guard:
@@ -140,24 +150,12 @@ def _sentence(text: str) -> Guard | None:
     if text.startswith("utils_device.CURRENT_DEVICE"):
         return Guard("global_state", "default device", text.partition(" == ")[2])
     head = text.removeprefix("not ")
-    for start, cause, has_subject in _SENTENCES:
+    for start, (cause, subject) in _SENTENCES.items():
         if head.startswith(start):
-            return Guard(cause, _subject_of(start, head[len(start) :], has_subject))
+            return Guard(cause, subject(head[len(start) :]))
     if text.startswith("hasattr(") and "'_dynamo_" in text:
         return Guard("attribute", plain(text.partition("(")[2].partition(",")[0]))
     return None
-
-
-def _subject_of(start: str, rest: str, has_subject: bool) -> str | None:
-    if start == "BACKEND_MATCH":
-        return "backend"
-    if start == "Duplicate tensor":
-        return plain(rest.partition(": ")[2]).translate({ord(char): None for char in "[]\"'"})
-    if start == "Cache line invalidated":
-        return plain(rest.partition("because ")[2].partition(" got deallocated")[0])
-    if start == "torch.":
-        return f"torch.{rest}".partition(" ")[0]
-    return plain(rest) if has_subject else None
 
 
 def _identity(text: str) -> Guard | None:

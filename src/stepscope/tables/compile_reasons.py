@@ -431,9 +431,6 @@ def _aten(name: str) -> str:
 
 def _hints(text: str) -> str | None:
     """The first hints that say what to do about this break; each may go over several lines."""
-    found: list[str] = []
-    for part in f"\n{text}".split("\n  Hint: ")[1:]:
-        hint = one_line(part.partition("\n\n")[0])
-        if hint and not hint.startswith(_EMPTY_ADVICE):
-            found.append(hint)
-    return one_line(" ".join(found[:_SHOWN_HINTS]))
+    hints = (one_line(part.partition("\n\n")[0]) for part in f"\n{text}".split("\n  Hint: ")[1:])
+    helpful = [hint for hint in hints if hint and not hint.startswith(_EMPTY_ADVICE)]
+    return one_line(" ".join(helpful[:_SHOWN_HINTS]))

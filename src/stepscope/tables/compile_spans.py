@@ -22,10 +22,9 @@ import sys
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from stepscope.tables.arrays import own_starts
+from stepscope.tables.arrays import NONE, Rows, own_starts, positions
 from stepscope.tables.categories import ANNOTATION, COPIES, OPERATORS
 from stepscope.tables.compile_reasons import operator_cause
 from stepscope.tables.compile_text import is_library, is_torch
@@ -132,8 +131,6 @@ def _with_graphs(spans: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     return spans.join(inside, on="span", how="left", maintain_order="left")
 
 
-Int64 = npt.NDArray[np.int64]
-_NONE = -1
 _TO_HOST = r"(?i)DtoH|DeviceToHost|Device -> (?:Pageable|Pinned|Host)"
 _WAITS = r"(?i)Synchronize"
 _ATEN = "aten::"
@@ -156,7 +153,7 @@ def transfer_rows(events: pl.DataFrame, links: pl.DataFrame) -> pl.DataFrame:
     copies = _copies(events, links)
     if copies.is_empty():
         return empty("compiles")
-    launches = _rows_of(events, copies["launch"])
+    launches = positions(events["id"], copies["launch"])
     copies = copies.with_columns(pl.Series("duration_ns", _blocked(events, launches)))
     copies = pl.concat([copies, _operators(events, launches), _places(events, launches)], how="horizontal")
     key = ["rank", "process", "step", "file", "line", "def_line", "function", "operator", "cause", "source"]
@@ -191,32 +188,19 @@ def _copies(events: pl.DataFrame, links: pl.DataFrame) -> pl.DataFrame:
     return found.join(links.select(id="event", launch="launch"), on="id", how="left", maintain_order="left")
 
 
-def _rows_of(events: pl.DataFrame, ids: pl.Series) -> Int64:
-    """Row numbers of ids; -1 for null and for what is not there. Ids ascend, and rarely is one left out."""
-    known, count = events["id"], events.height
-    first = int(known[0])
-    wanted = ids.fill_null(first - 1).to_numpy()
-    if int(known[-1]) - first == count - 1:
-        at = wanted - first
-        return np.where((at >= 0) & (at < count), at, _NONE)
-    numbers = known.to_numpy()
-    at = np.minimum(np.searchsorted(numbers, wanted), count - 1)
-    return np.where(numbers[at] == wanted, at, _NONE)
-
-
-def _take(events: pl.DataFrame, rows: Int64, *columns: str) -> pl.DataFrame:
-    """The rows with these numbers; all null for -1."""
-    index = pl.Series(rows).replace(_NONE, None).cast(pl.UInt32)
+def _take(events: pl.DataFrame, rows: Rows, *columns: str) -> pl.DataFrame:
+    """The rows with these numbers; all null for `NONE`."""
+    index = pl.Series(rows).replace(NONE, None).cast(pl.UInt32)
     return pl.DataFrame([events[column].gather(index).alias(column) for column in columns])
 
 
-def _blocked(events: pl.DataFrame, launches: Int64) -> pl.Series:
+def _blocked(events: pl.DataFrame, launches: Rows) -> pl.Series:
     """For each copy the host time of its launch, and of the waits behind it in the same operator.
 
     Of several copies of one operator the last one before a wait is charged with it.
     """
     own = _take(events, launches, "parent", "start_ns", "duration_ns").with_row_index("copy")
-    parents = _rows_of(events, own["parent"])
+    parents = positions(events["id"], own["parent"])
     in_operator = _take(events, parents, "category")["category"].is_in(OPERATORS).fill_null(False)
     inside = own.filter(in_operator).select("copy", "parent", at="start_ns").sort("at")
     waits = (
@@ -235,9 +219,9 @@ def _blocked(events: pl.DataFrame, launches: Int64) -> pl.Series:
     return joined.select(pl.col("duration_ns") + pl.col("wait").fill_null(0)).to_series()
 
 
-def _operators(events: pl.DataFrame, launches: Int64) -> pl.DataFrame:
+def _operators(events: pl.DataFrame, launches: Rows) -> pl.DataFrame:
     """The operator of each copy, and the cause that the operators around it tell."""
-    at = _rows_of(events, _take(events, launches, "parent")["parent"])
+    at = positions(events["id"], _take(events, launches, "parent")["parent"])
     names = pl.Series("operator", [None], dtype=pl.String).new_from_index(0, len(at))
     read, dependent = np.zeros(len(at), bool), np.zeros(len(at), bool)
     for _ in range(_LEVELS):
@@ -249,7 +233,7 @@ def _operators(events: pl.DataFrame, launches: Int64) -> pl.DataFrame:
         causes = _by_value(level["name"], lambda name: operator_cause(name, None))
         read |= (causes == "item").fill_null(False).to_numpy()
         dependent |= (causes == "data_dependent_shape").fill_null(False).to_numpy()
-        at = np.where(own.to_numpy(), _rows_of(events, level["parent"]), _NONE)
+        at = np.where(own.to_numpy(), positions(events["id"], level["parent"]), NONE)
     frame = pl.DataFrame({"operator": names, "read": read, "dependent": dependent})
     return frame.select(
         operator=pl.when("read").then(pl.lit(_READ)).otherwise("operator"),
@@ -262,7 +246,7 @@ def _operators(events: pl.DataFrame, launches: Int64) -> pl.DataFrame:
     )
 
 
-def _places(events: pl.DataFrame, launches: Int64) -> pl.DataFrame:
+def _places(events: pl.DataFrame, launches: Rows) -> pl.DataFrame:
     """file, line, def_line and function of each copy, where the trace knows them."""
     functions = _functions(events, launches)
     if events["call_stack"].null_count() == events.height:
@@ -272,9 +256,9 @@ def _places(events: pl.DataFrame, launches: Int64) -> pl.DataFrame:
     return pl.DataFrame([exact[name].zip_with(use, functions[name]) for name in functions.columns])
 
 
-def _functions(events: pl.DataFrame, launches: Int64) -> pl.DataFrame:
+def _functions(events: pl.DataFrame, launches: Rows) -> pl.DataFrame:
     """From the names of the Python functions around each launch, innermost first."""
-    at = _rows_of(events, _take(events, launches, "frame")["frame"])
+    at = positions(events["id"], _take(events, launches, "frame")["frame"])
     own = pl.Series("name", [None], dtype=pl.String).new_from_index(0, len(at))
     library = own
     for _ in range(_FRAMES):
@@ -285,7 +269,7 @@ def _functions(events: pl.DataFrame, launches: Int64) -> pl.DataFrame:
         found = (kinds == _OWN).fill_null(False)
         own = level["name"].zip_with(found, own)
         library = level["name"].zip_with((kinds == _LIBRARY).fill_null(False) & library.is_null(), library)
-        at = np.where(found.to_numpy(), _NONE, _rows_of(events, level["frame"]))
+        at = np.where(found.to_numpy(), NONE, positions(events["id"], level["frame"]))
     names = pl.DataFrame({"name": own.zip_with(own.is_not_null(), library)})
     return names.select(
         file=pl.col("name").str.extract(_PYTHON_FRAME, 1),
@@ -295,9 +279,11 @@ def _functions(events: pl.DataFrame, launches: Int64) -> pl.DataFrame:
     )
 
 
-def _call_stacks(events: pl.DataFrame, launches: Int64) -> pl.DataFrame:
+def _call_stacks(events: pl.DataFrame, launches: Rows) -> pl.DataFrame:
     """From the call stack of the operator around each launch: `file(line): function;...`, innermost first."""
-    stacks = _take(events, _rows_of(events, _take(events, launches, "parent")["parent"]), "call_stack")["call_stack"]
+    stacks = _take(events, positions(events["id"], _take(events, launches, "parent")["parent"]), "call_stack")[
+        "call_stack"
+    ]
     frames = _by_value(stacks, _innermost).to_frame("name")
     return frames.select(
         file=pl.col("name").str.extract(_PYTHON_FRAME, 1),

@@ -60,12 +60,10 @@ def compiles_table(ranks: Iterable[RawRank], steps: pl.DataFrame, traces: Events
 
 def unknown_messages(ranks: Iterable[RawRank]) -> int:
     """Messages of compilers whose wording is not known, and what the agent itself met and could not read."""
-    count = 0
-    for rank in ranks:
-        count += sum(row["cause"] == UNKNOWN for row in journal_rows(rank))
-        met = (integer(event.get("count")) for event in rank.journal if event["kind"] == "compile_unknown")
-        count += sum(max(number or 1, 1) for number in met)
-    return count
+    ranks = list(ranks)
+    unknown = sum(1 for rank in ranks for row in journal_rows(rank) if row["cause"] == UNKNOWN)
+    met = (event for rank in ranks for event in rank.journal if event["kind"] == "compile_unknown")
+    return unknown + sum(max(integer(event.get("count")) or 1, 1) for event in met)
 
 
 def journal_rows(rank: RawRank) -> list[Row]:
@@ -73,18 +71,14 @@ def journal_rows(rank: RawRank) -> list[Row]:
     events = [event for event in rank.journal if event["kind"] in KINDS]
     if not events:
         return []
-    known = _Known(rank, _files(events))
+    # full paths of the user's files, to complete shortened ones
+    named = (string(event.get(name)) for event in events for name in ("def_file", "call_file", "file", "fail_file"))
+    known = _Known(rank, tuple(dict.fromkeys(name for name in named if name and len(name) <= _NAME)))
     rows = [known.row(event) for event in events]
     _fill_frames(rows)
     _fill_new(rows, known)
     _fill_reads(rows)
     return rows
-
-
-def _files(events: Iterable[Row]) -> tuple[str, ...]:
-    """Full paths of the user's files, to complete shortened ones."""
-    named = (string(event.get(name)) for event in events for name in ("def_file", "call_file", "file", "fail_file"))
-    return tuple(dict.fromkeys(name for name in named if name and len(name) <= _NAME))
 
 
 class _Known(Struct):
@@ -129,17 +123,13 @@ class _Known(Struct):
             row["limit"] = stated_limit(event) or _positive(event, "limit")
         if not reason:
             return row
-        found = parse_recompile(reason, self._files_for(event))
+        own = (_name(event, name) for name in ("def_file", "call_file", "fail_file"))  # the event's own files first
+        found = parse_recompile(reason, dict.fromkeys([*(name for name in own if name), *self.files]))
         self.versions[self._rows] = found.version
         row["reason"] = _clipped(reason)
         for name in ("cause", "subject", "old", "new", "hint", "file", "line"):
             row[name] = getattr(found, name)
         return row
-
-    def _files_for(self, event: Row) -> tuple[str, ...]:
-        """The files of the event itself first."""
-        own = (_name(event, name) for name in ("def_file", "call_file", "fail_file"))
-        return tuple(dict.fromkeys([*(name for name in own if name), *self.files]))
 
 
 _EMPTY: Row = dict.fromkeys(SCHEMAS["compiles"])
@@ -247,11 +237,7 @@ def _fill_new(rows: list[Row], known: _Known) -> None:
         if (
             told is not None
             and row["old"] is not None
-            and (row["cause"], row["subject"])
-            == (
-                told["cause"],
-                told["subject"],
-            )
+            and all(row[name] == told[name] for name in ("cause", "subject"))
         ):
             told["new"] = row["old"]
         if row["kind"] == "recompile" and row["graph"] and row["old"] is not None and row["new"] is None:

@@ -19,6 +19,14 @@ from stepscope.tables.step_range import Steps
 from stepscope.tables.trace_entry import TraceIndex, TraceTables, load
 
 _TABLES = ("events", "links", "memory", "traces")
+# name in the counts of the quality report -> field of a trace's index
+_COUNTED = {
+    "trace_events": "slices",
+    "trace_events_lost": "lost",
+    "trace_events_salvaged": "salvaged",
+    "clipped_overlaps": "clipped",
+    "repaired_durations": "repaired",
+}
 _DAMAGED = (OSError, UnreadableInputError, pl.exceptions.PolarsError)
 
 
@@ -75,17 +83,10 @@ def events_table(ranks: Sequence[RawRank], options: BuildOptions) -> EventsTable
             if trace.offset:
                 offsets[source] = trace.offset
             counts.update(trace.counts)
-            counts.update(_index_counts(trace.index))
+            counts.update({name: getattr(trace.index, known) for name, known in _COUNTED.items()})
     counts["unreadable_traces"] = len(unreadable)
     tables = {name: pl.concat(parts, rechunk=False) if parts else empty(name) for name, parts in frames.items()}
-    return EventsTable(
-        **tables,
-        read=tuple(read),
-        steps=steps,
-        counts=counts,
-        offsets=offsets,
-        unreadable=unreadable,
-    )
+    return EventsTable(**tables, read=tuple(read), steps=steps, counts=counts, offsets=offsets, unreadable=unreadable)
 
 
 def _own_steps(rank: RawRank, options: BuildOptions) -> Steps | None:
@@ -107,13 +108,3 @@ def _loaded(
         return load(entry.read(), rank, ref, first_id, options.steps)
     except _DAMAGED as error:
         return str(error)
-
-
-def _index_counts(index: TraceIndex) -> dict[str, int]:
-    return {
-        "trace_events": index.slices,
-        "trace_events_lost": index.lost,
-        "trace_events_salvaged": index.salvaged,
-        "clipped_overlaps": index.clipped,
-        "repaired_durations": index.repaired,
-    }

@@ -6,7 +6,7 @@ they are asked for. Ids are rows of the trace; `trace_entry` moves them when sev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -77,20 +77,21 @@ def ingest(
             precedence=flags.precedence,
         )
         linked, forward_of = _link(taken, track, start, duration, flags, nesting)
-        frames[LINKS] = writer.write(_links_frame(*linked), LINKS)
+        frames[LINKS] = writer.write(linked, LINKS)
         clipped = nesting.clipped
         summary, device = taken.summary, categories.device_kind(taken.texts["category"].values)
         del taken, flags, track, linked  # a large trace is in memory once, not twice
         start += base_ns
-        frames[TREE] = writer.write(_tree_frame(start, duration, nesting, forward_of), TREE)
-        del start, duration, nesting, forward_of
+        tree = {"start_ns": start, "duration_ns": duration, "self_ns": nesting.self_ns, "depth": nesting.depth}
+        ids = {"parent": nesting.parent, "frame": nesting.frame, "forward": forward_of}
+        frames[TREE] = writer.write(_with_ids(tree, ids), TREE)
+        del tree, ids, start, duration, nesting, forward_of
         writer.wait()  # how many files there are is known when the last slices are done
         index = _index(summary, slices=frames[TREE].height, clipped=clipped,
                        repaired=repaired, files=writer.files, device=device)  # fmt: skip
-        if target is None:
-            return StoredTrace(index, **frames, parts=writer.kept)
-        if settle is not None:
+        if target is not None and settle is not None:
             writer.then(partial(_settled, settle, target, index))
+        if target is None or settle is not None:
             return StoredTrace(index, **frames, parts=writer.kept)
     (target / INDEX).write_bytes(msgspec.json.encode(index))
     return StoredTrace(index, **frames, parts=trace_entry.slice_files(target, index))
@@ -111,25 +112,18 @@ def _index(summary: TraceSummary, **known: Any) -> TraceIndex:
         schema=LAYOUT,
         version=__version__,
         world_size=summary.world_size,
-        events=quality.events,
-        salvaged=quality.salvaged,
-        lost=quality.lost,
-        unsupported=quality.unsupported,
-        problems=quality.problems,
+        **{name: getattr(quality, name) for name in ("events", "salvaged", "lost", "unsupported", "problems")},
         metadata=summary.metadata,
         threads=summary.threads,
         **known,
     )
 
 
-_Linked = tuple[links.Links, Int64, Int64]  # links, forward operators of them, and how those were found
-
-
 def _link(
     taken: _Taken, track: Int32, start: Int64, duration: Int64, flags: _Flags, nesting: Nesting
-) -> tuple[_Linked, Int32]:
+) -> tuple[pl.DataFrame, Int32]:
     """The links, and the forward operator of each slice that is one of the backward pass."""
-    known = links.Slices(
+    slices = links.Slices(
         track=track,
         start_ns=start,
         duration_ns=duration,
@@ -142,54 +136,26 @@ def _link(
         correlation=taken.sparse("correlation"),
         external_id=taken.sparse("external_id"),
     )
-    found = links.link(known, _arrows(taken, LAUNCH_ARROWS))
-    operators = np.flatnonzero(flags.operator)
-    ends = start[operators] + duration[operators]
-    by_operator, how = links.forwards(
-        len(start),
-        _numbered(taken, track, start, flags.operator),
-        _arrows(taken, FORWARD_ARROWS),
-        links.Moments(operators, track[operators], start[operators], ends),
-    )
-    onward, holder = links.nearest(nesting.parent, by_operator, found.operator)
+    found = links.link(slices, _arrows(taken, LAUNCH_ARROWS))
+    numbered, arrows = _numbered(taken, track, start, flags.operator), _arrows(taken, FORWARD_ARROWS)
+    forward_of, how = links.forwards(numbered, arrows, slices)
+    forward, holder = links.nearest(nesting.parent, forward_of, found.operator)
     method = np.where(holder >= 0, how[holder] if len(how) else 0, NONE)
-    return (found, onward, method), by_operator
+    ids = {"launch": found.launch, "operator": found.operator, "frame": found.frame, "forward": forward}
+    words = {
+        "event": found.event,
+        "method": _words(links.METHODS, found.method),
+        "state": _words(links.STATES, found.state),
+        "forward_method": _words(links.FORWARD_METHODS, method),
+    }
+    order = ("event", "launch", "operator", "frame", "method", "state", "forward", "forward_method")
+    return _with_ids(words, ids).select(order), forward_of
 
 
-def _links_frame(found: links.Links, onward: Int64, onward_method: npt.NDArray[np.integer]) -> pl.DataFrame:
-    frame = pl.DataFrame(
-        {
-            "event": found.event,
-            "launch": found.launch,
-            "operator": found.operator,
-            "frame": found.frame,
-            "method": _words(links.METHODS, found.method),
-            "state": _words(links.STATES, found.state),
-            "forward": onward,
-            "forward_method": _words(links.FORWARD_METHODS, onward_method),
-        }
-    )
-    return frame.with_columns(_known_id(name) for name in ("launch", "operator", "frame", "forward"))
-
-
-def _tree_frame(start: Int64, duration: Int64, nesting: Nesting, forward_of: Int32) -> pl.DataFrame:
-    frame = pl.DataFrame(
-        {
-            "start_ns": start,
-            "duration_ns": duration,
-            "self_ns": nesting.self_ns,
-            "depth": nesting.depth,
-            "parent": nesting.parent,
-            "frame": nesting.frame,
-            "forward": forward_of,
-        }
-    )
-    return frame.with_columns(_known_id(name) for name in ("parent", "frame", "forward"))
-
-
-def _known_id(name: str) -> pl.Expr:
-    """A column of row numbers in which `NONE` becomes null."""
-    return pl.when(pl.col(name) >= 0).then(pl.col(name).cast(pl.Int64)).alias(name)
+def _with_ids(columns: dict[str, Any], ids: Mapping[str, Int32 | Int64]) -> pl.DataFrame:
+    """A frame of these columns, and of numbers of rows, in which `NONE` becomes null."""
+    known = (pl.when(pl.col(name) >= 0).then(pl.col(name).cast(pl.Int64)).alias(name) for name in ids)
+    return pl.DataFrame({**columns, **ids}).with_columns(known)
 
 
 def _words(words: tuple[str, ...], codes: npt.NDArray[np.integer]) -> pl.Series:
@@ -282,11 +248,7 @@ def _numbered(taken: _Taken, track: Int32, start: Int64, is_operator: Bools) -> 
     rows, sequence = taken.sparse("sequence")
     mine = is_operator[rows]
     rows, sequence = rows[mine], sequence[mine]
-    thread = np.zeros(len(rows), np.int64)
-    known, values = taken.sparse("forward_thread")
-    if len(known):
-        place = np.minimum(np.searchsorted(known, rows), len(known) - 1)
-        thread = np.where(known[place] == rows, values[place], 0)
+    thread = links.value_at(taken.sparse("forward_thread"), rows)
     names = taken.texts["track"].values
     numbers: dict[str, int] = {}
     process = np.array([*(numbers.setdefault(name.rpartition("/")[0], len(numbers)) for name in names), 0], np.int64)

@@ -88,15 +88,13 @@ def _counters(event: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def system_table(hosts: Iterable[RawHost]) -> pl.DataFrame:
     """Telemetry, one row per reading; a reading that is no finite number is left out."""
-    rows: list[tuple[Any, ...]] = []
-    for host in hosts:
-        for line in host.system:
-            time_ns = moment_ns(line.get("time_ns"))
-            metrics = line.get("metrics")
-            if isinstance(metrics, list):
-                rows += [
-                    (host.name, time_ns, *reading) for entry in metrics if (reading := _reading(entry)) is not None
-                ]
+    lines = ((host.name, line) for host in hosts for line in host.system if isinstance(line.get("metrics"), list))
+    rows = [
+        (host, moment_ns(line.get("time_ns")), *reading)
+        for host, line in lines
+        for entry in line["metrics"]
+        if (reading := _reading(entry)) is not None
+    ]
     return pl.DataFrame(rows, schema=SCHEMAS["system"], orient="row")
 
 
@@ -132,12 +130,9 @@ def steps_table(ranks: Iterable[RawRank]) -> pl.DataFrame:
 
 def _device_steps(rank: RawRank) -> dict[int, int]:
     found: dict[int, int] = {}
-    for event in rank.journal:
-        if event["kind"] != "device_step":
-            continue
-        step = integer(event.get("step"))
-        duration = length_ns(event.get("device_ns"))
-        duration = event["duration_ns"] if duration is None else duration
+    for event in (event for event in rank.journal if event["kind"] == "device_step"):
+        step, told = integer(event.get("step")), length_ns(event.get("device_ns"))
+        duration = event["duration_ns"] if told is None else told
         if step is not None and duration is not None:
             found[step] = duration
     return found

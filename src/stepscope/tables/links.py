@@ -94,8 +94,8 @@ def _by_correlation(slices: Slices, device: Int64) -> Int64:
     """Of several calls with a slice's correlation the last that began before it, else the first."""
     rows, values = slices.correlation
     calls = rows[slices.is_runtime[rows] & (values > 0)]
-    call_values = _value_at(slices.correlation, calls)
-    wanted = _value_at(slices.correlation, device)
+    call_values = value_at(slices.correlation, calls)
+    wanted = value_at(slices.correlation, device)
     result = np.full(len(device), NONE, np.int64)
     if not len(calls):
         return result
@@ -112,7 +112,7 @@ def _by_correlation(slices: Slices, device: Int64) -> Int64:
     return result
 
 
-def _value_at(column: tuple[Int64, Int64], rows: Int64) -> Int64:
+def value_at(column: tuple[Int64, Int64], rows: Int64) -> Int64:
     """The values of a sparse column at `rows`, `NONE` where it has none."""
     known, values = column
     if not len(known):
@@ -177,7 +177,7 @@ def _by_external_id(slices: Slices, device: Int64, launch: Int64) -> Int64:
     rows, values = rows[order], values[order]
     result = np.full(len(device), NONE, np.int64)
     for source in (launch, device):
-        wanted = np.where(source >= 0, _value_at(slices.external_id, source), NONE)
+        wanted = np.where(source >= 0, value_at(slices.external_id, source), NONE)
         place = np.minimum(np.searchsorted(values, wanted), len(values) - 1)
         fits = (result < 0) & (wanted > 0) & (values[place] == wanted)
         fits &= slices.start_ns[rows[place]] <= slices.start_ns[device]
@@ -206,13 +206,10 @@ class Numbered(Struct, frozen=True):
     forward_thread: Int64  # 0 or below: an operator of a forward pass
 
 
-def forwards(count: int, numbered: Numbered, arrows: Arrows, operators: Moments) -> tuple[Int32, npt.NDArray[np.int8]]:
-    """For each of `count` rows the forward operator's row, and how it was found; `NONE` elsewhere.
-
-    `operators` finds any operator of the trace by its track and start.
-    """
-    forward = np.full(count, NONE, np.int32)
-    method = np.full(count, NONE, np.int8)
+def forwards(numbered: Numbered, arrows: Arrows, slices: Slices) -> tuple[Int32, npt.NDArray[np.int8]]:
+    """For each slice the forward operator's row, and how it was found; `NONE` elsewhere."""
+    forward = np.full(len(slices.start_ns), NONE, np.int32)
+    method = np.full(len(slices.start_ns), NONE, np.int8)
     backward = numbered.forward_thread > 0
     for process in np.unique(numbered.process[backward]):
         mine = numbered.process == process
@@ -225,6 +222,7 @@ def forwards(count: int, numbered: Numbered, arrows: Arrows, operators: Moments)
             forward[numbered.row[nodes[known]]] = numbered.row[found[known]]
             method[numbered.row[nodes[known]]] = BY_SEQUENCE
     if len(arrows.to_ns):
+        operators = _moments(slices, np.flatnonzero(slices.is_operator))
         ends = operators.at(arrows.to_track, arrows.to_ns, exact=True)
         starts = operators.at(arrows.from_track, arrows.from_ns, exact=True)
         use = np.flatnonzero((ends >= 0) & (starts >= 0))

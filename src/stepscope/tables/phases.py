@@ -92,7 +92,6 @@ def is_wait(leaf: Frame, *, on_device: bool) -> bool:
 
 IMPORT, COMPILE = "import", "compile"
 
-_IMPORT_FILES = ("importlib._bootstrap", "importlib/_bootstrap")
 _MODULE = "<module>"  # of a compiler's file: it is being imported
 # Files of compilers, and the functions of them that are marks, by the last part of their name; without any, all are.
 _COMPILER_FUNCTIONS = """
@@ -147,14 +146,8 @@ for _file, *_functions in (line.split() for line in _COMPILER_FUNCTIONS.splitlin
     _COMPILERS.setdefault(_file.rpartition("/")[2], []).append((_file, _functions))
 
 
-def stage_marks(function: str, file: str) -> str | None:
-    """The stage that a single frame tells: "import" or "compile"; None for all else."""
-    file = file.replace("\\", "/")
-    if any(part in file for part in _IMPORT_FILES):
-        return IMPORT
-    for ending, functions in _COMPILERS.get(file.rpartition("/")[2], ()):
-        if in_file(file, ending):
-            name = last_part(function)
-            if name != _MODULE and (not functions or name in functions):
-                return COMPILE
-    return None
+def compiles(frame: Frame) -> bool:
+    """Whether the frame is of a compiler at work."""
+    file, name = frame.file.replace("\\", "/"), last_part(frame.function)
+    known = _COMPILERS.get(file.rpartition("/")[2], ()) if name != _MODULE else ()
+    return any(in_file(file, ending) and (not functions or name in functions) for ending, functions in known)

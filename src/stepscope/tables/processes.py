@@ -12,6 +12,7 @@ from typing import Any
 
 import polars as pl
 from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from stepscope.read.raw import RawHost, RawRank, Row
 from stepscope.read.text import boolean, integer, moment_ns, string
@@ -47,12 +48,8 @@ class HostProcesses(Struct):
 
     def owner(self, pids: Iterable[int]) -> str | None:
         """The rank folder of the innermost of `pids` (ancestors first), or of its recorded ancestors."""
-        chain = list(pids)
-        for pid in reversed(chain):
-            for ancestor in self.ancestry(pid):
-                if ancestor.claimed:
-                    return ancestor.claimed
-        return None
+        above = (ancestor for pid in reversed(list(pids)) for ancestor in self.ancestry(pid))
+        return next((process.claimed for process in above if process.claimed), None)
 
     def process_of(self, segment: int, pid: int | None) -> Process | None:  # noqa: ARG002 - files share process ids here
         """The process that the stacks of a file name."""
@@ -102,24 +99,8 @@ def host_processes(host: RawHost, ranks: Iterable[RawRank], only_host: bool) -> 
 
 def processes_table(hosts: Iterable[HostProcesses]) -> pl.DataFrame:
     """One row per process; `process` is the rank folder it claimed."""
-    rows: list[dict[str, Any]] = [
-        {
-            "host": host.host,
-            "pid": process.pid,
-            "ppid": process.ppid,
-            "role": process.role,
-            "command": process.command,
-            "python": process.python,
-            "torch": process.torch,
-            "reported": process.reported,
-            "process": process.claimed,
-            "start_ns": process.start_ns,
-            "end_ns": process.end_ns,
-        }
-        for host in hosts
-        for process in host.all
-    ]
-    return pl.DataFrame(rows, schema=SCHEMAS["processes"])
+    rows = [{"host": host.host, "process": one.claimed, **asdict(one)} for host in hosts for one in host.all]
+    return pl.DataFrame([{name: row[name] for name in SCHEMAS["processes"]} for row in rows], SCHEMAS["processes"])
 
 
 def _get(found: HostProcesses, pid: int) -> Process:
@@ -191,6 +172,7 @@ def _settle_roles(found: HostProcesses) -> None:
         if process.torch and process.role not in (WORKER, HELPER)
         for ancestor in found.ancestry(process.pid)[1:]
     }
+    parents = {process.ppid for process in found.all}
     below_rank = {
         process.pid for process in found.all if any(parent.claimed for parent in found.ancestry(process.pid)[1:])
     }
@@ -200,11 +182,7 @@ def _settle_roles(found: HostProcesses) -> None:
         trains = process.torch and process.python is not False
         if trains and process.pid not in below_rank and process.pid not in parents_of_torch:
             process.role = RANK
-        elif process.pid in parents_of_torch or (process.role == _ROOT and _has_children(found, process.pid)):
+        elif process.pid in parents_of_torch or (process.role == _ROOT and process.pid in parents):
             process.role = LAUNCHER
         else:
             process.role = OTHER
-
-
-def _has_children(found: HostProcesses, pid: int) -> bool:
-    return any(process.ppid == pid for process in found.all)

@@ -8,7 +8,7 @@ Shares are of device time: the summed duration of kernels, copies and fills.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from statistics import median, quantiles
 from typing import Any
@@ -20,7 +20,6 @@ from stepscope.tables.compiles import unknown_messages
 from stepscope.tables.events import EventsTable
 from stepscope.tables.links import METHODS
 from stepscope.tables.processes import RANK, HostProcesses
-from stepscope.tables.stacks import StacksTables
 
 REMEDY = (
     "run it without -I, -E or -S, keep PYTHONPATH and STEPSCOPE_RECORD in its environment, and for a container run "
@@ -66,7 +65,9 @@ _LOSSES: dict[str, tuple[str, str]] = {
 _COUNTED_AS = {"bad_lines": "skipped_lines", "bad_steps": "skipped_steps", "skipped_samples": "stack_samples_skipped"}
 
 
-def quality(raw: RawRun, processes: Sequence[HostProcesses], events: EventsTable, stacks: StacksTables) -> Quality:
+def quality(
+    raw: RawRun, processes: Sequence[HostProcesses], events: EventsTable, stack_counts: Counter[str]
+) -> Quality:
     """Counts (every one of them at least 0) and notes, warnings first."""
     segments = [segment for host in raw.hosts for segment in host.segments]
     counts: Counter[str] = Counter({_COUNTED_AS.get(loss, loss): raw.losses.counts.get(loss, 0) for loss in _LOSSES})
@@ -76,7 +77,7 @@ def quality(raw: RawRun, processes: Sequence[HostProcesses], events: EventsTable
     counts["segments_failed"] = sum(segment.status == "failed" for segment in segments)
     counts["probe_errors"] = sum(len(_events(rank, "probe_error")) for rank in raw.ranks)
     for name in ("stack_samples", "torn_stack_samples", "own_stack_samples", "left_out_path_samples"):
-        counts[name] = stacks.counts[name]
+        counts[name] = stack_counts[name]
     for name in EVENT_COUNTS:
         counts[name] = events.counts[name]
     notes = [*_loss_notes(raw), *_host_notes(raw.hosts), *_process_notes(processes), *_stack_notes(counts)]
@@ -90,13 +91,11 @@ def quality(raw: RawRun, processes: Sequence[HostProcesses], events: EventsTable
     return Quality(counts=dict(counts), notes=tuple(notes))
 
 
-def _loss_notes(raw: RawRun) -> list[Note]:
-    notes: list[Note] = []
+def _loss_notes(raw: RawRun) -> Iterator[Note]:
     for loss, (level, text) in _LOSSES.items():
         count = raw.losses.counts.get(loss, 0)
         if count and text:
-            notes.append(Note(level, text.format(n=count), _named(raw.losses.files.get(loss, []))))
-    return notes
+            yield Note(level, text.format(n=count), _named(raw.losses.files.get(loss, [])))
 
 
 def _quoted(value: Any) -> str:
@@ -108,8 +107,7 @@ def _named(names: Sequence[str]) -> str:
     return ", ".join(names[:_MAX_NAMED]) + more
 
 
-def _host_notes(hosts: Iterable[RawHost]) -> list[Note]:
-    notes: list[Note] = []
+def _host_notes(hosts: Iterable[RawHost]) -> Iterator[Note]:
     for host in hosts:
         if not host.name:
             continue  # files of stacks that something else recorded
@@ -117,18 +115,17 @@ def _host_notes(hosts: Iterable[RawHost]) -> list[Note]:
         manifest = host.manifest
         if manifest is None:
             text = f"host {host.name} left no manifest: command, hardware and exit are unknown"
-            notes.append(Note(WARNING, text, source))
+            yield Note(WARNING, text, source)
             continue
         if manifest.get("ended_ns") is None:
             text = f"the recording on host {host.name} never ended: stepscope was killed, or the run is still going"
-            notes.append(Note(WARNING, text, source))
+            yield Note(WARNING, text, source)
         problems = manifest.get("problems")
         for problem in problems[:_MAX_NAMED] if isinstance(problems, list) else ():
-            notes.append(Note(WARNING, f"on host {host.name}: {_quoted(problem)}", source))
+            yield Note(WARNING, f"on host {host.name}: {_quoted(problem)}", source)
         sampler = manifest.get("sampler")
         if isinstance(sampler, dict):
-            notes += _sampler_notes(sampler, source)
-    return notes
+            yield from _sampler_notes(sampler, source)
 
 
 def _sampler_notes(sampler: Row, source: str) -> list[Note]:
@@ -141,76 +138,69 @@ def _sampler_notes(sampler: Row, source: str) -> list[Note]:
     return []
 
 
-def _process_notes(processes: Iterable[HostProcesses]) -> list[Note]:
-    notes: list[Note] = []
+def _process_notes(processes: Iterable[HostProcesses]) -> Iterator[Note]:
     for host in processes:
         silent = [process for process in host.all if process.role == RANK and process.torch and not process.reported]
         source = f"host-{host.host}/processes.jsonl"
         for process in silent[:_MAX_NAMED]:
             command = (process.command or "unknown command")[:200]
             text = f"the agent never reported from process {process.pid} ({command}), so it has no steps: {REMEDY}"
-            notes.append(Note(WARNING, text, source))
+            yield Note(WARNING, text, source)
         if len(silent) > _MAX_NAMED:
             text = f"the agent never reported from {len(silent) - _MAX_NAMED} more processes with torch"
-            notes.append(Note(WARNING, text, source))
-    return notes
+            yield Note(WARNING, text, source)
 
 
-def _stack_notes(counts: Counter[str]) -> list[Note]:
-    notes: list[Note] = []
+def _stack_notes(counts: Counter[str]) -> Iterator[Note]:
     if counts["segments_failed"]:
         text = f"{counts['segments_failed']} of {counts['segments']} stack segments failed, their time has no stacks"
-        notes.append(Note(WARNING, text, "stacks.jsonl"))
+        yield Note(WARNING, text, "stacks.jsonl")
     torn, all_samples, failed = counts["torn_stack_samples"], counts["stack_samples"], counts["stack_errors"]
     if failed > _MANY_FAILED * (all_samples + failed):
         text = (
             f"{failed} of {all_samples + failed} samples could not be taken while the program ran on; most are missing "
             "from busy Python code, whose share is larger than stacks show"
         )
-        notes.append(Note(INFO, text, "stacks.jsonl"))
+        yield Note(INFO, text, "stacks.jsonl")
     if torn:
         text = f"{torn} of {all_samples} sampled stacks were torn (read while the program ran on) and were left out"
-        notes.append(Note(INFO, text, "stacks.jsonl"))
+        yield Note(INFO, text, "stacks.jsonl")
     if counts["left_out_path_samples"]:
         text = (
             f"{counts['left_out_path_samples']} samples are of more different call paths than are kept; "
             "they stand under one name"
         )
-        notes.append(Note(WARNING, text, "stacks"))
-    return notes
+        yield Note(WARNING, text, "stacks")
 
 
-def _foreign_notes(hosts: Iterable[RawHost], ranks: Sequence[RawRank]) -> list[Note]:
+def _foreign_notes(hosts: Iterable[RawHost], ranks: Sequence[RawRank]) -> Iterator[Note]:
     """What files of stacks that something else recorded cannot tell."""
-    notes: list[Note] = []
     for host in hosts:
         if host.name:
             continue
         named = _named([segment.file for segment in host.segments])
         text = "files of stacks know no steps, so nothing can be said in time per step"
-        notes.append(Note(INFO, text, named))
+        yield Note(INFO, text, named)
         if len(ranks) > 1:
             text = f"nothing in the files says which rank is which: {len(ranks)} are numbered by file and process id"
-            notes.append(Note(INFO, text, named))
-    return notes
+            yield Note(INFO, text, named)
 
 
-def _rank_notes(rank: RawRank, events: EventsTable) -> list[Note]:
+def _rank_notes(rank: RawRank, events: EventsTable) -> Iterator[Note]:
     source = f"{rank.name}/events.jsonl"
-    notes: list[Note] = []
     for event in _events(rank, "probe_error"):
         probe, error = (_quoted(event.get(key)) for key in ("probe", "error"))
         text = f"probe {probe} failed in {rank.name} and was off from then on: {error}"
-        notes.append(Note(WARNING, text, source))
-    notes += _missing_notes(rank)
+        yield Note(WARNING, text, source)
+    yield from _missing_notes(rank)
     traces = {trace.name for trace in rank.traces if f"{rank.name}/{trace.name}" not in events.unreadable}
     for event in _events(rank, "window"):
         name = (string(event.get("trace")) or "").removesuffix(".gz")
         if event.get("status") == "kept" and name and name not in traces:
-            notes.append(Note(WARNING, f"the trace of a profiler window is missing or unreadable: {name}", source))
+            yield Note(WARNING, f"the trace of a profiler window is missing or unreadable: {name}", source)
         if event.get("status") == "dropped":
             reason = string(event.get("reason")) or "no reason recorded"
-            notes.append(Note(WARNING, f"a profiler window of {rank.name} was dropped: {reason}", source))
+            yield Note(WARNING, f"a profiler window of {rank.name} was dropped: {reason}", source)
     for kind, text in (
         ("window_skipped", "no profiler window was opened in"),
         ("suspended", "probes were suspended, so some phases are unknown, in"),
@@ -218,8 +208,7 @@ def _rank_notes(rank: RawRank, events: EventsTable) -> list[Note]:
         reasons = {_quoted(event.get("reason")): event.get("asked") is True for event in _events(rank, kind)}
         for reason, asked in reasons.items():
             where = f"{rank.name} where one was asked for" if asked else rank.name
-            notes.append(Note(WARNING if asked else INFO, f"{text} {where}: {reason}", source))
-    return notes
+            yield Note(WARNING if asked else INFO, f"{text} {where}: {reason}", source)
 
 
 def _missing_notes(rank: RawRank) -> list[Note]:
@@ -339,69 +328,65 @@ def _unreadable(events: EventsTable) -> list[Note]:
     return [*notes[:_MAX_NAMED], Note(WARNING, f"{more} more trace(s) could not be read", "traces")]
 
 
-def _read(events: EventsTable) -> list[Note]:
-    notes: list[Note] = []
+def _read(events: EventsTable) -> Iterator[Note]:
     for trace in events.read:
         index, source = trace.index, f"{trace.rank.name}/{trace.name}"
         said = "".join(f"; {problem}" for problem in index.problems)
         if index.lost:
             text = f"{index.lost:,} of {index.events:,} events of a trace could not be read{said}"
-            notes.append(Note(WARNING, text, source))
+            yield Note(WARNING, text, source)
         elif index.problems:
-            notes.append(Note(WARNING, f"a trace is damaged{said}", source))
+            yield Note(WARNING, f"a trace is damaged{said}", source)
         if index.salvaged:
             text = f"{index.salvaged:,} of {index.events:,} events of a trace are no valid JSON and were mended"
-            notes.append(Note(INFO, text, source))
+            yield Note(INFO, text, source)
         if index.repaired:
             text = (
                 f"{index.repaired:,} slices had impossible durations (negative, over a week, or on a stream over later "
                 "work) and were cut"
             )
-            notes.append(Note(WARNING, text, source))
+            yield Note(WARNING, text, source)
     missing = events.counts["missing_steps"]
     if missing:
-        notes.append(Note(INFO, f"{missing} step(s) between the first and the last are in no trace", "traces"))
-    return notes
+        yield Note(INFO, f"{missing} step(s) between the first and the last are in no trace", "traces")
 
 
-def _clocks(events: EventsTable) -> list[Note]:
-    notes = []
+def _clocks(events: EventsTable) -> Iterator[Note]:
     for source, offset in events.offsets.items():
         where = "ahead of" if offset < 0 else "behind"
         text = f"the trace's clock was {abs(offset) / 1e6:.1f} ms {where} the journal's and has been moved"
-        notes.append(Note(INFO, text, source))
-    return notes
+        yield Note(INFO, text, source)
 
 
-def _links(events: EventsTable) -> list[Note]:
+def _links(events: EventsTable) -> Iterator[Note]:
     counts, source = events.counts, "traces"
     total = counts["device_ns"]
     if not total:
-        return []
+        return
     before, graph = counts["before_recording_ns"], counts["graph_ns"]
     launched = total - before
     if not launched:
         text = "no launch of a kernel or copy was recorded, so device time cannot be linked to operators or lines"
-        return [Note(WARNING, text, source)]
+        yield Note(WARNING, text, source)
+        return
     by_method = {method: counts[f"linked_by_{method}_ns"] for method in METHODS}
     linked = sum(by_method.values())
     ways = ", ".join(f"{_share(ns, launched)} {_SAID_AS[method]}" for method, ns in by_method.items() if ns)
     text = f"{_share(linked, launched)} of the device time whose launch was recorded is linked to an operator"
     short = linked + graph < 0.99 * launched
-    notes = [Note(WARNING if short else INFO, f"{text} ({ways})" if ways else text, source)]
+    yield Note(WARNING if short else INFO, f"{text} ({ways})" if ways else text, source)
     if before:
         text = (
             f"{_share(before, total)} of device time was launched before the recording began: "
             "its launches are in no trace"
         )
-        notes.append(Note(INFO, text, source))
+        yield Note(INFO, text, source)
     if graph:
         text = (
             f"{_share(graph, total)} of device time was launched by CUDA graphs and cannot be linked to single "
             "operators: a replay is one call for all its kernels, and the operators ran when the graph was captured"
         )
-        notes.append(Note(INFO, text, source))
-    return notes
+        yield Note(INFO, text, source)
 
 
 def _share(part: int, whole: int) -> str:

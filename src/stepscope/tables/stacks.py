@@ -28,7 +28,7 @@ from stepscope.read.raw import FrameNames, Losses, RawHost, RawRank, RawSegment,
 from stepscope.tables import call_paths, phases
 from stepscope.tables.call_paths import CallPaths
 from stepscope.tables.processes import HELPER, OTHER, RANK, WORKER, HostProcesses, Process
-from stepscope.tables.schema import SCHEMAS
+from stepscope.tables.schema import SCHEMAS, empty
 
 Progress = Callable[[str, int, int], None]
 
@@ -53,24 +53,17 @@ class Taken(Struct):
     anonymous: set[int] = field(default_factory=set)  # segments with stacks that name no process
 
 
-class StacksTables(Struct, frozen=True):
-    """All tables of stacks, with counts: `stack_samples`, and of them `torn_stack_samples`, `own_stack_samples` and
-    `left_out_path_samples` (of paths beyond the limit, which stand under one name)."""
-
-    segments: pl.DataFrame
-    stacks: pl.DataFrame
-    stretches: pl.DataFrame
-    nodes: pl.DataFrame
-    frames: pl.DataFrame
-    counts: Counter[str]
-
-
 class StackRows:
-    """The stacks of all hosts, taken in once; `tables` joins them with their processes."""
+    """The stacks of all hosts, taken in once; `tables` joins them with their processes.
+
+    `counts` then holds `stack_samples`, and of them `torn_stack_samples`, `own_stack_samples` and
+    `left_out_path_samples` (of paths beyond the limit, which stand under one name).
+    """
 
     def __init__(self, hosts: Sequence[RawHost], losses: Losses, progress: Progress | None = None) -> None:
         self.hosts = hosts
         self.taken = [Taken() for _ in hosts]
+        self.counts: Counter[str] = Counter()
         self._names = FrameNames()
         self._paths = CallPaths(self._names)
         self._segments: list[tuple[int, RawSegment]] = []
@@ -89,7 +82,8 @@ class StackRows:
         skipped_before, first = losses.counts.get("skipped_samples", 0), len(self._columns["node"])
         rows: dict[int, int] = {}
         same: dict[tuple[int, int, int], int] = {}  # files may say one stack a million times
-        size = _size(segment) if progress is not None else 0
+        path = segment.stacks.path
+        size = path.stat().st_size if progress is not None and path.exists() else 0
         report = (lambda done: progress(segment.file, done, size)) if progress is not None else None
         total = 0
         for stack in segment.stacks.read(self._names, losses, report):
@@ -150,53 +144,34 @@ class StackRows:
             elif pids and bits & (call_paths.BACKWARD | call_paths.OPTIMIZER):
                 taken.training.add((per_file, pids[-1]))
 
-    def tables(self, processes: Sequence[HostProcesses], ranks: Sequence[RawRank]) -> StacksTables:
-        """The tables; `processes` in the order of the hosts."""
-        return _Joined(self, processes, ranks).tables()
-
-
-def _size(segment: RawSegment) -> int:
-    try:
-        return segment.stacks.path.stat().st_size
-    except OSError:
-        return 0
-
-
-class _Joined:
-    """The rows with all that is known of their threads and segments."""
-
-    def __init__(self, rows: StackRows, processes: Sequence[HostProcesses], ranks: Sequence[RawRank]) -> None:
-        self._rows = rows
-        self._processes = processes
-        self._by_name = {rank.name: rank for rank in ranks}
-        self.counts: Counter[str] = Counter()
-
-    def tables(self) -> StacksTables:
-        rows = self._rows
-        columns = {name: np.frombuffer(values, np.int64) for name, values in rows._columns.items() if len(values)}
-        segments = self._segments()
-        nodes, frames = rows._paths.nodes_table(), rows._paths.frames_table()
+    def tables(self, processes: Sequence[HostProcesses], ranks: Sequence[RawRank]) -> dict[str, pl.DataFrame]:
+        """The tables `segments`, `stacks`, `stretches`, `nodes` and `frames`; `processes` in the order of the hosts."""
+        columns = {name: np.frombuffer(values, np.int64) for name, values in self._columns.items() if len(values)}
+        found = {"segments": self._segments_table(), "stacks": empty("stacks"), "stretches": empty("stretches")}
+        found |= {"nodes": self._paths.nodes_table(), "frames": self._paths.frames_table()}
         if not columns:
-            empty = {name: pl.DataFrame(schema=SCHEMAS[name]) for name in ("stacks", "stretches")}
-            return StacksTables(segments, empty["stacks"], empty["stretches"], nodes, frames, self.counts)
-        table = self._table(columns, segments)
+            return found
+        table = self._table(columns, found["segments"], self._threads(processes, ranks), ranks)
         self.counts["stack_samples"] = int(columns["samples"].sum())
         for name in ("own", "torn"):
             self.counts[f"{name}_stack_samples"] = int(table.filter(pl.col(f"is_{name}"))["samples"].sum())
         left_out = pl.Series((columns["bits"] & call_paths.LEFT_OUT) != 0)
         self.counts["left_out_path_samples"] = int(table.filter(left_out)["samples"].sum())
         kept = ~(pl.col("is_own") | pl.col("is_torn"))
-        stretches = self._stretch_table(table.with_columns(kept=kept))
-        stacks = table.filter(kept).select(pl.col(name).cast(dtype) for name, dtype in SCHEMAS["stacks"].items())
-        return StacksTables(segments, stacks, stretches, nodes, frames, self.counts)
+        found["stacks"] = _as_table("stacks", table.filter(kept))
+        if len(self._stretches["row"]):
+            row, start_ns, end_ns = (np.frombuffer(values, np.int64) for values in self._stretches.values())
+            stretches = table[row].with_columns(start_ns=pl.Series(start_ns), end_ns=pl.Series(end_ns))
+            found["stretches"] = _as_table("stretches", stretches.filter(kept).with_columns(phase=_phase()))
+        return found
 
-    def _segments(self) -> pl.DataFrame:
+    def _segments_table(self) -> pl.DataFrame:
         found: list[dict[str, Any]] = []
-        for (host, segment), (samples, skipped) in zip(self._rows._segments, self._rows._sums, strict=True):
+        for (host, segment), (samples, skipped) in zip(self._segments, self._sums, strict=True):
             known = segment.start_ns is not None and segment.end_ns is not None
             found.append(
                 {
-                    "host": self._rows.hosts[host].name,
+                    "host": self.hosts[host].name,
                     "file": segment.file,
                     "source": segment.source,
                     "format": segment.stacks.format,
@@ -216,16 +191,16 @@ class _Joined:
             )
         return pl.DataFrame(found, schema=SCHEMAS["segments"])
 
-    def _threads(self) -> pl.DataFrame:
+    def _threads(self, processes: Sequence[HostProcesses], ranks: Sequence[RawRank]) -> pl.DataFrame:
         """What is known of each thread: its process, the rank it belongs to, the process's role by itself."""
         found: list[dict[str, Any]] = []
-        mains = {who[:4] for who in self._rows._who if who.name == "MainThread"}
-        for who in self._rows._who:
-            processes, taken = self._processes[who.host], self._rows.taken[who.host]
+        by_name = {rank.name: rank for rank in ranks}
+        mains = {who[:4] for who in self._who if who.name == "MainThread"}
+        for who in self._who:
             pid = who.pids[-1] if who.pids else None
-            process = processes.process_of(who.segment, pid)
-            owner = processes.owner_of(who.segment, who.pids)
-            rank = self._by_name.get(owner) if owner else None
+            process = processes[who.host].process_of(who.segment, pid)
+            owner = processes[who.host].owner_of(who.segment, who.pids)
+            rank = by_name.get(owner) if owner else None
             device = str(((rank.info if rank else None) or {}).get("device") or "cpu")
             steps = rank.steps if rank else ()
             found.append(
@@ -233,7 +208,7 @@ class _Joined:
                     "rank": rank.rank if rank else None,
                     "process": owner if rank else None,
                     "pid": pid,
-                    "role": _role(who, process, processes, taken),
+                    "role": _role(who, process, processes[who.host], self.taken[who.host]),
                     "thread": who.thread,
                     "thread_name": who.name,
                     "is_claimed": process is not None and process.role == RANK and bool(process.claimed),
@@ -246,15 +221,17 @@ class _Joined:
         more = {"is_claimed": pl.Boolean, "is_main": pl.Boolean, "on_device": pl.Boolean, "first_step_ns": pl.Int64}
         return pl.DataFrame(found, schema={**schema, **more})
 
-    def _table(self, columns: Mapping[str, Any], segments: pl.DataFrame) -> pl.DataFrame:
-        bits = columns["bits"]
-        threads = self._threads()[columns["who"]]
-        numbers = pl.Series("segment", [segment.number for _, segment in self._rows._segments], dtype=pl.Int64)
+    def _table(
+        self, columns: Mapping[str, Any], segments: pl.DataFrame, threads: pl.DataFrame, ranks: Sequence[RawRank]
+    ) -> pl.DataFrame:
+        """The rows with all that is known of their threads and segments."""
+        bits, threads = columns["bits"], threads[columns["who"]]
+        numbers = pl.Series("segment", [segment.number for _, segment in self._segments], dtype=pl.Int64)
         files = segments.with_columns(numbers)[columns["segment"]]
         table = threads.hstack(
             files.select("host", "file", "source", "segment", "start_ns", "end_ns", "rate_hz", "blocking")
         )
-        waits = self._rows._paths.waiting(columns["node"].astype(np.int32), threads["on_device"].to_numpy())
+        waits = self._paths.waiting(columns["node"].astype(np.int32), threads["on_device"].to_numpy())
 
         def has(bit: int) -> pl.Series:
             return pl.Series((bits & bit) != 0)
@@ -264,9 +241,16 @@ class _Joined:
             samples=pl.Series(columns["samples"]),
             waiting=pl.Series(waits),
             marked=_lookup(bits, call_paths.phase_of),
-            stage=_lookup(bits, _stage),
+            stage=pl.when(has(call_paths.COMPILE))
+            .then(pl.lit(phases.COMPILE))
+            .when(has(call_paths.IMPORTING))
+            .then(pl.lit(phases.IMPORT)),
             importing=has(call_paths.IMPORT),
-            main_thread=pl.coalesce("is_main", pl.Series(_main_by_root(bits))),
+            # a stack without a thread's name is a main thread's or not by its outermost frame
+            main_thread=pl.coalesce(
+                "is_main",
+                pl.when(has(call_paths.FROM_THREAD)).then(False).when(has(call_paths.FROM_MODULE)).then(True),
+            ),
             role=pl.when(~pl.col("is_claimed") & (pl.col("role") != WORKER) & has(call_paths.HELPER))
             .then(pl.lit(HELPER))
             .otherwise("role"),
@@ -282,29 +266,19 @@ class _Joined:
             is_own=is_own,
             is_torn=~is_own & is_main & pl.col("torn") & ~pl.col("blocking").fill_null(True),
         )
-        forward = mostly_forward(table, self._rows._stretches, [*self._by_name.values()])
+        forward = mostly_forward(table, self._stretches, ranks)
         marked = pl.when(pl.col("marked").is_null() & ~pl.col("importing") & forward).then(pl.lit(phases.FORWARD))
-        phased: pl.DataFrame = table.with_columns(marked.otherwise("marked").alias("marked")).with_columns(
-            phase=_phase("end_ns")
-        )
+        phased: pl.DataFrame = table.with_columns(marked=marked.otherwise("marked")).with_columns(phase=_phase())
         return phased
 
-    def _stretch_table(self, table: pl.DataFrame) -> pl.DataFrame:
-        stretches = {
-            name: np.frombuffer(values, np.int64) for name, values in self._rows._stretches.items() if len(values)
-        }
-        if not stretches:
-            return pl.DataFrame(schema=SCHEMAS["stretches"])
-        found = table[stretches["row"]].with_columns(
-            start_ns=pl.Series(stretches["start_ns"]), end_ns=pl.Series(stretches["end_ns"])
-        )
-        found = found.filter("kept").with_columns(phase=_phase("end_ns"))
-        return found.select(pl.col(name).cast(dtype) for name, dtype in SCHEMAS["stretches"].items())
+
+def _as_table(name: str, rows: pl.DataFrame) -> pl.DataFrame:
+    return rows.select(pl.col(column).cast(dtype) for column, dtype in SCHEMAS[name].items())
 
 
-def _phase(end: str) -> pl.Expr:
+def _phase() -> pl.Expr:
     """The phase of rows of a rank's main thread, null elsewhere."""
-    before = (pl.col(end) <= pl.col("first_step_ns")).fill_null(False)
+    before = (pl.col("end_ns") <= pl.col("first_step_ns")).fill_null(False)
     phase = (
         pl.when(before)
         .then(pl.lit(phases.STARTUP))
@@ -317,24 +291,10 @@ def _phase(end: str) -> pl.Expr:
     return pl.when((pl.col("role") == RANK) & pl.col("main_thread").fill_null(False)).then(phase)
 
 
-def _stage(bits: int) -> str | None:
-    return "compile" if bits & call_paths.COMPILE else "import" if bits & call_paths.IMPORTING else None
-
-
 def _lookup(bits: Any, of: Callable[[int], str | None]) -> pl.Series:
     """A text for every row from its bits, of which there are few different ones."""
     distinct, where = np.unique(bits, return_inverse=True)
     return pl.Series([of(int(value)) for value in distinct], dtype=pl.String)[where]
-
-
-def _main_by_root(bits: Any) -> list[bool | None]:
-    """Whether a stack without a thread's name is a main thread's, by its outermost frame."""
-    distinct, where = np.unique(bits & (call_paths.FROM_THREAD | call_paths.FROM_MODULE), return_inverse=True)
-    known = [
-        False if value & call_paths.FROM_THREAD else True if value & call_paths.FROM_MODULE else None
-        for value in distinct.tolist()
-    ]
-    return [known[index] for index in where.tolist()]
 
 
 def _role(who: Who, process: Process | None, processes: HostProcesses, taken: Taken) -> str:
@@ -383,16 +343,12 @@ def mostly_forward(rows: pl.DataFrame, stretches: Mapping[str, Any], ranks: Sequ
 
 def _forward_parts(rank: RawRank, rate_hz: object) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Where each step's forward part begins and ends; without a loader the first module begins it."""
-    parts: list[tuple[int, int]] = []
     walls = [step["wall_ns"] for step in rank.steps if step["wall_ns"] is not None]
     long = isinstance(rate_hz, float) and rate_hz > 0 and sum(walls) * rate_hz >= SHORT * 1e9 * len(walls)
-    for step in rank.steps:
-        if not long or step["start_ns"] is None or step["forward_ns"] is None:
-            continue
-        wait = step["data_wait_ns"] or 0
-        end = step["start_ns"] + sum(step[name] or 0 for name in _BEFORE)
-        parts.append((step["start_ns"] + (0 if step["fetches"] else wait), end))
-    found = np.array(sorted(parts), np.int64).reshape(-1, 2)
+    known = [row for row in rank.steps if long and row["start_ns"] is not None and row["forward_ns"] is not None]
+    begins = [row["start_ns"] + (0 if row["fetches"] else row["data_wait_ns"] or 0) for row in known]
+    ends = [row["start_ns"] + sum(row[name] or 0 for name in _BEFORE) for row in known]
+    found = np.array(sorted(zip(begins, ends, strict=True)), np.int64).reshape(-1, 2)
     return found[:, 0], found[:, 1]
 
 

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import polars as pl
 from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from stepscope import __version__
 from stepscope.cached import INDEX, LAYOUT
@@ -139,7 +140,9 @@ def load(trace: StoredTrace, rank: RawRank, ref: TraceRef, first_id: int, steps:
         own = chosen(known, steps)
     linked, memory = trace.links, trace.memory
     step = _steps_of(trace.tree["start_ns"].to_numpy() + offset, known)
-    _step_of_launch(step, linked)
+    launch = linked["launch"].fill_null(NONE).to_numpy()
+    launched = launch >= 0  # a device slice belongs to the step that launched it, wherever the host was by then
+    step[linked["event"].to_numpy()[launched]] = step[launch[launched]]
     if offset:
         memory = memory.with_columns(pl.col("time_ns") + offset)
     kept: Bools | None = None
@@ -203,13 +206,6 @@ def _steps_of(times_ns: Int64, steps: Iterable[dict[str, Any]]) -> Int64:
     return step_at(times_ns, *columns)
 
 
-def _step_of_launch(step: Int64, linked: pl.DataFrame) -> None:
-    """A device slice belongs to the step that launched it, wherever the host was by then."""
-    launch = linked["launch"].fill_null(NONE).to_numpy()
-    known = launch >= 0
-    step[linked["event"].to_numpy()[known]] = step[launch[known]]
-
-
 def _link_counts(linked: pl.DataFrame, durations_ns: pl.Series) -> Counter[str]:
     """Device time by what became of it, in ns, and the number of device slices."""
     device = linked.select("state", "method", duration_ns=durations_ns.gather(linked["event"]))
@@ -246,26 +242,18 @@ def _numbers(kept: Bools | None, first_id: int, count: int) -> Int64 | int:
 def _renumbered(frame: pl.DataFrame, columns: Iterable[str], numbers: Int64 | int) -> pl.DataFrame:
     if isinstance(numbers, int):
         return frame.with_columns(pl.col(name) + numbers for name in columns) if numbers else frame
-    new = []
-    for name in columns:
-        old = frame[name].fill_null(NONE).to_numpy()
-        series = pl.Series(name, np.where(old >= 0, numbers[old], NONE))
-        new.append(series.set(series < 0, None))
-    return frame.with_columns(new)
+    old = {name: frame[name].fill_null(NONE).to_numpy() for name in columns}
+    new = (pl.Series(name, np.where(rows >= 0, numbers[rows], NONE)) for name, rows in old.items())
+    return frame.with_columns(series.set(series < 0, None) for series in new)
 
 
 def _trace_row(ref: TraceRef, index: TraceIndex, whose: dict[str, Any]) -> pl.DataFrame:
     row = {
+        **asdict(index),
         **whose,
         "owner": ref.owner,
         "folder": ref.folder,
         "claimed_rank": ref.claimed_rank,
-        "events": index.events,
-        "salvaged": index.salvaged,
-        "lost": index.lost,
-        "unsupported": index.unsupported,
-        "clipped": index.clipped,
-        "repaired": index.repaired,
         "problems": list(index.problems),
         "metadata": msgspec.json.encode(index.metadata).decode(),
         "threads": msgspec.json.encode(index.threads).decode(),

@@ -69,17 +69,6 @@ def test_files_of_one_name_have_ids_of_their_own() -> None:
     assert len({cause.id for cause in causes}) == 2
 
 
-def test_a_later_backward_pass_counts_as_time_of_its_graph() -> None:
-    recompile = growing(2, 1)[0] | {"graph": "0/1"}
-    backward = compile_row(2, ms=3, at_ms=6, direction="backward", graph="0/1", function=None, def_file=None)
-    found = view(steps=step_rows(9), compiles=[compile_row(0, graph="0/0"), recompile, backward])
-    cause = one(found.causes, "recompile")
-    assert (cause.count, cause.total_ms) == pytest.approx((1, 7))
-    assert one(found.causes, "compile").total_ms == pytest.approx(4)
-    assert found.backends[0].compiles == 2
-    assert found.backends[0].compile_ms == pytest.approx(11)
-
-
 def test_a_limit_hit_takes_function_and_line_of_the_recompilations_before_it() -> None:
     line: Row = {"cause": "int_attribute", "subject": "s.calls", "file": TRAIN, "line": 18}
     other = compile_row(8, kind="recompile", cause="shape", graph="1/7", function="other", file=TRAIN, line=99)
@@ -99,15 +88,6 @@ def test_a_limit_hit_of_another_cause_takes_no_line_from_it() -> None:
     cause = one(view(steps=step_rows(20), compiles=[before, hit | {"time_ns": T0 + 90 * MS}]).causes, "limit_hit")
     assert (cause.function, cause.subject) == ("forward", "x.size(0)")
     assert cause.place == Place(TRAIN, 40)
-
-
-def test_steps_of_ranks_are_put_in_one_order() -> None:
-    early = [row | {"rank": 1, "process": "rank-1"} for row in growing(1, 2)]
-    steps = [row for rank in (0, 1) for row in step_rows(9, rank=rank, process=f"rank-{rank}")]
-    cause = one(view(steps=steps, compiles=[*growing(4, 2), *early]).causes, "recompile")
-    assert cause.steps == (1, 2, 4, 5)
-    assert (cause.first_step, cause.last_step) == (1, 5)
-    assert [change.step for change in cause.changes] == [1, 2, 4, 5]
 
 
 spans = st.tuples(st.integers(0, 5), st.floats(0, 30), st.floats(0, 30), st.sampled_from("ab"), st.integers(0, 1))

@@ -32,18 +32,6 @@ def test_nested_and_overlapping_rows_count_once() -> None:
     assert (steps.steps, steps.compiling_steps, steps.compiles) == (20, 1, 3)
 
 
-def test_a_span_between_steps_is_in_none_of_them() -> None:
-    rows = step_rows(4) + step_rows(4, first_step=4, start_ns=T0 + 100 * MS)
-    between = compile_row(None, ms=20) | {"time_ns": T0 + 50 * MS}
-    found = view(steps=rows, compiles=[compile_row(1), between])
-    assert of_kind(found).compile_ms == pytest.approx(4)
-    assert of_kind(found).compiles == 1
-    assert found.backends[0].compile_ms == pytest.approx(24)
-    assert [(cause.total_ms, cause.in_main_steps_ms) for cause in found.causes] == [(24.0, 4.0)]
-    assert found.backends[0].in_steps_ms == pytest.approx(4)
-    assert found.backends[0].compiles == 2
-
-
 def test_kinds_are_apart_and_each_has_its_own_warm_up() -> None:
     train = step_rows(30)
     evaluation = step_rows(12, first_step=30, start_ns=T0 + 300 * MS, kind="eval")
@@ -59,25 +47,6 @@ def test_kinds_are_apart_and_each_has_its_own_warm_up() -> None:
     assert evals.late_share == pytest.approx(0.4)
     assert of_kind(found).late_share == 0
     assert {cause.kind: cause.kinds for cause in found.causes} == {"compile": ("train",), "recompile": ("eval",)}
-
-
-def test_steps_in_windows_are_left_out_unless_all_are() -> None:
-    rows = step_rows(20)
-    for row in rows[4:8]:
-        row["in_window"] = True
-    compiles = [compile_row(0), compile_row(5)]
-    steps = of_kind(view(steps=rows, compiles=compiles))
-    assert (steps.steps, steps.compiles, steps.compile_ms) == pytest.approx((16, 1, 4))
-    steps = of_kind(view(steps=step_rows(20, in_window=True), compiles=compiles))
-    assert (steps.steps, steps.compiles) == (20, 2)
-
-
-def test_no_duration_is_no_figure() -> None:
-    found = view(steps=step_rows(20), compiles=[compile_row(2, ms=None)])
-    steps = of_kind(found)
-    assert (steps.compile_ms, steps.share, steps.late_share) == (None, None, None)
-    assert steps.compiling_steps == 1
-    assert found.backends[0].compile_ms is None
 
 
 def test_steps_of_a_report_are_estimated_by_its_rates() -> None:

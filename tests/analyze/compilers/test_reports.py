@@ -32,27 +32,6 @@ def texts(*rows: dict[str, object], **tables: object) -> list[str]:
     return [warning.text for warning in view(counters=rows, **tables).warnings]
 
 
-def test_the_last_state_counts_in_milliseconds() -> None:
-    values = percentiles({50: 2e6, 1: 1e6, 99: 3e6})
-    rows = [
-        metric("CompileTime", 1, 1e6, step=0),
-        metric("CompileTime", 3, 6e6, step=2, value_per_second=2e6, samples_per_second=1.5, percentiles=values),
-        metric("OutboundData", 2, 4096, unit="bytes", step=2),
-        counter("MarkStep", 3, step=2),
-        metric("CompileTime", 2, 3e6, step=1),
-    ]
-    found = view(counters=rows)
-    compile_time = next(one for one in found.metrics if one.name == "CompileTime")
-    assert (compile_time.unit, compile_time.samples, compile_time.total) == ("ms", 3, 6)
-    assert (compile_time.per_second, compile_time.value_per_second) == (1.5, 2)
-    assert list(compile_time.percentiles) == [(1.0, 1.0), (50.0, 2.0), (99.0, 3.0)]
-    sizes = next(one for one in found.metrics if one.name == "OutboundData")
-    assert (sizes.unit, sizes.total) == ("bytes", 4096)
-    marks = next(one for one in found.metrics if one.kind == "counter")
-    assert (marks.name, marks.total, marks.samples) == ("MarkStep", 3, None)
-    assert found.backends[0].longest_ms == 3
-
-
 @pytest.mark.parametrize("text", ["", "[1, 2]", '{"50": "fast", "x": 3, "90": null}', '{"50": '])
 def test_percentiles_that_cannot_be_read_are_left_out(text: str) -> None:
     found = view(counters=[metric("CompileTime", 3, 6e6, percentiles=text)])
@@ -78,20 +57,6 @@ def test_slow_compilations_and_executions() -> None:
     slow["percentiles"] = percentiles({99: 300e9})
     rest["percentiles"] = percentiles({99: 30e9})
     assert texts(slow, rest, STEPS) == []
-
-
-def test_operators_without_lowering() -> None:
-    rows = [
-        EXECUTIONS,
-        counter("aten::special_i0e", 15),
-        counter("aten::median", 15),
-        counter("aten::_local_scalar_dense", 15),
-        counter("xla::add", 15),
-        STEPS,
-    ]
-    assert texts(*rows) == ["Op(s) not lowered: aten::median, aten::special_i0e"]
-    assert texts(EXECUTIONS, counter("aten::_local_scalar_dense", 15), STEPS) == []
-    assert view(counters=rows).backends[0].fallbacks == 30
 
 
 def test_a_line_of_the_log_is_shown_instead_of_ours() -> None:

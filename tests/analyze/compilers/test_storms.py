@@ -68,13 +68,6 @@ def test_the_whole_run_rule_waits_for_more_than_ten_steps() -> None:
     assert live([1] * 7 + [0] * 6).whole_run
 
 
-def test_an_evaluation_that_compiles_first_late_in_the_run_is_neither_late_nor_a_storm() -> None:
-    train = step_rows(100)
-    evaluation = step_rows(5, first_step=100, start_ns=T0 + 1000 * MS, kind="eval")
-    (storm,) = view(steps=train + evaluation, compiles=[compile_row(step) for step in (0, 100, 101, 102)]).storms
-    assert (storm.windows, storm.late_step) == (0, None)
-
-
 def test_a_storm_in_evaluation_is_found_and_named() -> None:
     train = step_rows(100)
     evaluation = step_rows(30, first_step=100, start_ns=T0 + 1000 * MS, kind="eval")

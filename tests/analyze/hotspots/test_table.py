@@ -16,7 +16,7 @@ from stepscope.errors import UsageError
 from stepscope.model.sampled import HotspotRow, Hotspots
 from stepscope.tables.schema import Tables
 from tests.analyze.sampled.test_selection import selections, stack_rows
-from tests.builders import MS, T0, make_tables, step_rows
+from tests.builders import make_tables, step_rows
 
 PROJECT = "/home/user/project"
 
@@ -47,14 +47,6 @@ class TestRows:
         assert (row.name, row.path, row.line) == ("Linear.forward", "torch/nn/a.py", 7)
         assert library(row) == ("main", f"{PROJECT}/train.py", 5)
         assert (row.samples, row.proportion, row.kind, row.module) == (1, 1.0, "python", "torch")
-
-    def test_paths_that_end_alike_are_one_row_and_most_samples_come_first(self) -> None:
-        found = rows_of(
-            stack("a (train.py:1)", "x (torch/m.py:3)", samples=2),
-            stack("b (torch/q.py:9)", "a (train.py:1)", "x (torch/m.py:3)", samples=3),
-            stack("a (train.py:1)", "y (torch/m.py:4)", samples=4),
-        )
-        assert [(row.name, row.samples) for row in found] == [("x", 5), ("y", 4)]
 
     def test_every_call_path_is_a_row_when_they_are_not_merged(self) -> None:
         found = rows_of(
@@ -219,16 +211,6 @@ class TestFacts:
         ]
         assert any("2 processes are summed (1 rank, 1 loader worker)" in text for text in result.warnings)
 
-    def test_segments_last_as_long_as_their_times_cover(self) -> None:
-        times = ((0, 5), (3, 8), (20, 22))
-        stacks = [
-            stack("f (train.py:1)", file=f"{n}.raw", start_ns=T0 + a * 1000 * MS, end_ns=T0 + b * 1000 * MS)
-            for n, (a, b) in enumerate(times)
-        ]
-        result = found(make_tables(stacks=stacks))
-        assert (result.wall_s, result.wall_source) == (10.0, "recorded")
-        assert result.rate_hz == 100.0
-
     def test_a_file_with_a_rate_lasted_as_long_as_its_busiest_thread(self) -> None:
         unknown = {"start_ns": None, "end_ns": None, "rate_hz": 50.0}
         result = found(
@@ -276,15 +258,3 @@ class TestSteps:
         assert by_name == {"f": pytest.approx(7.5), "g": pytest.approx(2.5), "h": None, "i": None}
         assert result.mean_step_ms == pytest.approx(10.0)
         assert result.steps > 400
-
-    def test_of_several_ranks_it_is_the_mean(self) -> None:
-        result = found(
-            self.tables(
-                stack("f (train.py:1)", samples=10, phase="forward"),
-                stack("f (train.py:1)", samples=30, phase="forward", rank=1, process="rank-1", pid=101),
-                stack("g (train.py:2)", samples=10, phase="forward", rank=1, process="rank-1", pid=101),
-                ranks=2,
-            )
-        )
-        by_name = {row.name: row.ms_per_step for row in result.rows}
-        assert by_name == {"f": pytest.approx((10 + 7.5) / 2), "g": pytest.approx(2.5 / 2)}

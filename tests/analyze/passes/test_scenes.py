@@ -73,15 +73,6 @@ def test_on_a_device_the_kernels_of_the_call_count_where_they_run_alone() -> Non
     assert call_of(alone).ms_per_step == pytest.approx(0.35)
 
 
-def test_a_step_without_a_backward_pass_is_no_training() -> None:
-    made = validated()
-    made.events = [{**row, "forward_thread": None, "forward": None} for row in made.events]
-    for row in made.events:
-        row["name"] = row["name"].replace("autograd::engine::evaluate_function: ", "aten::")
-    found = analyze(made.tables(made.spans)).passes
-    assert found is None
-
-
 def test_float64_takes_its_operators_and_full_conversions() -> None:
     made = Steps(4)
     for step in range(4):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from stepscope.read.raw import Frame, StackSource
 from stepscope.read.stacks.collapsed import Austin, Collapsed, Tachyon
+from stepscope.read.stacks.pyspy_raw import PySpyRaw
 from stepscope.read.stacks.sampled_files import open_stacks
 from tests.read.stack_text import read_all
 
@@ -104,10 +106,10 @@ def test_bad_lines_are_counted(tmp_path: Path, reader: type[Collapsed]):
 
 
 @given(
-    st.sampled_from([Collapsed, Tachyon, Austin]),
-    st.lists(st.text("ab:;. 17#\r\x00é\ud800PTtid", max_size=20), max_size=20).map("\n".join),
+    st.sampled_from([Collapsed, Tachyon, Austin, PySpyRaw]),
+    st.lists(st.text('ab:;. 17#"()\r\x00é\ud800PTtid', max_size=20), max_size=20).map("\n".join),
 )
-def test_any_text_never_raises(reader: type[Collapsed], text: str):
+def test_any_text_never_raises(reader: Any, text: str):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x"
         path.write_bytes(text.encode("utf-8", "surrogatepass"))

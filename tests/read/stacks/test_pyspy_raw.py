@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.read.raw import Frame, FrameNames, Losses
 from stepscope.read.stacks.pyspy_raw import PySpyRaw
+from stepscope.read.stacks.source import hint_of
 from tests.read.stack_text import Stack, parse, read_all
 
 SHARED = Path(__file__).parents[3] / ".." / "shared" / "traces" / "py_spy"
@@ -195,19 +195,6 @@ def test_every_legible_count_is_kept_or_counted_as_skipped(file: tuple[list[str]
     assert len(parsed.stacks) + parsed.skipped_records <= len(lines)
 
 
-@given(files(), st.data())
-@settings(suppress_health_check=[HealthCheck.too_slow])
-def test_damaged_bytes_never_raise(file: tuple[list[str], int], data: st.DataObject):
-    content = bytearray("\n".join(file[0]).encode("utf-8", "surrogateescape") + b"\n")
-    for _ in range(data.draw(st.integers(1, 6))):
-        position = data.draw(st.integers(0, len(content)))
-        content[position : position + data.draw(st.integers(0, 40))] = data.draw(st.binary(max_size=8))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "x"
-        path.write_bytes(content)
-        repr(read_all(PySpyRaw(path)).stacks).encode()  # storable text
-
-
 @pytest.mark.skipif(not SHARED.exists(), reason="the folder of recorded traces is not here")
 def test_real_files_add_up():
     for path in sorted(SHARED.glob("*.txt")):
@@ -217,3 +204,53 @@ def test_real_files_add_up():
         assert sum(stack.samples for stack in parsed.stacks) + parsed.skipped_samples == own, path
         assert parsed.skipped_records == 0, path
         assert all(line is None or line > 0 for stack in parsed.stacks for _, _, line in stack.frames), path
+
+
+# ---- what command lines say of their processes
+
+SPAWNED = "python -B -c from multiprocessing.spawn import spawn_main; spawn_main(11) --multiprocessing-fork"
+SERVER = "python -B -c from multiprocessing.forkserver import main; main(8, 9)"
+LAUNCHERS = (
+    "torchrun --nproc_per_node 2 train.py",
+    "/opt/venv/bin/python3 /opt/venv/bin/torchrun --nproc_per_node 2 train.py",
+    "python3.11 -u -X dev -m torch.distributed.run train.py",
+    "python -Im torch.distributed.launch train.py",
+    "/usr/bin/python /usr/lib/python3/site-packages/torch/distributed/run.py train.py",
+    "python -m accelerate.commands.launch train.py",
+    "deepspeed --num_gpus 2 train.py",
+    "srun --mpi=pmix python train.py",
+    "python.exe C:\\venv\\Scripts\\torchrun train.py",
+)
+PROGRAMS = (
+    "",
+    "python",
+    "python train.py --deepspeed ds.json",
+    "python -u train.py torchrun",
+    "python -X torchrun train.py",
+    "python -m mypackage.train accelerate",
+    "python -c import torchrun",
+    "python /home/u/deepspeed_examples/train.py",
+    "./train.sh torchrun",
+)
+
+
+@pytest.mark.parametrize(
+    ("command", "above", "hint"),
+    [
+        *((command, "", "launcher") for command in LAUNCHERS),
+        *((command, "", None) for command in PROGRAMS),
+        ("python -B -c from multiprocessing.resource_tracker import main;main(5)", "python train.py", "helper"),
+        ("python -B -c from multiprocessing.semaphore_tracker import main", "python train.py", "helper"),
+        (SERVER, "python train.py", "helper"),
+        (SERVER, SERVER, "spawned"),
+        (SPAWNED, "", "spawned"),
+        ("torchrun train.py", "torchrun train.py", None),  # a fork of a launcher
+    ],
+)
+def test_hints(command: str, above: str, hint: str | None):
+    assert hint_of(command, above) == hint
+
+
+def test_hostile_command_lines_do_not_hang():
+    for text in ("python" + " -X" * 5000, "python" + " -m" * 5000, "/" * 5000, "python -" + "m" * 5000):
+        assert hint_of(text) is None

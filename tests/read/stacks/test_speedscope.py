@@ -190,37 +190,21 @@ VALUES = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=3), inner, max_size=3)),
     max_leaves=8,
 )
-
-
-@given(
-    st.lists(
-        st.fixed_dictionaries(
-            {"type": st.sampled_from(["sampled", "evented", "x"])},
-            optional={
-                "name": VALUES,
-                "unit": st.sampled_from(["seconds", "none", "bytes", "parsecs"]),
-                "startValue": VALUES,
-                "endValue": VALUES,
-                "samples": st.one_of(VALUES, st.lists(st.lists(st.integers(-1, 4)))),
-                "weights": st.one_of(VALUES, st.lists(st.floats())),
-                "events": st.one_of(
-                    VALUES,
-                    st.lists(
-                        st.fixed_dictionaries(
-                            {
-                                "type": st.sampled_from(["O", "C", "?"]),
-                                "frame": st.integers(-1, 4),
-                                "at": st.one_of(VALUES, st.floats(0, 9)),
-                            }
-                        )
-                    ),
-                ),
-            },
-        ),
-        max_size=3,
-    ),
-    st.one_of(VALUES, st.lists(VALUES, max_size=4)),
+AT = st.one_of(VALUES, st.floats(0, 9))
+EVENT = st.fixed_dictionaries({"type": st.sampled_from(["O", "C", "?"]), "frame": st.integers(-1, 4), "at": AT})
+PROFILE = st.fixed_dictionaries(
+    {"type": st.sampled_from(["sampled", "evented", "x"])},
+    optional={
+        **dict.fromkeys(("name", "startValue", "endValue"), VALUES),
+        "unit": st.sampled_from(["seconds", "none", "bytes", "parsecs"]),
+        "samples": st.one_of(VALUES, st.lists(st.lists(st.integers(-1, 4)))),
+        "weights": st.one_of(VALUES, st.lists(st.floats())),
+        "events": st.one_of(VALUES, st.lists(EVENT)),
+    },
 )
+
+
+@given(st.lists(PROFILE, max_size=3), st.one_of(VALUES, st.lists(VALUES, max_size=4)))
 def test_any_values_never_raise(profiles: list[Any], frames: Any):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x"

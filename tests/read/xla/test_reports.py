@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,20 @@ from hypothesis import strategies as st
 
 from stepscope.errors import UnreadableInputError
 from stepscope.read.xla.files import read_xla_files
-from stepscope.read.xla.report import Report, ReportReader
-from tests.read.xla.texts import SCALAR, counter, counts, events, metric, read, recorded, report, time_text, total_ns
+from stepscope.read.xla.report import Report, ReportReader, time_ns, value
+from tests.read.xla.texts import (
+    SCALAR,
+    counter,
+    counts,
+    events,
+    metric,
+    read,
+    recorded,
+    report,
+    section,
+    time_text,
+    total_ns,
+)
 
 
 def reports_of(text: str) -> tuple[list[Report], int]:
@@ -148,3 +161,142 @@ def test_recorded_reports_hold_what_was_counted(name: str, compiles: int, transf
         assert sum(event["count"] for event in events(run, "compile")) == compiles
         assert sum(event["count"] for event in events(run, "transfer")) == transfers
         assert run.losses.counts == {}
+
+
+# ---- times, sizes and numbers of reports
+
+
+@pytest.mark.parametrize(
+    ("text", "ns"),
+    [
+        ("085.582us", 85_582),
+        ("000.059us", 59),
+        ("053ms484.827us", 53_484_827),
+        ("05s089ms084.194us", 5_089_084_194),
+        ("001ms32.778us", 1_032_778),
+        # 4.874804665 s: seconds and milliseconds are both rounded up by their writer
+        ("05s875ms804.665us", 4_874_804_665),
+        # 46 minutes 59.6 s, where seconds are rounded up to sixty
+        ("47m60s600ms000.000us", 46 * 60 * 10**9 + 59_600_000_000),
+        ("47m60s8ms", 47 * 60 * 10**9 + 60_008_000_000 - 60 * 10**9),
+        ("01d02h03m04s005ms006.000us", (((24 + 2) * 60 + 3) * 60 + 4) * 10**9 + 5_006_000),
+        # no rounding writer writes a first part of one with more than a half behind it
+        ("01s600ms000.000us", 1_600_000_000),
+        ("02m00s900ms000.000us", 120_900_000_000),
+    ],
+)
+def test_times_are_what_the_writer_had(text: str, ns: int) -> None:
+    assert time_ns(text) == ns
+
+
+@given(st.integers(min_value=0, max_value=40 * 86_400 * 10**9))
+def test_a_written_time_reads_back_to_the_nanosecond(ns: int) -> None:
+    for unit in (86_400 * 10**9, 3_600 * 10**9, 60 * 10**9, 10**9, 10**6):
+        ns += 1 if 2 * (ns % unit) == unit else 0  # a tie can have come from either side
+    assert time_ns(time_text(ns)) == ns
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "figure"),
+    [
+        ("120.00B", "bytes", 120.0),
+        ("161.29KB", "bytes", 161.29 * 1024),
+        ("4.84MB", "bytes", 4.84 * 2**20),
+        ("2.00GB", "bytes", 2.0 * 2**30),
+        ("1.50TB", "bytes", 1.5 * 2**40),
+        ("60.00", "count", 60.0),
+        ("1.2e+06", "count", 1.2e6),
+        (" 001.000us ", "ns", 1000.0),
+    ],
+)
+def test_values_have_their_unit(text: str, unit: str, figure: float) -> None:
+    assert value(text) == (unit, figure)
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "B", "12XB", "one", "1e999", "0x10", "1_000"])
+def test_what_is_no_value_is_none(text: str) -> None:
+    assert value(text) is None
+    for other in ("", "s", "5s3d", "1.5s", "-5s", "1e3us", "9" * 70 + "us", "5 s"):
+        assert value(other) is None
+
+
+# ---- logs of XLA_METRICS_FILE: what each step did, from totals that only grow, or were cleared
+
+
+def log(*steps: tuple[int, int], first_step: int = 0, marks: int = 0) -> str:
+    """A log; of each step, the totals of compilations and transfers."""
+    return "".join(
+        section(first_step + at, report(marks + at + 1, compiles, transfers, {SCALAR: transfers}))
+        for at, (compiles, transfers) in enumerate(steps)
+    )
+
+
+def test_totals_become_what_each_step_did(tmp_path: Path) -> None:
+    run = read(tmp_path, metrics__txt=log((2, 1), (3, 3), (3, 5), (5, 5)))
+    assert counts(run, "compile", "step") == {0: 2, 1: 1, 3: 2}
+    assert counts(run, "transfer", "step") == {0: 1, 1: 2, 2: 2}
+    assert {event["step_source"] for event in events(run, "compile")} == {"file"}
+    assert [event["duration_ns"] for event in events(run, "compile")] == [2 * 10**8, 10**8, 2 * 10**8]
+    (standing,) = events(run, "counters")
+    assert (standing["step"], standing["counters"]["MarkStep"]) == (3, 4)
+
+
+def test_totals_that_were_cleared_count_anew(tmp_path: Path) -> None:
+    run = read(tmp_path, metrics__txt=log((5, 0), (6, 8), marks=0) + log((0, 0), (1, 2), first_step=2))
+    assert counts(run, "compile", "step") == {0: 5, 1: 1, 3: 1}
+    assert counts(run, "transfer", "step") == {1: 8, 3: 2}
+    whole = events(run, "counters")[0]["metrics"]
+    assert (whole["CompileTime"]["samples"], whole["CompileTime"]["total"]) == (7, 7e8)
+
+
+def test_operators_without_lowering_have_their_steps(tmp_path: Path) -> None:
+    text = "".join(section(at, report(at + 1, 0, at, {"aten::median": at})) for at in range(3))
+    run = read(tmp_path, metrics__txt=text)
+    assert counts(run, "fallback", "step") == {1: 1, 2: 1}
+    assert {event["operator"] for event in events(run, "fallback")} == {"aten::median"}
+    assert {event["operator"] for event in events(run, "transfer")} == {None}
+
+
+def test_a_report_after_the_last_step_adds_what_the_log_lacks(tmp_path: Path) -> None:
+    run = read(tmp_path, metrics__txt=log((2, 1), (3, 3)), end__txt=report(2, 3, 4, {SCALAR: 4}))
+    assert counts(run, "transfer", "step") == {0: 1, 1: 2, None: 1}
+    assert counts(run, "compile", "step") == {0: 2, 1: 1}
+
+
+def test_a_log_of_several_runs_is_read_as_its_last(tmp_path: Path) -> None:
+    run = read(tmp_path, metrics__txt=log((9, 9), (9, 9), (9, 9)) + log((1, 0), (2, 0)))
+    assert counts(run, "compile", "step") == {0: 1, 1: 1}
+    assert run.losses.counts["earlier_runs"] == 1
+
+
+def test_the_ordinal_of_a_file_is_its_rank(tmp_path: Path) -> None:
+    run = read(tmp_path, metrics__txt__0=log((1, 0)), metrics__txt__1=log((4, 0)), metrics__txt__10=log((7, 0)))
+    assert [(rank.name, rank.rank) for rank in run.ranks] == [("rank-0", 0), ("rank-1", 1), ("rank-10", 10)]
+    assert [events(run, "compile", at)[0]["count"] for at in range(3)] == [1, 4, 7]
+
+
+def test_a_cut_section_loses_what_it_lacks_and_no_more(tmp_path: Path) -> None:
+    text = log((2, 1), (3, 3), (9, 9))
+    run = read(tmp_path, metrics__txt=text[: text.rindex("Metric: CompileTime")])
+    assert counts(run, "compile", "step") == {0: 2, 1: 1}
+    assert events(run, "counters")[0]["metrics"]["CompileTime"]["samples"] == 3
+
+
+@pytest.mark.parametrize("name", ["good", "bad", "item", "fallback"])
+def test_recorded_steps_are_those_that_were_polled(name: str) -> None:
+    polled = json.loads(recorded(f"{name}.steps.json").read_text())
+    run = read_xla_files([recorded(f"{name}.metricsfile.txt")])
+    compiled = counts(run, "compile", "step")
+    lengths = {event["step"]: event["duration_ns"] for event in events(run, "compile")}
+    before = before_ns = 0
+    for row in polled:
+        now = row["metrics"]["CompileTime"]
+        assert compiled.get(row["step"], 0) == now["total"] - before
+        assert lengths.get(row["step"], 0) == round(now["acc_ns"]) - before_ns
+        before, before_ns = now["total"], round(now["acc_ns"])
+    # The log is written inside the sync; what the script reads after the last one is in no section.
+    last = polled[-1]["metrics"]["TransferFromDeviceTime"] or {"total": 0}
+    transfers = sum(counts(run, "transfer", "step").values())
+    assert transfers == last["total"] - (1 if name == "bad" else 0)
+    assert total_ns(events(run, "transfer")) <= last.get("acc_ns", 0)
+    assert set(counts(run, "fallback", "operator")) == set(polled[-1]["fallback"]) - {SCALAR}

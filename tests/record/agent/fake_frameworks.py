@@ -6,7 +6,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from stepscope.record.agent.probes.frameworks import EVALUATION, LOGGING, TRAIN, Framework, Seam
+from stepscope.record.agent.probes.frameworks import EVALUATION, TRAIN, Framework, Seam
 
 FAKE = Framework(
     "Fake",
@@ -15,7 +15,7 @@ FAKE = Framework(
     (
         Seam(TRAIN, "fakeframe.trainer", "Trainer", "train", "callbacks"),
         Seam(EVALUATION, "fakeframe.trainer", "Trainer", "evaluate"),
-        Seam(LOGGING, "fakeframe.loggers", "Logger", "log"),
+        Seam("logging", "fakeframe.loggers", "Logger", "log"),
     ),
     counter="state.step",
 )

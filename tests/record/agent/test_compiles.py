@@ -27,6 +27,15 @@ def installed(agent: Any) -> CompilesProbe:
     return probe
 
 
+def watched(
+    monkeypatch: pytest.MonkeyPatch, faults: str | None = None, **options: bool
+) -> tuple[FakeDynamo, FakeAgent, CompilesProbe]:
+    """A Dynamo that is loaded, and the probe in it."""
+    dynamo, agent = FakeDynamo(monkeypatch, **options), FakeAgent(faults)
+    dynamo.load()
+    return dynamo, agent, installed(agent)
+
+
 def test_the_first_compilation_has_its_step_even_when_dynamo_is_loaded_late(monkeypatch: pytest.MonkeyPatch) -> None:
     dynamo, agent = FakeDynamo(monkeypatch), FakeAgent()
     probe = installed(agent)
@@ -105,9 +114,7 @@ def test_uninstall_leaves_dynamo_as_it_was_and_others_hooks_alone(monkeypatch: p
 
 
 def test_hooks_that_somebody_reset_are_registered_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    dynamo, agent = FakeDynamo(monkeypatch), FakeAgent()
-    dynamo.load()
-    installed(agent)
+    dynamo, agent, _ = watched(monkeypatch)
     dynamo.reset_hooks()
     dynamo.utils._compilation_metrics.clear()
     logging.getLogger(LOGGER).setLevel(logging.NOTSET)  # as set_logs does
@@ -119,9 +126,7 @@ def test_hooks_that_somebody_reset_are_registered_again(monkeypatch: pytest.Monk
 
 
 def test_an_older_dynamo_keeps_more_entries_while_we_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    dynamo, agent = FakeDynamo(monkeypatch, hooked=False), FakeAgent()
-    dynamo.load()
-    probe = installed(agent)
+    dynamo, agent, probe = watched(monkeypatch, hooked=False)
     for number in range(100):
         dynamo.compile_frame(f"{number}/0")
     agent.boundary()
@@ -137,21 +142,14 @@ def test_an_older_dynamo_keeps_more_entries_while_we_are_there(monkeypatch: pyte
 
 
 def test_a_limit_the_user_has_set_since_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    dynamo, agent = FakeDynamo(monkeypatch, hooked=False), FakeAgent()
-    dynamo.load()
-    probe = installed(agent)
+    dynamo, _, probe = watched(monkeypatch, hooked=False)
     dynamo.utils.set_compilation_metrics_limit(200)
-    dynamo.compile_frame("0/0")
-    agent.boundary()
     probe.uninstall()
     assert dynamo.utils._compilation_metrics.maxlen == 200
-    assert len(agent.of("compile")) == 1
 
 
 def test_without_metrics_frames_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    dynamo, agent = FakeDynamo(monkeypatch, hooked=False, metrics=False), FakeAgent()
-    dynamo.load()
-    probe = installed(agent)
+    dynamo, agent, probe = watched(monkeypatch, hooked=False, metrics=False)
     agent.boundary()
     dynamo.utils.counters["frames"]["total"] = 3
     agent.boundary()
@@ -163,9 +161,7 @@ def test_without_metrics_frames_are_counted(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_hook_gives_a_text_whatever_happens_to_us(monkeypatch: pytest.MonkeyPatch) -> None:
-    dynamo, agent = FakeDynamo(monkeypatch), FakeAgent(faults="compiles")
-    dynamo.load()
-    installed(agent)
+    dynamo, agent, _ = watched(monkeypatch, faults="compiles")
     dynamo.compile_frame("0/0", break_at="line 3")
     agent.boundary()
     dynamo.compile_frame("0/1")
@@ -175,9 +171,7 @@ def test_the_hook_gives_a_text_whatever_happens_to_us(monkeypatch: pytest.Monkey
 
 
 def test_an_entry_of_an_unknown_kind_is_drift(monkeypatch: pytest.MonkeyPatch) -> None:
-    dynamo, agent = FakeDynamo(monkeypatch), FakeAgent()
-    dynamo.load()
-    installed(agent)
+    dynamo, agent, _ = watched(monkeypatch)
     for _ in range(20):
         dynamo.utils._compilation_metrics.append(object())
         agent.boundary()
@@ -188,20 +182,13 @@ def test_an_entry_of_an_unknown_kind_is_drift(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_limit_names_the_function_by_what_was_compiled_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    dynamo, agent = FakeDynamo(monkeypatch), FakeAgent()
-    dynamo.load()
-    installed(agent)
+    dynamo, agent, _ = watched(monkeypatch)
     resumed = "torch_dynamo_resume_in_forward_at_20"
 
     def forward() -> None:
         dynamo.compile_frame("2/0", resumed)
-        at_limit: dict[str, Any] = {
-            "is_forward": None,
-            "has_guarded_code": None,
-            "fail_type": "Unsupported",
-            "fail_reason": "limit",
-        }
-        dynamo.compile_frame("2/8", **dict(at_limit, co_name=None, recompile_reason="2/7: s.calls == 7"))
+        at_limit: dict[str, Any] = dict.fromkeys(("is_forward", "has_guarded_code", "co_name"))
+        dynamo.compile_frame("2/8", **at_limit, fail_type="Unsupported", fail_reason="limit")
 
     forward()
     agent.boundary()
@@ -212,15 +199,9 @@ def test_the_limit_names_the_function_by_what_was_compiled_before(monkeypatch: p
 
 
 def test_a_frame_given_up_is_one_graph_break_whoever_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    dynamo, agent = FakeDynamo(monkeypatch), FakeAgent()
-    dynamo.load()
-    installed(agent)
-    given_up: dict[str, Any] = {
-        "fail_type": "Unsupported",
-        "has_guarded_code": False,
-        "fail_reason": "no",
-        "fail_user_frame_lineno": 9,
-    }
+    dynamo, agent, _ = watched(monkeypatch)
+    given_up: dict[str, Any] = {"fail_type": "Unsupported", "has_guarded_code": False, "fail_reason": "no"}
+    given_up["fail_user_frame_lineno"] = 9
     monkeypatch.setattr("stepscope.record.agent.probes.compiles.current_graph", lambda: "0/0")
     dynamo.compile_frame("0/0", break_at="line 9", **given_up)
     dynamo.compile_frame("1/0", **given_up)
@@ -231,9 +212,7 @@ def test_a_frame_given_up_is_one_graph_break_whoever_tells(monkeypatch: pytest.M
 
 def written(monkeypatch: pytest.MonkeyPatch, graph: str = "0/1", **fields: Any) -> dict[str, Any]:
     """The event of an entry with these fields."""
-    dynamo, agent = FakeDynamo(monkeypatch), FakeAgent()
-    dynamo.load()
-    installed(agent)
+    dynamo, agent, _ = watched(monkeypatch)
     dynamo.compile_frame(graph, **fields)
     agent.boundary()
     return agent.of("compile")[0]

@@ -65,15 +65,8 @@ def test_addresses_keep_all_but_the_password() -> None:
         *("-p8888:8888", "-profile", "--pass-through", "--num_pass=2", "-P4", "user:me", "{lr: 0.1, key_dim: 64}"),
         *("meta-llama/Llama-3.1-8B-Instruct", "google/vit-base-patch16-224-in21k", "runs/Nov22_23-50-17_node01"),
         *("outputs/2026-11-22/exp_lr3e-4_bs256_wd0.1_seed42", "GPU-8f6e1c2a-1b2c-4d5e-9f00-112233445566"),
-        *(
-            "--max-tokens=100",
-            "--tokenizer=gpt2",
-            "--num_tokens=5",
-            "--key-dim=64",
-            "--author=me",
-            "--lr=0.1",
-            "train.py",
-        ),
+        *("--max-tokens=100", "--tokenizer=gpt2", "--num_tokens=5", "--key-dim=64"),
+        *("--author=me", "--lr=0.1", "train.py"),
     ],
 )
 def test_ordinary_settings_stay(argument: str) -> None:

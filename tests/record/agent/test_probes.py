@@ -26,17 +26,12 @@ def surface() -> list[Any]:
     from torch.utils.data import dataloader
 
     owners = [
-        torch,
-        torch.autograd,
-        torch.cuda.nvtx,
-        torch.amp.GradScaler,
-        torch.optim.Optimizer,
-        dataloader.DataLoader,
+        *(torch, torch.autograd, torch.cuda.nvtx, torch.amp.GradScaler, torch.optim.Optimizer, torch.profiler.profile),
+        *(dataloader.DataLoader, dataloader._BaseDataLoaderIter, dataloader._MultiProcessingDataLoaderIter),
     ]
-    owners += [dataloader._BaseDataLoaderIter, dataloader._MultiProcessingDataLoaderIter, torch.profiler.profile]
     hooks = [optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks]
-    modules = torch.nn.modules.module._global_forward_pre_hooks
-    return [dict(vars(owner)) for owner in owners] + [dict(hook) for hook in hooks] + [dict(modules)]
+    hooks.append(torch.nn.modules.module._global_forward_pre_hooks)
+    return [dict(vars(owner)) for owner in owners] + [dict(hook) for hook in hooks]
 
 
 @pytest.fixture
@@ -172,18 +167,25 @@ def test_marks_do_nothing_without_an_agent() -> None:
     assert marks.region("y")(lambda a, b=2: a + b)(1) == 3
 
 
-def test_rows_of_a_batch() -> None:
-    image = torch.zeros(3, 8, 8)
-    x, y = torch.zeros(4, 2), torch.zeros(4)
-    assert batch_rows(x) == 4
-    assert batch_rows([x, y]) == 4
-    assert batch_rows({"meta": "text", "x": x}) == 4
-    assert batch_rows(([x, x], y), 4) == 4
-    assert batch_rows(([image, image], [{"boxes": torch.zeros(7, 4)}] * 2), 2) == 2
-    assert batch_rows(([image], [{}]), 2) == 1
-    assert batch_rows("text") is None
-    assert batch_rows([1, 2]) is None
-    assert batch_rows(torch.tensor(3)) is None
+IMAGE, X, Y = torch.zeros(3, 8, 8), torch.zeros(4, 2), torch.zeros(4)
+
+
+@pytest.mark.parametrize(
+    ("batch", "size", "rows"),
+    [
+        (X, None, 4),
+        ([X, Y], None, 4),
+        ({"meta": "text", "x": X}, None, 4),
+        (([X, X], Y), 4, 4),
+        (([IMAGE, IMAGE], [{"boxes": torch.zeros(7, 4)}] * 2), 2, 2),
+        (([IMAGE], [{}]), 2, 1),
+        ("text", None, None),
+        ([1, 2], None, None),
+        (torch.tensor(3), None, None),
+    ],
+)
+def test_rows_of_a_batch(batch: Any, size: int | None, rows: int | None) -> None:
+    assert batch_rows(batch, size) == rows
 
 
 def test_the_prefetching_thread_does_not_own_the_steps(agent: core.Agent) -> None:

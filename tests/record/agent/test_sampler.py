@@ -24,9 +24,7 @@ pytestmark = pytest.mark.process
 PROGRAM = """
 import json, multiprocessing, sys, time
 from stepscope.record.agent.config import Config
-from stepscope.read.raw import Losses
-from stepscope.read.run_folder import read_times
-from stepscope.record.agent.sampler import FallbackSampler, Stretches
+from stepscope.record.agent.sampler import FallbackSampler
 folder, seconds, quiet = sys.argv[1], 1.0, sys.argv[2] == "quiet"
 def busy_line(seconds):
     end = time.time() + seconds
@@ -82,32 +80,23 @@ def test_the_hot_line_of_process_and_forked_worker_is_written(tmp_path: Path) ->
     assert not list(tmp_path.glob("*.part"))
 
 
-def test_its_files_are_read_like_py_spys(tmp_path: Path) -> None:
-    _, rows, pid = sample(tmp_path, "busy")
-    (row, *_) = [row for row in rows if row["pid"] == pid]
-    raw = parse((tmp_path / row["file"]).read_text().splitlines())
-    assert (raw.skipped_records, raw.skipped_samples) == (0, 0)
-    assert {stack.pids for stack in raw.stacks} == {(pid,)}
-    names = {frame.function for stack in raw.stacks for frame in stack.frames}
-    assert {"<module>", "busy_line"} <= names
-
-
-def test_the_times_beside_them_tell_when_it_was(tmp_path: Path) -> None:
+def test_its_files_are_read_like_py_spys_and_tell_when_it_was(tmp_path: Path) -> None:
     printed, rows, pid = sample(tmp_path, "busy")
     (row, *_) = [row for row in rows if row["pid"] == pid]
+    records = (tmp_path / row["file"]).read_text().splitlines()
+    raw = parse(records)
+    assert (raw.skipped_records, raw.skipped_samples) == (0, 0)
+    assert {stack.pids for stack in raw.stacks} == {(pid,)}
+    assert {"<module>", "busy_line"} <= {frame.function for stack in raw.stacks for frame in stack.frames}
     losses = Losses()
     times = read_times(tmp_path / row["times"], losses, "x")
     found = list(zip(times.record, times.start_ns, times.end_ns, strict=True))
-    records = (tmp_path / row["file"]).read_text().splitlines()
     assert not losses.counts
     assert {record for record, _, _ in found} == set(range(len(records)))
     assert all(row["start_ns"] <= start <= end <= row["end_ns"] + 1000 for _, start, end in found)
     began, ended = printed["busy"]
-    busy = [
-        (start, end)
-        for record, start, end in found
-        if "busy_line (" in records[record] and f"process {pid}:" in records[record]
-    ]
+    hot = {number for number, text in enumerate(records) if "busy_line (" in text and f"process {pid}:" in text}
+    busy = [(start, end) for record, start, end in found if record in hot]
     right = sum(max(0, min(end, ended) - max(start, began)) for start, end in busy)
     assert right > 0.8 * (ended - began)
     assert right > 0.8 * sum(end - start for start, end in busy)

@@ -175,6 +175,9 @@ trainer with evaluation between updates, nobody told that the last batch was use
     -> T296=50+80+160+5+1 4x32, T286=40+80+160+5+1 4x32, E40=20+20+0+0+0 1x8, E30=10+20+0+0+0 1x8,
        E20=0+20+0+0+0 1x8, 2*T286=40+80+160+5+1 4x32, E40=20+20+0+0+0 1x8, E30=10+20+0+0+0 1x8, E20=0+20+0+0+0
        1x8, T286=40+80+160+5+1 4x32, T276=30+80+160+5+1 4x32, E40=20+20+0+0+0 1x8, E30=10+20+0+0+0 1x8
+a batch is left out among those of an update
+    iter1 2( fetch1 fwd bwd fetch1 fetch1 train ) stop1
+    -> 2*T21=6+6+8+1+0 3x24
 batches fetched together are trained on one after the other [both]
     iter1 3( 2( fetch1:10 ) 2( pass ) update )
     -> 2*T146=20+40+80+5+1 2x16, T145=20+40+80+5+0 2x16

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from unittest.mock import patch
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from stepscope.record.agent.step_queue import QueuedCutter
 from stepscope.record.agent.steps import StepCutter, StepRow
 
 from .loops import Loop
+from .test_steps import happen
 
 identities = st.integers(min_value=0, max_value=3)
 EVENTS: list[Callable[[Loop, int], object]] = [
@@ -155,99 +157,74 @@ def test_steps_that_wait_are_cut_as_they_would_have_been(
     assert live == [row for row in plain_live if row is None or row.step in plain.listens_to]
 
 
-def patient_loop(steps: int, *, gap_ms: float = 0.0) -> Loop:
-    """So many steps of 10 ms and a gap, whole ones waiting, the last one's fetch not yet made."""
+def patient_loop(words: str = "") -> Loop:
+    """Whole steps of 10 ms may wait; `words` as in the scenarios, by the iterator of loader 1."""
     loop = Loop()
-    assert isinstance(loop.cutter, QueuedCutter)
-    loop.cutter.patient = True
-    iterator = loop.iterate(1)
-    for _ in range(steps):
-        loop.fetch(iterator)
-        loop.train()
-        loop.spend(gap_ms)
+    loop.cutter.patient = True  # type: ignore[attr-defined]
+    happen(loop, ["iter1", *words.split()])
     return loop
 
 
 def test_steps_wait_no_longer_than_a_tenth_of_a_second() -> None:
-    loop = patient_loop(0)
+    loop = patient_loop()
     begun = written = loop.now
     for _ in range(250):
-        loop.fetch(1, ms=0.5)
-        loop.forward(0.5)
-        loop.backward(0.5)
-        loop.step(ms=0.5)
+        happen(loop, ["fetch1:0.5", "fwd:0.5", "bwd:0.5", "opt:0.5"])
         if loop.rows:
             written = loop.rows[-1].start_ns + loop.rows[-1].wall_ns
         assert loop.now - max(begun, written) <= 102_000_000
     assert [row.step for row in loop.live if row is not None] == [49, 99, 149, 199]
     assert [row.wall_ns for row in loop.rows] == [2_000_000] * 200
     assert len(loop.finish()) == 250
-
-
-def test_steps_that_are_long_do_not_wait() -> None:
-    assert len(patient_loop(4, gap_ms=110).rows) == 3
+    assert len(patient_loop("4( fetch1 train wait:110 )").rows) == 3  # long ones do not wait
 
 
 def test_who_hurries_has_the_open_step_cut_at_its_end() -> None:
-    loop = patient_loop(1)
-    assert isinstance(loop.cutter, QueuedCutter)
-    loop.cutter.hurry()
+    loop = patient_loop("fetch1 train")
+    loop.cutter.hurry()  # type: ignore[attr-defined]
     assert loop.rows == []
     for number in range(1, 4):
-        loop.fetch(1)
-        loop.train()
+        happen(loop, ["fetch1", "train"])
         assert [row.step for row in loop.rows] == list(range(number))
         assert loop.live[1:] == loop.rows
-    loop.cutter.patient = True
-    loop.fetch(1)
-    loop.train()
-    loop.fetch(1)
+    loop.cutter.patient = True  # type: ignore[attr-defined]
+    happen(loop, ["fetch1", "train", "fetch1"])
     assert len(loop.rows) == 4
     assert loop.cutter.current_step() == 5
 
 
-def test_whatever_else_happens_finds_the_steps_before_it_written() -> None:
-    others: list[Callable[[Loop], object]] = [
-        lambda loop: loop.iterate(2),
-        lambda loop: loop.dead(1),
-        lambda loop: loop.fetch(77),
-        lambda loop: loop.cutter.optimizer_created(),
-        lambda loop: loop.cutter.optimizer_skipped(500, loop.now),
-        lambda loop: loop.cutter.mark("user", loop.now),
-        lambda loop: loop.cutter.window(True),
-        lambda loop: loop.cutter.interrupt(loop.now),
-    ]
-    for other in others:
-        loop = patient_loop(1)
-        loop.fetch(1)
-        assert loop.rows == []
-        assert loop.cutter.current_step() == 1
-        other(loop)
-        assert loop.rows[0].step == 0
+OTHERS: list[Callable[[Loop], object]] = [
+    lambda loop: loop.iterate(2),
+    lambda loop: loop.dead(1),
+    lambda loop: loop.fetch(77),
+    lambda loop: loop.cutter.optimizer_created(),
+    lambda loop: loop.cutter.optimizer_skipped(500, loop.now),
+    lambda loop: loop.cutter.mark("user", loop.now),
+    lambda loop: loop.cutter.window(True),
+    lambda loop: loop.cutter.interrupt(loop.now),
+]
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_whatever_else_happens_finds_the_steps_before_it_written(other: Callable[[Loop], object]) -> None:
+    loop = patient_loop("fetch1 train fetch1")
+    assert loop.rows == []
+    assert loop.cutter.current_step() == 1
+    other(loop)
+    assert loop.rows[0].step == 0
 
 
 def test_a_backward_pass_that_waits_is_running() -> None:
     loop = Loop()
-    iterator = loop.iterate(1)
-    loop.fetch(iterator)
-    assert not loop.cutter.in_backward
-    loop.cutter.backward_start(loop.now)
-    assert loop.cutter.in_backward
-    loop.step()  # inside backward
-    assert loop.cutter.in_backward
-    loop.cutter.backward_end(loop.now)
-    loop.cutter.backward_end(loop.now)
-    assert not loop.cutter.in_backward
+    for words, running in (("iter1 fetch1", 0), ("bwd_begin", 1), ("opt", 1), ("bwd_end", 0), ("bwd_end", 0)):
+        happen(loop, words.split())  # an optimizer inside backward, and an end that was told twice
+        assert loop.cutter.in_backward == bool(running)
 
 
 def test_the_usual_step_is_cut_without_the_state_machine() -> None:
-    loop = Loop()
+    loop = patient_loop()
     loop.cutter._at_once = ()  # type: ignore[attr-defined]
-    loop.cutter.patient = True  # type: ignore[attr-defined]
-    for _ in loop.batches(1, 5):
-        loop.train()
-    for _ in loop.batches(2, 5):
-        loop.forward(gradients=False)
+    happen(loop, ["for1x5(", "train", ")", "for2x5(", "eval", ")"])
     assert [row.kind for row in loop.finish()] == ["train"] * 5 + ["eval"] * 5
 
 

@@ -10,30 +10,32 @@ from typing import Any
 
 import pytest
 
-from tests.record.agent.window_harness import CYCLES, Finished, read_events, read_steps, recorded, run_script, train
+from tests.record.agent.processes import Outcome
+from tests.record.agent.window_harness import CYCLES, read_events, read_steps, recorded, run_script, train
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
 
 
-def profile_with(tmp_path: Path, kind: str, name: str, **settings: Any) -> tuple[Finished, dict[str, Any]]:
-    output = tmp_path / f"{name}.json"
-    done = run_script("profilers.py", str(output), kind, **settings)
+def profile_with(folder: Path, kind: str, **settings: Any) -> tuple[Outcome, dict[str, Any]]:
+    output = folder / "out" / "counts.json"
+    output.parent.mkdir(parents=True)
+    done = run_script(folder, "profilers.py", str(output), kind, **settings)
     assert output.exists(), done.stderr
     return done, json.loads(output.read_text())
 
 
 @pytest.fixture(scope="module")
-def unrecorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Finished, dict[str, Any]]]:
+def unrecorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Outcome, dict[str, Any]]]:
     """How the script ends, and what its profiler sees, without us; by kind."""
     pytest.importorskip("torch")
-    return functools.lru_cache(lambda kind: profile_with(tmp_path_factory.mktemp("without"), kind, kind))
+    return functools.lru_cache(lambda kind: profile_with(tmp_path_factory.mktemp("without"), kind, recorded=False))
 
 
 @pytest.mark.parametrize("kind", ["plain", "stack"])
 def test_the_scripts_profiler_sees_what_it_would_see_without_us(tmp_path: Path, unrecorded: Any, kind: str) -> None:
     without, expected = unrecorded(kind)
-    run = tmp_path / "run"
-    beside, seen = profile_with(tmp_path, kind, "beside", run=run, window=CYCLES)
+    beside, seen = profile_with(tmp_path, kind, window=CYCLES)
+    run = beside.run
     assert (beside.status, beside.stdout, beside.stderr) == (without.status, without.stdout, without.stderr)
     assert len(expected) == 11
     assert seen == expected
@@ -53,18 +55,22 @@ def test_the_scripts_profiler_sees_what_it_would_see_without_us(tmp_path: Path, 
 @pytest.mark.thorough
 def test_a_faulty_probe_of_ours_does_not_reach_the_scripts_profiler(tmp_path: Path, unrecorded: Any) -> None:
     without, expected = unrecorded("plain")
-    run = tmp_path / "run"
-    beside, seen = profile_with(tmp_path, "plain", "beside", run=run, window=CYCLES, faults="user_profiler")
+    beside, seen = profile_with(tmp_path, "plain", window=CYCLES, faults="user_profiler")
     assert (beside.status, beside.stdout) == (without.status, without.stdout)
     assert seen == expected
-    assert read_events(run, "probe_error")
+    assert read_events(beside.run, "probe_error")
 
 
 def test_no_window_opens_while_the_script_has_a_profiler(tmp_path: Path) -> None:
+    import gc
+
     import torch
 
     run = tmp_path / "run"
     with recorded(run, **CYCLES):
+        forgotten = torch.profiler.profile()  # one that was thrown away is no obstacle
+        del forgotten
+        gc.collect()
         prof = torch.profiler.profile(schedule=lambda _: torch.profiler.ProfilerAction.NONE)
         prof.start()
         train(8)
@@ -73,21 +79,6 @@ def test_no_window_opens_while_the_script_has_a_profiler(tmp_path: Path) -> None
         train(8)
         assert read_events(run, "window")
     assert any("profiler of its own" in event["reason"] for event in read_events(run, "window_skipped"))
-
-
-def test_a_profiler_that_was_thrown_away_is_no_obstacle(tmp_path: Path) -> None:
-    import gc
-
-    import torch
-
-    run = tmp_path / "run"
-    with recorded(run, **CYCLES):
-        prof = torch.profiler.profile()
-        train(1)
-        del prof
-        gc.collect()
-        train(8)
-        assert read_events(run, "window")
 
 
 def test_steps_under_the_scripts_profiler_are_flagged(tmp_path: Path) -> None:

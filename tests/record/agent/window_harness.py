@@ -4,48 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.record.agent import processes
+from tests.record.agent.processes import Outcome
+
 SCRIPTS = Path(__file__).parent / "window_scripts"
-SOURCE = Path(__file__).parents[3] / "src"
-PLAIN = Path(__file__).parents[2] / "integration" / "scripts"  # where scripts find `plain_sgd`
 # Windows in cycles of seven steps, and time for all of them: tests are short.
 CYCLES = {"mode": "schedule", "wait": 2, "warmup": 1, "active": 4, "repeat": 0, "time_share": 1e6}
 
 
-@dataclass(frozen=True)
-class Finished:
-    """A process that has ended."""
-
-    status: int
-    stdout: str
-    stderr: str
-
-
-def run_script(name: str, *arguments: str, run: Path | None = None, **settings: Any) -> Finished:
-    """Runs a script of `window_scripts`; recorded into `run` when it is given, `settings` being the agent's."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("STEPSCOPE")}
-    environment.update(PYTHONPATH=f"{SOURCE}{os.pathsep}{PLAIN}", KINETO_LOG_LEVEL="99")
-    if run is not None:
-        (run / "host-test").mkdir(parents=True)
-        environment["STEPSCOPE_RECORD"] = json.dumps({"run": str(run), "host_dir": str(run / "host-test"), **settings})
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / name), *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    return Finished(done.returncode, done.stdout, done.stderr)
+def run_script(folder: Path, name: str, *arguments: str, recorded: bool = True, **settings: Any) -> Outcome:
+    """Runs a script of `window_scripts`; recorded into `folder`/run, `settings` being the agent's."""
+    quiet = {"KINETO_LOG_LEVEL": "99"}
+    return processes.run_script(folder, SCRIPTS / name, *arguments, recorded=recorded, environment=quiet, **settings)
 
 
 def read_events(run: Path, *kinds: str) -> list[dict[str, Any]]:

@@ -137,18 +137,6 @@ def test_manifest_and_rank_say_what_can_be_seen_from_outside(trained: tuple[Path
 
 
 @needs_pyspy
-@needs_torch
-def test_the_folder_is_read_as_a_run_with_its_rank(trained: tuple[Path, Attached, int, bool]) -> None:
-    from stepscope import tables
-    from stepscope.read import read_run
-
-    built = tables.build(read_run(trained[1].run))
-    found = {(row["process"], row["role"]) for row in built.stacks.select("process", "role").iter_rows(named=True)}
-    assert {("rank-3", "rank"), ("rank-3", "loader_worker")} <= found
-    assert built.stretches.height > 0
-
-
-@needs_pyspy
 def test_a_job_that_ends_is_no_error(tmp_path: Path) -> None:
     with running(tmp_path, BUSY, "2.5") as job:
         waiting = threading.Thread(target=job.wait)
@@ -203,15 +191,6 @@ def test_options_that_make_no_sense(options: dict[str, Any]) -> None:
         AttachOptions(**options)
 
 
-@needs_pyspy
-def test_a_folder_that_is_taken_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "file").write_text("mine")
-    with running(tmp_path, BUSY, "60") as job:
-        refused(UsageError, "not empty", pid=job.pid, out=tmp_path / "run")
-    assert (tmp_path / "run" / "file").read_text() == "mine"
-
-
 def fake_spy(folder: Path, message: str) -> str:
     program = folder / "py-spy"
     program.write_text(f'#!/bin/sh\necho "{message}" >&2\nexit 1\n')
@@ -229,14 +208,6 @@ def test_a_refusal_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
     with running(tmp_path, BUSY, "60") as job:
         refused(EnvironmentRefusal, f"process {job.pid} cannot be sampled", pid=job.pid, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_an_interpreter_py_spy_does_not_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(
-        "STEPSCOPE_PYSPY", fake_spy(tmp_path, "Error: Failed to find python version from target process")
-    )
-    with running(tmp_path, BUSY, "60") as job:
-        refused(EnvironmentRefusal, "Failed to find python version.*upgrade py-spy", pid=job.pid, out=tmp_path / "run")
 
 
 DENIED = Look(works=False, refused=True, message="Error: Permission Denied: Try running again with sudo")
@@ -311,11 +282,6 @@ def process(pid: int, ppid: int, *argv: str, role: str = "other") -> Process:
 
 
 BEYOND = 2**22  # no process has a number above this, so none has an environment
-
-
-def test_a_single_training_is_rank_0_and_its_forked_workers_are_none() -> None:
-    workers = [process(BEYOND + number, BEYOND, "python", "t.py") for number in (1, 2)]
-    assert find_ranks(tree_of(process(BEYOND, 1, "python", "t.py", role="root"), *workers)) == {0: BEYOND}
 
 
 def test_children_that_may_be_ranks_are_not_taken_for_workers() -> None:

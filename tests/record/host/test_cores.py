@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 
 from stepscope.record.host import meters
@@ -37,32 +36,6 @@ def test_a_kernel_that_does_not_tell_gives_nothing(tmp_path: Path) -> None:
     for path in ("stat", "missing"):
         meter = CoresMeter([0], str(tmp_path / path))
         assert meter.metrics(0) == meter.metrics(SECOND_NS) == []
-
-
-def test_the_pool_is_all_threads_but_the_main_one_and_keeps_those_that_ended() -> None:
-    meter = PoolMeter(os.getpid())
-    first = meter.read(2)
-    assert first is not None
-    done, checked = threading.Event(), threading.Event()
-
-    def work() -> None:
-        end = sum(number * number for number in range(400_000))
-        assert end
-        done.set()
-        checked.wait(60)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    assert done.wait(60)
-    second = meter.read(threading.active_count())
-    checked.set()
-    thread.join()
-    third = meter.read(threading.active_count())
-    assert second is not None
-    assert third is not None
-    assert second.cpu_ns - first.cpu_ns > 1_000_000  # squares of numbers up to 400,000 take tens of milliseconds
-    assert second.timeslices > first.timeslices
-    assert all(after >= before for after, before in zip(third, second, strict=True))
 
 
 def test_a_process_without_a_second_thread_has_no_pool() -> None:

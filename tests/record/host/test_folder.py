@@ -37,13 +37,6 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
 
 
-def test_default_name_is_time_and_script_and_is_never_taken_twice(tmp_path: Path) -> None:
-    first, second = claim(), claim()
-    assert first.run == tmp_path / "stepscope-runs/20260102-030405-train"
-    assert first.host == first.run / "host-alpha"
-    assert second.run == tmp_path / "stepscope-runs/20260102-030405-train-2"
-
-
 def test_hosts_of_a_slurm_step_share_a_folder_and_the_next_step_does_not(tmp_path: Path) -> None:
     step = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0", "SLURM_LOCALID": "0"}
     first = claim(environ=step)
@@ -55,32 +48,6 @@ def test_hosts_of_a_slurm_step_share_a_folder_and_the_next_step_does_not(tmp_pat
     assert [first.host.name, other_host.host.name, other_task.host.name] == ["host-alpha", "host-beta", "host-alpha.2"]
     assert again.run.name == "slurm-17.0-train-2"
     assert requeued.run.name == "slurm-17.0-restart1-train"
-
-
-def test_a_batch_script_may_record_twice() -> None:
-    first = claim(environ={"SLURM_JOB_ID": "17"})
-    assert first.run.name == "slurm-17-20260102-030405-train"
-    assert claim(environ={"SLURM_JOB_ID": "17"}).run != first.run
-
-
-def test_workers_of_one_torchrun_share_a_folder() -> None:
-    named = {"TORCHELASTIC_RUN_ID": "abc/1", "LOCAL_RANK": "0"}
-    assert claim(environ=named).run.name == "torchrun-abc_1-train"
-    nameless = {"TORCHELASTIC_RUN_ID": "none", "LOCAL_RANK": "0"}
-    first, second = claim(environ=nameless), claim(environ={**nameless, "LOCAL_RANK": "1"})
-    assert first.run == second.run
-    assert first.run.name == "torchrun-20260102-030000-train"
-
-
-def test_out_is_used_as_given_and_a_second_recording_is_refused(tmp_path: Path) -> None:
-    out = tmp_path / "deep/er"
-    folder = claim(out)
-    assert folder.run == out
-    write_manifest(folder, {})
-    with pytest.raises(UsageError, match="not empty"):
-        claim(out)
-    with pytest.raises(UsageError, match="not empty"):
-        claim(out, host="beta")
 
 
 def test_out_with_strange_content_or_a_file_is_refused(tmp_path: Path) -> None:
@@ -117,14 +84,6 @@ def test_a_place_that_cannot_exist_is_refused() -> None:
         claim(Path("/proc/self/nothing/here"))
 
 
-def test_discarding_leaves_no_trace_but_keeps_other_runs(tmp_path: Path) -> None:
-    kept, dropped = claim(), claim()
-    dropped.discard()
-    assert [path.name for path in (tmp_path / "stepscope-runs").iterdir()] == [kept.run.name]
-    kept.discard()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_tasks_that_start_in_the_same_moment_share_one_folder(tmp_path: Path) -> None:
     tasks = [{"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0", "SLURM_LOCALID": str(local)} for local in range(4)]
     for out in (None, tmp_path / "o"):
@@ -149,23 +108,6 @@ def test_array_tasks_with_one_out_never_mix(tmp_path: Path) -> None:
         assert all("$SLURM_ARRAY_TASK_ID" in message for message in lost)
 
 
-def test_recordings_without_a_job_never_share_a_folder(tmp_path: Path) -> None:
-    for attempt in range(5):
-        out = tmp_path / f"o{attempt}"
-        claims = together([(out, {}, f"host{index}") for index in range(6)])
-        assert len([claimed for claimed in claims if isinstance(claimed, RunFolder)]) <= 1
-        assert len(list(out.glob("host-*"))) <= 1
-    folders = together([(None, {}, f"host{index}") for index in range(6)])
-    assert len({folder.run for folder in folders if isinstance(folder, RunFolder)}) == 6
-
-
-def test_a_name_made_of_the_job_is_not_shared_with_a_job_of_the_same_name() -> None:
-    named = {"TORCHELASTIC_RUN_ID": "a b"}
-    first, second = claim(environ=named), claim(environ={"TORCHELASTIC_RUN_ID": "a/b"}, host="beta")
-    assert first.run != second.run
-    assert sorted(path.name for path in second.run.iterdir()) == ["host-beta", "job.json"]
-
-
 @pytest.mark.parametrize("step", [{}, {"SLURM_STEP_ID": "0"}])
 def test_a_requeued_job_records_beside_its_first_attempt(tmp_path: Path, step: dict[str, str]) -> None:
     """Refusing the folder would end a training that was started again in the night."""
@@ -178,13 +120,6 @@ def test_a_requeued_job_records_beside_its_first_attempt(tmp_path: Path, step: d
         assert claim(tmp_path / "o", again, host="beta").run == folder.run
     with pytest.raises(UsageError, match="SLURM_JOB_ID"):
         claim(tmp_path / "o", {**again, "SLURM_JOB_ID": "18"})
-
-
-def test_names_of_nodes_come_from_slurm() -> None:
-    step = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0", "SLURMD_NODENAME": "node 7/x"}
-    assert claim_folder(None, "train", scheduler(step), now=NOW).host.name == "host-node_7_x"
-    batch = {"SLURM_JOB_ID": "17", "SLURMD_NODENAME": "node7"}
-    assert "node7" not in claim_folder(None, "train", scheduler(batch), now=NOW).host.name
 
 
 def test_discarding_in_a_shared_folder_leaves_the_other_members(tmp_path: Path) -> None:

@@ -77,18 +77,6 @@ def test_clocks_with_their_reasons_and_power_with_its_limits(monkeypatch: pytest
     assert description["name"] == "NVIDIA H100"
 
 
-def test_processes_are_listed_now_and_then_whoever_started_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver(monkeypatch, ANSWERS)
-    with Gpus() as gpus:
-        readings = [[row for row in gpus.metrics() if row[3] is not None] for _ in range(6)]
-    assert [bool(rows) for rows in readings] == [True, False, False, False, False, True]
-    assert [(name, value, pid) for name, _, value, pid, _ in readings[0]] == [
-        ("gpu_process", 1, 100),
-        ("gpu_process_bytes", 9 << 30, 100),
-        ("gpu_process", 1, 7),  # whose memory the driver does not tell
-    ]
-
-
 def test_what_a_driver_refuses_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     driver(monkeypatch, {"nvmlDeviceGetClockInfo": 1980})
     with Gpus() as gpus:

@@ -13,16 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.record.host.pyspy import find_pyspy
 from tests.record.host.launching import (
     end,
     host_dir,
     is_alive,
     launcher,
     manifest,
-    processes_with,
     record,
-    rows,
     start,
     wait_for,
 )
@@ -151,22 +148,6 @@ def test_a_signal_sent_to_stepscope_alone_reaches_the_command_once(
     assert manifest(tmp_path / "run")["exit"]["shell_status"] == run.returncode
 
 
-def test_a_key_press_at_the_terminal_reaches_the_command_once(tmp_path: Path, counter: Path) -> None:
-    pid, terminal = pty.fork()
-    if pid == 0:
-        command = launcher(tmp_path / "run", sys.executable, str(counter), str(tmp_path), "60")
-        os.execv(command[0], command)
-    wait_for((tmp_path / "pid").exists, "the command")
-    os.write(terminal, b"\x03")
-    wait_for(lambda: got(tmp_path), "Ctrl-C")
-    time.sleep(0.3)  # time for a second, wrong one
-    (tmp_path / "leave").touch()
-    _, status = os.waitpid(pid, 0)
-    os.close(terminal)
-    assert got(tmp_path) == ["SIGINT"]
-    assert os.waitstatus_to_exitcode(status) == 0
-
-
 # What an interactive shell does with a job: a group of its own in the foreground, wait until it stops, continue it.
 SHELL = """
 import os, signal, sys
@@ -204,21 +185,6 @@ def test_ctrl_z_stops_the_whole_job_and_the_shell_can_continue_it(tmp_path: Path
     assert os.waitstatus_to_exitcode(status) == 0
 
 
-def test_ctrl_z_without_a_shell_stops_nobody(tmp_path: Path, counter: Path) -> None:
-    """As in a container, where nobody could ever continue the job."""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        command = launcher(tmp_path / "run", sys.executable, str(counter), str(tmp_path), "60")
-        os.execv(command[0], command)
-    wait_for((tmp_path / "pid").exists, "the command")
-    os.write(terminal, b"\x1a")
-    time.sleep(0.3)
-    (tmp_path / "leave").touch()
-    _, status = os.waitpid(pid, 0)
-    os.close(terminal)
-    assert os.waitstatus_to_exitcode(status) == 0
-
-
 def test_an_ignored_hangup_stays_ignored(tmp_path: Path, counter: Path) -> None:
     """As under nohup: neither the launcher nor the command ends."""
     command = launcher(tmp_path / "run", sys.executable, str(counter), str(tmp_path), "60")
@@ -235,29 +201,6 @@ def test_an_ignored_hangup_stays_ignored(tmp_path: Path, counter: Path) -> None:
     finally:
         if run.poll() is None:
             run.kill()
-
-
-def test_killing_stepscope_leaves_the_command_alone_and_its_helpers_end(tmp_path: Path, counter: Path) -> None:
-    out = tmp_path / "run"
-    run = start(out, sys.executable, str(counter), str(tmp_path), "60")
-    try:
-        pid = int(wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "the command"))
-        wait_for((host_dir(out) / "system.jsonl").exists, "telemetry")
-        if find_pyspy() is not None:
-            wait_for(lambda: list(processes_with(f"{host_dir(out)}/stacks-")), "the sampler")
-        run.kill()
-        run.wait()
-        # telemetry and py-spy have the folder on their command lines
-        wait_for(lambda: not list(processes_with(str(host_dir(out)))), "the end of the helpers")
-        assert is_alive(pid)
-        assert not got(tmp_path)
-    finally:
-        (tmp_path / "leave").touch()
-        end(run)
-    wait_for(lambda: not is_alive(pid), "the command's own end")
-    assert manifest(out)["ended_ns"] is None
-    assert rows(host_dir(out) / "processes.jsonl")
-    assert not list(host_dir(out).glob("*.part"))
 
 
 def test_max_steps_interrupts_the_command_and_its_children_like_a_terminal(tmp_path: Path, counter: Path) -> None:

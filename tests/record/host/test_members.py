@@ -54,15 +54,6 @@ def test_one_report_when_all_end_in_the_same_moment(tmp_path: Path) -> None:
     assert parts.count(Part.REPORT) == 1
 
 
-def test_a_task_that_fails_before_the_others_begin_does_not_take_their_report(tmp_path: Path) -> None:
-    assert part_in_report(tmp_path, host(tmp_path, 1, 2)) is Part.REPORT
-    assert part_in_report(tmp_path, host(tmp_path, 0, 2)) is Part.REPORT
-
-
-def test_tasks_without_a_recording_are_not_waited_for(tmp_path: Path) -> None:
-    assert part_in_report(tmp_path, host(tmp_path, 0, 64)) is Part.REPORT
-
-
 def test_a_large_job_gives_its_nodes_back_at_once(tmp_path: Path) -> None:
     count = LARGEST_REPORTED_JOB + 1
     folders = [host(tmp_path, index, count) for index in range(count)]

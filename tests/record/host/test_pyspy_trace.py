@@ -16,27 +16,6 @@ from tests.record.host.spy_traces import SpyTrace
 MAIN, A, B = ("<module>", "/t.py", 9), ("a", "/t.py", 1), ("b", "/t.py", 2)
 
 
-def test_each_change_of_a_stack_begins_a_stretch(tmp_path: Path) -> None:
-    spy = SpyTrace()
-    for time_us, leaf in ((100, A), (200, A), (350, B), (400, A)):
-        spy.sample(time_us, {7: [MAIN, leaf]})
-    trace = read_trace(spy.write(tmp_path / "t", 500))
-    (thread,) = trace.threads
-    a, b = "thread (7);<module> (/t.py:9);a (/t.py:1)", "thread (7);<module> (/t.py:9);b (/t.py:2)"
-    assert [trace.records[record] for record in thread.records] == [a, b, a]
-    assert (thread.starts_us, thread.end_us, thread.tid) == ([100, 350, 400], 500, 7)
-    assert (trace.first_us, trace.last_us) == (100, 500)
-
-
-def test_a_name_that_comes_late_and_a_stack_without_frames(tmp_path: Path) -> None:
-    spy = SpyTrace()
-    spy.sample(1, {7: []})
-    spy.sample(2, {7: [A]}, {7: "thread (7): MainThread"})
-    trace = read_trace(spy.write(tmp_path / "t", 3))
-    assert trace.records == ["thread (7)", "thread (7): MainThread;a (/t.py:1)"]
-    assert [thread.label for thread in trace.threads] == ["thread (7)"]
-
-
 def test_a_pthread_used_again_is_another_thread(tmp_path: Path) -> None:
     spy = SpyTrace()
     spy.sample(1, {7: [A]}, {7: "thread (70)"})
@@ -44,20 +23,6 @@ def test_a_pthread_used_again_is_another_thread(tmp_path: Path) -> None:
     first, second = read_trace(spy.write(tmp_path / "t", 9)).threads
     assert (first.tid, first.starts_us, first.end_us) == (70, [1], 5)
     assert (second.tid, second.starts_us, second.end_us) == (71, [5], 9)
-
-
-def test_frames_are_written_as_in_the_raw_format(tmp_path: Path) -> None:
-    spy = SpyTrace()
-    odd = ("na;me\nx y)", "/d;r/a (1).py", 3)
-    spy.sample(1, {0x7F1: [("native", "libc.so.6", 0), ("bare", "", 0), odd]}, {0x7F1: "thread (0x7F1): a;b\n"})
-    trace = read_trace(spy.write(tmp_path / "t", 2))
-    assert trace.records == ["thread (0x7F1): a;b\n;native (libc.so.6);bare;na;me\nx y) (/d;r/a (1).py:3)"]
-    assert trace.threads[0].tid is None
-
-
-def test_nothing_sampled_is_no_error(tmp_path: Path) -> None:
-    trace = read_trace(SpyTrace().write(tmp_path / "t", 1))
-    assert (trace.records, trace.threads) == ([], [])
 
 
 def good_file(folder: Path) -> bytes:

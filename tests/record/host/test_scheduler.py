@@ -55,17 +55,6 @@ def test_the_batch_script_and_an_interactive_shell_are_no_step(step: str | None)
     assert (scheduler.members, scheduler.host) == (None, None)  # its SLURM_NTASKS speaks of steps to come
 
 
-def test_old_names_of_job_and_step() -> None:
-    assert found({"SLURM_JOBID": "17", "SLURM_STEPID": "3"}).label == "slurm-17.3"
-
-
-def test_the_label_of_an_array_task_is_what_the_queue_shows() -> None:
-    array = {"SLURM_ARRAY_JOB_ID": "15", "SLURM_ARRAY_TASK_ID": "2"}
-    assert found(STEP, array).label == "slurm-15_2.3"
-    other = {"SLURM_JOB_ID": "18", "SLURM_ARRAY_TASK_ID": "3"}
-    assert found(STEP, array).identity != found(STEP, array, other).identity
-
-
 def test_components_of_a_heterogeneous_job_are_one_job() -> None:
     leader = found(STEP, {"SLURM_HET_JOB_ID": "17"})
     component = found(STEP, {"SLURM_HET_JOB_ID": "17", "SLURM_JOB_ID": "18", "SLURM_PROCID": "2"})
@@ -91,15 +80,6 @@ def test_odd_values_count_as_missing(name: str, value: str) -> None:
     assert scheduler.attempt == 0
 
 
-def test_workers_of_torchrun_are_told_apart() -> None:
-    first, second = found(WORKER), found(WORKER, {"RANK": "1", "LOCAL_RANK": "1"}, later=3)
-    assert first.identity == second.identity
-    assert first.label == second.label == "torchrun-20260102-030000"
-    assert (second.local_index, second.index, second.members) == (1, 1, 4)
-    named = found(WORKER, {"TORCHELASTIC_RUN_ID": "abc", "TORCHELASTIC_RESTART_COUNT": "2"})
-    assert (named.label, named.attempt) == ("torchrun-abc-restart2", 2)
-
-
 def test_workers_of_torchrun_in_a_step_are_named_after_the_job() -> None:
     """One torchrun per node: SLURM numbers the launchers, torchrun the workers."""
     places = [("0", "0", "n1"), ("0", "1", "n1"), ("1", "0", "n2"), ("1", "1", "n2")]
@@ -110,22 +90,6 @@ def test_workers_of_torchrun_in_a_step_are_named_after_the_job() -> None:
     assert len({worker.identity for worker in workers}) == 1
     assert {worker.label for worker in workers} == {"slurm-17.3"}
     assert [(worker.host, worker.local_index) for worker in workers] == [("n1", 0), ("n1", 1), ("n2", 0), ("n2", 1)]
-
-
-def test_two_torchruns_on_one_node_of_a_step_do_not_collide() -> None:
-    indices = {
-        found(STEP, WORKER, {"SLURM_LOCALID": task, "LOCAL_RANK": local}).local_index
-        for task in ("0", "1")
-        for local in ("0", "1")
-    }
-    assert len(indices) == 4
-
-
-def test_workers_of_torchrun_in_a_batch_script_share_what_the_script_cannot_say() -> None:
-    first, second = found(BATCH, WORKER), found(BATCH, WORKER, {"LOCAL_RANK": "1"}, later=3)
-    assert first.identity is not None
-    assert first.identity == second.identity
-    assert first.label == second.label == "slurm-17-20260102-030000"
 
 
 def test_ranks_of_open_mpi_agree_inside_and_outside_of_slurms_own_step() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -65,17 +64,3 @@ def test_too_many_stretches_leave_the_stacks_without_times(tmp_path: Path, monke
 
 def test_a_folder_that_is_gone_is_told(tmp_path: Path) -> None:
     assert write_segment(tmp_path / "gone" / "stacks-0.raw", [part(1, START_NS, "thread (1)")]) == (False, None)
-
-
-def test_a_segment_in_which_nothing_was_sampled_has_no_times(tmp_path: Path) -> None:
-    assert write_segment(tmp_path / "stacks-0.raw", [part(1, START_NS)]) == (True, None)
-    assert (tmp_path / "stacks-0.raw").read_text() == ""
-
-
-def test_the_times_are_the_documented_format(tmp_path: Path) -> None:
-    write_segment(tmp_path / "stacks-3.raw", [part(1, START_NS, "thread (1)")])
-    assert json.loads((tmp_path / "stacks-3.times.json").read_text()) == {
-        "schema": "stepscope.times/1",
-        "start_ns": START_NS,
-        "stretches": {"record": [0], "start_us": [0], "end_us": [1000]},
-    }

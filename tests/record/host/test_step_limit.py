@@ -61,9 +61,3 @@ def test_one_that_trains_on_is_told_again_but_not_for_ever(tmp_path: Path) -> No
     assert counts[0] == 1  # the first look afterwards only sees how far it is
     assert counts[1] == 2
     assert counts[-1] == MOST
-
-
-def test_a_journal_that_is_gone_is_no_growth(tmp_path: Path) -> None:
-    command = Command(tmp_path)
-    command.reach()
-    assert [command.look_after(AGAIN_SECONDS) for _ in range(5)] == [1] * 5

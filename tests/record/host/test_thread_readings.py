@@ -68,22 +68,3 @@ def test_every_counter_of_the_main_thread_and_its_pool_is_there_and_grows(run: R
         assert values[name] == sorted(values[name]), name
         assert values[name][-1] > values[name][0], name
     assert {"processor", "voluntary_switches", "requested_bytes", "busy_cores", "stolen_cores"} <= set(values)
-
-
-def test_the_analysis_knows_threads_pool_and_storage(analysis: Analysis, run: Recorded) -> None:
-    machine = analysis.machine
-    assert machine is not None
-    assert machine.cpu is not None
-    assert machine.cpu.threads == THREADS
-    pool = machine.cpu.pool
-    assert pool is not None
-    assert pool.used_cores > 0
-    assert pool.timeslices_per_step > 1  # operators of this size are split, so threads are woken in every step
-    assert pool.others_cores is not None
-    assert 0 < pool.main_cpu_share <= 1
-    storage = machine.storage
-    assert storage is not None
-    assert storage.role == "rank"
-    assert storage.mounts
-    assert str(run.folder).startswith(storage.mounts[0].path)
-    assert (storage.requested_bytes_per_s or 0) > 1e6  # a mebibyte in every step

@@ -64,14 +64,10 @@ def test_the_script_finds_the_value_whatever_the_command_is(words: list[str], fl
     assert with_argument(changed, flag, value) == changed
     if "--" in words:
         assert list(changed[changed.index("--") :]) == words[words.index("--") :]
-
-
-@given(st.lists(WORDS, max_size=8), VALUES)
-def test_other_words_stay_in_order(words: list[str], value: str) -> None:
-    changed = list(with_argument(words, "--new", value))
-    added = [f"--new={value}"] if f"--new={value}" in changed else ["--new", value]
+    other = list(with_argument(words, "--new", value))  # the others stay in order
+    added = [f"--new={value}"] if f"--new={value}" in other else ["--new", value]
     end = words.index("--") if "--" in words else len(words)
-    assert changed == [*words[:end], *added, *words[end:]]
+    assert other == [*words[:end], *added, *words[end:]]
 
 
 @pytest.mark.parametrize(

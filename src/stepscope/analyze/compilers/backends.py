@@ -477,14 +477,14 @@ def _share(part: float | None, whole: float | None) -> float | None:
 def points(prepared: Prepared, limit: int = POINTS_SHOWN) -> tuple[CompilerPoint, ...]:
     """Steps of the lead rank's process with a compilation, graph break or transfer, of all backends, in order.
 
-    Of more than `limit`, steps that recompiled stay, then of equal stretches of the rest the dearest. Where no step
-    has a wall time, the steps that events name.
+    That is the process of the lowest rank with events; of several such, the one with the most. Of more than `limit`
+    steps, those that recompiled stay, then of equal stretches of the rest the dearest. Where no step has a wall time,
+    the steps that events name.
     """
-    process = _lead(prepared)
-    if process is None:
-        return ()
-    own = Prepared(prepared.rows.filter(pl.col("process") == process), prepared.steps)
-    steps = table(own).filter(pl.col("process") == process)
+    counts = prepared.rows.group_by("rank", "process").len()
+    lead = counts.sort(["rank", "len", "process"], descending=[False, True, False]).select("process").head(1)
+    own = Prepared(prepared.rows.join(lead, on="process", how="semi", maintain_order="left"), prepared.steps)
+    steps = table(own).join(lead, on="process", how="semi", maintain_order="left")
     steps = _named(own.rows) if steps.is_empty() else steps
     active = pl.col("compiling") | (pl.col("breaks") > 0) | (pl.col("transfers") > 0)
     shown = steps.filter(active)
@@ -503,20 +503,9 @@ def points(prepared: Prepared, limit: int = POINTS_SHOWN) -> tuple[CompilerPoint
 def _kept(steps: pl.DataFrame, limit: int) -> list[int]:
     """Numbers of the rows to show, ascending."""
     lengths = steps["compile_ns"].fill_null(0).to_list()
-    recompiled = (steps["recompiles"] > 0).to_list()
-    first = _dearest([row for row, chosen in enumerate(recompiled) if chosen], lengths, limit)
-    rest = [row for row, chosen in enumerate(recompiled) if not chosen]
-    return sorted(first + _dearest(rest, lengths, limit - len(first)))
-
-
-def _lead(prepared: Prepared) -> str | None:
-    """The process of the lowest rank with events; of several such, the one with the most."""
-    counts = (
-        prepared.rows.group_by("rank", "process")
-        .len()
-        .sort(["rank", "len", "process"], descending=[False, True, False])
-    )
-    return str(counts["process"][0]) if counts.height else None
+    recompiled = steps["recompiles"] > 0
+    first = _dearest(recompiled.arg_true().to_list(), lengths, limit)
+    return sorted(first + _dearest((~recompiled).arg_true().to_list(), lengths, limit - len(first)))
 
 
 def _dearest(rows: list[int], lengths: Sequence[int], limit: int) -> list[int]:
@@ -631,13 +620,10 @@ def _recent(kind: str | None, steps: Int64, compiled: Bools) -> dict[str, Any]:
 
 def _late(steps: Iterable[CompilerSteps]) -> tuple[float | None, float | None]:
     """Compile time after warm-up and its share, of all kinds together."""
-    told = [kind for kind in steps if kind.late_compile_ms is not None]
-    if not told:
-        return None, None
-    late_ms = sum(kind.late_compile_ms or 0.0 for kind in told)
-    shared = [kind for kind in told if kind.late_wall_ms]
-    wall_ms = sum(kind.late_wall_ms or 0.0 for kind in shared)
-    return late_ms, min(sum(kind.late_compile_ms or 0.0 for kind in shared) / wall_ms, 1.0) if wall_ms else None
+    told = [(kind.late_compile_ms, kind.late_wall_ms or 0.0) for kind in steps if kind.late_compile_ms is not None]
+    wall_ms = sum(wall for _, wall in told)
+    share = min(sum(late for late, wall in told if wall) / wall_ms, 1.0) if wall_ms else None
+    return (sum(late for late, _ in told) if told else None), share
 
 
 def limits(backends: Iterable[Backend], groups: Iterable[Group]) -> tuple[EagerAfterLimit, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from stepscope.analyze.compilers.prepared import (
 )
 from stepscope.engine.journal import event_data, parse_json
 from stepscope.model.compilers import CompilerMetric, CompilerWarning
+from stepscope.read.text import integer, string
 from stepscope.tables.schema import Tables
 
 COMPILE = ("CompileTime", "EagerOpCompileTime")
@@ -122,10 +124,8 @@ def percentiles(row: Mapping[str, Any]) -> tuple[tuple[float, float], ...]:
     values = parse_json(row["percentiles"])
     found = []
     for percent, value in values.items() if isinstance(values, dict) else ():
-        try:
+        with contextlib.suppress(TypeError, ValueError):
             found.append((float(percent), float(value)))
-        except (TypeError, ValueError):
-            continue
     return tuple(sorted(found))
 
 
@@ -275,16 +275,11 @@ def _frequent(metric: str, count: int, steps: int) -> str:
 def _read(text: str, data: Mapping[str, Any], process: str | None) -> CompilerWarning:
     """A line of a log; one of no known form is quoted under the rule "other"."""
     text = text.strip().removeprefix(PREFIX).strip()
-    rule, metric = "other", ""
-    for mark, name in _MARKS:
-        if mark in text:
-            rule, metric = name, text.partition(mark)[0].strip()
-            break
+    forms = ((name, text.partition(mark)[0].strip()) for mark, name in _MARKS if mark in text)
+    rule, metric = next(forms, ("other", ""))
     if text.startswith("Op(s) not lowered"):
         rule, metric = NOT_LOWERED, "aten::"
     counts = _COUNTS.search(text)
-    repeats = data.get("repeats")
-    source = data.get("source")
     return CompilerWarning(
         rule=rule,
         text=text,
@@ -293,8 +288,8 @@ def _read(text: str, data: Mapping[str, Any], process: str | None) -> CompilerWa
         count=int(counts[1]) if counts else None,
         steps=int(counts[2]) if counts else None,
         verbatim=True,
-        repeats=repeats if isinstance(repeats, int) and not isinstance(repeats, bool) else 0,
-        source=source if isinstance(source, str) else f"log of {process}",
+        repeats=integer(data.get("repeats")) or 0,
+        source=string(data.get("source")) or f"log of {process}",
     )
 
 

@@ -7,6 +7,7 @@ for an event on a stream is no work and is left out.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -42,13 +43,13 @@ LAUNCHED, ALL = "launched", "all"
 
 def device_times(spans: Sequence[Span]) -> tuple[DeviceTime, ...]:
     """Two per trace with device work, one for each scope, in order of the tables."""
-    result = []
-    for span in sorted(spans, key=lambda span: span.first):
-        found = work(span)
-        if len(found):
-            result.append(device_time(span, found, LAUNCHED, found.launch >= 0))
-            result.append(device_time(span, found, ALL, np.ones(len(found), bool)))
-    return tuple(result)
+    worked = ((span, work(span)) for span in sorted(spans, key=lambda span: span.first))
+    return tuple(
+        device_time(span, found, scope, found.launch >= (0 if scope == LAUNCHED else NONE))
+        for span, found in worked
+        if len(found)
+        for scope in (LAUNCHED, ALL)
+    )
 
 
 def device_time(span: Span, found: Work, scope: str, wanted: Bools) -> DeviceTime:
@@ -93,10 +94,9 @@ def reading_facts(traces: tuple[TraceFacts, ...]) -> ReadingFacts | None:
     """All traces together, None without any."""
     if not traces:
         return None
-    linked: dict[str, int] = {}
+    linked: Counter[str] = Counter()
     for trace in traces:
-        for method, ns in trace.linked_ns.items():
-            linked[method] = linked.get(method, 0) + ns
+        linked.update(trace.linked_ns)
     device_ns = sum(trace.device_ns for trace in traces)
     early_ns = sum(trace.before_recording_ns for trace in traces)
     launched_ns = device_ns - early_ns
@@ -112,10 +112,8 @@ def reading_facts(traces: tuple[TraceFacts, ...]) -> ReadingFacts | None:
         clipped=sum(trace.clipped for trace in traces),
         repaired=sum(trace.repaired for trace in traces),
         device_events=sum(trace.device_events for trace in traces),
-        link_rate=of_launched(sum(linked.values())),
-        linked_shares={
-            method: ns / launched_ns for method, ns in sorted(linked.items(), key=lambda pair: -pair[1]) if ns
-        },
+        link_rate=of_launched(linked.total()),
+        linked_shares={method: ns / launched_ns for method, ns in linked.most_common() if ns},
         graph_share=of_launched(sum(trace.graph_ns for trace in traces)),
         unlinked_share=of_launched(sum(trace.unlinked_ns for trace in traces)),
         before_recording_share=early_ns / device_ns if device_ns else None,
@@ -124,40 +122,33 @@ def reading_facts(traces: tuple[TraceFacts, ...]) -> ReadingFacts | None:
 
 def _trace(row: dict[str, Any], span: Span | None) -> TraceFacts:
     """The facts of one trace from its row of the table and its device work."""
-    linked: dict[str, int] = {}
-    states = {BEFORE_RECORDING: 0, GRAPH: 0}
-    unlinked = slices = 0
+    linked: Counter[str] = Counter()
+    states: Counter[str] = Counter()
     found = work(span) if span is not None else None
     if span is not None and found is not None and len(found):
-        slices = len(found)
         words = links_of(span, found, "state", "method")
         sums = words.with_columns(ns=pl.Series(found.end_ns - found.start_ns)).group_by("state", "method").sum()
         for state, method, ns in sums.sort("state", "method").rows():
             if state == LINKED:
-                linked[str(method)] = linked.get(str(method), 0) + int(ns)
-            elif state in states:
-                states[state] += int(ns)
+                linked[str(method)] += int(ns)
             else:
-                unlinked += int(ns)
-    launched = sum(linked.values()) + states[GRAPH] + unlinked
+                states[state] += int(ns)
+    unlinked = states.total() - states[BEFORE_RECORDING] - states[GRAPH]
+    launched = linked.total() + states[GRAPH] + unlinked
+    counts = ("events", "salvaged", "lost", "unsupported", "clipped", "repaired")
     return TraceFacts(
         trace=row["trace"],
         rank=row["rank"] or 0,
         owner=row["owner"] or "user",
-        events=row["events"] or 0,
-        salvaged=row["salvaged"] or 0,
-        lost=row["lost"] or 0,
-        unsupported=row["unsupported"] or 0,
-        clipped=row["clipped"] or 0,
-        repaired=row["repaired"] or 0,
+        **{name: row[name] or 0 for name in counts},
         problems=tuple(row["problems"] or ()),
-        device_events=slices,
+        device_events=len(found) if found is not None else 0,
         device_ns=launched + states[BEFORE_RECORDING],
-        linked_ns=linked,
+        linked_ns=dict(linked),
         before_recording_ns=states[BEFORE_RECORDING],
         graph_ns=states[GRAPH],
         unlinked_ns=unlinked,
-        link_rate=sum(linked.values()) / launched if launched else None,
+        link_rate=linked.total() / launched if launched else None,
     )
 
 
@@ -288,20 +279,14 @@ def _lines(base: Base, parts: Sequence[_Part], total_ns: int, steps: int | None)
     pairs = sums.select("place", "callee").unique()
     resolved = [_resolved(places[place], callee, base.lines) for place, callee in pairs.rows()]
     # numbered by name, so that equal costs always come in the same order
-    keys = {
-        key: number
-        for number, key in enumerate(
-            sorted(set(resolved), key=lambda key: (key.file, key.line or 0, key.function, key.exact))
-        )
-    }
-    pairs = pairs.with_columns(pl.Series("line", [keys[key] for key in resolved], dtype=pl.Int64))
+    lines = sorted(set(resolved), key=lambda line: (line.file, line.line or 0, line.function, line.exact))
+    keys = {line: number for number, line in enumerate(lines)}
+    pairs = pairs.with_columns(pl.Series("line", [keys[line] for line in resolved], dtype=pl.Int64))
     sums = sums.join(pairs, on=["place", "callee"], nulls_equal=True)
-    ways = _nested(sums, "way")
-    tops = _nested(sums, "name")
+    ways, tops = _nested(sums, "way"), _nested(sums, "name")
     by_line = sums.group_by("line").agg(pl.col("ns", "events").sum())
-    by_number = list(keys)
     for number, ns, events in by_line.sort(["ns", "line"], descending=[True, False]).rows():
-        origin = by_number[number]
+        origin = lines[number]
         yield DeviceLine(
             place=Place(origin.file, origin.line, origin.function),
             ns=int(ns),

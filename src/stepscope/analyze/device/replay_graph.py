@@ -248,33 +248,20 @@ def waits_of(scene: Scene, slices: Slices, calls: Int64) -> Waits:
         group.finish = max(group.finish, finish)
         group.awaited += awaited
         group.soft &= soft
-    return _as_arrays(slices, groups)
-
-
-def _as_arrays(slices: Slices, groups: list[_Group]) -> Waits:
-    begin = np.asarray([group.begin for group in groups], np.int64)
-    finish = np.asarray([group.finish for group in groups], np.int64)
-    awaited = [_begun_before(slices, group) for group in groups]
-    done = np.asarray([max((_over(slices, *one) for one in each), default=NONE) for each in awaited], np.int64)
-    ready = np.maximum(begin, done)
-    soft = np.asarray([group.soft for group in groups], bool)
-    return Waits(begin, finish, finish - ready, ready - begin, soft, awaited)
+    begins, finishes = (np.asarray([getattr(one, name) for one in groups], np.int64) for name in ("begin", "finish"))
+    awaited_by = [_begun_before(slices, group) for group in groups]
+    over = [[int(slices.start_ns[n] + min(slices.duration_ns[n], reach)) for n, reach in own] for own in awaited_by]
+    ready = np.maximum(begins, np.asarray([max(own, default=NONE) for own in over], np.int64))
+    soft_ones = np.asarray([group.soft for group in groups], bool)
+    return Waits(begins, finishes, finishes - ready, ready - begins, soft_ones, awaited_by)
 
 
 def _begun_before(slices: Slices, group: _Group) -> Awaited:
     """What a group waits for. Where clocks disagree a slice may be recorded to end after the call that waited for it
     did: then the wait is for as much of it as had run, or a replay of the recording would be later than the recording.
     """
-    found: Awaited = []
-    for number, reach in group.awaited:
-        run = group.finish - int(slices.start_ns[number])
-        if run > 0:
-            found.append((number, run if run < slices.duration_ns[number] else reach))
-    return found
-
-
-def _over(slices: Slices, number: int, reach: int) -> int:
-    return int(slices.start_ns[number]) + min(int(slices.duration_ns[number]), reach)
+    run = [(number, reach, group.finish - int(slices.start_ns[number])) for number, reach in group.awaited]
+    return [(number, ns if ns < slices.duration_ns[number] else reach) for number, reach, ns in run if ns > 0]
 
 
 class _Calls:

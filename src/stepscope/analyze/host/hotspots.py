@@ -80,39 +80,50 @@ def hotspots(
     """
     _check(options)
     chosen = choose(tables, options.selection)
-    counted = unit(tables)
+    counted = _unit(tables)
     samples = _weighted(chosen, counted, weights)
     attributes = _frame_attributes(tree, code, options.library, tables.run.user_roots)
     labelled = _labelled(samples, tree, attributes)
     found = _grouped(labelled, attributes, options)
+    shown = found if options.limit is None else found.filter(pl.int_range(pl.len()).over("waiting") < options.limit)
     roles = [(name.partition("=")[2], name) for name in found.columns if name.startswith("role=")]
     selected = int(chosen.rows["samples"].sum())
     kinds = labelled.group_by("kind").agg(pl.col("samples").sum()).sort("samples", "kind", descending=[True, False])
-    facts = sample_facts(tables, chosen, counted)
+    segments = tables.segments
+    kept = int(tables.stacks["samples"].sum())
+    read = max(int(segments["samples"].fill_null(0).sum()), kept)
+    mode = stack_selection.idle_mode(tables)
+    rates = segments["rate_hz"].unique().to_list()  # one that is unknown makes it unknown
+    rate = rates[0] if len(rates) == 1 else None
+    wall_s, wall_source = _wall(tables, rate, counted)
+    processes = _processes(chosen.rows)
+    skipped = int(segments["skipped_samples"].fill_null(0).sum())
+    warnings = _warnings(tables, selected, processes, mode, counted, skipped)
+    nobody = labelled.height > 0 and (labelled["library"] == attributes.height - 1).all()
     return Hotspots(
-        samples=facts.samples,
-        skipped_samples=facts.skipped_samples,
+        samples=read,
+        skipped_samples=skipped,
         unit=counted,
         by=options.by,
         library=options.library or OWN_CODE,
         selected_samples=selected,
         waiting_samples=int(chosen.rows.filter(pl.col("waiting").fill_null(False))["samples"].sum()),
-        left_out=facts.left_out,
-        rows=tuple(_row(row, selected, roles) for row in _first(found, options.limit).iter_rows(named=True)),
+        left_out={**chosen.left_out, **({NOT_KEPT: read - kept} if read > kept else {})},
+        rows=tuple(_row(row, selected, roles) for row in shown.iter_rows(named=True)),
         working_rows=found.filter(~pl.col("waiting")).height,
         waiting_rows=found.filter("waiting").height,
         kinds={str(kind): int(count) for kind, count in kinds.iter_rows()},
-        processes=facts.processes,
-        files=facts.files,
-        formats=facts.formats,
-        idle=facts.mode.idle,
-        idle_source=facts.mode.source,
-        rate_hz=facts.rate_hz,
-        wall_s=facts.wall_s,
-        wall_source=facts.wall_source,
+        processes=processes,
+        files=segments.select("host", "file").n_unique(),
+        formats=tuple(sorted(segments["format"].drop_nulls().unique().to_list())),
+        idle=mode.idle,
+        idle_source=mode.source,
+        rate_hz=rate,
+        wall_s=wall_s,
+        wall_source=wall_source,
         steps=weights.steps if weights else 0,
         mean_step_ms=weights.mean_ms if weights else None,
-        warnings=(*facts.warnings, *_library_warning(labelled, attributes.height - 1, options.library)),
+        warnings=(*warnings, *([_library_warning(options.library)] if nobody else ())),
     )
 
 
@@ -153,15 +164,17 @@ def _sums() -> list[pl.Expr]:
 def _frame_attributes(tree: CallTree, code: UserCode, library: str | None, roots: tuple[str, ...]) -> pl.DataFrame:
     """(name, path, line, native, module, marked) by frame number, and a last row for stacks without frames."""
     native = [is_native(frame) for frame in tree.frames]
-    files = list(dict.fromkeys(frame.file for frame in tree.frames))
     compiled = {frame.file for frame, is_one in zip(tree.frames, native, strict=True) if is_one}
-    modules = {file: posixpath.basename(file) if file in compiled else module_of(file, code, roots) for file in files}
-    if library is None:
-        marked = {file for file in files if file not in compiled and code.resolve(file) is not None}
-    else:
-        marked = set(filter(library_matcher(library, code), files))
+    matches = None if library is None else library_matcher(library, code)
+    of_file = {
+        file: (
+            posixpath.basename(file) if file in compiled else module_of(file, code, roots),
+            matches(file) if matches else file not in compiled and code.resolve(file) is not None,
+        )
+        for file in dict.fromkeys(frame.file for frame in tree.frames)
+    }
     rows = [
-        (frame.function, frame.file, frame.line, is_one, modules[frame.file], frame.file in marked)
+        (frame.function, frame.file, frame.line, is_one, *of_file[frame.file])
         for frame, is_one in zip(tree.frames, native, strict=True)
     ]
     schema = {"name": pl.String, "path": pl.String, "line": pl.Int64}
@@ -192,29 +205,24 @@ def _labelled(samples: pl.DataFrame, tree: CallTree, frames: pl.DataFrame) -> pl
 
 def _grouped(labelled: pl.DataFrame, frames: pl.DataFrame, options: HotspotOptions) -> pl.DataFrame:
     """The columns of `HotspotRow`, most samples first; roles, kinds and phases as columns of their own."""
+    ends = {"leaf": "", "library": "library_function_"}
     codes = {name: _codes(frames, [name]) for name in _LEAF}
-    leaf, library = labelled["leaf"].to_numpy(), labelled["library"].to_numpy()
-    same = [
-        (pl.col(f"{end}:{name}").min() == pl.col(f"{end}:{name}").max()).alias(f"{end}:{name}")
-        for end in ("leaf", "library")
-        for name in _LEAF
-    ]
-    coded = {f"leaf:{name}": pl.Series(codes[name][leaf]) for name in _LEAF}
-    coded |= {f"library:{name}": pl.Series(codes[name][library]) for name in _LEAF}
+    coded = {f"{end}:{name}": pl.Series(codes[name][labelled[end].to_numpy()]) for end in ends for name in _LEAF}
+    same = [(pl.col(column).min() == pl.col(column).max()).alias(column) for column in coded]
     rows = labelled.with_columns(row=_row_numbers(labelled, frames, options), **coded)
     grouped = rows.group_by("row", maintain_order=True).agg(
         pl.col("leaf", "library", "waiting", "node").first(), *_sums(), *same, *_shares(labelled)
     )
-    ends = {"leaf": frames[grouped["leaf"]], "library": frames[grouped["library"]]}
+    frame_of = {end: frames[grouped[end]] for end in ends}
     named = grouped.with_columns(
-        pl.when(f"{end}:{name}").then(found[name]).alias(f"{prefix}{name}")
-        for prefix, end, found in (("", "leaf", ends["leaf"]), ("library_function_", "library", ends["library"]))
+        pl.when(f"{end}:{name}").then(frame_of[end][name]).alias(f"{prefix}{name}")
+        for end, prefix in ends.items()
         for name in _LEAF
     )
     nobody = pl.col("library") == frames.height - 1
     named = named.with_columns(
         *(pl.when(~nobody).then(pl.col(name)).alias(name) for name in _LIBRARY),
-        module=ends["leaf"]["module"],
+        module=frame_of["leaf"]["module"],
         kind=_largest(grouped, "kind"),
         phase=_largest(grouped, "phase"),
     )
@@ -260,36 +268,22 @@ def _largest(grouped: pl.DataFrame, column: str) -> pl.Expr:
     return pl.coalesce(values)
 
 
-def _first(found: pl.DataFrame, limit: int | None) -> pl.DataFrame:
-    if limit is None:
-        return found
-    return found.filter(pl.int_range(pl.len()).over("waiting") < limit)
-
-
 def _row(row: dict[str, Any], selected: int, roles: list[tuple[str, str]]) -> HotspotRow:
+    own = ("samples", "waiting", "kind", "module", "phase", "seconds", "ms_per_step")
     return HotspotRow(
-        **{name: row[name] for name in (*_LEAF, *_LIBRARY)},
-        samples=row["samples"],
+        **{name: row[name] for name in (*_LEAF, *_LIBRARY, *own)},
         proportion=row["samples"] / selected if selected else 0.0,
-        waiting=row["waiting"],
-        kind=row["kind"],
-        module=row["module"],
-        phase=row["phase"],
-        seconds=row["seconds"],
-        ms_per_step=row["ms_per_step"],
         roles={role: row[column] for role, column in roles if row[column]},
     )
 
 
-def _library_warning(labelled: pl.DataFrame, nobody: int, library: str | None) -> list[str]:
-    if (labelled["library"] != nobody).any() or labelled.is_empty():
-        return []
-    if library is not None:
-        return [
-            f"no sampled stack runs through {library}: it is matched with whole parts of the path, so give a package, "
-            "a module or a folder as it stands in the column path"
-        ]
-    return ["none of the sampled code was recognised as your own; name it with --library NAME or --source-root DIR"]
+def _library_warning(library: str | None) -> str:
+    if library is None:
+        return "none of the sampled code was recognised as your own; name it with --library NAME or --source-root DIR"
+    return (
+        f"no sampled stack runs through {library}: it is matched with whole parts of the path, so give a package, "
+        "a module or a folder as it stands in the column path"
+    )
 
 
 NOT_KEPT = "torn or the recorder's own"
@@ -299,53 +293,10 @@ OF_STACKS = ("stacks", "stacks.jsonl")  # sources of the tables' notes that conc
 _PROCESS = ["host", "in_file", "pid", "role", "rank"]
 
 
-class SampleFacts(Struct, frozen=True):
-    """The fields of `Hotspots` that do not depend on how rows are grouped."""
-
-    samples: int
-    skipped_samples: int
-    left_out: dict[str, int]
-    processes: tuple[SampledProcess, ...]
-    files: int
-    formats: tuple[str, ...]
-    mode: IdleMode
-    rate_hz: float | None
-    wall_s: float | None
-    wall_source: str | None
-    warnings: tuple[str, ...]
-
-
-def unit(tables: Tables) -> str:
+def _unit(tables: Tables) -> str:
     """What the counts are; "mixed" where files differ, so that their sum means nothing."""
     units = tables.segments["unit"].drop_nulls().unique().to_list()
     return "samples" if not units else str(units[0]) if len(units) == 1 else "mixed"
-
-
-def sample_facts(tables: Tables, chosen: Chosen, counted: str) -> SampleFacts:
-    """What is known of the samples; `counted` is their unit."""
-    segments = tables.segments
-    kept = int(tables.stacks["samples"].sum())
-    read = max(int(segments["samples"].fill_null(0).sum()), kept)
-    left_out = {**chosen.left_out, **({NOT_KEPT: read - kept} if read > kept else {})}
-    mode = stack_selection.idle_mode(tables)
-    rates = segments["rate_hz"].drop_nulls().unique().to_list() if segments["rate_hz"].null_count() == 0 else []
-    rate = float(rates[0]) if len(rates) == 1 else None
-    wall_s, wall_source = _wall(tables, rate, counted)
-    found = _processes(chosen.rows)
-    skipped = int(segments["skipped_samples"].fill_null(0).sum())
-    return SampleFacts(
-        samples=read,
-        skipped_samples=skipped,
-        left_out=left_out,
-        processes=found,
-        files=segments.select("host", "file").n_unique(),
-        formats=tuple(sorted(segments["format"].drop_nulls().unique().to_list())),
-        mode=mode,
-        rate_hz=rate,
-        wall_s=wall_s,
-        wall_source=wall_source,
-        warnings=tuple(_warnings(tables, chosen, found, mode, counted, skipped)),
-    )
 
 
 def _processes(rows: pl.DataFrame) -> tuple[SampledProcess, ...]:
@@ -357,20 +308,12 @@ def _processes(rows: pl.DataFrame) -> tuple[SampledProcess, ...]:
     found = named.group_by(_PROCESS).agg(
         threads=pl.col("thread").drop_nulls().n_unique(),
         samples=pl.col("samples").sum(),
-        waiting=pl.col("samples").filter(pl.col("waiting").fill_null(False)).sum(),
+        waiting_samples=pl.col("samples").filter(pl.col("waiting").fill_null(False)).sum(),
     )
     ordered = found.sort(["samples", "rank", *_PROCESS[:4]], descending=[True, *[False] * 5], nulls_last=True)
     return tuple(
-        SampledProcess(
-            host=row["host"] or "",
-            pid=row["pid"],
-            role=row["role"],
-            rank=row["rank"],
-            threads=row["threads"] or None,
-            samples=row["samples"],
-            waiting_samples=row["waiting"],
-        )
-        for row in ordered.iter_rows(named=True)
+        SampledProcess(**{**row, "host": row["host"] or "", "threads": row["threads"] or None})
+        for row in ordered.drop("in_file").iter_rows(named=True)
     )
 
 
@@ -393,9 +336,13 @@ def _wall(tables: Tables, rate: float | None, counted: str) -> tuple[float | Non
 
 
 def _warnings(
-    tables: Tables, chosen: Chosen, found: tuple[SampledProcess, ...], mode: IdleMode, counted: str, skipped: int
+    tables: Tables,
+    selected: int,
+    found: tuple[SampledProcess, ...],
+    mode: IdleMode,
+    counted: str,
+    skipped: int,
 ) -> list[str]:
-    selected = int(chosen.rows["samples"].sum())
     texts = [*_on_waiting(mode, counted), *_on_processes(found)]
     if counted == "mixed":
         texts.append(
@@ -417,20 +364,18 @@ def _warnings(
 
 
 def _on_waiting(mode: IdleMode, counted: str) -> list[str]:
-    how = "" if mode.source == stack_selection.RECORDED else ", as threads that only wait are all but missing"
-    if counted == "bytes":
+    if counted == "bytes" or mode.idle:
         return []
-    if mode.idle is False:
-        return [
-            f"waiting was not sampled{how}: time in which the program waited (for its loader, a device, another rank) "
-            "is missing here; record with --idle to see it"
-        ]
     if mode.idle is None:
         return [
             "whether waiting was sampled is unknown: if not (py-spy without --idle), time in which the program waited "
             "is missing here"
         ]
-    return []
+    how = "" if mode.source == stack_selection.RECORDED else ", as threads that only wait are all but missing"
+    return [
+        f"waiting was not sampled{how}: time in which the program waited (for its loader, a device, another rank) "
+        "is missing here; record with --idle to see it"
+    ]
 
 
 def _on_processes(found: tuple[SampledProcess, ...]) -> list[str]:
@@ -515,11 +460,10 @@ def library_matcher(library: str, code: UserCode) -> Callable[[str], bool]:
 
 
 def _contains(parts: list[str], wanted: tuple[str, ...], at_start: bool, at_end: bool) -> bool:
-    places = range(len(parts) - len(wanted) + 1)
+    last = len(parts) - len(wanted)
     return any(
-        tuple(parts[at : at + len(wanted)]) == wanted
-        for at in places
-        if (not at_start or at == 0) and (not at_end or at == places[-1])
+        tuple(parts[at : at + len(wanted)]) == wanted and (not at_start or at == 0) and (not at_end or at == last)
+        for at in range(last + 1)
     )
 
 

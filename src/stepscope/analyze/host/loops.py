@@ -9,6 +9,7 @@ carry their operator's sequence number, so the loop's part of the backward pass 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -24,7 +25,7 @@ from stepscope.engine.journal import parse_json
 from stepscope.engine.module_calls import PREFIX
 from stepscope.engine.samples import Samples
 from stepscope.engine.slice_names import callee_name
-from stepscope.engine.source_lines import CallSite, Lines
+from stepscope.engine.source_lines import Lines
 from stepscope.model import LoopFacts, Place
 from stepscope.tables.arrays import NONE, Bools, Int64, climb
 
@@ -152,8 +153,19 @@ def _find(window: ProfiledCalls) -> list[_Loop]:
     for part in window.parts:
         for calls in _repeated(part):
             by_function.setdefault(part.function_at(calls.caller), []).append(calls)
-    functions = sorted(by_function, key=lambda one: (one.file, one.name, str(one.line)))
-    return [loop for function in functions for loop in _of_function(function, by_function[function])]
+    loops: list[_Loop] = []
+    for function in sorted(by_function, key=lambda one: (one.file, one.name, str(one.line))):
+        totals: dict[str, float] = {}
+        for calls in by_function[function]:
+            totals[calls.key] = totals.get(calls.key, 0.0) + calls.total_ns
+        found: list[_Loop] = []
+        for key in sorted(totals, key=lambda key: (-totals[key], key)):
+            own = tuple(calls for calls in by_function[function] if calls.key == key)
+            # calls whose time lies within another's loop belong to that loop
+            if not any(_inside(own, loop.calls) for loop in found):
+                found.append(_build(function, own))
+        loops += found
+    return loops
 
 
 def _repeated(part: HostCalls) -> Iterator[_Calls]:
@@ -179,20 +191,6 @@ def _repeated(part: HostCalls) -> Iterator[_Calls]:
         yield _Calls(part, caller, step, texts[text], part.label(mine[0]), mine)
 
 
-def _of_function(function: Function, groups: list[_Calls]) -> list[_Loop]:
-    """The distinct loops of one function: calls whose time lies within another's loop belong to that loop."""
-    totals: dict[str, float] = {}
-    for calls in groups:
-        totals[calls.key] = totals.get(calls.key, 0) + calls.total_ns
-    loops: list[_Loop] = []
-    for key in sorted(totals, key=lambda key: (-totals[key], key)):
-        own = tuple(calls for calls in groups if calls.key == key)
-        if any(_inside(own, loop.calls) for loop in loops):
-            continue
-        loops.append(_build(function, own))
-    return loops
-
-
 def _inside(own: Sequence[_Calls], other: Sequence[_Calls]) -> bool:
     """Whether the calls of `own` fall between the calls of `other`, judged in the invocation with the most of them."""
     most = min(own, key=lambda calls: (-len(calls), calls.step, calls.caller))
@@ -213,18 +211,11 @@ def _build(function: Function, own: tuple[_Calls, ...]) -> _Loop:
         count -= len(own)
         per_invocation -= 1
         callee = _heaviest_child(own) or label
-    return _Loop(function, callee, own, sum(map(_span_ns, own)), count, per_invocation)
-
-
-def _span_ns(calls: _Calls) -> float:
-    starts, ends = calls.starts, calls.ends
-    distances = np.diff(starts)
-    if not len(distances):
-        return float(ends[-1] - starts[0])
-    typical = float(np.median(distances))
-    return float(np.minimum(distances, MAX_BREAK * typical).sum()) + float(
-        min(ends[-1] - starts[-1], MAX_BREAK * typical)
-    )
+    span_ns = 0.0
+    for calls in own:
+        distances = np.append(np.diff(calls.starts), calls.ends[-1] - calls.starts[-1])
+        span_ns += float(np.minimum(distances, MAX_BREAK * np.median(distances[:-1])).sum())
+    return _Loop(function, callee, own, span_ns, count, per_invocation)
 
 
 def _undisturbed_ns(durations: Int64) -> float:
@@ -237,21 +228,15 @@ def _undisturbed_ns(durations: Int64) -> float:
 
 def _heaviest_child(own: Sequence[_Calls]) -> str | None:
     totals: dict[str, float] = {}
-    for part, positions in _by_part(own):
+    for part in dict.fromkeys(calls.part for calls in own):
         called = np.zeros(len(part), bool)
-        called[positions] = True
+        called[np.concatenate([calls.positions for calls in own if calls.part is part])] = True
         children = np.flatnonzero((part.parent >= 0) & called[part.parent])
         _, first, number = np.unique(part.codes[children], return_index=True, return_inverse=True)
         for code, at in enumerate(first.tolist()):
             label = part.label(children[at])
             totals[label] = totals.get(label, 0) + _undisturbed_ns(part.duration_ns[children[number == code]])
     return min(totals, key=lambda label: (-totals[label], label), default=None)
-
-
-def _by_part(own: Sequence[_Calls]) -> Iterator[tuple[HostCalls, Int64]]:
-    parts = {id(calls.part): calls.part for calls in own}
-    for key, part in parts.items():
-        yield part, np.concatenate([calls.positions for calls in own if id(calls.part) == key])
 
 
 def _describe(window: ProfiledCalls, lines: Lines, loop: _Loop, mean_ms: float | None) -> LoopFacts:
@@ -265,13 +250,14 @@ def _describe(window: ProfiledCalls, lines: Lines, loop: _Loop, mean_ms: float |
         back_at_most = min(back_at_most, mean_ms - ms) if back_at_most is not None else None
     made = loop.function
     site = lines.call_site(made.file, made.name, made.line, loop.callee, loop=True)
+    outermost_ns = sum(int(part.duration_ns[own[~part.in_operator[own]]].sum()) for part, own in operators.of)
     return LoopFacts(
         callee=loop.callee,
         calls_per_step=loop.total_calls / window.steps,
         ms_per_step=ms,
         at_most_ms_per_step=most_ms,
         operators_per_call=len(operators) / max(1.0, loop.total_calls),
-        place=_loop_place(loop, site),
+        place=Place(made.file, site.line if site else made.line, made.name),
         dimension=explain(loop.per_invocation, operators.shapes()),
         source=f"{window.source}, {window.steps} window step{'s' * (window.steps != 1)}; "
         f"line: {site.method if site else 'the definition'}",
@@ -285,17 +271,9 @@ def _describe(window: ProfiledCalls, lines: Lines, loop: _Loop, mean_ms: float |
         low_confidence=window.low_confidence,
         window_steps=window.steps,
         time_source=f"{window.source}, scaled to the steady step",
-        operators_ms_per_step=_outermost_ms(operators) / window.steps,
+        operators_ms_per_step=outermost_ns / 1e6 / window.steps,
         calls_per_invocation=loop.per_invocation,
     )
-
-
-def _outermost_ms(operators: _Slices) -> float:
-    return sum(int(part.duration_ns[own[~part.in_operator[own]]].sum()) for part, own in operators.of) / 1e6
-
-
-def _loop_place(loop: _Loop, site: CallSite | None) -> Place:
-    return Place(loop.function.file, site.line if site else loop.function.line, loop.function.name)
 
 
 def _steady_ms(window: ProfiledCalls, ms: float, *, after_backward: bool) -> tuple[float, float]:
@@ -311,10 +289,6 @@ def _steady_ms(window: ProfiledCalls, ms: float, *, after_backward: bool) -> tup
             return min(ms * steady / recorded, steady), min(ms, steady)
     scaled = ms * window.ratio.get("wall", 1.0)
     return scaled, scaled
-
-
-def _backward_ratio(window: ProfiledCalls) -> float:
-    return window.ratio.get("backward", window.ratio.get("wall", 1.0))
 
 
 def _operators_within(loop: _Loop) -> _Slices:
@@ -358,26 +332,26 @@ def _after_backward(window: ProfiledCalls, loop: _Loop) -> bool:
 def _backward(window: ProfiledCalls, operators: _Slices) -> tuple[float | None, float | None, float | None, str | None]:
     """Of the backward nodes the loop's operators left: ms per steady step, the most it can be, calls per step, and the
     most frequent node."""
-    names: dict[str, int] = {}
-    count = every_count = ns = every_ns = 0
+    names: Counter[str] = Counter()
+    every_count = ns = every_ns = 0
     for part in window.parts:
         nodes = _nodes(part)
         every_ns += int(part.duration_ns[nodes].sum())
         every_count += len(nodes)
         left = nodes[_left_by(part, nodes, operators)]
         ns += int(part.duration_ns[left].sum())
-        count += len(left)
-        for code, many in zip(*np.unique(part.codes[left], return_counts=True), strict=True):
-            name = part.span.names.values[code]
-            names[name] = names.get(name, 0) + int(many)
+        names.update(part.span.names.values[code] for code in part.codes[left].tolist())
     if not names:
         return None, None, None, None
     name = min(names, key=lambda name: (-names[name], name))
     recorded_ms, all_ms = ns / window.steps / 1e6, every_ns / window.steps / 1e6
-    least = _least_in_steady_backward(window, recorded_ms, all_ms - recorded_ms)
-    most = recorded_ms * _backward_ratio(window)
-    # between two nodes the engine adds up gradients and picks the next: work for each node
-    between_ms = _in_no_node_ms(window, all_ms) * count / max(1, every_count) * _backward_ratio(window)
+    means, ratio = window.phase_ms.get("backward"), window.ratio.get("backward", window.ratio.get("wall", 1.0))
+    least, most = recorded_ms * ratio, recorded_ms * ratio
+    between_ms = 0.0
+    if means is not None:
+        least, _ = in_steady_backward(recorded_ms, all_ms, means)
+        # between two nodes the engine adds up gradients and picks the next: work for each node
+        between_ms = max(0.0, means[0] - all_ms) * names.total() / max(1, every_count) * ratio
     return (min(least, most) + most) / 2, most + between_ms, names[name] / window.steps, name.removeprefix(_ENGINE)
 
 
@@ -397,26 +371,21 @@ def _left_by(part: HostCalls, nodes: Int64, operators: _Slices) -> Bools:
     return chosen
 
 
-def _least_in_steady_backward(window: ProfiledCalls, recorded_ms: float, others_ms: float) -> float:
-    """What the other nodes, at their recorded time, leave of a steady backward pass.
+def in_steady_backward(recorded: float, nodes: float, means: tuple[float, float]) -> tuple[float, float]:
+    """What a part of the backward pass takes of a steady one, at least and at most, by its time in a profiled one.
 
     Recording slows many small nodes far more than few large ones, and can fragment the heap under all of them: scaling
-    in proportion gives the loop too much, taking the others' recorded time as it is gives it too little. The middle is
-    reported; the proportion, with its part of what lies between nodes, bounds the gain.
+    in proportion gives what is slowed most too much (the most), taking the others' recorded time as it is gives it too
+    little (the least). The middle is told, and the proportion bounds the gain.
+
+    Args:
+        nodes: what all nodes took as recorded.
+        means: the profiled and the steady backward pass.
     """
-    means = window.phase_ms.get("backward")
-    if means is None:
-        return recorded_ms * _backward_ratio(window)
-    window_ms, steady_ms = means
-    ratio = steady_ms / window_ms
-    in_no_node_ms = _in_no_node_ms(window, recorded_ms + others_ms)
-    return max(0.0, steady_ms - others_ms * max(1.0, ratio) - in_no_node_ms * ratio)
-
-
-def _in_no_node_ms(window: ProfiledCalls, in_nodes_ms: float) -> float:
-    """What of the window's backward pass lies in no node; 0 where the pass was not timed."""
-    means = window.phase_ms.get("backward")
-    return max(0.0, means[0] - in_nodes_ms) if means is not None else 0.0
+    profiled, steady = means
+    ratio = steady / profiled
+    others = max(0.0, nodes - recorded) * max(1.0, ratio)
+    return max(0.0, steady - others - max(0.0, profiled - nodes) * ratio), recorded * ratio
 
 
 def _runs_in(inner: _Loop, outer: _Loop) -> bool:
@@ -476,12 +445,11 @@ def _shape_text(shape: tuple[int, ...]) -> str:
 
 def _shapes(text: str) -> list[tuple[int, ...]]:
     value = parse_json(text)
+    items = [item for item in value if isinstance(item, list)] if isinstance(value, list) else []
     found: list[tuple[int, ...]] = []
-    for item in value if isinstance(value, list) else []:
-        if not isinstance(item, list) or not item or len(item) > MAX_RANK:
-            continue
+    for item in items:
         if all(isinstance(size, int) for size in item):
             found.append(tuple(item))
-        else:  # a list of tensors, as in cat or stack
-            found.extend(tuple(s) for s in item if isinstance(s, list) and s and all(isinstance(n, int) for n in s))
-    return found
+        elif len(item) <= MAX_RANK:  # a list of tensors, as in cat or stack
+            found += [tuple(s) for s in item if isinstance(s, list) and all(isinstance(n, int) for n in s)]
+    return [shape for shape in found if 0 < len(shape) <= MAX_RANK]

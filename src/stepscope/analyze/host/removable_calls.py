@@ -10,6 +10,7 @@ is the library's: the outermost function of it that trains nothing is its place,
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,7 +22,6 @@ from stepscope.analyze.host.sampled_time import SampledTime, Share, is_fetch
 from stepscope.engine.call_tree import CallTree, UserPaths, rows_of
 from stepscope.engine.samples import Samples, bare, short
 from stepscope.model import Place
-from stepscope.read.raw import Frame
 from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Int64
 from stepscope.tables.phases import BACKWARD, FORWARD, OPTIMIZER, in_file, phase_mark
 
@@ -47,8 +47,8 @@ class Calls(Struct, frozen=True):
     of_row: pl.DataFrame  # row, call, in_module; library_file, _line, _function where a library works on its own
     names: tuple[Name, ...]
     own: tuple[bool, ...]
-    lines: Mapping[tuple[str, str, int | None], int]  # the user's innermost frame -> its call
-    functions: Mapping[Name, int]
+    lines: Mapping[tuple[Any, ...], int]  # the user's innermost frame (file, function, line) -> its call
+    functions: Mapping[tuple[Any, ...], int]  # (file, function)
 
     def located(self) -> pl.DataFrame:
         """`time.rows` with the columns of `of_row`."""
@@ -72,8 +72,7 @@ class Calls(Struct, frozen=True):
 
     def rows(self, number: int) -> pl.DataFrame:
         """The stacks of a call."""
-        own = self.of_row.filter(pl.col("call") == number)
-        return self.time.rows.join(own.select("row"), on="row", how="semi")
+        return self.time.rows.join(self.of_row.filter(pl.col("call") == number), on="row", how="semi")
 
     def share(self, number: int | None, blamed: pl.Series) -> Share | None:
         """What leaving out a call would save at most, where its blamed stacks are notable; None for no call.
@@ -112,35 +111,34 @@ def removable_calls(samples: Samples | None, time: SampledTime | None) -> Calls 
     if samples is None or time is None or not len(samples.calls):
         return None
     users = UserPaths(samples.calls, samples.code)
-    nodes = rows_of(time.rows["node"])
-    known = nodes >= 0
+    nodes, weights = rows_of(time.rows["node"]), time.rows["samples"].to_numpy()
     count = np.zeros(len(samples.calls), np.float64)
-    np.add.at(count, nodes[known], time.rows["samples"].to_numpy()[known])
+    np.add.at(count, nodes[nodes >= 0], weights[nodes >= 0])
     essential = _essential(users, count)
     site = _sites(users, essential)
-    below = _next_function(users, site)
-    name_of = _dominant(users, site, below, nodes, time.rows["samples"].to_numpy())
+    name_of = _dominant(users, site, nodes, weights)
     names: dict[tuple[Name, bool], int] = {}
     of_site = {key: names.setdefault(name, len(names)) for key, name in name_of.items()}
     numbers = [of_site.get(_key(users, int(site[node]))) if node >= 0 else None for node in nodes]
-    of_row = pl.DataFrame({"row": time.rows["row"], "call": pl.Series(numbers, dtype=pl.Int64)}).hstack(
-        _of_libraries(users, essential, nodes)
-    )
-    of_row = of_row.with_columns(pl.when(pl.col("library_file").is_null()).then("call").alias("call"))
+    of_row = _of_libraries(users, essential, nodes)
+    of_row = of_row.with_columns(time.rows["row"], call=pl.Series(numbers, dtype=pl.Int64))
+    of_row = of_row.with_columns(call=pl.when(pl.col("library_file").is_null()).then("call"))
+    joined = time.rows.join(of_row, on="row").filter(pl.col("call").is_not_null() & pl.col("user_file").is_not_null())
+    places = joined.with_columns(name=short(pl.col("user_function")).fill_null(""))
     return Calls(
         time=time,
         of_row=of_row,
         names=tuple(name for name, _ in names),
         own=tuple(own for _, own in names),
-        lines=_by(time.rows, of_row, with_line=True),
-        functions={(key[0], key[1]): number for key, number in _by(time.rows, of_row, with_line=False).items()},
+        lines=_most(places, ["user_file", "name", "user_line"]),
+        functions=_most(places, ["user_file", "name"]),
     )
 
 
 def _essential(users: UserPaths, count: Floats) -> Bools:
     """Whether a node leads to training work."""
     tree = users.tree
-    trains = users.marked(_trains)
+    trains = users.marked(lambda frame: phase_mark(frame) in (FORWARD, BACKWARD, OPTIMIZER))
     total = tree.totals(count)
     below = _work_below(tree, trains, total)
     roots = tree.parent < 0
@@ -183,7 +181,8 @@ def _sites(users: UserPaths, essential: Bools) -> Int32:
     tree = users.tree
     roots = tree.parent < 0
     called = np.zeros(len(tree), bool)
-    called[~roots] = users.marked(_calls_users)[tree.parent[~roots]]
+    machinery = users.marked(lambda frame: phase_mark(frame) in _MACHINERY or in_file(frame.file, _AUTOGRAD))
+    called[~roots] = machinery[tree.parent[~roots]]
     model = tree.innermost(users.user & called)
     spared = tree.outermost(users.user & ~essential)
     inside = (model >= 0) & (tree.depth[np.maximum(model, 0)] > tree.depth[np.maximum(spared, 0)]) & (spared >= 0)
@@ -218,41 +217,22 @@ def _key(users: UserPaths, site: int) -> _Key | None:
     return None if site < 0 else (int(users.function[site]), int(users.source_line[site]))
 
 
-def _dominant(
-    users: UserPaths, site: Int32, below: Int32, nodes: Int64, samples: Int64
-) -> dict[_Key | None, tuple[Name, bool]]:
+def _dominant(users: UserPaths, site: Int32, nodes: Int64, samples: Int64) -> dict[_Key | None, tuple[Name, bool]]:
     """What each site is told as: the function that most of its samples stand in, or its own; True for its own."""
-    votes: dict[_Key, dict[tuple[Name, bool], int]] = {}
+    below = _next_function(users, site)
+    votes: dict[_Key, Counter[tuple[Name, bool]]] = defaultdict(Counter)
     for node, weight in zip(nodes.tolist(), samples.tolist(), strict=True):
         key = _key(users, int(site[node])) if node >= 0 else None
-        if key is None:
-            continue
-        callee = int(below[node])
-        name = (_name(users, callee), False) if callee >= 0 else (_name(users, int(site[node])), True)
-        own = votes.setdefault(key, {})
-        own[name] = own.get(name, 0) + int(weight)
+        if key is not None:
+            own = below[node] < 0
+            place = users.place(int(users.line[site[node] if own else below[node]]))
+            name = (place.file, bare(place.function)) if place is not None else ("?", "?")
+            votes[key][name, bool(own)] += int(weight)
     return {key: max(sorted(own), key=lambda name: own[name]) for key, own in votes.items()}
 
 
-def _name(users: UserPaths, node: int) -> Name:
-    place = users.place(int(users.line[node]))
-    return (place.file, bare(place.function)) if place is not None else ("?", "?")
-
-
-def _by(rows: pl.DataFrame, of_row: pl.DataFrame, *, with_line: bool) -> dict[tuple[str, str, int | None], int]:
-    """The call most samples of a user's line (or function) belong to."""
-    joined = rows.join(of_row, on="row").filter(pl.col("call").is_not_null() & pl.col("user_file").is_not_null())
-    votes: dict[tuple[str, str, int | None], dict[int, int]] = {}
-    columns = joined.select("user_file", "user_function", "user_line", "call", "samples")
-    for file, function, line, call, weight in columns.iter_rows():
-        own = votes.setdefault((file, bare(function), line if with_line else None), {})
-        own[call] = own.get(call, 0) + weight
-    return {key: max(sorted(own), key=lambda call: own[call]) for key, own in votes.items()}
-
-
-def _trains(frame: Frame) -> bool:
-    return phase_mark(frame) in (FORWARD, BACKWARD, OPTIMIZER)
-
-
-def _calls_users(frame: Frame) -> bool:
-    return phase_mark(frame) in _MACHINERY or in_file(frame.file, _AUTOGRAD)
+def _most(rows: pl.DataFrame, columns: list[str]) -> dict[tuple[Any, ...], int]:
+    """The call that most samples of each of these belong to."""
+    sums = rows.group_by(*columns, "call").agg(pl.col("samples").sum())
+    ordered = sums.sort("samples", "call", descending=[True, False]).unique(columns, keep="first", maintain_order=True)
+    return {tuple(key): call for *key, call in ordered.select(*columns, "call").iter_rows()}

@@ -7,6 +7,8 @@ is kept unless the reader asks for a part of it.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import polars as pl
 from msgspec import Struct
 
@@ -61,17 +63,15 @@ def choose(tables: Tables, selection: StackSelection) -> Chosen:
 
 def check(tables: Tables, selection: StackSelection) -> None:
     """Raise `UsageError` for a rank, phase or kind of process of which there is no sample, naming those there are."""
-    stacks = tables.stacks
     if selection.process not in PROCESSES:
         raise UsageError(f"--process {selection.process}: unknown; use {', '.join(PROCESSES)}")
-    if selection.rank is not None:
-        ranks = stacks["rank"].drop_nulls().unique().sort().to_list()
-        if selection.rank not in ranks:
-            raise UsageError(f"--rank {selection.rank}: no samples of it; {_there_are('ranks', ranks)}")
-    if selection.phase is not None:
-        phases = stacks["phase"].drop_nulls().unique().sort().to_list()
-        if selection.phase not in phases:
-            raise UsageError(f"--phase {selection.phase}: no samples in it; {_there_are('phases', phases)}")
+    for option, wanted, what, none in (
+        ("rank", selection.rank, "ranks", "no samples of it"),
+        ("phase", selection.phase, "phases", "no samples in it"),
+    ):
+        known = tables.stacks[option].drop_nulls().unique().sort().to_list()
+        if wanted is not None and wanted not in known:
+            raise UsageError(f"--{option} {wanted}: {none}; {_there_are(what, known)}")
 
 
 def main_roles(stacks: pl.DataFrame) -> tuple[str, ...]:
@@ -116,7 +116,7 @@ RECORDED, INFERRED = "recorded", "inferred"
 _PROCESS = ["host", "file", "pid"]
 
 
-class IdleMode(Struct, frozen=True):
+class IdleMode(NamedTuple):
     """`idle`: whether waiting threads were sampled; None where nothing tells. `source`: "recorded" or "inferred"."""
 
     idle: bool | None
@@ -145,7 +145,14 @@ def idle_mode(tables: Tables) -> IdleMode:
 
 def _by_file(rows: pl.DataFrame) -> dict[tuple[str, str], bool]:
     """(host, file) -> the answer, where there is one."""
-    threads = _threads(rows)
+    # by thread, or by main thread and others where none is named
+    merged = pl.col("thread").is_null()
+    of_role = pl.when(pl.col("main_thread").fill_null(True)).then(pl.lit("main")).otherwise(pl.lit("others"))
+    threads = (
+        rows.with_columns(key=pl.when(merged).then(of_role).otherwise("thread"), merged=merged)
+        .group_by(*_PROCESS, "key", "merged", maintain_order=True)
+        .agg(pl.col("samples").sum(), waiting=pl.col("samples").filter(pl.col("waiting").fill_null(False)).sum())
+    )
     busiest = (
         threads.sort("samples", "key", descending=[True, False])
         .group_by(_PROCESS, maintain_order=True)
@@ -165,23 +172,8 @@ def _by_file(rows: pl.DataFrame) -> dict[tuple[str, str], bool]:
     )
     files = waiting.group_by("host", "file").agg(
         all_together=(pl.col("share") * pl.col("most")).sum() / pl.col("most").sum(),
-        highest=pl.col("share").filter("against_busy").max(),
+        highest=pl.col("share").filter("against_busy").max().fill_null(0.0),
     )
-    found: dict[tuple[str, str], bool] = {}
-    for host, file, together, highest in files.iter_rows():
-        if together >= SAMPLED_MOST or (highest or 0.0) >= SAMPLED_ALL:
-            found[(host, file)] = True
-        elif together <= SAMPLED_FEW:
-            found[(host, file)] = False
-    return found
-
-
-def _threads(rows: pl.DataFrame) -> pl.DataFrame:
-    """(host, file, pid, key, merged, samples, waiting) by thread, or by main thread and others where none is named."""
-    merged = pl.col("thread").is_null()
-    role_of_thread = pl.when(pl.col("main_thread").fill_null(True)).then(pl.lit("main")).otherwise(pl.lit("others"))
-    keyed = rows.with_columns(key=pl.when(merged).then(role_of_thread).otherwise("thread"), merged=merged)
-    return keyed.group_by(*_PROCESS, "key", "merged", maintain_order=True).agg(
-        pl.col("samples").sum(),
-        waiting=pl.col("samples").filter(pl.col("waiting").fill_null(False)).sum(),
-    )
+    sure = (pl.col("all_together") >= SAMPLED_MOST) | (pl.col("highest") >= SAMPLED_ALL)
+    told = files.filter(sure | (pl.col("all_together") <= SAMPLED_FEW)).select("host", "file", sure.alias("sampled"))
+    return {(host, file): sampled for host, file, sampled in told.iter_rows()}

@@ -1,16 +1,15 @@
 """The main process's time in its loader, taken apart into what workers and helper threads did meanwhile.
 
 Where the sampler told times, and a wait lasts longer than the time between samples, worker and main process are
-compared at the same moments of steady steps. Elsewhere the workers' samples of the same period stand for them
-(`wait_parts`): every process has a sampler of its own, so a shorter wait cannot be laid beside what a worker did just
-then. Parts exclude each other and sum to the wait.
+compared at the same moments of steady steps (`at_the_same_time`). Elsewhere the workers' samples of the same period
+stand for them (`in_the_same_period`): every process has a sampler of its own, so a shorter wait cannot be laid beside
+what a worker did just then. Parts exclude each other and sum to the wait.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import cached_property
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +22,7 @@ from stepscope.engine.intervals import Intervals, covered, intersect, subtract, 
 from stepscope.model import PHASES, StepFacts
 from stepscope.model.sampled import LoaderWait, WaitPart
 from stepscope.read.raw import Frame
-from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Int64
+from stepscope.tables.arrays import NONE, Bools, Floats, Int64
 from stepscope.tables.phases import DATA_WAIT, in_file, is_wait, last_part
 from stepscope.tables.schema import Tables
 
@@ -54,15 +53,16 @@ def loader_waits(
         train: the steady steps of all ranks, for a rank whose own do not tell their data wait.
     """
     by_path = LoaderStates(users)
-    tables = context.tables
-    sampled = threads(loop.rows, tables.stacks, by_path)
+    sampled = threads(loop.rows, context.tables.stacks, by_path)
     in_loader = sampled.mains.filter(pl.col("state").is_not_null())
     if in_loader.is_empty():
         return ()
     timed = _timed(context, loop, by_path)
-    known = [] if timed is None else timed.weights["process"].unique().to_list()
-    counted = in_the_same_period(_without(sampled, known))
-    shares = {name: _shares(parts) for name, parts in (("timed", timed), ("counted", counted)) if parts is not None}
+    known = timed.weights["process"].unique().to_list()
+    others = ~pl.col("process").is_in(known)
+    counted = in_the_same_period(Threads(sampled.mains.filter(others), sampled.others.filter(others)))
+    weights = pl.concat([counted.weights, timed.weights]).partition_by("process", as_dict=True)
+    loops = dict(pl.concat([counted.loops, timed.loops]).iter_rows())
     leaves = _leaves(sampled, users)
     counts = in_loader.group_by("process").agg(pl.col("samples").sum())
     processes = loop.rows.group_by("process").agg(pl.col("rank").first(), loop=pl.col("samples").sum())
@@ -72,17 +72,16 @@ def loader_waits(
     for process, rank, loop_samples, samples in (
         processes.join(counts, on="process").sort("rank", "process").iter_rows()
     ):
-        simultaneous = process in known
-        share, weights = shares["timed" if simultaneous else "counted"][process]
+        simultaneous, own = process in known, weights[process,]
         wait_ms = measured.get(process, usual)
         found.append(
             LoaderWait(
                 rank=rank,
                 process=process,
                 wait_ms_per_step=wait_ms,
-                wait_share=share,
+                wait_share=min(1.0, float(own["weight"].sum()) / loops[process]),
                 simultaneous=simultaneous,
-                parts=_wait_parts(weights, samples, wait_ms, leaves, users),
+                parts=_wait_parts(own, samples, wait_ms, leaves, users),
                 source=(_SAME_MOMENTS if simultaneous else _SAME_PERIOD) + loop.basis,
                 samples=samples,
                 loop_samples=loop_samples,
@@ -92,43 +91,23 @@ def loader_waits(
     return tuple(found)
 
 
-def _timed(context: Context, loop: SampledLoop, by_path: LoaderStates) -> Parts | None:
-    """None where no sample's time is known."""
+def _timed(context: Context, loop: SampledLoop, by_path: LoaderStates) -> Parts:
+    """Of the processes where times of samples are known, and a moment of waiting lies in a wait that lasts longer than
+    the time between samples, on average."""
     stretches = context.tables.stretches
-    is_main = (pl.col("role") == "rank") & pl.col("main_thread").fill_null(False) & pl.col("process").is_not_null()
+    wait = pl.col("data_wait_ns").cast(pl.Float64)
+    lengths = loop.steady.group_by("process").agg(length=(wait**2).sum() / wait.sum())
+    short = lengths.filter(pl.col("length") < sample_gap_ns(context.tables))["process"].to_list()
+    is_main = (pl.col("role") == "rank") & pl.col("main_thread").fill_null(False)
+    is_main &= pl.col("process").is_not_null() & ~pl.col("process").is_in(short)
     mains = loop.within(stretches.filter(is_main & pl.col("stage").is_null() & pl.col("node").is_not_null()))
-    mains = mains.filter(~pl.col("process").is_in(_short_waits(loop.steady, sample_gap_ns(context.tables))))
-    if mains.is_empty():
-        return None
-    parts = at_the_same_time(threads(mains, stretches, by_path), loop)
-    return parts if parts.weights.height else None
+    return at_the_same_time(threads(mains, stretches, by_path), loop)
 
 
 def sample_gap_ns(tables: Tables) -> float:
     """The usual time between two samples of a thread, where they have times."""
     rate = tables.segments.filter("timed")["rate_hz"].drop_nulls().median()
     return 1e9 / (float(rate) if isinstance(rate, int | float) and rate > 0 else _USUAL_RATE_HZ)
-
-
-def _short_waits(steady: pl.DataFrame, gap_ns: float) -> list[str]:
-    """Processes in which the wait that a moment of waiting lies in is shorter than that, on average."""
-    wait = pl.col("data_wait_ns").cast(pl.Float64)
-    lengths = steady.group_by("process").agg(length=(wait**2).sum() / wait.sum())
-    return [str(process) for process in lengths.filter(pl.col("length") < gap_ns)["process"]]
-
-
-def _without(sampled: Threads, processes: list[str]) -> Threads:
-    left_out = pl.col("process").is_in(processes)
-    return Threads(sampled.mains.filter(~left_out), sampled.others.filter(~left_out))
-
-
-def _shares(parts: Parts) -> dict[str, tuple[float, pl.DataFrame]]:
-    """Of each process: the share of its loop that it waits, and the weights of the parts."""
-    loops = dict(parts.loops.iter_rows())
-    return {
-        key[0]: (min(1.0, float(own["weight"].sum()) / loops[key[0]]), own)
-        for key, own in parts.weights.partition_by("process", as_dict=True).items()
-    }
 
 
 def _measured(steady: pl.DataFrame) -> dict[str, float]:
@@ -149,58 +128,65 @@ def _measured(steady: pl.DataFrame) -> dict[str, float]:
 def _wait_parts(
     weights: pl.DataFrame, samples: int, wait_ms: float | None, leaves: dict[tuple[int, int], str], users: UserPaths
 ) -> tuple[WaitPart, ...]:
-    rows = sorted(_folded(weights), key=lambda row: (-row["weight"], row["state"], row["order"]))
-    total = sum(row["weight"] for row in rows)
-    shares = [row["weight"] / total for row in rows]
-    counts = whole_by_weight(np.array([samples]), np.array([shares]))[0].tolist() if rows else []
+    rows = sorted(_folded(weights), key=lambda row: (-row.weight, row.state, row.order))
+    shares = np.array([row.weight for row in rows])
+    shares = shares / shares.sum()
+    counts = whole_by_weight(np.array([samples]), shares[None, :])[0].tolist() if rows else []
     return tuple(
         WaitPart(
-            kind=KINDS[row["state"]],
-            place=users.place(row["line"]),
+            kind=KINDS[row.state],
+            place=users.place(row.line),
             ms_per_step=None if wait_ms is None else share * wait_ms,
             share=share,
             samples=count,
-            lines=row["lines"],
-            leaf=leaves.get((row["state"], row["line"])) if row["lines"] < 2 else None,
+            lines=row.lines,
+            leaf=leaves.get((row.state, row.line)) if row.lines < 2 else None,
         )
-        for row, share, count in zip(rows, shares, counts, strict=True)
+        for row, share, count in zip(rows, shares.tolist(), counts, strict=True)
     )
 
 
-def _folded(weights: pl.DataFrame) -> Iterator[dict[str, Any]]:
-    """(state, line, lines, weight, order): the largest lines of every state, and all others of it as one."""
-    by_state: dict[int, list[tuple[float, int]]] = {}
-    for state, line, weight in weights.select("state", "line", "weight").iter_rows():
-        by_state.setdefault(state, []).append((weight, line))
-    for state, rows in by_state.items():
-        named = sorted((row for row in rows if row[1] >= 0), key=lambda row: (-row[0], row[1]))
-        few = named if len(named) <= MAX_LINES + 1 else named[:MAX_LINES]
-        for order, (weight, line) in enumerate(few):
-            yield {"state": state, "line": line, "lines": 1, "weight": weight, "order": order}
-        rest = named[len(few) :]
-        if rest:
-            weight = sum(row[0] for row in rest)
-            yield {"state": state, "line": -1, "lines": len(rest), "weight": weight, "order": MAX_LINES}
-        for weight, _ in (row for row in rows if row[1] < 0):
-            yield {"state": state, "line": -1, "lines": 0, "weight": weight, "order": MAX_LINES + 1}
+class _Folded(NamedTuple):
+    """One line of a state, or several as one; `order` tells equal weights apart."""
+
+    state: int
+    line: int
+    lines: int
+    weight: float
+    order: int
+
+
+def _folded(weights: pl.DataFrame) -> Iterator[_Folded]:
+    """The largest lines of every state, and all others of it as one."""
+    for (state,), own in weights.partition_by("state", as_dict=True, maintain_order=True).items():
+        named = own.filter(pl.col("line") >= 0).sort(["weight", "line"], descending=[True, False])
+        few = named if named.height <= MAX_LINES + 1 else named.head(MAX_LINES)
+        for order, (line, weight) in enumerate(few.select("line", "weight").iter_rows()):
+            yield _Folded(state, line, 1, weight, order)
+        rest = named[few.height :]
+        if rest.height:
+            yield _Folded(state, -1, rest.height, float(rest["weight"].sum()), MAX_LINES)
+        for weight in own.filter(pl.col("line") < 0)["weight"]:
+            yield _Folded(state, -1, 0, weight, MAX_LINES + 1)
 
 
 def _leaves(sampled: Threads, users: UserPaths) -> dict[tuple[int, int], str]:
     """(state, line) -> the function most often on top of it, where that is another one than the line's own."""
-    both = pl.concat([rows.select("state", "line", "node", "samples") for rows in sampled]).filter(
-        pl.col("state").is_in([HERE, BUSY])
-    )
-    own = users.user[rows_of(both["node"])]
-    named = both.with_columns(leaf=users.leaf_names(both["node"])).filter(~pl.Series(own, dtype=pl.Boolean))
+    key = ["state", "line"]
+    both = pl.concat([rows.select(*key, "node", "samples") for rows in sampled])
+    both = both.filter(pl.col("state").is_in([HERE, BUSY]))
+    own = pl.Series(users.user[rows_of(both["node"])], dtype=pl.Boolean)
     most = (
-        named.group_by("state", "line", "leaf")
+        both.with_columns(leaf=users.leaf_names(both["node"]).set(own, None))
+        .group_by(*key, "leaf")
         .agg(pl.col("samples").sum())
+        .with_columns(all=pl.col("samples").sum().over(key))
+        .drop_nulls("leaf")
         .sort(["samples", "leaf"], descending=[True, False])
-        .unique(["state", "line"], keep="first", maintain_order=True)
+        .unique(key, keep="first", maintain_order=True)
+        .filter(2 * pl.col("samples") >= pl.col("all"))
     )
-    sums = both.group_by("state", "line").agg(pl.col("samples").sum())
-    totals = {(state, line): count for state, line, count in sums.iter_rows()}
-    return {(state, line): leaf for state, line, leaf, count in most.iter_rows() if 2 * count >= totals[(state, line)]}
+    return {(state, line): leaf for state, line, leaf in most.select(*key, "leaf").iter_rows()}
 
 
 SEGMENT = ["process", "host", "file"]
@@ -247,11 +233,12 @@ def at_the_same_time(found: Threads, loop: SampledLoop) -> Parts:
     """From rows of `stretches`; weights are ns."""
     weights: list[tuple[str, int, int, float]] = []
     loops: list[tuple[str, float]] = []
-    others = {key[0]: rows for key, rows in found.others.partition_by("process", as_dict=True).items()}
+    others = found.others.partition_by("process", as_dict=True)
     for (process,), mains in found.mains.partition_by("process", as_dict=True, maintain_order=True).items():
-        scope = loop.times(process) if loop.inside is None else _times(mains)
-        loops.append((process, float(total(intersect(_times(mains), scope)))))
-        beside = others.get(process, found.others.clear())
+        inside = union(mains["start_ns"].to_numpy(), mains["end_ns"].to_numpy())
+        scope = loop.times(process) if loop.inside is None else inside
+        loops.append((process, float(total(intersect(inside, scope)))))
+        beside = others.get((process,), found.others.clear())
         weights.extend((process, *part) for part in _parts(mains, beside, scope))
     return Parts(
         _summed(pl.DataFrame(weights, schema=_SCHEMA, orient="row")),
@@ -291,19 +278,16 @@ def _parts(mains: pl.DataFrame, beside: pl.DataFrame, scope: Intervals) -> Itera
         own = main.where(main.state == state)
         yield from ((state, line, ns) for line, ns in own.by_line(covered(scope, own.starts, own.ends)))
     rest = intersect(main.where(main.state == WAITS).times(), scope)
-    for state in (PINNING, TRANSFER):
-        times = others.where(others.state == state).times()
-        yield state, -1, float(total(intersect(rest, times)))
+    # what the others did meanwhile, the first of these that holds
+    for state in (PINNING, TRANSFER, BUSY, START, IDLE):
+        own = others.where(beside["works"].to_numpy() if state == IDLE else others.state == state)
+        times = own.times()
+        if state == BUSY:
+            yield from ((state, line, ns) for line, ns in own.by_line(_shared(own.starts, own.ends, rest)))
+        else:
+            yield state, -1, float(total(intersect(rest, times)))
         rest = subtract(rest, times)
-    busy = others.where(others.state == BUSY)
-    yield from ((BUSY, line, ns) for line, ns in busy.by_line(_shared(busy.starts, busy.ends, rest)))
-    rest = subtract(rest, busy.times())
-    starting = others.where(others.state == START).times()
-    yield START, -1, float(total(intersect(rest, starting)))
-    rest = subtract(rest, starting)
-    seen = others.where(beside["works"].to_numpy()).times()
-    yield IDLE, -1, float(total(intersect(rest, seen)))
-    yield NOTHING, -1, float(total(subtract(rest, seen)))
+    yield NOTHING, -1, float(total(rest))
 
 
 def _shared(starts: Int64, ends: Int64, within: Intervals) -> Floats:
@@ -327,10 +311,6 @@ def _summed(weights: pl.DataFrame) -> pl.DataFrame:
     return weights.group_by(keys).agg(pl.col("weight").sum()).filter(pl.col("weight") > 0).sort(keys)
 
 
-def _times(rows: pl.DataFrame) -> Intervals:
-    return union(rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy())
-
-
 def in_the_same_period(found: Threads) -> Parts:
     """From rows of `stacks`; weights are samples of the main thread.
 
@@ -339,53 +319,51 @@ def in_the_same_period(found: Threads) -> Parts:
     have nothing to do when the main process has enough batches, so their idleness counts as such time first, and in the
     wait only as far as there is more of it.
     """
-    groups = _sums(found)
     count = (pl.col("all") / pl.col("loop")).clip(lower_bound=1.0)
-    groups = groups.with_columns(
+    groups = _sums(found).with_columns(
         pinning=pl.col("waits") * _any("pins", "helpers"),
         no_busy=(1 - _ratio("busy", "all")) ** count,
         neither=(1 - _ratio("busy", "all") - _ratio("start", "all")).clip(lower_bound=0.0) ** count,
     )
     groups = groups.with_columns(transfer=(pl.col("waits") - pl.col("pinning")) * _any("moves", "helpers"))
+    some, sometimes = pl.col("all") > 0, pl.col("neither") < 1
     rest = pl.col("waits") - pl.col("pinning") - pl.col("transfer")
     surplus = pl.col("loop") * pl.col("neither") - (pl.col("loop") - pl.col("waits"))
+    idle = pl.when(sometimes).then(pl.min_horizontal(surplus.clip(lower_bound=0.0), rest)).otherwise(rest)
+    groups = groups.with_columns(rest=rest, idle=pl.when(some).then(idle).otherwise(0.0))
+    working = pl.when(sometimes).then((1 - pl.col("no_busy")) / (1 - pl.col("neither"))).otherwise(0.0)
+    at_work = pl.when(some).then(pl.col("rest") - pl.col("idle")).otherwise(0.0)
     groups = groups.with_columns(
-        rest=rest,
-        idle=pl.when(pl.col("all") == 0)
-        .then(0.0)
-        .when(pl.col("neither") >= 1)
-        .then(rest)
-        .otherwise(pl.min_horizontal(surplus.clip(lower_bound=0.0), rest)),
+        worker=at_work * working,
+        starting=pl.when(sometimes).then(at_work * (1 - working)).otherwise(0.0),
+        unknown=pl.when(some).then(0.0).otherwise(pl.col("rest")),
     )
-    working = pl.when(pl.col("neither") < 1).then((1 - pl.col("no_busy")) / (1 - pl.col("neither"))).otherwise(0.0)
-    some = pl.when(pl.col("all") > 0).then(pl.col("rest") - pl.col("idle")).otherwise(0.0)
-    groups = groups.with_columns(
-        worker=some * working,
-        starting=pl.when(pl.col("neither") < 1).then(some * (1 - working)).otherwise(0.0),
-        unknown=pl.when(pl.col("all") > 0).then(0.0).otherwise(pl.col("rest")),
-    )
-    weights = pl.concat([_own(found.mains), _by_line(groups, found.others), *_by_state(groups)])
-    return Parts(
-        _summed(weights),
-        found.mains.group_by("process").agg(weight=pl.col("samples").sum().cast(pl.Float64)),
-    )
+    own = found.mains.filter(pl.col("state") != WAITS)
+    busy = found.others.filter((pl.col("state") == BUSY) & pl.col("works")).join(groups, on=SEGMENT)
+    columns = {"pinning": PINNING, "transfer": TRANSFER, "starting": START, "idle": IDLE, "unknown": NOTHING}
+    weights = [
+        own.select("process", "state", "line", weight=pl.col("samples").cast(pl.Float64)),
+        busy.select("process", "state", "line", weight=pl.col("worker") * pl.col("samples") / pl.col("busy")),
+        *(
+            groups.select("process", state=pl.lit(state, pl.Int8), line=pl.lit(-1, pl.Int32), weight=name)
+            for name, state in columns.items()
+        ),
+    ]
+    loops = found.mains.group_by("process").agg(weight=pl.col("samples").sum().cast(pl.Float64))
+    return Parts(_summed(pl.concat(weights)), loops)
 
 
 def _sums(found: Threads) -> pl.DataFrame:
     """Samples by segment of a process: of its loop, of its waits, and of the others by state."""
-    waits = pl.col("samples").filter(pl.col("state") == WAITS).sum()
-    groups = found.mains.group_by(SEGMENT).agg(loop=pl.col("samples").sum(), waits=waits)
-
-    def of(state: int, works: bool) -> pl.Expr:
-        return pl.col("samples").filter((pl.col("state") == state) & (pl.col("works") == works)).sum()
-
+    samples, state, works = pl.col("samples"), pl.col("state"), pl.col("works")
+    groups = found.mains.group_by(SEGMENT).agg(loop=samples.sum(), waits=samples.filter(state == WAITS).sum())
     others = found.others.group_by(SEGMENT).agg(
-        all=pl.col("samples").filter("works").sum(),
-        busy=of(BUSY, True),
-        start=of(START, True),
-        helpers=pl.col("samples").filter(~pl.col("works")).sum(),
-        pins=of(PINNING, False),
-        moves=of(TRANSFER, False) + of(TRANSFER, True),
+        all=samples.filter(works).sum(),
+        busy=samples.filter((state == BUSY) & works).sum(),
+        start=samples.filter((state == START) & works).sum(),
+        helpers=samples.filter(~works).sum(),
+        pins=samples.filter((state == PINNING) & ~works).sum(),
+        moves=samples.filter(state == TRANSFER).sum(),
     )
     return groups.join(others, on=SEGMENT, how="left").with_columns(
         pl.col("all", "busy", "start", "helpers", "pins", "moves").fill_null(0)
@@ -399,28 +377,6 @@ def _ratio(part: str, whole: str) -> pl.Expr:
 def _any(active: str, of: str) -> pl.Expr:
     """The probability that at least one of such threads is active."""
     return 1 - (1 - _ratio(active, of)) ** (pl.col(of) / pl.col("loop"))
-
-
-def _own(mains: pl.DataFrame) -> pl.DataFrame:
-    own = mains.filter(pl.col("state").is_not_null() & (pl.col("state") != WAITS))
-    return own.select("process", "state", "line", weight=pl.col("samples").cast(pl.Float64))
-
-
-def _by_line(groups: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:
-    busy = others.filter((pl.col("state") == BUSY) & pl.col("works")).join(groups, on=SEGMENT)
-    return busy.select("process", "state", "line", weight=pl.col("worker") * pl.col("samples") / pl.col("busy"))
-
-
-def _by_state(groups: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    columns = {
-        "pinning": PINNING,
-        "transfer": TRANSFER,
-        "starting": START,
-        "idle": IDLE,
-        "unknown": NOTHING,
-    }
-    for name, state in columns.items():
-        yield groups.select("process", state=pl.lit(state, pl.Int8), line=pl.lit(-1, pl.Int32), weight=name)
 
 
 States = npt.NDArray[np.int8]
@@ -438,58 +394,42 @@ _MESSAGES = (
 
 
 class LoaderStates:
-    """States by node, for a thread whose innermost frame that is. `line` is the user's line below the loader, or -1."""
+    """States by node, for a thread whose innermost frame that is. `line` is the user's line below the loader, or -1.
+
+    `main`: of the main thread of a rank below its loader's `__next__`; `worker`: of the main thread of a worker;
+    `helper`: of other threads of both. One that hands out descriptors works while another unpacks.
+    """
 
     def __init__(self, users: UserPaths) -> None:
-        self._users = users
-        self._fetches = users.passes(is_fetch)
-        self._makes = users.passes(_is_fetcher)
-        self._parked = users.marked(_is_parked) | users.passes(_polls)
+        makes, fetches, pins = users.passes(_is_fetcher), users.passes(is_fetch), users.passes(_in(_PIN))
+        puts, gets, in_loop = users.passes(_named("put", _QUEUES)), users.passes(_gets), users.passes(is_worker_loop)
+        parked = users.marked(_is_parked) | users.passes(_polls)
         # an innermost `get` takes a message apart in C
-        self._unpacks = users.passes(_moves) | users.marked(_gets)
-        self._pins = users.passes(_is_pinning)
-
-    @cached_property
-    def main(self) -> States:
-        """Of the main thread of a rank below its loader's `__next__`."""
-        return _first(
-            ((self.line >= 0) | self._makes, HERE),
-            (self._pins, PINNING),
-            (self._unpacks | self._users.passes(_puts), TRANSFER),
-            (self._parked | self._users.passes(_takes), WAITS),
-            (self._fetches, HERE),
-        )
-
-    @cached_property
-    def worker(self) -> States:
-        """Of the main thread of a loader worker."""
-        in_loop, gets = self._users.passes(is_worker_loop), self._users.passes(_gets)
-        return _first(
-            (self._makes, BUSY),
-            (self._parked & (gets | ~in_loop), IDLE),
-            (~in_loop | (self._users.innermost >= 0), START),
-            (self._unpacks | self._users.passes(_puts), TRANSFER),
-            (in_loop, BUSY),
-        )
-
-    @cached_property
-    def helper(self) -> States:
-        """Of other threads of ranks and workers. One that hands out descriptors works while another unpacks."""
-        unpacks_here = self._pins & self._unpacks
-        return _first(
-            (self._parked | (self._users.passes(_hands_out) & ~unpacks_here), NOTHING),
-            (self._pins & ~self._unpacks, PINNING),
-            (self._pins | self._users.passes(_feeds), TRANSFER),
-        )
-
-    @cached_property
-    def line(self) -> Int32:
-        """The number of the user's innermost line below the loader's fetcher, else below its `__next__`."""
-        users = self._users
+        unpacks = users.passes(_moves) | users.marked(_gets)
+        # the user's innermost line below the loader's fetcher, else below its `__next__`
         fetcher = users.tree.outermost(users.marked(_is_fetcher))
         entry = np.where(fetcher >= 0, fetcher, users.tree.outermost(users.marked(is_fetch)))
         below = users.is_below(users.innermost, entry) & (entry >= 0)
-        return np.where(below, at(users.line, users.innermost, NONE), np.int32(NONE))
+        self.line = np.where(below, at(users.line, users.innermost, NONE), np.int32(NONE))
+        self.main = _first(
+            ((self.line >= 0) | makes, HERE),
+            (pins, PINNING),
+            (unpacks | puts, TRANSFER),
+            (parked | users.passes(_named("get", "queue.py")), WAITS),  # a batch that the pin thread hands over
+            (fetches, HERE),
+        )
+        self.worker = _first(
+            (makes, BUSY),
+            (parked & (gets | ~in_loop), IDLE),
+            (~in_loop | (users.innermost >= 0), START),
+            (unpacks | puts, TRANSFER),
+            (in_loop, BUSY),
+        )
+        self.helper = _first(
+            (parked | (users.passes(_in(_SHARER)) & ~(pins & unpacks)), NOTHING),
+            (pins & ~unpacks, PINNING),
+            (pins | users.passes(_named("_feed", _QUEUES)), TRANSFER),
+        )
 
 
 def _first(*choices: tuple[Bools, int]) -> States:
@@ -508,36 +448,18 @@ def _polls(frame: Frame) -> bool:
     return _is_parked(frame) and last_part(frame.function) in ("wait", "select", "poll", "_poll")
 
 
-def _gets(frame: Frame) -> bool:
-    return last_part(frame.function) == "get" and in_file(frame.file, _QUEUES)
+def _in(file: str) -> Callable[[Frame], bool]:
+    return lambda frame: in_file(frame.file, file)
 
 
-def _takes(frame: Frame) -> bool:
-    """Whether a batch is taken that the pin thread hands over."""
-    return last_part(frame.function) == "get" and in_file(frame.file, "queue.py")
+def _named(function: str, file: str) -> Callable[[Frame], bool]:
+    return lambda frame: last_part(frame.function) == function and in_file(frame.file, file)
 
 
-def _puts(frame: Frame) -> bool:
-    return last_part(frame.function) == "put" and in_file(frame.file, _QUEUES)
-
-
-def _feeds(frame: Frame) -> bool:
-    return last_part(frame.function) == "_feed" and in_file(frame.file, _QUEUES)
-
-
-def _hands_out(frame: Frame) -> bool:
-    return in_file(frame.file, _SHARER)
+_is_fetcher, _gets = _in(_FETCHER), _named("get", _QUEUES)
 
 
 def _moves(frame: Frame) -> bool:
     if in_file(frame.file, _CONNECTION):
         return last_part(frame.function) in _MESSAGES
     return any(in_file(frame.file, ending) for ending in _PACKING)
-
-
-def _is_fetcher(frame: Frame) -> bool:
-    return in_file(frame.file, _FETCHER)
-
-
-def _is_pinning(frame: Frame) -> bool:
-    return in_file(frame.file, _PIN)

@@ -1,8 +1,8 @@
-"""What training steps compute without need, one question per file.
+"""What training steps compute without need.
 
-`training` holds a trace's training steps and says how much of their wall time a piece of work takes. The questions:
-`extra_calls` (models called once more), `doubles` (float64), `recompute` (forward work done twice), `wide_gradients`
-(whole tensors of zeros for small parts), `copies` (of the model).
+`training_steps` holds a trace's training steps and says how much of their wall time a piece of work takes. The
+questions: `extra_calls` (models called once more, copies of the model), `needless_operators` (forward work done twice,
+whole tensors of zeros for small parts, float64).
 """
 
 from __future__ import annotations

@@ -1,10 +1,15 @@
-"""Calls of a trained module that train nothing: validation or metrics inside the training step.
+"""Calls of a trained module that train nothing, such as validation or metrics inside the training step; and copies of
+the model, or of its state, inside training steps.
 
 A call of a module that no other module makes counts when no backward pass reads what it computed although the steps
 train the same instance elsewhere, and when its result is scored before the training goes on: compared, turned into a
-loss, or read by the host. Calls inside the backward pass, or of activation checkpointing, are none.
+loss, or read by the host. Calls inside the backward pass, or of activation checkpointing, are none. Whether gradients
+were recorded is told by the sequence numbers of its operators: they count nodes.
 
-Whether gradients were recorded is told by the sequence numbers of its operators: they count nodes.
+Copies are told by sampled stacks, or by the functions of a trace. Time counts below the functions of Python and torch
+that copy a model; the line is the user's innermost one above. What `copy.deepcopy` copies can be anything; it counts
+where tensors are copied below it. What `torch.save` calls is file output, and copying by a loop of the user's own is a
+loop.
 """
 
 from __future__ import annotations
@@ -18,11 +23,11 @@ import numpy as np
 import polars as pl
 from msgspec import Struct
 
-from stepscope.analyze.host.sampled_time import SampledTime, Share
+from stepscope.analyze.host.sampled_time import SampledTime
 from stepscope.analyze.redundant.training_steps import TrainingScene, outermost, summed
 from stepscope.engine import intervals
 from stepscope.engine.attribution import place, trace_back
-from stepscope.engine.intervals import EMPTY, Intervals
+from stepscope.engine.intervals import Intervals
 from stepscope.engine.samples import Samples, bare, short
 from stepscope.engine.slice_tree import self_or_ancestor
 from stepscope.model import Place
@@ -90,10 +95,8 @@ def _fact(
 ) -> ExtraCall:
     module, where, exact = key
     steps = sum(len(scene) for scene in scenes)
-    own = [(one.scene, one.scene.lost(one.scene.times(one.calls), one.calls)) for one in parts]
-    around = [(one.scene, one.scene.lost(one.around, one.calls)) for one in parts]
-    silent = [(scene, intervals.EMPTY) for scene in scenes if all(one.scene is not scene for one in parts)]
-    ms, around_ms = summed([*own, *silent]), summed([*around, *silent])
+    ms = summed(scenes, [(one.scene, one.scene.lost(one.scene.times(one.calls), one.calls)) for one in parts])
+    around_ms = summed(scenes, [(one.scene, one.scene.lost(one.around, one.calls)) for one in parts])
     source = ", ".join(one.scene.span.ref.label for one in parts)
     seen, outer, at_most_ms = 0, parts[0].outer, 0.0
     if samples is not None and time is not None and not any(len(scene.found) for scene in scenes):
@@ -101,7 +104,9 @@ def _fact(
         if line is not None and not exact:
             where, exact = Place(where.file, line, where.function), True
         share = time.share_of(rows)
-        whole, seen = share if outer is None else _through(samples, time, outer), share.samples
+        whole, seen = share, share.samples
+        if outer is not None:
+            whole = time.share_of(samples.through(outer.file, outer.function or "", None, None))
         if seen >= ENOUGH_SAMPLES:
             ms, source = share.ms, f"sampled stacks, {seen} of {time.samples} samples in steps"
             around_ms = around_ms if outer is None else whole.ms
@@ -164,109 +169,84 @@ def _line_by_order(calls: pl.DataFrame, order: tuple[str, ...]) -> int | None:
     return int(lines.pop()) if len(lines) == 1 else None
 
 
-def _through(samples: Samples, time: SampledTime, outer: Place) -> Share:
-    return time.share_of(samples.through(outer.file, outer.function or "", None, None))
-
-
 class _Calls:
     """The calls of modules of one trace, and which of them train nothing."""
 
     def __init__(self, scene: TrainingScene) -> None:
         self.scene, self.span = scene, scene.span
-
-    @cached_property
-    def _roots(self) -> Int64:
-        """Calls in the steps that no module makes, nor the backward pass."""
-        calls = self.scene.calls
+        calls, names, parent = scene.calls, scene.span.names, scene.span.parent
+        # calls in the steps that no module makes, nor the backward pass
         rows = calls.rows[calls.outer < 0] if len(calls.rows) else calls.rows
-        rows = rows[self.scene.mine[rows]]
-        names = self.span.names
+        rows = rows[scene.mine[rows]]
         stop = names.matching(_NOT_FORWARD.search) | calls.is_backward
-        found: Int64 = rows[climb(self.span.parent, rows, stop) < 0]
-        return found
-
-    @cached_property
-    def _trained(self) -> Int64:
-        """Forward operators that a backward node reads."""
-        forward = self.scene.calls.forward
-        return np.unique(forward[forward >= 0])
-
-    @cached_property
-    def _root_of(self) -> Int64:
-        """For each row the call around it that no module makes, or itself; -1 for none."""
+        self.roots: Int64 = rows[climb(parent, rows, stop) < 0]
+        # forward operators that a backward node reads
+        self.trained: Int64 = np.unique(calls.forward[calls.forward >= 0])
+        # for each row the call around it that no module makes, or itself; -1 for none
         marked = np.zeros(len(self.span), bool)
-        marked[self._roots] = True
-        return self_or_ancestor(self.span.parent, marked).astype(np.int64)
+        marked[self.roots] = True
+        self.root_of = self_or_ancestor(parent, marked).astype(np.int64)
+        # by position in `calls.rows` the name of the instance
+        self.instances = [calls.paths.name[number] if number >= 0 else "" for number in calls.path.tolist()]
+        # when the training goes on, in order: a trained operator, the backward pass, the optimizer begins
+        goes_on = np.flatnonzero(names.matching(_OPTIMIZER.search) | calls.is_backward)
+        goes_on = np.concatenate([self.trained, goes_on])
+        self.resumes: Int64 = np.sort(self.span.start_ns[goes_on[scene.mine[goes_on]]])
 
     @cached_property
-    def _instances(self) -> tuple[str, ...]:
-        """By position in `calls.rows` the name of the instance."""
-        calls = self.scene.calls
-        return tuple(calls.paths.name[number] if number >= 0 else "" for number in calls.path.tolist())
+    def _holder(self) -> Int64:
+        """For each row the user's function around it, or itself; -1 for none."""
+        span = self.span
+        user = (self.scene.base.origins.user[span.first : span.first + len(span)] >= 0) & span.is_function
+        return self_or_ancestor(span.parent, user).astype(np.int64)
 
     def _trained_instances(self) -> set[str]:
         """Those around a trained operator."""
         calls = self.scene.calls
-        at = climb(self.span.parent, self._trained, calls.is_call)
+        at = climb(self.span.parent, self.trained, calls.is_call)
         inner = np.unique(np.searchsorted(calls.rows, at[at >= 0]))
         found: set[str] = set()
         while len(inner):
-            found.update(self._instances[number] for number in inner.tolist())
+            found.update(self.instances[number] for number in inner.tolist())
             inner = np.unique(calls.outer[inner])
             inner = inner[inner >= 0]
         return found
 
-    @cached_property
-    def _resumes(self) -> Int64:
-        """When the training goes on, in order: a trained operator, the backward pass, the optimizer begins."""
-        names = self.span.names
-        optimizer = names.matching(_OPTIMIZER.search)
-        rows = np.concatenate([self._trained, np.flatnonzero(optimizer | self.scene.calls.is_backward)])
-        rows = rows[self.scene.mine[rows]]
-        return np.sort(self.span.start_ns[rows])
-
     def groups(self) -> Iterator[tuple[str, Place, bool, _Found]]:
         """By instance and the user's line or function that calls it, as (instance, place, exact, calls)."""
-        rows = self._roots
-        if not len(rows):
-            return
         reads = np.zeros(len(self.span) + 1, bool)
-        reads[self._root_of[self._trained]] = True
-        rows = rows[~reads[rows]]
-        trained = self._trained_instances()
-        at = np.searchsorted(self.scene.calls.rows, rows)
-        rows = rows[np.array([self._instances[number] in trained for number in at.tolist()], bool)]
+        reads[self.root_of[self.trained]] = True
+        rows = self.roots[~reads[self.roots]]
+        trained = self._trained_instances() if len(rows) else set()
+        names = [self.instances[number] for number in np.searchsorted(self.scene.calls.rows, rows).tolist()]
+        mine = np.array([name in trained for name in names], bool)
+        rows, names = rows[mine], [name for name in names if name in trained]
         if not len(rows):
             return
-        frames = [self._around(int(row)) for row in rows.tolist()]
-        ends = np.array([end for _, end in frames], np.int64)
-        scored = self._scored(rows, ends)
+        frames = np.array([self._around(int(row)) for row in rows.tolist()], np.int64)
+        begins, ends = frames[:, 0], frames[:, 1]
         found = trace_back(self.scene.base, self.span, rows)
         keys: dict[tuple[str, int], list[int]] = {}
-        for number in np.flatnonzero(scored & (found.place >= 0)).tolist():
-            name = self._instances[int(np.searchsorted(self.scene.calls.rows, rows[number]))]
-            keys.setdefault((name, int(found.place[number])), []).append(number)
+        for number in np.flatnonzero(self._scored(rows, ends) & (found.place >= 0)).tolist():
+            keys.setdefault((names[number], int(found.place[number])), []).append(number)
         for (name, index), numbers in sorted(keys.items()):
-            where, exact = place(self.scene.base, index)
-            own = rows[numbers]
-            begins = np.array([frames[number][0] for number in numbers], np.int64)
-            starts = np.where(begins >= 0, self.span.start_ns[np.maximum(begins, 0)], self.span.start_ns[own])
+            own, begin = rows[numbers], begins[numbers]
+            starts = self.span.start_ns[np.where(begin >= 0, begin, own)]
             around = intervals.union(starts, ends[numbers])
-            outer, nodes = self._outer(begins), self._nodes(own)
-            yield name, where, exact, _Found(self.scene, own, around, outer, nodes, *self._order(own))
+            outer, nodes = self._outer(begin), self._nodes(own)
+            yield name, *place(self.scene.base, index), _Found(self.scene, own, around, outer, nodes, *self._order(own))
 
     def _order(self, rows: Int64) -> tuple[tuple[str, ...], float]:
         """`_Found.order` and `part` of the step of the first of these calls."""
-        span, names = self.span, self.span.names
-        backward = names.matching(_BACKWARD_CALL.search) & span.is_function
-        calls = np.concatenate([self._roots, np.flatnonzero(backward & self.scene.mine)])
+        span = self.span
+        backward = span.names.matching(_BACKWARD_CALL.search) & span.is_function
+        calls = np.concatenate([self.roots, np.flatnonzero(backward & self.scene.mine)])
         step = self.scene.step_around(np.append(calls, rows[0]))
         calls = calls[step[:-1] == step[-1]]
         holder, place_of = self._holder[calls], np.append(self.scene.base.origins.user, NONE)
-        same = holder == self._holder[rows[0]]
-        shared = (
-            place_of[np.where(holder >= 0, holder + span.first, NONE)] == place_of[self._holder[rows[0]] + span.first]
-        )
+        first = self._holder[rows[0]]
+        same = holder == first
+        shared = place_of[np.where(holder >= 0, holder + span.first, NONE)] == place_of[first + span.first]
         if (shared & ~same & ~np.isin(calls, rows) & ~backward[calls]).any():
             return (), 0.0  # the same function trains when it is called again: its samples are of both
         calls = calls[same]
@@ -281,13 +261,6 @@ class _Calls:
         part = span.duration_ns[modules[np.isin(modules, rows)]].sum() / max(1, span.duration_ns[modules].sum())
         return tuple(found) if found.count(_BACKWARD) == 1 else (), float(part)
 
-    @cached_property
-    def _holder(self) -> Int64:
-        """For each row the user's function around it, or itself; -1 for none."""
-        span = self.span
-        user = (self.scene.base.origins.user[span.first : span.first + len(span)] >= 0) & span.is_function
-        return self_or_ancestor(span.parent, user).astype(np.int64)
-
     def _around(self, row: int) -> tuple[int, int]:
         """The outermost function of the user's around a call in which nothing is trained, -1 for none; and when what
         belongs to the call is over: that function, or the code up to where the training goes on.
@@ -299,50 +272,42 @@ class _Calls:
                 break
             start, end = int(span.start_ns[above]), int(span.start_ns[above] + span.duration_ns[above])
             if user[above + span.first] >= 0:
-                resumes = np.searchsorted(self._resumes, [start, end])
+                resumes = np.searchsorted(self.resumes, [start, end])
                 if resumes[0] != resumes[1]:
                     break
                 outer = above
             above = int(span.parent[above])
+        whole = outer if outer >= 0 else row
+        end = int(span.start_ns[whole] + span.duration_ns[whole])
         if outer >= 0:
-            return outer, int(span.start_ns[outer] + span.duration_ns[outer])
-        end = int(span.start_ns[row] + span.duration_ns[row])
-        step = int(self.scene.step_around(np.array([row], np.int64))[0])
-        later = int(np.searchsorted(self._resumes, end))
-        resumed = int(self._resumes[later]) if later < len(self._resumes) else int(self.scene.ends[step])
-        return NONE, min(resumed, int(self.scene.ends[step]))
+            return outer, end
+        over = int(self.scene.ends[self.scene.step_around(np.array([row], np.int64))[0]])
+        later = int(np.searchsorted(self.resumes, end))
+        return NONE, min(int(self.resumes[later]), over) if later < len(self.resumes) else over
 
     def _outer(self, frames: Int64) -> Place | None:
         """The one function of the user's that holds all of the calls, if there is one."""
-        user, places = self.scene.base.origins.user, self.scene.base.origins.places
-        if (frames < 0).any():
+        origins = self.scene.base.origins
+        indices = np.unique(origins.user[frames + self.span.first])
+        if (frames < 0).any() or len(indices) != 1:
             return None
-        indices = np.unique(user[frames + self.span.first])
-        if len(indices) != 1:
-            return None
-        origin = places[int(indices[0])]
+        origin = origins.places[int(indices[0])]
         return Place(origin.file, origin.line, origin.function)
 
     def _scored(self, rows: Int64, ends: Int64) -> Bools:
         """Whether the result of each call is scored before `ends`."""
-        names = self.span.names
-        scores = names.matching(_SCORES.search) & self.scene.operators
-        scores[self._trained] = False
+        scores = self.span.names.matching(_SCORES.search) & self.scene.operators
+        scores[self.trained] = False
         times = np.sort(self.span.start_ns[np.flatnonzero(scores)])
-        first = np.searchsorted(times, self.span.ends(rows))
-        found: Bools = np.searchsorted(times, ends) > first
+        found: Bools = np.searchsorted(times, ends) > np.searchsorted(times, self.span.ends(rows))
         return found
 
     def _nodes(self, rows: Int64) -> int:
         """Nodes that the operators of these calls recorded: how far their sequence numbers count up."""
         sequence = self.span.column("sequence")
-        chosen = np.isin(self._root_of, rows) & (sequence >= 0) & self.scene.operators
-        numbers, owner = sequence[chosen], self._root_of[chosen]
-        total = 0
-        for row in np.unique(owner).tolist():
-            own = numbers[owner == row]
-            total += int(own.max() - own.min())
-        return total
+        chosen = np.isin(self.root_of, rows) & (sequence >= 0) & self.scene.operators
+        numbers = pl.DataFrame({"call": self.root_of[chosen], "number": sequence[chosen]})
+        return int(numbers.group_by("call").agg(pl.col("number").max() - pl.col("number").min())["number"].sum())
 
 
 MAX_FACTS = 10
@@ -418,10 +383,8 @@ def traced_copies(scenes: Sequence[TrainingScene]) -> tuple[ModelCopy, ...]:
             groups.setdefault(key, []).append((scene, rows))
     found = []
     for (call, where), parts in groups.items():
-        own = [(scene, scene.lost(scene.times(rows), rows)) for scene, rows in parts]
-        silent = [(scene, EMPTY) for scene in scenes if all(one is not scene for one, _ in parts)]
         source = ", ".join(scene.span.ref.label for scene, _ in parts)
-        ms = summed([*own, *silent])
+        ms = summed(scenes, [(scene, scene.lost(scene.times(rows), rows)) for scene, rows in parts])
         found.append(ModelCopy(call, where, ms, ms, 0, source))
     found.sort(key=lambda one: (-one.ms_per_step, one.place.file, one.place.line or 0, one.call))
     return tuple(found[:MAX_FACTS])

@@ -1,14 +1,20 @@
-"""Forward operators that run again inside the backward pass: activation checkpointing.
+"""Operators that training does not need: forward work run again in the backward pass, gradients of the whole for parts,
+and work in float64.
 
 The backward pass records no nodes, so an operator in it that has a sequence number and runs no node records for a
 second backward pass. Checkpointing is told by its own functions or nodes, or by operators that backward formulas do not
 call; what a gradient of gradients records (`create_graph`) is none.
+
+An operator of torch counts as float64 when one of its inputs is a tensor of that type of some size: of small ones the
+call is the cost, and Python's own numbers are no tensors. Functions of the user's and compiled graphs, which may take
+one such input among others, count by the operators in them. A conversion is a copy between float64 and another type,
+with what asked for it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 
 import numpy as np
@@ -50,8 +56,7 @@ def recompute(scenes: Sequence[TrainingScene], samples: Samples | None, time: Sa
     parts = [(scene, *_found(scene)) for scene in scenes]
     if not any(len(rows) for _, rows, _ in parts):
         return None
-    spans = [(scene, rows, holders, _times(scene, rows, holders)) for scene, rows, holders in parts]
-    ms = summed([(scene, scene.lost(times, rows)) for scene, rows, _, times in spans])
+    ms = summed(scenes, [(scene, scene.lost(_times(scene, rows, holders), rows)) for scene, rows, holders in parts])
     source, seen = ", ".join(scene.span.ref.label for scene, rows, _ in parts if len(rows)), 0
     if samples is not None and time is not None and not any(len(scene.found) for scene in scenes):
         again = time.share(_sampled(samples, time))
@@ -59,13 +64,13 @@ def recompute(scenes: Sequence[TrainingScene], samples: Samples | None, time: Sa
         if seen >= ENOUGH_SAMPLES:
             ms, source = again.ms, f"sampled stacks, {seen} of {time.samples} samples in steps"
     steps = sum(len(scene) for scene in scenes)
-    weighed = [(scene, _callers(scene, holders), weights_of(scene, rows)) for scene, rows, holders, _ in spans]
+    weighed = [(scene, _callers(scene, holders), weights_of(scene, rows)) for scene, rows, holders in parts]
     return Recompute(
         ms_per_step=ms,
         operators_per_step=sum(len(rows) for _, rows, _ in parts) / steps,
         checkpoints_per_step=sum(len(np.unique(holders)) for _, _, holders in parts) / steps,
         lines=lines(weighed, ms),
-        memory_share=max((share for scene in scenes if (share := _memory_share(scene)) is not None), default=None),
+        memory_share=max((share for scene in scenes for share in _memory_shares(scene)), default=None),
         samples=seen,
         source=source,
     )
@@ -142,15 +147,12 @@ def _sampled(samples: Samples, time: SampledTime) -> pl.DataFrame:
     return time.rows.join(below, on="row", how="semi")
 
 
-def _memory_share(scene: TrainingScene) -> float | None:
-    """The peak that the allocator held of a GPU's memory; None where the trace does not tell."""
-    memory = scene.span.memory
-    shares = []
+def _memory_shares(scene: TrainingScene) -> Iterator[float]:
+    """The peak that the allocator held of each GPU's memory, where the trace tells."""
     for number, gpu in scene.span.gpus.items():
-        own = memory.filter(pl.col("device") == f"cuda:{number}")["reserved_bytes"].max()
+        own = scene.span.memory.filter(pl.col("device") == f"cuda:{number}")["reserved_bytes"].max()
         if isinstance(own, int) and gpu.memory_bytes:
-            shares.append(own / gpu.memory_bytes)
-    return max(shares, default=None)
+            yield own / gpu.memory_bytes
 
 
 MIN_CALLS = 8  # per step of one kind: fewer add up to no more than a few passes over the tensor
@@ -234,33 +236,23 @@ def _in_loop(scene: TrainingScene, where: Place, forward: str | None) -> tuple[P
 
 def _of_scene(scene: TrainingScene) -> list[tuple[_Key, _Nodes]]:
     span, names = scene.span, scene.span.names
-    node = names.matching(_NODE.match) & scene.mine
-    holder = self_or_ancestor(span.parent, node)
+    holder = self_or_ancestor(span.parent, names.matching(_NODE.match) & scene.mine).astype(np.int64)
     fills = np.flatnonzero(names.where(_FILLS) & scene.operators)
     fills = fills[holder[fills] >= 0]
-    if not len(fills):
-        return []
-    table = pl.DataFrame(
-        {
-            "node": holder[fills].astype(np.int64),
-            "shapes": span.series("shapes").gather(fills),
-            "types": span.series("types").gather(fills),
-        }
-    )
-    table = table.unique("node", keep="first", maintain_order=True)  # a fill below a fill, or a second output
-    incoming = _incoming(scene, table["node"].to_numpy())
-    forward = scene.calls.forward[table["node"].to_numpy()]
+    # the first of each node: others are a fill below a fill, or a second output
+    fills = fills[np.sort(np.unique(holder[fills], return_index=True)[1])]
+    nodes = holder[fills]
+    incoming, forward = _incoming(scene, nodes), scene.calls.forward[nodes]
     groups: dict[_Key, list[int]] = {}
-    for number, (row, shapes, types) in enumerate(table.iter_rows()):
-        shape, dtype = _first(shapes), _first_type(types)
-        part = incoming[number]
+    texts = zip(span.series("shapes").gather(fills), span.series("types").gather(fills), strict=True)
+    for number, (shapes, types) in enumerate(texts):
+        shape, dtype, part = _first(shapes), str(next(iter(json_list(types)), "")), incoming[number]
         if shape is None or part is None or dtype not in _BYTES or prod(shape) < MIN_RATIO * max(1, prod(part)):
             continue
         made = names.values[names.codes[forward[number]]] if forward[number] >= 0 else None
-        name = names.values[names.codes[row]].removeprefix(_ENGINE)
+        name = names.values[names.codes[nodes[number]]].removeprefix(_ENGINE)
         groups.setdefault((name, made, shape, part, dtype), []).append(number)
-    rows = table["node"].to_numpy()
-    return [(key, _Nodes(scene, rows[numbers], forward[numbers])) for key, numbers in groups.items()]
+    return [(key, _Nodes(scene, nodes[numbers], forward[numbers])) for key, numbers in groups.items()]
 
 
 def _incoming(scene: TrainingScene, nodes: Int64) -> list[tuple[int, ...] | None]:
@@ -283,11 +275,6 @@ def _first(text: str | None) -> tuple[int, ...] | None:
     return tuple(first)
 
 
-def _first_type(text: str | None) -> str:
-    first = next(iter(json_list(text)), None)
-    return first if isinstance(first, str) else ""
-
-
 MIN_ELEMENTS = 1_024  # of an input: below it an operator's time is that of its call, whatever the type
 HALF = 0.5  # of an operator's time is saved by half of the bytes and twice as many numbers to an instruction
 PARTS = 5
@@ -297,11 +284,12 @@ _CONVERTS_BACK = frozenset({"ToCopyBackward0", "autograd::engine::evaluate_funct
 
 def doubles(scenes: Sequence[TrainingScene]) -> Doubles | None:
     """None where no operator has such an input."""
-    parts = [(scene, *_double_rows(scene)) for scene in scenes if scene.has("types")]
+    scenes = [scene for scene in scenes if scene.has("types")]
+    parts = [(scene, *_double_rows(scene)) for scene in scenes]
     if not any(len(compute) + len(converting) for _, compute, converting in parts):
         return None
-    compute_ms = summed([(scene, _computing(scene, rows, others)) for scene, rows, others in parts])
-    conversion_ms = summed([(scene, scene.lost(scene.times(rows), rows)) for scene, _, rows in parts])
+    compute_ms = summed(scenes, [(scene, _computing(scene, rows, others)) for scene, rows, others in parts])
+    conversion_ms = summed(scenes, [(scene, scene.lost(scene.times(rows), rows)) for scene, _, rows in parts])
     weighed = [
         (
             scene,

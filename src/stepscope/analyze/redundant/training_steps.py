@@ -10,12 +10,13 @@ much as it has slices. What is left of the excess is how the machine was at that
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
 import polars as pl
 
+from stepscope.analyze.host.loops import in_steady_backward
 from stepscope.engine import attribution, intervals
 from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL
 from stepscope.engine.intervals import Intervals
@@ -129,34 +130,28 @@ def scenes(base: Base, labelled: LabelledSteps) -> Iterator[TrainingScene]:
             yield TrainingScene(scene.base, scene.span, scene.found, steps, scene.calls, steady, passes)
 
 
-def summed(parts: Sequence[tuple[TrainingScene, Intervals]]) -> float:
+def summed(scenes: Sequence[TrainingScene], parts: Iterable[tuple[TrainingScene, Intervals]]) -> float:
     """ms per step of a loss over the steps of all scenes: the mean, or the median where few steps make the mean."""
-    per_step = np.concatenate([scene.per_step_ns(lost) for scene, lost in parts])
-    if not len(per_step):
-        return 0.0
+    lost: dict[int, Intervals] = {}
+    for scene, times in parts:
+        lost[id(scene)] = intervals.merge(lost.get(id(scene), intervals.EMPTY), times)
+    per_step = np.concatenate([scene.per_step_ns(lost.get(id(scene), intervals.EMPTY)) for scene in scenes])
     mean, median = float(per_step.mean()), float(np.median(per_step))
     rare = len(per_step) >= STEPS_FOR_MEDIAN and median < RECURRING * mean
     return (median if rare else mean) / 1e6
 
 
 def summed_backward(parts: Sequence[tuple[TrainingScene, Intervals]]) -> tuple[float, float]:
-    """`summed` of a loss in the backward pass, and the most that it can be, from the journal's times of that pass.
-
-    Recording slows many small nodes far more than few large ones, and can fragment the heap under all of them: scaling
-    in proportion gives what is slowed most too much, taking the others' recorded time as it is gives it too little. The
-    middle is told, and the proportion is the most.
-    """
-    means = parts[0][0].backward_ns if parts else None
+    """`summed` of a loss in the backward pass, and the most that it can be, from the journal's times of that pass."""
+    means = parts[0][0].backward_ns
     if means is None or means[0] <= 0 or any(len(scene.found) for scene, _ in parts):
-        ms = summed(parts)
+        ms = summed([scene for scene, _ in parts], parts)
         return ms, ms
     steps = sum(len(scene) for scene, _ in parts)
     recorded = sum(scene.recorded_ns(lost) * len(scene) for scene, lost in parts) / steps
     nodes = sum(scene.recorded_ns(scene.node_times) * len(scene) for scene, _ in parts) / steps
-    ratio = means[1] / means[0]
-    others, in_no_node = max(0.0, nodes - recorded), max(0.0, means[0] - nodes)
-    most = min(recorded * ratio, means[1])
-    least = max(0.0, means[1] - others * max(1.0, ratio) - in_no_node * ratio)
+    least, most = in_steady_backward(recorded, nodes, means)
+    most = min(most, means[1])
     return (min(least, most) + most) / 2e6, most / 1e6
 
 

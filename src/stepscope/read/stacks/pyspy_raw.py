@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from stepscope.read.raw import FrameNames, Losses, Progress, RawStack, StackSource
 from stepscope.read.stacks.source import (
@@ -108,22 +109,15 @@ class _Reader:
         return RawStack(*prefixes, self._frames.frames(rest), samples, number)
 
 
-class _Node:
-    __slots__ = ("below", "prefixes")
-
-    def __init__(self) -> None:
-        self.below: dict[str, _Node] = {}
-        self.prefixes: Prefixes | None = None
-
-
 class _KnownPrefixes:
     """What records begin with (processes, thread), as a tree of the pieces between semicolons: grammar reads each once.
 
-    Beyond its bounds nothing more is learnt, and grammar reads what is new each time.
+    A node maps pieces to nodes, and None to what the pieces up to it say. Beyond its bounds nothing more is learnt, and
+    grammar reads what is new each time.
     """
 
     def __init__(self) -> None:
-        self._root = _Node()
+        self._root: dict[str | None, Any] = {}
         self._pieces = 0
         self._chars = 0
 
@@ -132,26 +126,24 @@ class _KnownPrefixes:
         node = self._root
         used = 0
         for piece in pieces:
-            below = node.below.get(piece)
+            below = node.get(piece)
             if below is None:
                 break
             node = below
             used += 1
-        return node.prefixes, used
+        return node.get(None), used
 
     def learn(self, pieces: Sequence[str], prefixes: Prefixes) -> None:
         """Keep `prefixes` as what `pieces` say."""
         node = self._root
         for piece in pieces:
-            below = node.below.get(piece)
-            if below is None:
+            if piece not in node:
                 self._pieces += 1
                 self._chars += len(piece)
                 if self._pieces > MAX_PREFIX_PIECES or self._chars > MAX_PREFIX_CHARS:
                     return
-                below = node.below[piece] = _Node()
-            node = below
-        node.prefixes = prefixes
+            node = node.setdefault(piece, {})
+        node[None] = prefixes
 
 
 class _Records:

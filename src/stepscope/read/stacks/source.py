@@ -34,32 +34,30 @@ class Prefixes(NamedTuple):
 NO_PREFIXES = Prefixes((), None, None)
 
 
-def split_prefixes(text: str, hints: dict[int, str]) -> tuple[Prefixes, int] | None:
-    """The prefixes of a record (none at all, perhaps) and where they end; None when one is cut off. Fills `hints`."""
-    pids: list[int] = []
-    position = 0
-    above = ""
-    while text.startswith("process ", position) and START_PROCESS.match(text, position):
-        match = _PROCESS.match(text, position) or _PROCESS_BARE.match(text, position)
-        if match is None:
-            return None
-        pids.append(int(match[1]))
-        _note(pids[-1], match[2], above, hints)
-        above = match[2]
-        position = match.end()
-    match = _THREAD.match(text, position)
-    if match:
-        return Prefixes(tuple(pids), match[1], match[2]), match.end()
-    return Prefixes(tuple(pids), None, None), position
-
-
 class PrefixFrame(NamedTuple):
-    """A prefix that stands as a frame of its own, in formats that keep frames apart; `command` is for hints alone."""
+    """One prefix, which formats that keep frames apart have as a frame of its own; `command` is for hints alone."""
 
     pid: int | None
     thread: str | None
     name: str | None
     command: str
+
+
+def split_prefixes(text: str, hints: dict[int, str]) -> tuple[Prefixes, int] | None:
+    """The prefixes of a record (none at all, perhaps) and where they end; None when one is cut off. Fills `hints`."""
+    found: list[PrefixFrame] = []
+    position = 0
+    while text.startswith("process ", position) and START_PROCESS.match(text, position):
+        match = _PROCESS.match(text, position) or _PROCESS_BARE.match(text, position)
+        if match is None:
+            return None
+        found.append(PrefixFrame(int(match[1]), None, None, match[2]))
+        position = match.end()
+    match = _THREAD.match(text, position)
+    if match:
+        found.append(PrefixFrame(None, match[1], match[2], ""))
+        position = match.end()
+    return prefixes_of_frames(found, hints), position
 
 
 def prefix_frame(name: str) -> PrefixFrame | None:
@@ -79,19 +77,15 @@ def prefixes_of_frames(prefixes: list[PrefixFrame], hints: dict[int, str]) -> Pr
     thread = name = None
     above = ""
     for prefix in prefixes:
-        if prefix.pid is not None:
-            pids.append(prefix.pid)
-            _note(prefix.pid, prefix.command, above, hints)
-            above = prefix.command
-        else:
+        if prefix.pid is None:
             thread, name = prefix.thread, prefix.name
+            continue
+        pids.append(prefix.pid)
+        hint = hint_of(prefix.command, above)
+        if hint is not None and len(hints) < MAX_PROCESSES:
+            hints.setdefault(prefix.pid, hint)
+        above = prefix.command
     return Prefixes(tuple(pids), thread, name)
-
-
-def _note(pid: int, command: str, above: str, hints: dict[int, str]) -> None:
-    hint = hint_of(command, above)
-    if hint is not None and len(hints) < MAX_PROCESSES:
-        hints.setdefault(pid, hint)
 
 
 # ----------------------------------------------------------------------------------------------------- command lines

@@ -99,18 +99,19 @@ class Speedscope(StackSource):
             self.tool = clean(file.exporter).partition("@")[0] or self.tool
         profiles = [profile for raw in file.profiles[:MAX_PROFILES] if (profile := _profile(raw)) is not None]
         losses.add("skipped_records", self.label, len(file.profiles) - len(profiles))
-        profiles = [profile for profile in profiles if _holds_anything(profile)]
-        surveys = [_survey(profile) for profile in profiles]
-        self._settle(profiles, surveys)
+        surveys = [_survey(profile) for profile in profiles if _holds_anything(profile)]
+        self._settle(surveys)
         frames = _Frames(file.shared.frames if file.shared is not None else [], names, self.hints)
         record = 0
-        for profile, found in zip(profiles, surveys, strict=True):
-            fits, factor = self._fits(profile, found)
-            if not fits:
+        for found in surveys:
+            at_rate = self.rate_hz is not None  # every sample counts one
+            if found.unit != (MICROSECONDS if at_rate else self.unit):
                 losses.add("other_units", self.label)
                 continue
-            thread = _thread_of(profile.name, alone=len(profiles) == 1)
+            profile = found.profile
+            thread = _thread_of(profile.name, alone=len(surveys) == 1)
             make = _evented_stacks if profile.type == "evented" else _sampled_stacks
+            factor = found.factor if found.weighed and not at_rate else None
             for stack, samples in make(profile, factor, len(frames.numbers), losses, self.label):
                 own, rest = frames.split(stack, thread)
                 yield RawStack(*own, rest, samples, record)
@@ -135,42 +136,20 @@ class Speedscope(StackSource):
             return bytearray()
         return data
 
-    def _settle(self, profiles: list[_Profile], surveys: list[_Survey]) -> None:
+    def _settle(self, surveys: list[_Survey]) -> None:
         """Unit, rate and wall time of the file; its first profile says what is counted."""
-        both = list(zip(profiles, surveys, strict=True))
-        weighed = (_unit_of(profile, found) for profile, found in both if found.count or profile.type == "evented")
-        self.unit = next(weighed, SAMPLES)
+        self.unit = next((found.unit for found in surveys if found.weighed), SAMPLES)
         if self.unit != MICROSECONDS:
             return
-        fitting = [(profile, found) for profile, found in both if _unit_of(profile, found) == self.unit]
-        timed = [(found, _MICROSECONDS_IN[profile.unit]) for profile, found in fitting]
-        lowest = min(found.lowest * us for found, us in timed)
-        highest = max(found.highest * us for found, us in timed)
-        sampled = all(profile.type == "sampled" for profile, _ in fitting)
+        timed = [found for found in surveys if found.unit == self.unit]
+        lowest, highest = min(found.lowest for found in timed), max(found.highest for found in timed)
+        sampled = all(found.profile.type == "sampled" for found in timed)
         if sampled and _PERIODS_US[0] <= lowest <= _PERIODS_US[1] and math.isclose(lowest, highest, rel_tol=1e-6):
             self.unit = SAMPLES
             self.rate_hz = 1e6 / lowest
             return
-        walls = [found.wall * us for found, us in timed if found.wall is not None]
-        longest = max(walls, default=math.inf) * 1000
+        longest = max((found.wall for found in timed if found.wall is not None), default=math.inf) * 1000
         self.wall_ns = round(longest) if longest <= LONGEST_NS else None
-
-    def _fits(self, profile: _Profile, found: _Survey) -> tuple[bool, float | None]:
-        """Whether the profile counts what the file does, and the factor of its weights; None where each counts one."""
-        unit = _unit_of(profile, found)
-        if unit == MICROSECONDS:
-            at_rate = self.unit == SAMPLES and self.rate_hz is not None
-            return at_rate or self.unit == unit, None if at_rate else _MICROSECONDS_IN[profile.unit]
-        without = profile.type == "sampled" and not found.count
-        return self.unit == unit and self.rate_hz is None, None if without else 1.0
-
-
-def _unit_of(profile: _Profile, found: _Survey) -> str:
-    if profile.type == "sampled" and not found.count:
-        return SAMPLES
-    if profile.unit in _MICROSECONDS_IN:
-        return MICROSECONDS
-    return BYTES if profile.unit == "bytes" else SAMPLES
 
 
 def _decoded(data: bytearray) -> _File | None:
@@ -202,26 +181,25 @@ class _Frames:
         self._closing: set[int] = set()  # may be the last piece of a command line that semicolons cut into frames
         self._hints = hints
         decoder = msgspec.json.Decoder(_Frame)
-        for raw in frames:
-            if len(self.numbers) >= MAX_DISTINCT_FRAMES:
+        for number, raw in enumerate(frames):
+            if number >= MAX_DISTINCT_FRAMES:
                 self.numbers.append(names.number(MORE_FRAMES))
                 continue
             try:
                 frame = decoder.decode(raw)
             except _BAD_JSON:
                 frame = _Frame()
-            self._add(frame, names)
-
-    def _add(self, frame: _Frame, names: FrameNames) -> None:
-        name = clean(frame.name) if isinstance(frame.name, str) else "?"
-        file = clean(frame.file) if isinstance(frame.file, str) else ""
-        prefix = prefix_frame(name) if not file else None
-        if not file and name.endswith('"'):
-            self._closing.add(len(self.numbers))
-        if prefix is not None:
-            self._prefixes[len(self.numbers)] = prefix
-            name = "(process)" if prefix.pid is not None else "(thread)"  # where it stands inside a stack after all
-        self.numbers.append(names.number(Frame(name, file, _line(frame.line))))
+            name = clean(frame.name) if isinstance(frame.name, str) else "?"
+            file = clean(frame.file) if isinstance(frame.file, str) else ""
+            prefix = prefix_frame(name) if not file else None
+            if not file and name.endswith('"'):
+                self._closing.add(number)
+            if prefix is not None:
+                self._prefixes[number] = prefix
+                name = "(process)" if prefix.pid is not None else "(thread)"  # where it stands inside a stack after all
+            whole = isinstance(frame.line, float) and frame.line.is_integer() and abs(frame.line) < 2**31
+            line = integer(int(frame.line) if whole else frame.line) or None  # py-spy writes 0 where it knows none
+            self.numbers.append(names.number(Frame(name, file, line)))
 
     def split(self, stack: tuple[int, ...], profile: Prefixes) -> tuple[Prefixes, tuple[int, ...]]:
         """The process and thread of a stack, those of its `profile` where it is silent, and its frames."""
@@ -240,13 +218,6 @@ class _Frames:
         thread = own.thread or profile.thread
         name = own.name or (profile.name if thread == profile.thread else None)
         return Prefixes(own.pids or profile.pids, thread, name), rest
-
-
-def _line(line: Any) -> int | None:
-    """A line number; py-spy writes 0 where it knows none."""
-    if isinstance(line, float) and line.is_integer() and abs(line) < 2**31:
-        line = int(line)
-    return integer(line) or None
 
 
 def _thread_of(name: Any, *, alone: bool) -> Prefixes:
@@ -305,12 +276,15 @@ def _holds_anything(profile: _Profile) -> bool:
 
 
 class _Survey(Struct, frozen=True):
-    """What the weights of a profile have in common, and how long it lasted, in the profile's own unit.
+    """What a profile counts, what its weights have in common, and how long it lasted; times are in microseconds.
 
-    `lowest` is 0 where one of them is no number or negative. Without weights `count` is 0.
+    `lowest` is 0 where one of the weights is no number or negative.
     """
 
-    count: int
+    profile: _Profile
+    unit: str
+    factor: float  # that makes microseconds of times
+    weighed: bool
     lowest: float
     highest: float
     wall: float | None
@@ -318,16 +292,18 @@ class _Survey(Struct, frozen=True):
 
 def _survey(profile: _Profile) -> _Survey:
     """Look at all weights of a sampled profile once."""
-    count, lowest, highest = 0, math.inf, 0.0
-    if profile.type == "sampled":
+    weighed, lowest, highest = profile.type == "evented", math.inf, 0.0
+    if not weighed:
         for stretch in _stretches(profile.weights, b","):
             weights = [weight if 0 < weight < _MOST else 0.0 for weight in _numbers(stretch)]
             if weights:
-                count += len(weights)
-                lowest, highest = min(lowest, *weights), max(highest, *weights)
+                weighed, lowest, highest = True, min(lowest, *weights), max(highest, *weights)
     start, end = _number(profile.startValue), _number(profile.endValue)
     wall = end - start if start is not None and end is not None and 0 < end - start < _MOST else None
-    return _Survey(count, lowest, highest, wall)
+    us = _MICROSECONDS_IN.get(profile.unit) if weighed else None
+    counted = BYTES if weighed and profile.unit == "bytes" else SAMPLES
+    unit, factor = (counted, 1.0) if us is None else (MICROSECONDS, us)
+    return _Survey(profile, unit, factor, weighed, lowest * factor, highest * factor, wall and wall * factor)
 
 
 def _sampled_stacks(profile: _Profile, factor: float | None, frames: int, losses: Losses, label: str) -> _Stacks:

@@ -51,10 +51,10 @@ class ProbeSet:
     def install_all(self) -> None:
         """Install every probe of the table; one that fails is reported and left out."""
         for module, class_name in self._table:
-            probe = self._guarded(class_name, partial(_load, module, class_name))
+            probe = self._guarded(class_name, _load, module, class_name)
             if probe is not None:
                 self._probes.append(probe)
-                self._guarded(probe.name, partial(probe.install, self._agent))
+                self._guarded(probe.name, probe.install, self._agent)
 
     def add(self, probe: Probe) -> None:
         """Take in a probe that is installed already, so that it is suspended and resumed with the others."""
@@ -78,10 +78,9 @@ class ProbeSet:
         self.suspended = False
         for probe in self._probes:
             if probe.name not in PERMANENT:
-                self._guarded(probe.name, partial(probe.install, self._agent))
+                self._guarded(probe.name, probe.install, self._agent)
 
     def uninstall_all(self) -> None:
-        """Leave torch as it was found."""
         for probe in reversed(self._probes):
             self._take_out(probe)
         self._probes.clear()
@@ -90,8 +89,8 @@ class ProbeSet:
         # A switch of its own: a probe that failed is off, and its wrappers must leave torch all the same.
         self._guarded(probe.name + ".uninstall", probe.uninstall)
 
-    def _guarded(self, name: str, action):  # type: ignore[no-untyped-def]
-        return self._agent.guard.wrap(name, action, inject=False)()
+    def _guarded(self, name: str, action: Callable[..., Any], *arguments: Any) -> Any:
+        return self._agent.guard.wrap(name, action, inject=False)(*arguments)
 
 
 def _load(module: str, class_name: str) -> Probe:
@@ -106,7 +105,9 @@ class Agent:
         self.config = config
         self.clock = Clock(config.epoch_offset_ns)
         self.guard = Guard(self._report_fault, config.faults)
-        self.journal = Journal(config.run, config.host_dir, self.clock, self._describe)
+        self.started_ns = self.clock.now()
+        describe = partial(_describe_process, self.started_ns)
+        self.journal = Journal(config.run, config.host_dir, self.clock, describe)
         self.page_faults = PageFaults(self.clock.now)
         self.steps = QueuedCutter(self.page_faults.now, self._on_row, self._on_rows)
         self.events = EventLog(self.journal, self.clock, self.steps.current_step)
@@ -123,7 +124,6 @@ class Agent:
         self.making_loader = False  # workers forked now are the loader's
         self.compile_used = False  # torch.compile was called in this process
         self.optimizer_events = 0  # optimizer steps seen, nested ones included
-        self.started_ns = self.clock.now()
         self.regions_written = False  # since the last step was cut
         self.framework_steps: FrameworkSteps | None = None  # once a framework trains that counts its steps
         self._write_row = self.guard.wrap("journal", self._row_cut)
@@ -317,9 +317,6 @@ class Agent:
             told = {"time_ns": self.clock.now(), "pid": os.getpid(), "steps": steps}
             append_line(os.path.join(self.config.host_dir, "max-steps"), told)
 
-    def _describe(self) -> dict[str, Any]:
-        return dict(_describe_process(), started_ns=self.started_ns)
-
     def _report_fault(self, probe: str, error: str) -> None:
         self._faults[probe] = error
         self.events.write("probe_error", probe=probe, error=error)
@@ -330,14 +327,15 @@ def _torch_version() -> str | None:
     return None if version is None else str(version)
 
 
-def _describe_process() -> dict[str, Any]:
+def _describe_process(started_ns: int) -> dict[str, Any]:
     """The fields of rank.json that are no identity."""
     torch = sys.modules.get("torch")
     build = getattr(torch, "version", None)
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     versions = {"python": platform.python_version(), "torch": _torch_version()}
     versions.update({name: getattr(build, name, None) for name in ("cuda", "hip")})
-    threads = getattr(torch, "get_num_threads", None)
+    threads, cuda = getattr(torch, "get_num_threads", None), getattr(torch, "cuda", None)
+    initialised = cuda is not None and cuda.is_initialized()  # none is initialised to tell
     try:
         folder: str | None = os.getcwd()
     except OSError:  # it was removed under the process
@@ -349,18 +347,7 @@ def _describe_process() -> dict[str, Any]:
         "main_file": os.path.abspath(main) if main else None,
         "cwd": folder,
         "versions": {name: str(value) for name, value in versions.items() if value is not None},
-        "device": _device_kind(torch),
+        "device": None if torch is None else "xla" if "torch_xla" in sys.modules else "cuda" if initialised else "cpu",
         "threads": None if threads is None else int(threads()),  # of each operator on the CPU, when training begins
+        "started_ns": started_ns,
     }
-
-
-def _device_kind(torch: Any) -> str | None:
-    """The device in use as far as it is known without initialising one."""
-    if torch is None:
-        return None
-    if "torch_xla" in sys.modules:
-        return "xla"
-    cuda = getattr(torch, "cuda", None)
-    if cuda is not None and cuda.is_initialized():
-        return "cuda"
-    return "cpu"

@@ -28,20 +28,29 @@ PASSES_ON = frozenset(
 )
 
 
-def is_compiling_check() -> Callable[[], bool]:
+def is_compiling_check(name: str = "is_compiling") -> Callable[[], bool]:
     """torch's own "am I being traced" function, without importing Dynamo."""
     torch = sys.modules.get("torch")
-    for home in (getattr(torch, "compiler", None), getattr(torch, "_utils", None)):
-        check = getattr(home, "is_compiling", None)
-        if check is not None:
-            return check  # type: ignore[no-any-return]
-    return bool  # of no argument: False
+    older = getattr(getattr(torch, "_utils", None), "is_compiling", bool)  # bool(): False
+    check: Callable[[], bool] = getattr(getattr(torch, "compiler", None), name, None) or older
+    return check
 
 
 def is_dynamo_compiling_check() -> Callable[[], bool]:
     """Like `is_compiling_check`, of Dynamo alone where torch can tell: a third of the time, for calls in every step."""
-    check = getattr(getattr(sys.modules.get("torch"), "compiler", None), "is_dynamo_compiling", None)
-    return is_compiling_check() if check is None else check
+    compiler = getattr(sys.modules.get("torch"), "compiler", None)
+    return is_compiling_check("is_dynamo_compiling" if hasattr(compiler, "is_dynamo_compiling") else "is_compiling")
+
+
+def unless_compiling(hook: Callable[..., Any]) -> Callable[..., None]:
+    """`hook` of an optimizer's step, left out in what Dynamo traces."""
+    is_compiling = is_dynamo_compiling_check()
+
+    def step_hook(*args: Any) -> None:
+        if not is_compiling():
+            hook(*args)
+
+    return step_hook
 
 
 def skip_own_code() -> None:
@@ -59,14 +68,11 @@ def skip_own_code() -> None:
 def _skip_function() -> Callable[[CodeType], None] | None:
     """Dynamo's own way to leave a code object alone, from its C part, which `import torch` has loaded already."""
     dynamo = sys.modules.get("torch._C._dynamo.eval_frame")
-    skip: Callable[[CodeType], None] | None = getattr(dynamo, "skip_code", None)
-    if skip is not None:  # before torch 2.7
+    names = ("_FrameExecStrategy", "_FrameAction", "set_code_exec_strategy")
+    strategy, action, assign = (getattr(dynamo, name, None) for name in names)
+    skip: Callable[[CodeType], None] | None = getattr(dynamo, "skip_code", None)  # before torch 2.7
+    if skip is not None or strategy is None or action is None or assign is None:
         return skip
-    strategy = getattr(dynamo, "_FrameExecStrategy", None)
-    action = getattr(dynamo, "_FrameAction", None)
-    assign = getattr(dynamo, "set_code_exec_strategy", None)
-    if strategy is None or action is None or assign is None:
-        return None
 
     def skip_code(code: CodeType) -> None:
         # What a hook calls (the standard library, a profiler of ours) is left alone as well; what a wrapper calls is

@@ -104,12 +104,6 @@ def parse(text: str) -> Config | None:
     )
 
 
-def from_environment() -> Config | None:
-    """The configuration this process was started with, or None outside of `stepscope run`."""
-    text = os.environ.get(ENVIRONMENT_NAME)
-    return parse(text) if text else None
-
-
 def _is_knob(pair: Any) -> bool:
     return isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, str) for part in pair)
 

@@ -17,7 +17,7 @@ from typing import Any, Callable
 from stepscope.record.agent import marks
 from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.compiling import skip_own_code
-from stepscope.record.agent.config import Config, from_environment
+from stepscope.record.agent.config import ENVIRONMENT_NAME, Config, parse
 from stepscope.record.agent.imports import when_imported
 from stepscope.record.agent.journal import rank_identity
 from stepscope.record.agent.probes import PROBES
@@ -49,7 +49,7 @@ def start(config: Config | None = None) -> Agent | None:
     global _agent
     if _agent is not None:
         return _agent
-    config = config if config is not None else from_environment()
+    config = config if config is not None else parse(os.environ.get(ENVIRONMENT_NAME, ""))
     if config is None:
         return None
     agent = _agent = make_agent(config)
@@ -101,13 +101,13 @@ def _begin(agent: Agent, forked: bool = False) -> None:
     marks.activate(agent)
     # Before the probes, which then stand outermost and can be taken out while the user's profiler runs.
     if agent.config.knobs:
-        agent.knobs = agent.guard.wrap("knobs", partial(_attach, "knobs.base", agent), inject=False)()
+        agent.knobs = agent.guard.wrap("knobs", _attach, inject=False)("knobs.base", agent)
     agent.probes.install_all()
     if agent.config.seed is not None and not forked:
-        agent.guard.wrap("seed", partial(_seed, agent, agent.config.seed), inject=False)()
+        agent.guard.wrap("seed", _seed, inject=False)(agent, agent.config.seed)
     for module, at_start_only, is_wanted in _PARTS:
         if is_wanted(agent.config) and not (forked and at_start_only):
-            agent.guard.wrap(module, partial(_attach, module, agent), inject=False)()
+            agent.guard.wrap(module, _attach, inject=False)(module, agent)
     agent.guard.wrap("compiling", skip_own_code, inject=False)()
 
 
@@ -158,7 +158,7 @@ def _after_fork(agent: Agent) -> None:
     if agent.steps.optimizers_exist:
         child.steps.optimizer_created()
     _begin(child, forked=True)
-    child.guard.wrap("fork", lambda: _at_end_of_process(child), inject=False)()
+    child.guard.wrap("fork", _at_end_of_process, inject=False)(child)
 
 
 def _at_end_of_process(agent: Agent) -> None:

@@ -17,44 +17,25 @@ from typing import Any, Callable
 HOOKED = ("torch", "torch_xla")
 # Where training frameworks have their seams, as in the table `probes/frameworks.py`, which a test compares. Known from
 # the start: such a module may import torch in the middle of its own import, which is over only later.
-FRAMEWORK_MODULES = frozenset(
-    [
-        "accelerate.accelerator",
-        "composer.callbacks.checkpoint_saver",
-        "composer.loggers.logger",
-        "composer.trainer.trainer",
-        "deepspeed.monitor.monitor",
-        "deepspeed.runtime.engine",
-        "deepspeed.runtime.pipe.engine",
-        "fastai.learner",
-        "fastai.optimizer",
-        "ignite.engine.engine",
-        "ignite.handlers.checkpoint",
-        "keras.src.backend.torch.trainer",
-        "keras.src.callbacks.callback_list",
-        "keras.src.models.model",
-        "keras.src.optimizers.base_optimizer",
-        "lightning.fabric.fabric",
-        "lightning.pytorch.loops.evaluation_loop",
-        "lightning.pytorch.loops.fit_loop",
-        "lightning.pytorch.trainer.connectors.logger_connector.logger_connector",
-        "lightning.pytorch.trainer.trainer",
-        "lightning_fabric.fabric",
-        "pytorch_lightning.loops.evaluation_loop",
-        "pytorch_lightning.loops.fit_loop",
-        "pytorch_lightning.trainer.connectors.logger_connector.logger_connector",
-        "pytorch_lightning.trainer.trainer",
-        "skorch.net",
-        "torchtitan.components.checkpoint",
-        "torchtitan.components.checkpointer.base",
-        "torchtitan.components.metrics",
-        "torchtitan.components.validate",
-        "torchtitan.train",
-        "torchtitan.trainer",
-        "transformers.trainer",
-        "ultralytics.engine.trainer",
-    ]
-)
+_LIGHTNING = "loops.evaluation_loop loops.fit_loop trainer.connectors.logger_connector.logger_connector trainer.trainer"
+_MODULES = {
+    "accelerate": "accelerator",
+    "composer": "callbacks.checkpoint_saver loggers.logger trainer.trainer",
+    "deepspeed": "monitor.monitor runtime.engine runtime.pipe.engine",
+    "fastai": "learner optimizer",
+    "ignite": "engine.engine handlers.checkpoint",
+    "keras.src": "backend.torch.trainer callbacks.callback_list models.model optimizers.base_optimizer",
+    "lightning.fabric": "fabric",
+    "lightning.pytorch": _LIGHTNING,
+    "lightning_fabric": "fabric",
+    "pytorch_lightning": _LIGHTNING,
+    "skorch": "net",
+    "torchtitan.components": "checkpoint checkpointer.base metrics validate",
+    "torchtitan": "train trainer",
+    "transformers": "trainer",
+    "ultralytics": "engine.trainer",
+}
+FRAMEWORK_MODULES = frozenset(f"{package}.{name}" for package, names in _MODULES.items() for name in names.split())
 
 
 class Finder:

@@ -128,14 +128,6 @@ def _slurm_names() -> tuple[str, ...]:
     return ("SLURM_PROCID", "SLURM_LOCALID", size) if (_environment_int(size) or 1) > 1 else ()
 
 
-def process_group_identity() -> dict[str, int | None]:
-    """`rank` and `world_size` of an initialised default process group (ranks made by `mp.spawn`), else nothing."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return {}
-    return {"rank": distributed.get_rank(), "world_size": distributed.get_world_size()}
-
-
 def claim_rank_folder(run: str, rank: int) -> str | None:
     """Make RUN/rank-N, or RUN/rank-N.2, RUN/rank-N.3 … where taken; its path, or None when the run cannot be written.
 
@@ -179,9 +171,11 @@ class Journal:
         if self._refused or os.getpid() != self._pid:
             return False
         identity = rank_identity()
-        if _environment_int("RANK") is None:
+        distributed: Any = sys.modules.get("torch.distributed")
+        known = _environment_int("RANK") is not None or distributed is None
+        if not known and distributed.is_available() and distributed.is_initialized():
             # ranks of `mp.spawn` inside one task of an MPI or SLURM job: the group knows better than the task's number
-            identity.update(process_group_identity())
+            identity.update(rank=distributed.get_rank(), world_size=distributed.get_world_size())
         folder = claim_rank_folder(self._run, identity["rank"] or 0)
         if folder is None:
             self._refused = True

@@ -60,7 +60,6 @@ class Losses(Probe):
             super().install(agent)
 
     def uninstall(self) -> None:
-        """Restore the originals."""
         super().uninstall()
         self._depth = 0
         self._scaled = None
@@ -74,13 +73,11 @@ class Losses(Probe):
         self._around(home.GradScaler, "scale", lambda _scaler, outputs=None, *_, **__: outputs, self._after_scale)
 
     def __call__(self, row: StepRow | None, _now_ns: int) -> None:
-        """Told of every step."""
         if row is not None and self.wants_each():
             self._steps.append(row.step)
             self._ends.append(row.start_ns + row.wall_ns)
 
     def wants_each(self) -> bool:
-        """Whether further steps matter."""
         return len(self._kept) < LIMIT and len(self._ends) < STEPS_LIMIT
 
     def write(self) -> None:
@@ -141,13 +138,11 @@ def read_out(tensors: list[Any]) -> list[float]:
     groups: dict[tuple[str, str], list[int]] = {}
     for index, tensor in enumerate(tensors):
         groups.setdefault((str(tensor.device), str(tensor.dtype)), []).append(index)
-    values = [math.nan] * len(tensors)
+    values: dict[int, float] = {}
     with torch.no_grad():
         for indices in groups.values():
-            read = torch.stack([tensors[index].reshape(()) for index in indices]).tolist()
-            for index, value in zip(indices, read):
-                values[index] = float(value)
-    return values
+            values.update(zip(indices, torch.stack([tensors[index].reshape(()) for index in indices]).tolist()))
+    return [float(values[index]) for index in range(len(tensors))]
 
 
 def plain(value: float) -> float | str:

@@ -58,8 +58,12 @@ class Patches:
         """Call the hooks of `pair` around `owner.name`; False where there is no such function."""
         if getattr(owner, name, None) is None:
             return False
-        self._patches.append(Patch(owner, name, lambda original: make_wrapper(self, original, pair, refused)))
+        self.replace(owner, name, lambda original: make_wrapper(self, original, pair, refused))
         return True
+
+    def replace(self, owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Have `wrap(original)` in the place of `owner.name`."""
+        self._patches.append(Patch(owner, name, wrap))
 
     def remove(self) -> None:
         """Take all wrappers out, the newest first."""
@@ -118,18 +122,12 @@ class ModuleHook:
 
         is_compiling, call = is_compiling_check(), self._call
 
-        def before_forward(module: Any, _inputs: Any) -> None:
+        def forward(module: Any, _inputs: Any, *output: Any) -> None:
             if not is_compiling():
-                call(module)
+                call(module, *output)
 
-        def after_forward(module: Any, _inputs: Any, output: Any) -> None:
-            if not is_compiling():
-                call(module, output)
-
-        if self._after:
-            self._handle = modules.register_module_forward_hook(after_forward)
-        else:
-            self._handle = modules.register_module_forward_pre_hook(before_forward)
+        after, before = modules.register_module_forward_hook, modules.register_module_forward_pre_hook
+        self._handle = (after if self._after else before)(forward)
 
     def remove(self) -> None:
         """Take it out, where it is in."""

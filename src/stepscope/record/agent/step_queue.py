@@ -93,7 +93,6 @@ class QueuedCutter(StepCutter):
     # The four events that may wait
 
     def backward_start(self, now: int, root: int = 0, cleared: bool | None = None) -> None:
-        """As in `StepCutter`, now or at a fetch to come."""
         if self._state == INSIDE and len(self._queue) < QUEUE_LIMIT:
             self._queue += (BACKWARD_START, 0, now)
         else:
@@ -101,7 +100,6 @@ class QueuedCutter(StepCutter):
             super().backward_start(now, root, cleared)
 
     def backward_end(self, now: int) -> None:
-        """As in `StepCutter`, now or at a fetch to come."""
         if self._state == INSIDE and len(self._queue) < QUEUE_LIMIT:
             self._queue += (BACKWARD_END, 0, now)
         else:
@@ -109,7 +107,6 @@ class QueuedCutter(StepCutter):
             super().backward_end(now)
 
     def optimizer_start(self, optimizer_id: int, now: int) -> None:
-        """As in `StepCutter`, now or at a fetch to come."""
         if self._state == INSIDE and len(self._queue) < QUEUE_LIMIT:
             self._queue += (OPTIMIZER_START, optimizer_id, now)
         else:
@@ -117,7 +114,6 @@ class QueuedCutter(StepCutter):
             super().optimizer_start(optimizer_id, now)
 
     def optimizer_end(self, optimizer_id: int, now: int) -> None:
-        """As in `StepCutter`, now or at a fetch to come."""
         if self._state == INSIDE and len(self._queue) < QUEUE_LIMIT:
             self._queue += (OPTIMIZER_END, optimizer_id, now)
         else:
@@ -187,7 +183,6 @@ class QueuedCutter(StepCutter):
                     self._due_ns = segment.start_ns + WAIT_NS if self.patient else 0
 
     def module_forward(self, now: int, gradients: bool = True, module: int = 0) -> bool:
-        """As in `StepCutter`."""
         # Inside a usual step it tells nothing, but what the first batches of a loop are for.
         if self._state == AT_ONCE or not self._waiting:
             return super().module_forward(now, gradients, module)
@@ -266,7 +261,6 @@ def _after_settling(name: str) -> Callable[..., None]:
     event: Callable[..., None] = getattr(StepCutter, name)
 
     def settled(self: QueuedCutter, *args: Any, **kwargs: Any) -> None:
-        """As in `StepCutter`, once what waits was taken in."""
         self.settle()
         event(self, *args, **kwargs)
 

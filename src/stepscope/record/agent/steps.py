@@ -117,7 +117,6 @@ class StepCutter:
         self._evaluating += 1
 
     def evaluation_end(self, _now: int) -> None:
-        """The innermost evaluation ends."""
         self._evaluating = max(0, self._evaluating - 1)
 
     def fetch_start(self, iterator_id: int, now: int) -> None:
@@ -246,7 +245,6 @@ class StepCutter:
         self._enter(BACKWARD, 0, now, FORWARD)
 
     def backward_end(self, now: int) -> None:
-        """A backward pass ends."""
         if not self._leave(BACKWARD, now) or (self._stack and self.in_backward):
             return
         last = self._segments[-1]
@@ -287,7 +285,6 @@ class StepCutter:
         self._enter(OPTIMIZER, optimizer_id, now, OTHER)
 
     def optimizer_end(self, optimizer_id: int, now: int) -> None:
-        """`step` of an optimizer ends."""
         if self._leave(OPTIMIZER, now, optimizer_id) and not self._stack:
             self._optimizer_done(optimizer_id, now)
 
@@ -302,7 +299,6 @@ class StepCutter:
         self._enter(FORWARD, 0, now, OTHER)
 
     def closure_end(self, now: int) -> None:
-        """The closure returned or raised."""
         self._leave(FORWARD, now)
 
     def optimizer_skipped(self, optimizer_id: int, now: int) -> None:

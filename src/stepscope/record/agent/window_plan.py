@@ -205,7 +205,6 @@ class Budget:
         self._opened = False
 
     def opened(self) -> None:
-        """A window was opened."""
         self._opened = True
 
     def charge(self, cost_ns: int) -> None:

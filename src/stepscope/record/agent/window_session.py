@@ -272,13 +272,8 @@ def _build(*, memory: bool, device: str | None, stacks: bool) -> tuple[Any, bool
     """(torch's profiler, whether it records all threads)."""
     import torch
 
-    arguments: dict[str, Any] = {
-        "record_shapes": True,
-        "with_stack": stacks,
-        "with_flops": True,
-        "profile_memory": memory,
-        "use_kineto": True,
-    }
+    arguments: dict[str, Any] = dict.fromkeys(("record_shapes", "with_flops", "use_kineto"), True)
+    arguments.update(with_stack=stacks, profile_memory=memory)
     config, all_threads = _experimental_config(torch, all_threads=not memory)
     if config is not None:
         arguments["experimental_config"] = config

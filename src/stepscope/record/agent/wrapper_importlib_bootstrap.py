@@ -12,14 +12,9 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 if TYPE_CHECKING:
     from types import TracebackType
-    from typing import Protocol
 
     from stepscope.record.agent.guard import Pair
-
-    class Enabled(Protocol):
-        """Whoever owns the wrapper; it passes everything straight through while `enabled` is False."""
-
-        enabled: bool
+    from stepscope.record.agent.patches import Patches
 
 
 # What torch raises when it will not take an argument.
@@ -41,13 +36,14 @@ class Answer(NamedTuple):
 
 
 def make_wrapper(
-    owner: Enabled,
+    owner: Patches,
     original: Callable[..., Any],
     pair: Pair,
     refused: Callable[[Call, BaseException], Any] | None = None,
 ) -> Callable[..., Any]:
     """`original` with the hooks of `pair`, guarded, around it; called exactly once, arguments untouched.
 
+    While the owner is not `enabled` everything passes straight through.
     Only where `before` returns a `Call` or an `Answer`, that is done instead; where it fails, the call is as it was.
     With `refused`, a changed call that raises is made once more as it was given, and `after` gets None for it.
     """

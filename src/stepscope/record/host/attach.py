@@ -29,12 +29,13 @@ from stepscope.record.host.command import find_script
 from stepscope.record.host.doctor import has_ptrace_capability
 from stepscope.record.host.folder import RunFolder, claim_folder
 from stepscope.record.host.gpu import Gpus
-from stepscope.record.host.hardware import ROOT, gpu_facts, read_text
+from stepscope.record.host.hardware import ROOT, read_text
 from stepscope.record.host.jsonlines import JsonLinesTail, write_json
-from stepscope.record.host.manifest import Manifest, first_manifest, git_root
+from stepscope.record.host.manifest import Manifest, first_manifest
 from stepscope.record.host.options import DEFAULT_RATE_HZ, SEGMENT_SECONDS, RecordOptions, WindowOptions
 from stepscope.record.host.processes import Process, ProcessTree, read_command, read_executable, read_stat
 from stepscope.record.host.pyspy import FALLBACK_MARKER, Look, find_pyspy, is_refusal, look_into, pyspy_version
+from stepscope.record.host.scheduler import whole_number
 from stepscope.record.host.telemetry import Telemetry, TelemetryConfig
 from stepscope.schema import RANK_SCHEMA
 
@@ -153,50 +154,46 @@ def find_ranks(tree: ProcessTree) -> dict[int, int]:
     return dict(sorted(found.items()))
 
 
+@dataclass
 class _Attachment:
     """One sampling of a job, from the start of the first sampler to the complete manifest."""
 
-    def __init__(
-        self, options: AttachOptions, program: str, folder: RunFolder, manifest: Manifest, offset: int
-    ) -> None:
-        self._options, self._program, self._folder = options, program, folder
-        self._manifest, self._offset = manifest, offset
+    options: AttachOptions
+    program: str
+    folder: RunFolder
+    manifest: Manifest
+    offset: int
 
     def run(self, tree: ProcessTree, ranks: Mapping[int, int], progress: Progress | None) -> Attached:
-        options = self._options
+        options = self.options
         config = TelemetryConfig(
-            str(self._folder.host), options.pid, self._offset, options.rate_hz, SEGMENT_SECONDS, self._program,
+            str(self.folder.host), options.pid, self.offset, options.rate_hz, SEGMENT_SECONDS, self.program,
             options.native,
         )  # fmt: skip
-        started_ns = now_ns(self._offset)
-        self._manifest.started(started_ns, self._options.pid)
+        started_ns = now_ns(self.offset)
+        self.manifest.started(started_ns, self.options.pid)
         for rank, pid in ranks.items():
             self._write_rank(rank, tree.members[pid])
-        describe = threading.Thread(target=self._describe, daemon=True)
+        describe = threading.Thread(target=self.manifest.describe, daemon=True)
         describe.start()
-        timer = _Timer(self._options.seconds, progress)
+        timer = _Timer(self.options.seconds, progress)
         with Gpus() as gpus, timer.listening():
             telemetry = Telemetry(config, gpus)
             telemetry.hear({"pid": pid, "folder": f"rank-{rank}"} for rank, pid in ranks.items())
             timer.living = telemetry.living
             telemetry.run(timer.wait)
         describe.join(_DESCRIBE_SECONDS)
-        ended_ns = now_ns(self._offset)
-        self._manifest.values["ended_ns"] = ended_ns
-        self._manifest.values["attach"]["ended"] = timer.ended
-        self._manifest.save()
+        ended_ns = now_ns(self.offset)
+        self.manifest.values["ended_ns"] = ended_ns
+        self.manifest.values["attach"]["ended"] = timer.ended
+        self.manifest.save()
         problem = self._check_samples()
         return Attached(
-            run=self._folder.run,
+            run=self.folder.run,
             seconds=(ended_ns - started_ns) / 1e9,
             ended=timer.ended,
-            problem=self._manifest.problem or problem,
+            problem=self.manifest.problem or problem,
         )
-
-    def _describe(self) -> None:
-        """What takes time to find out and must not delay sampling."""
-        self._manifest.values["hardware"]["gpus"] = gpu_facts()
-        self._manifest.add_git(git_root(Path(self._manifest.values["cwd"])))
 
     def _write_rank(self, rank: int, process: Process) -> None:
         """rank.json of a process that trains, with what can be seen from outside; it gives the rank its name."""
@@ -204,37 +201,37 @@ class _Attachment:
         values = {
             "schema": RANK_SCHEMA,
             "rank": rank,
-            "local_rank": _number(environ.get("LOCAL_RANK")),
-            "world_size": _number(environ.get("WORLD_SIZE")),
-            "attempt": _number(environ.get("TORCHELASTIC_RESTART_COUNT")),
+            "local_rank": whole_number(environ.get("LOCAL_RANK")),
+            "world_size": whole_number(environ.get("WORLD_SIZE")),
+            "attempt": whole_number(environ.get("TORCHELASTIC_RESTART_COUNT")),
             "pid": process.pid,
-            "host": self._folder.host.name.removeprefix("host-"),
-            "started_ns": self._manifest.values["started_ns"],
+            "host": self.folder.host.name.removeprefix("host-"),
+            "started_ns": self.manifest.values["started_ns"],
             "argv": mask_argv(list(process.argv)),
-            "main_file": self._manifest.values["script"]["path"],
+            "main_file": self.manifest.values["script"]["path"],
             "cwd": str(_cwd(process.pid)),
             "versions": {},
             "device": None,
-            "clock": self._manifest.values["clock"],
+            "clock": self.manifest.values["clock"],
         }
         try:
-            (self._folder.run / f"rank-{rank}").mkdir()
-            write_json(self._folder.run / f"rank-{rank}" / "rank.json", values)
+            (self.folder.run / f"rank-{rank}").mkdir()
+            write_json(self.folder.run / f"rank-{rank}" / "rank.json", values)
         except OSError as error:
-            self._manifest.problem = f"rank {rank} has no name: {error.strerror}"
+            self.manifest.problem = f"rank {rank} has no name: {error.strerror}"
 
     def _check_samples(self) -> str | None:
         """What must be said of the samples; removes the folder and raises `StepscopeError` where there are none."""
-        rows = JsonLinesTail(self._folder.host / "stacks.jsonl").read()
+        rows = JsonLinesTail(self.folder.host / "stacks.jsonl").read()
         messages = [str(row["message"]) for row in rows if row.get("message")]
         if any(row.get("samples") for row in rows):
             return f"not every process could be sampled: {messages[0]}" if messages else None
-        given_up = JsonLinesTail(self._folder.host / FALLBACK_MARKER).read()
+        given_up = JsonLinesTail(self.folder.host / FALLBACK_MARKER).read()
         reason = next((str(row.get("reason")) for row in (*given_up, *rows) if row.get("reason")), None)
-        pid = self._options.pid
-        for rank in self._folder.run.glob("rank-*"):
+        pid = self.options.pid
+        for rank in self.folder.run.glob("rank-*"):
             shutil.rmtree(rank, ignore_errors=True)
-        self._folder.discard()
+        self.folder.discard()
         if not os.path.exists(f"/proc/{pid}"):
             raise UnreadableInputError(f"process {pid} ended before a sample was taken; attach to one that runs longer")
         message = reason or next(iter(messages), None)
@@ -294,14 +291,9 @@ def _check_readable(program: str, tree: ProcessTree) -> None:
             f"process {tree.root} ({name.comm if name else 'gone'}) is no Python process that could be sampled, nor is "
             "one below it; find the training's with: pgrep -af python"
         )
-    looks = []
-    for pid in targets[:_MOST_LOOKS]:
-        look = look_into(program, pid)
-        if look.works:
-            return
-        looks.append((pid, look))
-    pid, look = looks[0]
-    raise refusal(pid, look, rights(pid))
+    first = look_into(program, targets[0])
+    if not first.works and not any(look_into(program, pid).works for pid in targets[1:_MOST_LOOKS]):
+        raise refusal(targets[0], first, rights(targets[0]))
 
 
 def _environment(pid: int) -> dict[str, str]:
@@ -325,13 +317,9 @@ def _cwd(pid: int) -> Path:
 
 def _rank_number(environ: Mapping[str, str]) -> int | None:
     """The rank a launcher has given, by the names of torchrun, Open MPI, MPICH and SLURM."""
-    tasks = (_number(environ.get("SLURM_NTASKS")) or 1) > 1
+    tasks = (whole_number(environ.get("SLURM_NTASKS")) or 1) > 1
     names = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", *(("SLURM_PROCID",) if tasks else ()))
-    return next((number for name in names if (number := _number(environ.get(name))) is not None), None)
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 10 else None
+    return next((number for name in names if (number := whole_number(environ.get(name))) is not None), None)
 
 
 _FREE_THREADED = re.compile(r"(?:lib)?python3\.\d+t")

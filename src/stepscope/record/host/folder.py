@@ -108,7 +108,7 @@ def _after_restart(out: Path, scheduler: Scheduler | None) -> Path:
     if scheduler is None or not scheduler.attempt or not out.is_dir():
         return out
     for path in out.glob("host-*"):
-        job, attempt = job_in_manifest(_scheduler_of(_read_json(path / "manifest.json")))
+        job, attempt = job_in_manifest(_scheduler_of(read_json(path / "manifest.json")))
         if job is not None and job == scheduler.job and attempt < scheduler.attempt:
             return out.with_name(f"{out.name}-restart{scheduler.attempt}")
     return out
@@ -118,11 +118,11 @@ def _same_job(run: Path, scheduler: Scheduler | None) -> bool:
     """Whether all there is in `run` comes from other members of this very job step."""
     if scheduler is None or scheduler.identity is None:
         return False
-    agreed = _read_json(run / JOB_FILE)
+    agreed = read_json(run / JOB_FILE)
     if agreed is not None:
         return _identity(agreed) == scheduler.identity
     hosts = [path for path in run.iterdir() if path.name.startswith("host-")]
-    manifests = [_read_json(path / "manifest.json") for path in hosts]
+    manifests = [read_json(path / "manifest.json") for path in hosts]
     # One that is not there yet belongs to a member that has just claimed its folder; `_agree` has the last word.
     return bool(hosts) and all(
         manifest is None or _identity(_scheduler_of(manifest)) == scheduler.identity for manifest in manifests
@@ -139,7 +139,7 @@ def _identity(owner: dict[str, Any]) -> tuple[str, ...]:
     return tuple(str(part) for part in found) if isinstance(found, list) else ()
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
+def read_json(path: Path) -> dict[str, Any] | None:
     """The object in `path`; None when there is no such file, empty when it cannot be understood."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -208,7 +208,7 @@ def _agree(folder: RunFolder, scheduler: Scheduler | None) -> bool:
         with contextlib.suppress(FileExistsError), shared.open("x", encoding="utf-8") as file:
             file.write(text)
     own.unlink()
-    agreed = _read_json(shared)
+    agreed = read_json(shared)
     return not agreed or _identity(agreed) == scheduler.identity
 
 
@@ -236,7 +236,7 @@ class Part(enum.Enum):
 
 def part_in_report(run: Path, host_dir: Path) -> Part:
     """The part of the launcher that owns `host_dir`, after its manifest has been completed; never raises OSError."""
-    scheduler = _scheduler_of(_read_json(host_dir / "manifest.json"))
+    scheduler = _scheduler_of(read_json(host_dir / "manifest.json"))
     if not scheduler.get("identity"):
         return Part.REPORT
     try:
@@ -245,7 +245,7 @@ def part_in_report(run: Path, host_dir: Path) -> Part:
         folders = []
     if len(folders) <= 1 and (scheduler.get("members") or 1) <= 1:
         return Part.REPORT
-    ended = ((_read_json(folder / "manifest.json") or {}).get("ended_ns") for folder in folders)
+    ended = ((read_json(folder / "manifest.json") or {}).get("ended_ns") for folder in folders)
     if len(folders) <= LARGEST_REPORTED_JOB and all(time is not None for time in ended):
         # Where the claim fails another has it, or nothing can be written, the report neither.
         with contextlib.suppress(OSError):
@@ -260,13 +260,9 @@ _LEVEL = 1  # traces compress tenfold at the fastest level already
 
 def own_rank_folders(run: Path, host_dir: Path) -> list[Path]:
     """The rank folders that processes of this host have claimed; other hosts look after theirs."""
-    names = []
     tail = JsonLinesTail(host_dir / "agents.jsonl")
-    while rows := tail.read():
-        for row in rows:
-            name = row.get("folder")
-            if isinstance(name, str) and name == Path(name).name and name not in names:
-                names.append(name)
+    told = (row.get("folder") for rows in iter(tail.read, []) for row in rows)
+    names = dict.fromkeys(name for name in told if isinstance(name, str) and name == Path(name).name)
     return [run / name for name in names if (run / name).is_dir()]
 
 

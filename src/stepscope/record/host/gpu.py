@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -37,10 +38,10 @@ class Gpus:
             self.reason = str(error)
             return self
         self._nvml = pynvml
-        for index in range(self._query("nvmlDeviceGetCount") or 0):
-            handle = self._query("nvmlDeviceGetHandleByIndex", index)
-            if handle is not None:
-                self._handles.append(handle)
+        handles = [
+            self._query("nvmlDeviceGetHandleByIndex", at) for at in range(self._query("nvmlDeviceGetCount") or 0)
+        ]
+        self._handles = [handle for handle in handles if handle is not None]
         self._limits = [self._fixed_limits(handle) for handle in self._handles]
         return self
 
@@ -114,15 +115,13 @@ class Gpus:
         power = self._query("nvmlDeviceGetPowerManagementDefaultLimit", handle)
         return None if clock is None else float(clock), _watts(power)
 
-    def _processes(self, handle: Any, device: str) -> list[Metric]:
+    def _processes(self, handle: Any, device: str) -> Iterator[Metric]:
         """Who computes on a device, whoever started it; the driver may hide how much memory each has."""
-        found: list[Metric] = []
         for process in self._query("nvmlDeviceGetComputeRunningProcesses", handle) or ():
             used = getattr(process, "usedGpuMemory", None)
-            found.append(("gpu_process", "count", 1.0, int(process.pid), device))
+            yield ("gpu_process", "count", 1.0, int(process.pid), device)
             if used is not None:
-                found.append(("gpu_process_bytes", "bytes", float(used), int(process.pid), device))
-        return found
+                yield ("gpu_process_bytes", "bytes", float(used), int(process.pid), device)
 
 
 def numa_node(bus_id: str | None, folder: Path = _PCI_DEVICES) -> int | None:

@@ -27,10 +27,9 @@ from stepscope.record.agent.journal import LastWord
 from stepscope.record.host import page_cost
 from stepscope.record.host.clock import measure_epoch_offset_ns, now_ns
 from stepscope.record.host.command import CommandNotStarted, find_script, resolve_executable
-from stepscope.record.host.folder import RunFolder, claim_folder, compress_traces, own_rank_folders
-from stepscope.record.host.hardware import gpu_facts
+from stepscope.record.host.folder import RunFolder, claim_folder, compress_traces, own_rank_folders, read_json
 from stepscope.record.host.knobs import changed_by_knobs
-from stepscope.record.host.manifest import Manifest, first_manifest, git_root, shell_status
+from stepscope.record.host.manifest import Manifest, first_manifest, shell_status
 from stepscope.record.host.options import FALLBACK_RATE_HZ, RecordOptions
 from stepscope.record.host.processes import descendants, ignores, read_stat
 from stepscope.record.host.pyspy import FALLBACK_MARKER, find_pyspy, pyspy_version
@@ -115,106 +114,103 @@ def _at_leisure(do: Callable[[], None]) -> None:
         do()
 
 
+@dataclass
 class _Launch:
     """One execution, from the start of the command to the complete manifest."""
 
-    def __init__(
-        self,
-        options: RecordOptions,
-        environ: dict[str, str],
-        executable: str,
-        folder: RunFolder,
-        manifest: Manifest,
-        offset: int,
-        pyspy: str | None,
-    ) -> None:
-        self._options, self._environ, self._executable = options, environ, executable
-        self._folder, self._manifest, self._offset, self._pyspy = folder, manifest, offset, pyspy
-        self._problem: str | None = None
-        self._last_word = LastWord(str(folder.host))
+    options: RecordOptions
+    environ: dict[str, str]
+    executable: str
+    folder: RunFolder
+    manifest: Manifest
+    offset: int
+    pyspy: str | None
+    problem: str | None = None
+
+    def __post_init__(self) -> None:
+        self.last_word = LastWord(str(self.folder.host))  # now: later there may be no room for it
 
     def run(self, meanwhile: Callable[[], None] | None) -> Outcome:
         with BlockedSignals() as signals:
-            started_ns = now_ns(self._offset)
+            started_ns = now_ns(self.offset)
             child = self._start(signals)
             telemetry = self._start_telemetry(child.pid)
-            self._manifest.started(started_ns, child.pid)
+            self.manifest.started(started_ns, child.pid)
             describe = threading.Thread(target=self._describe, daemon=True)
             describe.start()
             if meanwhile is not None:
                 threading.Thread(target=_at_leisure, args=(meanwhile,), daemon=True).start()
             self._watch(child, signals, telemetry)
-            ended_ns = now_ns(self._offset)
+            ended_ns = now_ns(self.offset)
             hurried = signals.hurried()
             self._stop_telemetry(telemetry, _QUICK_STOP_SECONDS if hurried else _STOP_SECONDS)
             if not hurried:
-                ranks = own_rank_folders(self._folder.run, self._folder.host)
+                ranks = own_rank_folders(self.folder.run, self.folder.host)
                 compress_traces(ranks)
-                self._manifest.values["page_faults"] = page_cost.facts(_threads(ranks))
+                self.manifest.values["page_faults"] = page_cost.facts(_threads(ranks))
             describe.join(0.2 if hurried else 5.0)
-            self._manifest.values["problems"] = [self._problem] if self._problem else []
-            self._manifest.ended(ended_ns, child.returncode, self._sampler())
-            if self._manifest.problem:
-                ending = {name: self._manifest.values[name] for name in ("ended_ns", "exit")}
-                problems = [self._manifest.problem, *self._manifest.values["problems"]]
-                self._last_word.say({**ending, "problems": [problem[:500] for problem in problems]})
+            self.manifest.values["problems"] = [self.problem] if self.problem else []
+            self.manifest.ended(ended_ns, child.returncode, self._sampler())
+            if self.manifest.problem:
+                ending = {name: self.manifest.values[name] for name in ("ended_ns", "exit")}
+                problems = [self.manifest.problem, *self.manifest.values["problems"]]
+                self.last_word.say({**ending, "problems": [problem[:500] for problem in problems]})
             with contextlib.suppress(OSError):
-                log = self._folder.host / RECORDER_LOG
+                log = self.folder.host / RECORDER_LOG
                 if log.stat().st_size == 0:
                     log.unlink()
         return Outcome(
-            run=self._folder.run,
-            host_dir=self._folder.host,
+            run=self.folder.run,
+            host_dir=self.folder.host,
             status=shell_status(child.returncode),
             hurried=signals.hurried(),
-            problem=self._problem or self._manifest.problem,
+            problem=self.problem or self.manifest.problem,
         )
 
     def _describe(self) -> None:
         """What takes time to find out and must not delay the command."""
-        if self._pyspy is not None:
-            self._manifest.values["sampler"]["version"] = pyspy_version(self._pyspy)
-        self._manifest.values["hardware"]["gpus"] = gpu_facts()
-        self._manifest.add_git(git_root(Path(self._manifest.values["cwd"])))
+        if self.pyspy is not None:
+            self.manifest.values["sampler"]["version"] = pyspy_version(self.pyspy)
+        self.manifest.describe()
 
     def _start(self, signals: BlockedSignals) -> subprocess.Popen[bytes]:
-        environment = child_environment(self._environ, self._agent_configuration())
+        environment = child_environment(self.environ, self._agent_configuration())
         try:
             return subprocess.Popen(
-                list(self._options.command),
-                executable=self._executable,
+                list(self.options.command),
+                executable=self.executable,
                 env=environment,
                 close_fds=False,  # the command inherits what we inherited
                 preexec_fn=_prepare_child(signals),
             )
         except OSError as error:
-            self._folder.discard()
-            name = self._options.command[0]
+            self.folder.discard()
+            name = self.options.command[0]
             status = 127 if isinstance(error, FileNotFoundError) else 126
             raise CommandNotStarted(f"{name} cannot be started: {error.strerror}", status) from None
 
     def _agent_configuration(self) -> dict[str, Any]:
         return {
-            "run": str(self._folder.run),
-            "host_dir": str(self._folder.host),
+            "run": str(self.folder.run),
+            "host_dir": str(self.folder.host),
             "host": os.uname().nodename,
-            "epoch_offset_ns": self._offset,
-            "window": self._options.window.for_agent(),
-            "max_steps": self._options.max_steps,
-            "knobs": [[knob.knob, knob.value] for knob in self._options.knobs],
-            "seed": self._options.seed,
-            "losses": self._options.keeps_losses,
-            "sampler_hz": int(max(1.0, min(self._options.rate_hz, FALLBACK_RATE_HZ))),
-            "faults": self._environ.get("STEPSCOPE_FAULTS"),
+            "epoch_offset_ns": self.offset,
+            "window": self.options.window.for_agent(),
+            "max_steps": self.options.max_steps,
+            "knobs": [[knob.knob, knob.value] for knob in self.options.knobs],
+            "seed": self.options.seed,
+            "losses": self.options.keeps_losses,
+            "sampler_hz": int(max(1.0, min(self.options.rate_hz, FALLBACK_RATE_HZ))),
+            "faults": self.environ.get("STEPSCOPE_FAULTS"),
         }
 
     def _start_telemetry(self, root: int) -> subprocess.Popen[bytes] | None:
-        options = self._options
+        options = self.options
         config = TelemetryConfig(
-            str(self._folder.host), root, self._offset, options.rate_hz, options.segment_seconds, self._pyspy
+            str(self.folder.host), root, self.offset, options.rate_hz, options.segment_seconds, self.pyspy
         )
         try:
-            with (self._folder.host / RECORDER_LOG).open("ab") as log:
+            with (self.folder.host / RECORDER_LOG).open("ab") as log:
                 return subprocess.Popen(
                     [sys.executable, "-m", "stepscope.record.host.telemetry", config.dumps()],
                     stdin=subprocess.PIPE,
@@ -225,8 +221,8 @@ class _Launch:
                     start_new_session=True,
                 )
         except OSError as error:
-            self._problem = f"no telemetry and no stacks were recorded: {error.strerror}"
-            _mark_fallback(self._folder.host, now_ns(self._offset), self._problem)
+            self.problem = f"no telemetry and no stacks were recorded: {error.strerror}"
+            _mark_fallback(self.folder.host, now_ns(self.offset), self.problem)
             return None
 
     def _watch(
@@ -234,8 +230,8 @@ class _Launch:
     ) -> None:
         """Until the command has ended: hand signals on, and end it after the steps it was allowed."""
         limit = None
-        if self._options.max_steps is not None:
-            run, host = self._folder.run, self._folder.host
+        if self.options.max_steps is not None:
+            run, host = self.folder.run, self.folder.host
             limit = StepLimit(host, lambda: own_rank_folders(run, host), lambda: interrupt_as_terminal(child.pid))
         while child.poll() is None:
             soon = _POLL_SECONDS if limit is not None and limit.pending else _AGAIN_SECONDS
@@ -259,18 +255,18 @@ class _Launch:
             with contextlib.suppress(OSError):
                 telemetry.stdin.close()
         if status == TELEMETRY_LOST:
-            self._problem = "telemetry and stacks are incomplete: the disk took no more of them"
+            self.problem = "telemetry and stacks are incomplete: the disk took no more of them"
         elif status < 0:
-            self._problem = f"telemetry and stacks are incomplete: their process was killed by signal {-status}"
+            self.problem = f"telemetry and stacks are incomplete: their process was killed by signal {-status}"
         elif status != 0:
-            log = self._folder.host / RECORDER_LOG
-            self._problem = f"telemetry and stacks are incomplete, their process ended early; its words are in {log}"
+            log = self.folder.host / RECORDER_LOG
+            self.problem = f"telemetry and stacks are incomplete, their process ended early; its words are in {log}"
 
     def _sampler(self) -> dict[str, Any]:
         """The manifest's `sampler`, as it turned out."""
-        values = dict(self._manifest.values["sampler"])
+        values = dict(self.manifest.values["sampler"])
         try:
-            row = json.loads((self._folder.host / FALLBACK_MARKER).read_text(encoding="utf-8").splitlines()[0])
+            row = json.loads((self.folder.host / FALLBACK_MARKER).read_text(encoding="utf-8").splitlines()[0])
         except (OSError, ValueError, IndexError):
             return values
         return {**values, "source": "agent", "reason": row.get("reason")}
@@ -338,14 +334,8 @@ def _tell(telemetry: subprocess.Popen[bytes] | None, command: str) -> None:
 
 def _threads(ranks: list[Path]) -> int | None:
     """Of torch's operators, as the ranks say; None where nothing trained, and without the system's counts of faults."""
-    found = []
-    for folder in ranks:
-        try:
-            threads = json.loads((folder / "rank.json").read_text(encoding="utf-8")).get("threads")
-        except (OSError, ValueError, AttributeError):
-            continue
-        found += [threads] if isinstance(threads, int) else []
-    return max(found, default=None)
+    told = ((read_json(folder / "rank.json") or {}).get("threads") for folder in ranks)
+    return max((threads for threads in told if isinstance(threads, int)), default=None)
 
 
 def _mark_fallback(host_dir: Path, time_ns: int, reason: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from stepscope.record.agent.masking import mask_argv, mask_text
 from stepscope.record.host.command import Script, user_roots
-from stepscope.record.host.hardware import hardware_facts, noise_facts
+from stepscope.record.host.hardware import gpu_facts, hardware_facts, noise_facts
 from stepscope.record.host.jsonlines import write_json
 from stepscope.record.host.options import RecordOptions
 from stepscope.record.host.scheduler import Scheduler
@@ -56,9 +56,10 @@ class Manifest:
         except OSError as error:
             self.problem = f"cannot write {self._path}: {error.strerror}"
 
-    def add_git(self, root: Path | None) -> None:
-        """Ask git; takes seconds on a huge repository, so it happens beside the running command."""
-        self.values["git"] = git_state(root)
+    def describe(self) -> None:
+        """Ask the GPUs' driver and git: both may take seconds, so it happens beside the running command."""
+        self.values["hardware"]["gpus"] = gpu_facts()
+        self.values["git"] = git_state(git_root(Path(self.values["cwd"])))
         self.save()
 
     def started(self, now_ns: int, pid: int) -> None:

@@ -93,13 +93,15 @@ class ProcessMeter:
             ("voluntary_switches", "count", _field(status, "voluntary_ctxt_switches")),
         ]
         if main is not None:
-            found += zip(("main_cpu_ns", "run_delay_ns", "main_timeslices"), _UNITS_OF_TIMES, main, strict=True)
+            found += [("run_delay_ns", "ns", main.delay_ns), ("main_cpu_ns", "ns", main.cpu_ns)]
+            found.append(("main_timeslices", "count", main.timeslices))
         alone = read_stat(self._pid, thread=self._pid)
         if alone is not None:
             found.append(("main_minor_faults", "count", alone.minor_faults))
         pool = self._pool.read(stat.threads)
         if pool is not None:
-            found += zip(("pool_cpu_ns", "pool_delay_ns", "pool_timeslices"), _UNITS_OF_TIMES, pool, strict=True)
+            found += [("pool_cpu_ns", "ns", pool.cpu_ns), ("pool_delay_ns", "ns", pool.delay_ns)]
+            found.append(("pool_timeslices", "count", pool.timeslices))
         return found
 
     def _cpu_pct(self, stat: Stat, monotonic_ns: int) -> float | None:
@@ -148,7 +150,6 @@ class Times(NamedTuple):
 
 
 _NONE = Times(0, 0, 0)
-_UNITS_OF_TIMES = ("ns", "ns", "count")
 
 
 class CoresMeter:

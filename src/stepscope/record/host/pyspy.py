@@ -110,6 +110,7 @@ class _Segment:
 Chain = Sequence[tuple[int, Sequence[str]]]  # (pid, argv) of a process's ancestors below the root, then its own
 
 
+@dataclass
 class Sampler:
     """Runs segment after segment; `poll` never blocks and is called several times a second.
 
@@ -118,25 +119,21 @@ class Sampler:
     a pause of the process for every sample.
     """
 
-    def __init__(
-        self,
-        program: str,
-        root: int,
-        folder: Path,
-        *,
-        rate_hz: float,
-        segment_seconds: float,
-        now_ns: Callable[[], int],
-        write: Callable[[Mapping[str, Any]], None],
-        give_up: Callable[[str], None],
-        targets: Callable[[], Sequence[int]],
-        chain: Callable[[int], Chain],
-        native: bool = False,
-    ) -> None:
-        self._program, self._root, self._folder = program, root, folder
-        self._rate_hz, self._segment_seconds = max(1, round(rate_hz)), segment_seconds
-        self._now_ns, self._write, self._give_up = now_ns, write, give_up
-        self._targets, self._chain, self._native = targets, chain, native
+    program: str
+    root: int
+    folder: Path
+    rate_hz: float
+    segment_seconds: float
+    now_ns: Callable[[], int]
+    write: Callable[[Mapping[str, Any]], None]
+    give_up: Callable[[str], None]
+    targets: Callable[[], Sequence[int]]
+    chain: Callable[[int], Chain]
+    native: bool = False
+    active: bool = True
+
+    def __post_init__(self) -> None:
+        self.rate_hz = max(1, round(self.rate_hz))
         self._segment: _Segment | None = None
         self._next_number = 0
         self._not_before: dict[int, float] = {}  # pid -> monotonic seconds of the next try
@@ -144,7 +141,6 @@ class Sampler:
         self._refusals = 0
         self._succeeded = False
         self._looked = 0.0  # monotonic seconds
-        self.active = True
 
     def poll(self) -> None:
         """Notice samplers that have ended, start those for new processes, close a segment that is due."""
@@ -153,7 +149,7 @@ class Sampler:
             if segment.interrupted_ns is None and time.monotonic() >= segment.deadline:
                 self._interrupt(segment)
             for spy in segment.spies:
-                if spy.text is None and spy.collect(self._now_ns):
+                if spy.text is None and spy.collect(self.now_ns):
                     self._judge(spy)
             ended = segment.interrupted_ns is not None and all(spy.text is not None for spy in segment.spies)
         if ended:
@@ -190,34 +186,34 @@ class Sampler:
             except subprocess.TimeoutExpired:
                 spy.process.kill()
                 spy.process.wait()
-            spy.collect(self._now_ns)
+            spy.collect(self.now_ns)
         self._segment = None
         self._close(segment)
 
     def _start_missing(self) -> None:
         now = time.monotonic()
         watched = {spy.pid for spy in self._segment.spies if spy.text is None} if self._segment else set()
-        for pid in list(self._targets())[:MOST_SAMPLED]:
+        for pid in list(self.targets())[:MOST_SAMPLED]:
             due = self.active and pid not in watched and now >= self._not_before.get(pid, 0.0)
             if due and os.path.exists(f"/proc/{pid}"):
                 self._start(pid)
 
     def _start(self, pid: int) -> None:
         if self._segment is None:
-            deadline = time.monotonic() + self._segment_seconds
-            self._segment = _Segment(self._next_number, self._now_ns(), deadline, [])
+            deadline = time.monotonic() + self.segment_seconds
+            self._segment = _Segment(self._next_number, self.now_ns(), deadline, [])
             self._next_number += 1
         segment = self._segment
-        path = self._folder / f"stacks-{segment.number}.{len(segment.spies)}.part"
+        path = self.folder / f"stacks-{segment.number}.{len(segment.spies)}.part"
         output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the sampler
-        longest = max(1, round(self._segment_seconds * _DEAD_MAN_FACTOR))
-        stopped = "--native" if self._native else "--nonblocking"  # native frames are unwound of a process at rest only
+        longest = max(1, round(self.segment_seconds * _DEAD_MAN_FACTOR))
+        stopped = "--native" if self.native else "--nonblocking"  # native frames are unwound of a process at rest only
         command = f"record --pid {pid} --idle {stopped} --full-filenames --threads --format chrometrace".split()
-        command += f"--rate {self._rate_hz} --duration {longest} --output".split()
-        spawned_ns = self._now_ns()
+        command += f"--rate {self.rate_hz} --duration {longest} --output".split()
+        spawned_ns = self.now_ns()
         try:
             process = subprocess.Popen(
-                [self._program, *command, str(path)], stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                [self.program, *command, str(path)], stdin=subprocess.DEVNULL, stdout=output, stderr=output
             )
         except OSError as error:
             output.close()
@@ -232,35 +228,35 @@ class Sampler:
         now = time.monotonic()
         if self._segment is None or now < self._looked + pause_seconds:
             return
-        self._looked, now_ns = now, self._now_ns()
+        self._looked, now_ns = now, self.now_ns()
         for spy in self._segment.spies:
             if spy.text is None:
                 spy.tasks.look(now_ns)
 
     def _interrupt(self, segment: _Segment) -> None:
         self._look(0.0)
-        segment.interrupted_ns = self._now_ns()
+        segment.interrupted_ns = self.now_ns()
         for spy in segment.spies:
             if spy.process.poll() is None:
                 spy.process.send_signal(signal.SIGINT)
 
     def _close(self, segment: _Segment) -> None:
         """Put what the samplers wrote into one file, and its line into stacks.jsonl."""
-        path = self._folder / f"stacks-{segment.number}.raw"
+        path = self.folder / f"stacks-{segment.number}.raw"
         parts, errors, messages = self._convert(segment)
         written, times = write_segment(path, parts) if parts else (False, None)
         # When the last sampler stopped: it takes one more sample after it was told to.
-        told_ns = segment.interrupted_ns or self._now_ns()
+        told_ns = segment.interrupted_ns or self.now_ns()
         end_ns = max([told_ns, *(part.start_ns + part.counted.last_us * 1000 for part in parts)])
         for spy in segment.spies:
             remove(spy.path)
         if not written and not messages:
             return  # too early, or the process had just ended
-        self._write(
+        self.write(
             {
-                "segment": segment.number, "file": path.name, "source": "py-spy", "pid": self._root,
+                "segment": segment.number, "file": path.name, "source": "py-spy", "pid": self.root,
                 "start_ns": segment.started_ns, "end_ns": end_ns,
-                "rate_hz": float(self._rate_hz), "idle": True, "blocking": self._native,
+                "rate_hz": float(self.rate_hz), "idle": True, "blocking": self.native,
                 "samples": sum(sum(part.counted.counts) for part in parts) if written else None,
                 "errors": errors if written else None,
                 "status": "ok" if written else "failed", "message": messages[0] if messages else None,
@@ -270,7 +266,7 @@ class Sampler:
 
     def _convert(self, segment: _Segment) -> tuple[list[SpyPart], int, list[str]]:
         """What each sampler has seen, the errors they counted, and what must be said of those that failed."""
-        wall_minus_run_ns = time.time_ns() - self._now_ns()
+        wall_minus_run_ns = time.time_ns() - self.now_ns()
         parts: list[SpyPart] = []
         messages: list[str] = []
         errors = 0
@@ -281,11 +277,11 @@ class Sampler:
                 messages += [message] if is_refusal(message) else []
                 continue
             try:
-                counted, start_ns = spy.convert(self._rate_hz, wall_minus_run_ns)
+                counted, start_ns = spy.convert(self.rate_hz, wall_minus_run_ns)
             except UnreadableTraceError as error:
                 messages.append(str(error))
                 continue
-            parts.append(SpyPart(process_prefix(self._chain(spy.pid)), start_ns, counted))
+            parts.append(SpyPart(process_prefix(self.chain(spy.pid)), start_ns, counted))
             errors += reported[1]
         return parts, errors, messages
 
@@ -303,7 +299,7 @@ class Sampler:
         refused = is_refusal(spy.text or "")
         self._refusals += refused
         # The command itself has allowed it, so trying again is no use; a child may still be on its way to allow it.
-        final = refused and (spy.pid == self._root or self._refusals >= _REFUSALS_TO_GIVE_UP)
+        final = refused and (spy.pid == self.root or self._refusals >= _REFUSALS_TO_GIVE_UP)
         if final or tries >= _FAILURES_TO_GIVE_UP:
             self._end(message)
 
@@ -312,7 +308,7 @@ class Sampler:
             self.active = False
             if self._segment is not None and self._segment.interrupted_ns is None:
                 self._interrupt(self._segment)
-            self._give_up(reason)
+            self.give_up(reason)
 
 
 def is_refusal(message: str) -> bool:

@@ -110,9 +110,9 @@ class _SlurmPlace:
             or environ.get("SLURM_JOB_ID")
             or environ["SLURM_JOBID"]
         )
-        step = _number(environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID"))
+        step = whole_number(environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID"))
         self.step = None if step is None or step >= _FIRST_SPECIAL_STEP else str(step)
-        self.restart = _number(environ.get("SLURM_RESTART_COUNT")) or 0
+        self.restart = whole_number(environ.get("SLURM_RESTART_COUNT")) or 0
         array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
         self.name = f"slurm-{array}_{task}" if array and task else f"slurm-{self.job}"
         self.facts: dict[str, Any] = {"job_id": self.job, "step_id": self.step, "restart_count": self.restart}
@@ -137,7 +137,7 @@ def _slurm(environ: Mapping[str, str], slurm: _SlurmPlace, now: datetime.datetim
         local_index=local or 0,
         facts=slurm.facts,
         host=slurm.host,
-        members=_number(environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS")),
+        members=whole_number(environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS")),
         index=index,
     )
 
@@ -151,7 +151,7 @@ def _torchrun(environ: Mapping[str, str], slurm: _SlurmPlace | None, started: st
     # host, while the hosts of such a job each get a folder, unless a SLURM step gives them a name in common.
     named = started if run_id == "none" and (slurm is None or slurm.step is None) else run_id
     if slurm is not None:
-        local = (local or 0) + (_number(environ.get("SLURM_LOCALID")) or 0) * (here or 0)
+        local = (local or 0) + (whole_number(environ.get("SLURM_LOCALID")) or 0) * (here or 0)
     return _nested("torchrun", named, slurm, {"run_id": run_id}, local, members, index, restart=restart or 0)
 
 
@@ -197,8 +197,8 @@ def _again(restart: int) -> str:
 
 
 def _numbers(environ: Mapping[str, str], *names: str) -> list[int | None]:
-    return [_number(environ.get(name)) for name in names]
+    return [whole_number(environ.get(name)) for name in names]
 
 
-def _number(text: str | None) -> int | None:
+def whole_number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isascii() and text.isdecimal() and len(text) < 19 else None

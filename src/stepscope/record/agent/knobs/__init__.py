@@ -28,7 +28,6 @@ _SETTING = r"[a-z][a-z0-9_]*:(?:[A-Za-z0-9_.\-]+|\[[A-Za-z0-9_.:,\-]*\])"
 _ALLOCATOR_CONF = re.compile(f"{_SETTING}(?:,{_SETTING})*")
 _HIGHEST_CPU = 16_383  # beyond any machine; bounds what a range may unfold to
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-TRUTHS = {"true": True, "false": False}
 # What stepscope itself sends to the training process through its environment.
 _OWN_PREFIX = "STEPSCOPE_"
 

@@ -10,10 +10,10 @@ at what modules return (`Watch`).
 from __future__ import annotations
 
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Iterator
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from stepscope.record.agent.compiling import is_compiling_check
+from stepscope.record.agent.compiling import is_compiling_check, unless_compiling
 from stepscope.record.agent.frames import Place, user_place
 from stepscope.record.agent.knobs.base import KnobBase
 from stepscope.record.agent.patches import CallPatches, ModuleHook
@@ -32,7 +32,6 @@ class AmpDtype(KnobBase):
     _torch: Any = None  # once installed
 
     def install(self, value: str) -> None:
-        """`value`: bf16, fp16 or off."""
         import torch
 
         name = DTYPES[value]
@@ -61,9 +60,9 @@ class AmpDtype(KnobBase):
 
     def uninstall(self) -> None:
         """Leave autocast, if we are in it on this thread, and take everything out."""
+        super().uninstall()
         if self._torch is not None:
             self._stop()
-        super().uninstall()
 
     def at_end(self) -> None:
         """What is known by now, should no backward pass have told it."""
@@ -104,19 +103,10 @@ class AmpDtype(KnobBase):
     def _hook_optimizers(self) -> None:
         from torch.optim import optimizer as module
 
-        is_compiling, leave, ready = self._is_compiling, self.guarded(self._before_step), self.guarded(self._after_step)
-
-        def before_step(_optimizer: Any, args: Any, kwargs: Any) -> None:
-            if not is_compiling():
-                leave(bool(args) or bool(kwargs))
-
-        def after_step(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
-            if not is_compiling():
-                ready()
-
+        before, after = self.guarded(self._before_step), self.guarded(self._after_step)
         self._handles = [
-            module.register_optimizer_step_pre_hook(before_step),
-            module.register_optimizer_step_post_hook(after_step),
+            module.register_optimizer_step_pre_hook(unless_compiling(before)),
+            module.register_optimizer_step_post_hook(unless_compiling(after)),
         ]
 
     def _here(self) -> bool:
@@ -135,14 +125,15 @@ class AmpDtype(KnobBase):
             self._busy -= 1
             self._ready(at_once=error is None)
 
-    def _before_step(self, has_closure: bool) -> None:
+    def _before_step(self, _optimizer: Any, args: Any, kwargs: Any) -> None:
         # The closure of an optimizer runs forward and backward inside the step.
+        has_closure = len(args) > 1 or bool(kwargs)  # the first is the optimizer
         if self._here() and not self._busy and not (has_closure and self.agent.compile_used):
             self._leave()
             if has_closure:
                 self._ready(at_once=False)
 
-    def _after_step(self) -> None:
+    def _after_step(self, *_step: Any) -> None:
         if self._here() and not self._busy:
             self._ready()
 
@@ -170,14 +161,15 @@ class AmpDtype(KnobBase):
                     self._scaling.after_backward()
                 self._ready()
 
-    def _forget_casts(self, _token: Any, _result: Any, _error: BaseException | None) -> None:
-        if self._entered is not None and self._here():
+    def _forget_casts(self, *_call: Any) -> bool:
+        entered = self._entered is not None and self._here()
+        if entered:
             self._torch.clear_autocast_cache()
+        return entered
 
     def _before_capture(self, *_args: Any, **_kwargs: Any) -> None:
         """A CUDA graph must make its casts itself: one from before would be the old weight at every replay."""
-        if self._entered is not None and self._here():
-            self._torch.clear_autocast_cache()
+        if self._forget_casts():
             self._torch.set_autocast_cache_enabled(False)  # leaving sets it back
 
     def _before_checkpoint(self, *_args: Any, **_kwargs: Any) -> None:
@@ -209,8 +201,7 @@ class AmpDtype(KnobBase):
         self._begin(parameter.device.type)
 
     def _begin(self, device: str) -> None:
-        if self._place is None:
-            self._place = user_place()
+        self._place = self._place or user_place()
         if self._watch is not None:
             self._watch.start()
         if self._dtype is not None:
@@ -239,13 +230,10 @@ class AmpDtype(KnobBase):
 
     def _device_of_model(self) -> str:
         """Of what was handed to torch.compile, while it is not known where training takes place."""
-        if self._device is not None:
-            return self._device
         model = self._model() if self._model is not None else None
         parameter = None if model is None else next(model.parameters(), None)
-        if parameter is not None:
-            return str(parameter.device.type)
-        return "cuda" if self.agent.device.in_use else "cpu"
+        of_model = "cuda" if self.agent.device.in_use else "cpu"
+        return self._device or (of_model if parameter is None else str(parameter.device.type))
 
     def _before_compile(self, target: Any = None, *_args: Any, **_kwargs: Any) -> bool:
         was_ready = self._next_call.is_in
@@ -282,7 +270,7 @@ class AmpDtype(KnobBase):
 
     def _own_entered(self, context: Any, _result: Any, error: BaseException | None) -> None:
         if context is not None and error is None and self._watch is not None:
-            self._watch.note_state(*autocast_state(self._torch, context.device))
+            self._watch.note_state(context.device)
 
     def _own_exits(self, context: Any, *_error: Any) -> None:
         if self._own_depth and context not in self._contexts.values() and self._here():
@@ -304,7 +292,7 @@ class AmpDtype(KnobBase):
         if watch is None or (self._entered is None and not self._own_seen):
             return None
         if self._entered is not None:
-            watch.note_state(*autocast_state(self._torch, self._entered.device))
+            watch.note_state(self._entered.device)
         return watch.answer()
 
     def _tell(self, applied: bool, observed: str) -> None:
@@ -349,46 +337,37 @@ class Watch:
         self._wanted = wanted  # a torch.dtype; None for "not shortened"
         self._hook = ModuleHook(knob.guarded(self._look), after=True)
         self.start, self.stop = self._hook.add, self._hook.remove  # what was seen stays known
-        self._seen: tuple[str, Any] | None = None  # (class, type) of an output, of the wanted type where there is one
-        self._state: tuple[bool, Any] | None = None
+        # (whether it is as wanted, in words): of an output, and of torch's own state inside a context
+        self._output: tuple[bool, str] | None = None
+        self._state: tuple[bool, str] | None = None
         self._outputs = 0
         self._watched = (torch.nn.Linear, torch.nn.modules.conv._ConvNd)
 
-    def note_state(self, enabled: bool, dtype: Any) -> None:
-        """What torch said of autocast inside a context."""
-        if self._state is None or not self._fits_state():
-            self._state = (enabled, dtype)
+    def note_state(self, device: str) -> None:
+        """Keep what torch says of autocast inside a context."""
+        if self._state is None or not self._state[0]:
+            enabled, dtype = autocast_state(self._torch, device)
+            fits = not enabled if self._wanted is None else enabled and self._fits(dtype)
+            self._state = fits, f"autocast is on, to {dtype}" if enabled else "autocast is off"
 
     def answer(self) -> tuple[bool, str] | None:
         """Whether it is as wanted, and what was seen; None when nothing was."""
-        if self._seen is not None:
-            kind, dtype = self._seen
-            return self._fits(dtype), f"{kind} returns {dtype}"
-        if self._state is None:
-            return None
-        enabled, dtype = self._state
-        return self._fits_state(), f"autocast is on, to {dtype}" if enabled else "autocast is off"
+        return self._output or self._state
 
     def _look(self, module: Any, output: Any) -> None:
         if not isinstance(module, self._watched):
             return
         self._outputs += 1
-        found = self._seen is not None and (self._wanted is None or self._fits(self._seen[1]))
+        found = self._output is not None and (self._wanted is None or self._output[0])
         if found or self._outputs > OUTPUTS_LIMIT:
             self.stop()
         elif output.__class__ is self._torch.Tensor and output.is_floating_point():
-            self._seen = (type(module).__name__, output.dtype)
+            self._output = self._fits(output.dtype), f"{type(module).__name__} returns {output.dtype}"
 
     def _fits(self, dtype: Any) -> bool:
         if self._wanted is None:
             return dtype not in (self._torch.bfloat16, self._torch.float16)
         return bool(dtype == self._wanted)
-
-    def _fits_state(self) -> bool:
-        if self._state is None:
-            return False
-        enabled, dtype = self._state
-        return not enabled if self._wanted is None else enabled and self._fits(dtype)
 
 
 def autocast_state(torch: Any, device: str) -> tuple[bool, Any]:
@@ -469,14 +448,13 @@ class Scaling:
             return
         self._scaled = False
         self._hook.remove()
-        self._hook = None
         for optimizer in self._living():
             if id(optimizer) not in self._unscaled_inside:
                 self._unscale(optimizer)
         self._unscaled_inside.clear()
 
     def _unscale(self, optimizer: Any) -> None:
-        if next(_gradients(optimizer), None) is not None:
+        if _gradients(optimizer):
             self._scaler._per_optimizer_states.pop(id(optimizer), None)  # it may be unscaled once per update only
             self._scaler.unscale_(optimizer)
 
@@ -518,11 +496,8 @@ class Scaling:
             agent.steps.optimizer_skipped(id(optimizer), now)
         return Answer()
 
-    def _living(self) -> Iterator[Any]:
-        for reference in self._optimizers:
-            optimizer = reference()
-            if optimizer is not None:
-                yield optimizer
+    def _living(self) -> list[Any]:
+        return [one for one in (reference() for reference in self._optimizers) if one is not None]
 
     # ------------------------------------------------------------------------------------------------ beginning
 
@@ -558,8 +533,6 @@ class Scaling:
         torch._amp_foreach_non_finite_check_and_unscale_([one], torch.zeros_like(one), torch.ones_like(one))
 
 
-def _gradients(optimizer: Any) -> Iterator[Any]:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                yield parameter.grad
+def _gradients(optimizer: Any) -> list[Any]:
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]

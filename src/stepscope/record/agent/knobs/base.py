@@ -76,7 +76,7 @@ class KnobBase:
         raise NotImplementedError
 
     def uninstall(self) -> None:
-        """Take out what was put into torch, at the end or after a failure. May be called again."""
+        """Take out what was put into torch, at the end or after a failure, that of `install` too. Repeatable."""
         self._patches.remove()
         for handle in self._handles:
             handle.remove()
@@ -96,6 +96,10 @@ class KnobBase:
         if make not in self._parts:
             self._parts[make] = make(self)
         return self._parts[make]
+
+    def existing(self, make: Callable[[KnobBase], Any]) -> Any:
+        """The same where it was made already, else None."""
+        return self._parts.get(make)
 
     def guarded(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         """`hook` on the knob's switch of the guard."""

@@ -87,7 +87,6 @@ class AllocatorConf(KnobBase):
     missed = NO_DEVICE
 
     def install(self, value: str) -> None:
-        """`value`: the settings."""
         self._value = value
 
     def at_first_step(self) -> None:
@@ -146,7 +145,6 @@ class HostAllocator(KnobBase):
     """Reads back what the process was started with."""
 
     def install(self, value: str) -> None:
-        """`value`: KEEP, KEEP_ALL, HUGE or one of `LIBRARIES`."""
         wanted = _VARIABLES.get(value, {})
         missing = [name for name, text in wanted.items() if os.environ.get(name) != text]
         loaded = _loaded(value) if value in LIBRARIES else " ".join(f"{name}={text}" for name, text in wanted.items())

@@ -93,10 +93,13 @@ class LoaderArgument(KnobBase):
         self.shared(_Loaders).knobs[self._argument] = self
 
     def uninstall(self) -> None:
-        self.shared(_Loaders).remove()
+        loaders = self.existing(_Loaders)
+        if loaders is not None:
+            loaders.remove()
 
     def at_end(self) -> None:
-        if not self.report.made and self.shared(_Loaders).made_any:
+        loaders = self.existing(_Loaders)
+        if not self.report.made and loaders is not None and loaders.made_any:
             self.report(False, reason="no batch was fetched from the loader")
 
     def look(self, loader: Any, iterator: Any, place: Any) -> None:
@@ -118,11 +121,12 @@ def _given(dataset: Any, workers: int, wishes: dict[str, Any]) -> Given:
 
     torch: Any = sys.modules["torch"]
     accelerator = getattr(torch, "accelerator", torch.cuda)
+    # The default is asked for without fixing it, which would forbid the script to choose.
+    start_method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     return Given(
         num_workers=workers,
         iterable=isinstance(dataset, IterableDataset),
-        # The default is asked for without fixing it, which would forbid the script to choose.
-        start_method=multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0],
+        start_method=start_method,
         daemon=bool(multiprocessing.current_process().daemon),
         # asked only where memory would be pinned, which makes torch ask the same
         pins=bool(wishes.get(PIN)) and bool(accelerator.is_available()),

@@ -99,12 +99,11 @@ class _Plan:
         self._model_place: Place | None = None
         self._finder: RootFinder = knob.shared(RootFinder)
         self._finder.listen(knob.guarded(self._note_model))
-        self.patches = CallPatches(knob.agent.guard, knob.probe)
-        self.patches.change(torch, "compile", self._changed, None, self._refused)
+        self._patches = CallPatches(knob.agent.guard, knob.probe)
+        self._patches.change(torch, "compile", self._changed, None, self._refused)
         knob.agent.add_boundary_hook(self._at_boundary, knob.probe)
 
     def want(self, knob: str, value: str, report: Any) -> None:
-        """Take in one of the knobs."""
         self.reports[knob] = report
         if knob == "compile.dynamic":
             self._arguments["dynamic"] = value == "true"
@@ -113,6 +112,12 @@ class _Plan:
         self._compile = self._compile or value != "false"
         if value in COMPILE_MODES:
             self._arguments["mode"] = value
+
+    def remove(self) -> None:
+        """Restore torch.compile."""
+        self._finder.close()
+        self._patches.remove()
+        self.reports.clear()
 
     # ------------------------------------------------------------------------------------ what the script compiles
 
@@ -170,20 +175,18 @@ class _Plan:
         if not hasattr(models[0], "compile"):
             self._tell(False, reason="this torch cannot compile a module in place (torch 2.2 and later can)")
             return
+        models = [model for model in models if not isinstance(model, self._torch.jit.ScriptModule)]
+        if not models:
+            self._tell(False, reason="the model is a TorchScript module")
+            return
         self._ours = True
         try:
             for model in models:
-                if isinstance(model, self._torch.jit.ScriptModule):
-                    continue
                 _compile_in_place(self._torch, model, self._arguments)
                 self._model_names.append(type(model).__name__)
         finally:
             self._ours = False
-        if not self._model_names:
-            self._tell(False, reason="the model is a TorchScript module")
-            return
-        config = sys.modules["torch._dynamo"].config
-        config.suppress_errors = True  # a compiler that fails must not end the training
+        sys.modules["torch._dynamo"].config.suppress_errors = True  # a compiler that fails must not end the training
         skip_own_code()
 
     # ------------------------------------------------------------------------------------------------- looking
@@ -205,25 +208,24 @@ class _Plan:
         compiled, seen = _frames("ok"), _frames("total")
         words = f"{compiled} of {seen} frames compiled"
         if self._eager:
-            words = "what is handed to torch.compile runs as it is written" if compiled == 0 else words
-            self._tell(compiled == 0, words, None if compiled == 0 else "Dynamo compiles on", self._script_place)
+            if compiled:
+                self._tell(False, words, "Dynamo compiles on", self._script_place)
+            else:
+                self._tell(True, "what is handed to torch.compile runs as it is written", None, self._script_place)
             return
         if self._model_names:
             words = f"{', '.join(self._model_names[:4])} compiled in place: {words}"
-        for name in sorted(self._arguments):
-            words += f", {name} {self._arguments[name]}"
+        words += "".join(f", {name} {self._arguments[name]}" for name in sorted(self._arguments))
         reason = None if compiled else "Dynamo compiled no frame"
         self._tell(compiled > 0, words, reason, self._script_place or self._model_place)
 
     def _done(self) -> bool:
         return all(report.made for report in self.reports.values())
 
-    def _tell(
-        self, applied: bool, observed: str | None = None, reason: str | None = None, place: Place | None = None
-    ) -> None:
+    def _tell(self, *answer: Any, **named: Any) -> None:
         for report in self.reports.values():
             if not report.made:
-                report(applied, observed, reason, place)
+                report(*answer, **named)
 
 
 class Compile(KnobBase):
@@ -236,18 +238,14 @@ class Compile(KnobBase):
     missed = "no training step was completed after it"
 
     def install(self, value: str) -> None:
-        """`value`: a mode of torch.compile, true or false, as the knob takes them."""
         self.shared(_Plan).want(self.name, value, self.report)
 
     def uninstall(self) -> None:
-        """Restore torch.compile."""
-        self.shared(RootFinder).close()
-        plan = self.shared(_Plan)
-        plan.patches.remove()
-        plan.reports.clear()
+        plan = self.existing(_Plan)
+        if plan is not None:
+            plan.remove()
 
     def at_end(self) -> None:
-        """A last look."""
         self.shared(_Plan).look()
 
 
@@ -273,21 +271,24 @@ class MemoryFormat(KnobBase):
 
     missed = "no model was called in training"
 
+    def __init__(self, *known: Any) -> None:
+        super().__init__(*known)
+        self._outputs = ModuleHook(self.guarded(self._look), after=True)
+        self._weight: Any = None  # one that was converted
+
     def install(self, value: str) -> None:
-        """`value`: channels_last."""
         import torch
 
         self._convolution: Any = torch.nn.Conv2d
         self._format = getattr(torch, value)
-        self._weight: Any = None  # one that was converted
         self._place: Place | None = None
         self._output: tuple[str, bool] | None = None  # class of the first convolution seen, and whether it heeds it
-        self._outputs = ModuleHook(self.guarded(self._look), after=True)
         self.shared(RootFinder).listen(self.guarded(self._convert))
 
     def uninstall(self) -> None:
-        """End the search."""
-        self.shared(RootFinder).close()
+        finder = self.existing(RootFinder)
+        if finder is not None:
+            finder.close()
         self._outputs.remove()
         self._weight = None
 

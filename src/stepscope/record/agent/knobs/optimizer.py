@@ -11,7 +11,7 @@ import inspect
 from typing import Any
 from weakref import ref
 
-from stepscope.record.agent.compiling import is_dynamo_compiling_check
+from stepscope.record.agent.compiling import unless_compiling
 from stepscope.record.agent.frames import Place, user_place
 from stepscope.record.agent.knobs.base import KnobBase
 from stepscope.record.agent.patches import Arguments, parameter_names
@@ -29,7 +29,6 @@ class OptimizerArgument(KnobBase):
     missed = "the script made no optimizer"
 
     def install(self, value: str) -> None:
-        """`value`: true or false."""
         import torch
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -41,21 +40,9 @@ class OptimizerArgument(KnobBase):
             if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer):
                 self._change(kind)
         self._patches.look(torch.optim.Optimizer, "__init__", self._note)
-        is_compiling, look = is_dynamo_compiling_check(), self.guarded(self._look)
-
-        def before_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-            if self._pending and not is_compiling():
-                look(optimizer)
-
-        self._handles = [register_optimizer_step_pre_hook(before_step)]
-
-    def uninstall(self) -> None:
-        """Restore the constructors."""
-        super().uninstall()
-        self._pending.clear()
+        self._handles = [register_optimizer_step_pre_hook(unless_compiling(self.guarded(self._look)))]
 
     def at_end(self) -> None:
-        """Optimizers that never took a step."""
         for found, place in list(self._pending.values()):
             optimizer = found()
             if optimizer is not None:
@@ -94,7 +81,7 @@ class OptimizerArgument(KnobBase):
         if len(self._pending) < PENDING_LIMIT:
             self._pending[id(optimizer)] = (ref(optimizer), user_place())
 
-    def _look(self, optimizer: Any) -> None:
+    def _look(self, optimizer: Any, *_step: Any) -> None:
         found = self._pending.pop(id(optimizer), None)
         if found is not None and found[0]() is optimizer:
             self._answer(optimizer, found[1])
@@ -122,7 +109,6 @@ class SetToNone(KnobBase):
     missed = "zero_grad was never called while there were gradients"
 
     def install(self, value: str) -> None:
-        """`value`: true or false."""
         import torch
 
         self._value = value == "true"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 from stepscope.record.agent.knobs import cpu_list, cpu_text
@@ -58,7 +59,6 @@ class MainAffinity(_Affinity):
             _set_all_threads(self._cpus)
 
     def uninstall(self) -> None:
-        """Give the process back all the CPUs it had."""
         cpus, self._cpus = self._cpus, None
         if cpus is not None:
             _set_all_threads(self.shared(_Masks).original)
@@ -129,12 +129,10 @@ def _allowed_cpus(process: int) -> str | None:
     """The CPUs a process may use, as the kernel lists them; None when it has ended."""
     try:
         with open(f"/proc/{process}/status", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                if line.startswith("Cpus_allowed_list:"):
-                    return line.partition(":")[2].strip()
+            found = re.search(r"^Cpus_allowed_list:(.*)$", file.read(), re.MULTILINE)
     except OSError:
         return None
-    return None
+    return found.group(1).strip() if found is not None else None
 
 
 _SOONER_OR_LATER = NOISY_STEPS  # steps that never get steady are no reason to wait any longer
@@ -143,17 +141,17 @@ _SOONER_OR_LATER = NOISY_STEPS  # steps that never get steady are no reason to w
 class Collector(KnobBase):
     """`gc.freeze`, `gc.disable` or `gc.set_threshold`, between two steps."""
 
+    _done = False
     missed = f"training was over before its steps were steady, or {_SOONER_OR_LATER} of them done"
 
     def install(self, value: str) -> None:
         self._value = value
         self._walls: list[int] = []
         self._before = (gc.isenabled(), gc.get_threshold())
-        self._done = self._over = False
+        self._over = False
         self.agent.add_step_listener(self._count, self.probe, lambda: not self._done)
 
     def uninstall(self) -> None:
-        """The collector as it was."""
         if not self._done:
             return
         self._done = False

@@ -54,14 +54,14 @@ SETTINGS = {
 class Setting(KnobBase):
     """One of `SETTINGS`, by its name."""
 
+    _is_set = False
+
     def install(self, value: str) -> None:
-        """`value`: as the table of knobs has it."""
         torch = sys.modules["torch"]
         self._setting = setting = SETTINGS[self.name]
         self._home: Any = sys.modules[setting.home]
         self._wish = setting.convert(value)
         self._place: Place | None = None  # of the script's own call
-        self._is_set = False
         if setting.needs:
             self.missed = NO_DEVICE
         if setting.needs == BUILT and not (torch.version.cuda or getattr(torch.version, "hip", None)):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # callbacks are known; EVENT calls handlers of the event that is its first argument. OPTIMIZER updates the parameters
 # where that is none of torch's optimizers, whose hooks tell. The others are regions, by name.
 TRAIN, CALL, ENGINE, CALLBACKS, EVENT, OPTIMIZER = "train", "call", "engine", "callbacks", "event", "optimizer"
-EVALUATION, CHECKPOINT, LOGGING = "evaluation", "checkpoint", "logging"
+EVALUATION = "evaluation"
 
 
 class Seam(NamedTuple):
@@ -45,8 +45,8 @@ class Seam(NamedTuple):
 
     @property
     def place(self) -> str:
-        """`Trainer.train`."""
-        return f"{self.owner}.{self.name}"
+        """`train: Trainer.train`."""
+        return f"{self.meaning}: {self.owner}.{self.name}"
 
 
 class Framework(NamedTuple):
@@ -190,7 +190,6 @@ class FrameworkSeamsProbe(Probe):
         self._is_told = False  # of steps and of the end
 
     def install(self, agent: Agent) -> None:
-        """Patch the seams of every framework that is loaded."""
         self._agent = agent
         if not self._is_told:
             self._is_told = True
@@ -203,7 +202,6 @@ class FrameworkSeamsProbe(Probe):
             self._wrap(patches, cls, name, self._callback_begins, self._region_ends)
 
     def uninstall(self) -> None:
-        """Restore all originals. A training under way is still known."""
         for patches in (*self._callbacks.values(), *self._seams.values()):
             patches.remove()
 
@@ -219,19 +217,17 @@ class FrameworkSeamsProbe(Probe):
 
     # ---------------------------------------------------------------------------------------------- what is patched
 
-    def _wrap(self, patches: Patches, owner: type, name: str, before: Before, after: After) -> None:
+    def _wrap(self, patches: Patches, owner: type, name: str, before: Before, after: After | None) -> None:
         pair = self._agent.guard.pair(self.name, before, after)
         patches.install(lambda: patches.around(owner, name, pair))
 
-    def _hooks(self, framework: Framework, seam: Seam) -> tuple[Before, After]:
+    def _hooks(self, framework: Framework, seam: Seam) -> tuple[Before, After | None]:
         """What to do before and after a call."""
         if seam.meaning in (TRAIN, CALL, ENGINE):
-            return (
-                lambda owner, *_args, **_kwargs: self._training_begins(framework, seam, owner),
-                self._training_ends,
-            )
+            begins = self._training_begins
+            return lambda owner, *_args, **_kwargs: begins(framework, seam, owner), self._training_ends
         if seam.meaning == CALLBACKS:
-            return lambda owner, *_args, **_kwargs: self._watch_callbacks(framework, owner, seam.path), _done
+            return lambda owner, *_args, **_kwargs: self._watch_callbacks(framework, owner, seam.path), None
         if seam.meaning == OPTIMIZER:
             return self._update_begins, self._update_ends
         if seam.meaning == EVENT:
@@ -304,13 +300,11 @@ class FrameworkSeamsProbe(Probe):
             name=framework.name,
             package=framework.package,
             version=version,
-            supported=version is not None and any(_is_of(version, checked) for checked in framework.checked),
+            supported=any(f"{version}.".startswith(checked + ".") for checked in framework.checked),
             checked=list(framework.checked),
-            seams=[f"{seam.meaning}: {seam.place}" for seam in found],
+            seams=[seam.place for seam in found],
             missing=[
-                f"{seam.meaning}: {seam.place}"
-                for seam in framework.seams
-                if seam.meaning not in meanings and not _is_unused(seam.module)
+                seam.place for seam in framework.seams if seam.meaning not in meanings and not _is_unused(seam.module)
             ],
             counter=framework.counter or None,
             counts=framework.counts if framework.counter else None,
@@ -365,9 +359,8 @@ class FrameworkSeamsProbe(Probe):
             self._agent.steps.optimizer_end(optimizer_id, self._agent.clock.now())
 
     def _event(self, handlers: Any, event: Any) -> tuple[str, int] | None:
-        if not handlers or not handlers.get(event):
-            return None
-        return self._region_begins(f"callback:{getattr(event, 'name', event)}")
+        called = bool(handlers) and bool(handlers.get(event))
+        return self._region_begins(f"callback:{getattr(event, 'name', event)}") if called else None
 
     def _write_sum(self, name: str) -> None:
         count, duration, start = self._sums.pop(name)
@@ -409,10 +402,6 @@ def version_of(package: str) -> str | None:
         return None
 
 
-def _is_of(version: str, checked: str) -> bool:
-    return version == checked or version.startswith(checked + ".")
-
-
 def _is_unused(module: str) -> bool:
     """Whether `module` exists and was not imported: what it is for was not used."""
     if module in sys.modules:
@@ -435,7 +424,3 @@ def _events(cls: type, framework: Framework) -> Iterator[tuple[type, str]]:
         for name, value in list(vars(each).items()):
             if isinstance(value, FunctionType) and name.startswith(framework.hooks):
                 yield each, name
-
-
-def _done(_token: Any, _result: Any, _error: BaseException | None) -> None:
-    return

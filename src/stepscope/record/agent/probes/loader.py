@@ -12,7 +12,7 @@ import os
 import sys
 import weakref
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
 from stepscope.record.agent.patches import Probe
 
@@ -39,10 +39,6 @@ def batch_rows(batch: Any, batch_size: int | None = None, depth: int = 3) -> int
     A sequence of tensors that were not stacked (images of different sizes) counts as its length, where that is at most
     `batch_size` and their first dimensions are no batch of that size.
     """
-    if batch.__class__ in _PLAIN and batch and depth == 3:
-        shape = getattr(batch[0], "shape", None)
-        if shape and shape[0].__class__ is int:
-            return shape[0]
     shape = getattr(batch, "shape", None)
     if shape is not None:
         return int(shape[0]) if isinstance(shape, tuple) and shape and isinstance(shape[0], int) else None
@@ -70,11 +66,9 @@ def batch_content(batch: Any, depth: int = CONTENT_DEPTH) -> tuple[float, float,
     if hasattr(batch, "shape"):
         size = getattr(batch, "nbytes", None)
         return (1.0, float(size), 0.0) if isinstance(size, int) else (0.0, 0.0, 1.0)
-    if batch is None or isinstance(batch, (bool, int, float, complex)):
-        return 0.0, 0.0, 1.0
     if isinstance(batch, (str, bytes, bytearray)):
         return 0.0, float(len(batch)), 1.0
-    if depth == 0:
+    if depth == 0 or batch is None or isinstance(batch, (bool, int, float, complex)):
         return 0.0, 0.0, 1.0
     if isinstance(batch, (dict, list, tuple)):
         parts, count = batch.values() if isinstance(batch, dict) else batch, len(batch)
@@ -83,11 +77,20 @@ def batch_content(batch: Any, depth: int = CONTENT_DEPTH) -> tuple[float, float,
         count = len(parts)
     found = [batch_content(part, depth - 1) for part in itertools.islice(parts, CONTENT_WIDTH)]
     scale = count / len(found) if found else 0.0
-    return (
-        scale * sum(part[0] for part in found),
-        scale * sum(part[1] for part in found),
-        scale * sum(part[2] for part in found) + 1.0,
-    )
+    tensors, size, objects = (scale * sum(part[index] for part in found) for index in range(3))
+    return tensors, size, objects + 1.0
+
+
+class _Iterated:
+    """An iterator over a loader, as long as it lives."""
+
+    loader: int | None = None  # its serial
+    size: int | None = None  # of a batch
+    length: int | None = None  # batches of its epoch, None where unknown
+    reference: Callable[[], Any] = bool  # to the iterator, weak
+
+
+_UNKNOWN = _Iterated()  # one that a probe before this one has numbered, as in a forked child
 
 
 class LoaderProbe(Probe):
@@ -99,14 +102,11 @@ class LoaderProbe(Probe):
         super().__init__()
         self._serials = itertools.count(1)
         self._known: dict[int, tuple[int, Any]] = {}  # id of a loader or a data set -> (serial, weak reference)
-        self._loaders: dict[int, Any] = {}  # serial of an iterator -> that of its loader
-        self._looks: dict[int, int] = {}  # serial of a loader -> its batches that were counted
+        self._iterated: dict[int, _Iterated] = {}  # by the serial of an iterator
+        self._looks: dict[int | None, int] = {}  # serial of a loader -> its batches that were counted
         self._look = False  # at the batch that is being fetched
         self._began = 0  # when that fetch did
-        self._watched: dict[int, Any] = {}  # serial -> weak reference to the iterator
-        self._sizes: dict[int, Any] = {}  # serial -> batch size of its loader
         self._deaths: list[int] = []  # told while one of our own functions was running
-        self._lengths: dict[int, Any] = {}  # serial of an iterator -> batches of its epoch, None where unknown
         self._fetching = 0  # serial of the iterator fetched from last
 
     def install(self, agent: Agent) -> None:
@@ -128,11 +128,9 @@ class LoaderProbe(Probe):
 
     def remaining(self) -> int | None:
         """Batches the iterator fetched from last still holds for this epoch; None where that is unknown."""
-        reference = self._watched.get(self._fetching)
-        iterator = reference() if reference is not None else None
-        length = self._lengths.get(self._fetching)
-        yielded = getattr(iterator, "_num_yielded", None)
-        return None if length is None or not isinstance(yielded, int) else max(0, length - yielded)
+        known = self._iterated.get(self._fetching, _UNKNOWN)
+        yielded = getattr(known.reference(), "_num_yielded", None)
+        return None if known.length is None or not isinstance(yielded, int) else max(0, known.length - yielded)
 
     # Called around __next__ ---------------------------------------------------------------------------------
 
@@ -145,7 +143,8 @@ class LoaderProbe(Probe):
             serial = self._adopt(iterator)
         self._fetching = serial
         number = iterator.__dict__.get("_num_yielded", 0)
-        early = number <= FIRST_LOOKS and self._looks.get(self._loaders.get(serial, 0), 0) < LOOKS_AT_ONCE
+        loader = self._iterated.get(serial, _UNKNOWN).loader
+        early = number <= FIRST_LOOKS and self._looks.get(loader, 0) < LOOKS_AT_ONCE
         self._look = number > 0 and (number % LOOK_EVERY == 0 or early)
         self._began = now = self._source() + self._offset_ns
         if self._deaths:
@@ -162,12 +161,14 @@ class LoaderProbe(Probe):
             return
         steps, now = self._steps, self._source() + self._offset_ns
         if error is None:
-            rows: int | None = None
+            rows = None
             if batch.__class__ in _PLAIN and batch:  # what nearly every loader yields, without a call
                 shape = getattr(batch[0], "shape", None)
                 if shape and shape[0].__class__ is int:
                     rows = shape[0]
-            steps.fetch_end(token, batch_rows(batch, self._sizes.get(token)) if rows is None else rows, now)
+            if rows is None:
+                rows = batch_rows(batch, self._iterated.get(token, _UNKNOWN).size)
+            steps.fetch_end(token, rows, now)
             if self._look:
                 self._count(token, batch, now - self._began)
         elif isinstance(error, StopIteration):
@@ -176,7 +177,7 @@ class LoaderProbe(Probe):
             steps.fetch_end(token, None, now)
 
     def _count_content(self, serial: int, batch: Any, waited_ns: int) -> None:
-        loader = self._loaders.get(serial)
+        loader = self._iterated.get(serial, _UNKNOWN).loader
         if loader is None:
             return
         self._looks[loader] = self._looks.get(loader, 0) + 1
@@ -216,13 +217,12 @@ class LoaderProbe(Probe):
         size = getattr(loader, "batch_size", None)
         if size is None:  # a framework's loader is given the sampler of batches of the user's
             size = getattr(getattr(loader, "batch_sampler", None), "__dict__", {}).get("batch_size")
-        if isinstance(size, int):
-            self._sizes[serial] = size
-        self._loaders[serial] = loader_serial = self.serial_of(loader) or 0
+        known = self._iterated.setdefault(serial, _Iterated())
+        known.size = size if isinstance(size, int) else None
+        known.loader = self.serial_of(loader) or 0
         if iterator is not None:  # None after a reset, where the iterator is known already
-            iterator.__dict__[_SERIAL] = serial
             self._watch(iterator, serial)
-        self._lengths[serial] = length = _length(loader)
+        known.length = length = _length(loader)
         if length is not None:
             self._agent.steps.loader_length(serial, length)
         self._agent.events.write(
@@ -230,7 +230,7 @@ class LoaderProbe(Probe):
             start,
             self._agent.clock.now() - start,
             step=None,
-            id=loader_serial,
+            id=known.loader,
             dataset=self.serial_of(getattr(loader, "dataset", None)),
             epoch=self._agent.steps.epoch_of(serial),
             length=length,
@@ -245,8 +245,7 @@ class LoaderProbe(Probe):
             self._iterator_dead(serial)
 
     def _iterator_dead(self, serial: int) -> None:
-        for known in (self._watched, self._lengths, self._sizes, self._loaders):
-            known.pop(serial, None)
+        self._iterated.pop(serial, None)
         if _struck_own_code():
             self._deaths.append(serial)
         elif self._agent.accepts():
@@ -259,13 +258,13 @@ class LoaderProbe(Probe):
     def _adopt(self, iterator: Any) -> int:
         """An iterator made before we came, or by a loader that makes its iterators itself."""
         serial = next(self._serials)
-        iterator.__dict__[_SERIAL] = serial
         self._watch(iterator, serial)
         return serial
 
     def _watch(self, iterator: Any, serial: int) -> None:
         dead = self._dead
-        self._watched[serial] = weakref.ref(iterator, lambda _: dead(serial))
+        iterator.__dict__[_SERIAL] = serial
+        self._iterated.setdefault(serial, _Iterated()).reference = weakref.ref(iterator, lambda _: dead(serial))
 
     def serial_of(self, thing: Any) -> int | None:
         """A number for a loader or a data set, the same for the same object; None where it cannot be told from others.

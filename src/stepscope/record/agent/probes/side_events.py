@@ -18,7 +18,7 @@ from stepscope.record.agent import marks
 from stepscope.record.agent.compiling import is_compiling_check
 from stepscope.record.agent.frames import Place, place_fields, user_place
 from stepscope.record.agent.masking import mask_argv
-from stepscope.record.agent.patches import Patch, Probe
+from stepscope.record.agent.patches import Probe
 
 if TYPE_CHECKING:
     from stepscope.record.agent.agent import Agent
@@ -37,14 +37,12 @@ class CollectorProbe(Probe):
         self._start: int | None = None
 
     def install(self, agent: Agent) -> None:
-        """Add a callback to `gc.callbacks`."""
         self._agent = agent
         user_place()  # loads what it needs: an import from within a collection can break the import it interrupts
         self._callback = agent.guard.wrap(self.name, self._called)
         gc.callbacks.append(self._callback)
 
     def uninstall(self) -> None:
-        """Remove it."""
         if self._callback in gc.callbacks:
             gc.callbacks.remove(self._callback)
 
@@ -106,7 +104,6 @@ class ChildrenProbe(Probe):
         self._asks_forks = False
 
     def install(self, agent: Agent) -> None:
-        """Wrap what starts processes, and be told of forks."""
         super().install(agent)
         if not self._asks_forks and hasattr(os, "register_at_fork"):
             # `os.fork` is not wrapped: Python warns there, and the warning names the line that called.
@@ -182,23 +179,14 @@ class NvtxProbe(Probe):
 
     def __init__(self) -> None:
         super().__init__()
-        self._stuck: list[Patch] = []  # a wrapper others have wrapped since stays in
         self._local = threading.local()
 
-    def install(self, agent: Agent) -> None:
-        """Wrap both, by functions that Dynamo can fold."""
+    def _wrap_all(self) -> None:
         import torch.cuda.nvtx as nvtx
 
-        self._agent = agent
-        if not self._stuck:
-            self._stuck = [
-                Patch(nvtx, "range_push", partial(_then, agent.guard.wrap(self.name, self._pushed))),
-                Patch(nvtx, "range_pop", partial(_then, agent.guard.wrap(self.name, self._popped))),
-            ]
-
-    def uninstall(self) -> None:
-        """Restore the originals."""
-        self._stuck = [patch for patch in reversed(self._stuck) if not patch.remove()]
+        # By functions that Dynamo can fold.
+        for name, told in (("range_push", self._pushed), ("range_pop", self._popped)):
+            self._patches.replace(nvtx, name, partial(_then, self._agent.guard.wrap(self.name, told)))
 
     def _stack(self) -> list[tuple[str, int]]:
         stack: list[tuple[str, int]] = self._local.__dict__.setdefault("stack", [])
@@ -244,5 +232,4 @@ class PtracerProbe(Probe):
     name = "ptracer"
 
     def install(self, agent: Agent) -> None:
-        """Declare the process traceable."""
         agent.guard.wrap(self.name, allow_tracing)()

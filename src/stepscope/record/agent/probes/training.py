@@ -99,7 +99,6 @@ class AutogradProbe(Probe):
                 agent.before_compile.append(self.without_functional)
 
     def uninstall(self) -> None:
-        """Restore the originals."""
         self._functional.remove()
         super().uninstall()
 
@@ -170,7 +169,6 @@ class OptimizerProbe(Probe):
         self._handles: list[Any] = []
 
     def install(self, agent: Agent) -> None:
-        """Register the global pre and post hooks."""
         from torch.optim import optimizer as module
 
         steps, source, offset_ns = agent.steps, agent.clock.source, agent.clock.epoch_offset_ns
@@ -232,7 +230,6 @@ class OptimizerProbe(Probe):
         return None
 
     def uninstall(self) -> None:
-        """Remove both hooks."""
         super().uninstall()
         for handle in self._handles:
             handle.remove()
@@ -280,7 +277,6 @@ class ModuleForwardProbe(Probe):
         self._installed = False
 
     def install(self, agent: Agent) -> None:
-        """Wait for step boundaries."""
         if self._hook is None:
             self._agent = agent
             self._hook = ModuleHook(agent.guard.wrap(self.name, self._called))
@@ -291,7 +287,6 @@ class ModuleForwardProbe(Probe):
         self._ask()
 
     def uninstall(self) -> None:
-        """Remove the hook if it is waiting."""
         self._installed = False
         if self._hook is not None:
             self._hook.remove()

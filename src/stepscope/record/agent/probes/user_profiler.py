@@ -85,7 +85,6 @@ class UserProfilerProbe(Probe):
         self._replace(low.profile, "export_chrome_trace", exported)
 
     def uninstall(self) -> None:
-        """Put torch's own functions back."""
         while self._replaced:
             owner, name, original = self._replaced.pop()
             setattr(owner, name, original)

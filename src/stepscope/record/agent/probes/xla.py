@@ -36,7 +36,6 @@ class XlaProbe(Probe):
             agent.guard.wrap(COUNTERS, self._count)()
 
     def uninstall(self) -> None:
-        """Restore the originals."""
         super().uninstall()
         if self._counters is not None:
             self._counters.pause()
@@ -93,6 +92,16 @@ Step = Optional[int]
 Sample = Tuple[float, float]  # when it ended, in seconds since the epoch on the system's clock; its value
 
 
+# of each field of `Api`: its name in the compiled part of torch_xla, and in torch_xla.debug.metrics
+_FUNCTIONS = (
+    ("_xla_metric_data", "metric_data"),
+    ("_xla_counter_value", "counter_value"),
+    ("_get_executed_fallback_ops", "executed_fallback_ops"),
+    ("_xla_counter_names", "counter_names"),
+    ("_xla_metric_names", "metric_names"),
+)
+
+
 class Api(NamedTuple):
     """What this version of torch_xla lets us read; None where it has no such function."""
 
@@ -108,23 +117,9 @@ def find_api() -> Api | None:
     """The functions of the torch_xla that has been imported, or None without the two that everything needs."""
     package = sys.modules.get("torch_xla")
     native, module = getattr(package, "_XLAC", None), sys.modules.get("torch_xla.debug.metrics")
-
-    def function(native_name: str, name: str) -> Any:
-        found = getattr(native, native_name, None) or getattr(module, name, None)
-        return found if callable(found) else None
-
-    metric_data = function("_xla_metric_data", "metric_data")
-    counter_value = function("_xla_counter_value", "counter_value")
-    if metric_data is None or counter_value is None:
-        return None
-    return Api(
-        metric_data,
-        counter_value,
-        function("_get_executed_fallback_ops", "executed_fallback_ops"),
-        function("_xla_counter_names", "counter_names"),
-        function("_xla_metric_names", "metric_names"),
-        str(getattr(package, "__version__", "?")),
-    )
+    found = [getattr(native, in_native, None) or getattr(module, name, None) for in_native, name in _FUNCTIONS]
+    functions = [function if callable(function) else None for function in found]
+    return None if None in functions[:2] else Api._make([*functions, str(getattr(package, "__version__", "?"))])
 
 
 class Growth(NamedTuple):
@@ -249,7 +244,6 @@ class XlaCounters:
             self._write_counters(OFTEN if names is None else names())
 
     def __call__(self, row: StepRow | None, now: int) -> None:
-        """A step was cut, or a loop starts (None)."""
         if not self._active:
             return
         if row is None or row.start_ns - self._boundary_ns > GAP_NS:
@@ -345,17 +339,10 @@ class XlaCounters:
                 if count:
                     share = count / growth.number
                     size = sizes.get(growth.step)
-                    self._write(
-                        "transfer",
-                        begun,
-                        round(growth.total * share),
-                        growth.step,
-                        direction="device_to_host",
-                        operator=operator,
-                        count=count,
-                        bytes=None if size is None else round(size * share),
-                        source="metric " + self._transfers.name,
-                    )
+                    fields = {"direction": "device_to_host", "operator": operator, "count": count}
+                    fields["bytes"] = None if size is None else round(size * share)
+                    fields["source"] = "metric " + self._transfers.name
+                    self._write("transfer", begun, round(growth.total * share), growth.step, **fields)
 
     def _write_counters(self, names: Sequence[str]) -> None:
         api = self._api
@@ -384,12 +371,12 @@ def _summary(unit: str, count: int, total: float, samples: Sequence[Sample]) -> 
     values = sorted(value for _, value in samples)
     ends = [end for end, _ in samples]
     span = max(ends) - min(ends) if ends else 0.0
-    last = len(values) - 1
+    percentiles = {str(at): values[min(len(values) - 1, at * len(values) // 100)] for at in PERCENTILES if values}
     return {
         "unit": unit,
         "samples": count,
         "total": total,
         "samples_per_second": len(values) / span if span > 0 else None,
         "value_per_second": sum(values) / span if span > 0 else None,
-        "percentiles": {str(at): values[min(last, at * len(values) // 100)] for at in PERCENTILES} if values else {},
+        "percentiles": percentiles,
     }

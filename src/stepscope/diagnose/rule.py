@@ -1,0 +1,352 @@
+"""A rule: the facts it needs, what it claims of a loss, and the one way from a claim to a finding.
+
+A rule is a function in its category's file, under `@rule(name, *needs)`: it yields one `Claim` for each loss that is
+worth a word, in the figures of the step that the loss is of. Ids, shares, severity and confidence are made here. The
+numbers that a rule decides by stand beside it, in `Thresholds`, each with its reason; those here hold for all rules.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import posixpath
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, TypeVar
+
+from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
+
+from stepscope.model import SEVERITIES, Analysis, Evidence, Finding, Interval, Place, Risk, StepFacts, Try
+from stepscope.model.machine import MachineFacts
+
+Fact = TypeVar("Fact")
+
+# Below this share of the step no finding is made: runs of the same script on one machine differ by a few percent, so
+# no experiment could confirm a smaller gain. A healthy run is one without a finding above it.
+REPORT_FLOOR = 0.05
+
+
+class Thresholds(Struct, frozen=True):
+    """Numbers that rules decide by, each with its reason. Shares are fractions of the mean steady step."""
+
+
+class Severity(Thresholds, frozen=True):
+    """Shares from which a finding is called a warning or critical, whatever its rule."""
+
+    warning: float = 0.10  # where other trainers' diagnosers begin to warn about their phases
+    critical: float = 0.25  # a quarter of the training time: worth stopping a running job for
+
+
+class Confidence(Thresholds, frozen=True):
+    """How much evidence a sampled share needs. n samples give a share of 10 % a standard error of 0.3 / sqrt(n)."""
+
+    few_samples: int = 30  # +- 5 points: enough to rank, not to quote
+    many_samples: int = 100  # +- 3 points
+
+
+class Causes(Thresholds, frozen=True):
+    """When one finding explains another."""
+
+    part: float = 0.5  # of the other's cost that lies in the cause's code, and that the cause's cost could hold: most
+
+
+SEVERITY = Severity()
+CONFIDENCE = Confidence()
+CAUSES = Causes()
+
+STEADY, PROFILED, ALL = "steady", "profiled", "all"  # which steps a share is of
+_SAME_STEP = 1e-3  # two means that differ by less, as rounding does, are of one step
+_LEVELS = ("low", "medium", "high")
+
+
+class Need(Struct, Generic[Fact], frozen=True):
+    """An input of rules: how the report calls it, and the fact, which is None or empty where an analysis lacks it.
+
+    `quiet`: the run did not use what the rule is about. Then nothing is missing and nobody wants to read of it.
+    `traced`: whether what is said by it stands on traces.
+    """
+
+    name: str
+    find: Callable[[Analysis], Fact | None]
+    quiet: bool = False
+    traced: Callable[[Analysis], bool] = lambda _analysis: False
+
+    def present(self, analysis: Analysis) -> bool:
+        """Whether an analysis has it."""
+        return bool(self.find(analysis))
+
+    def of(self, analysis: Analysis) -> Fact:
+        """The fact, for a rule that needs it."""
+        found = self.find(analysis)
+        assert found is not None, self.name
+        return found
+
+
+class Claim(Struct, frozen=True, kw_only=True):
+    """What a rule says of one loss. Times are ms of the step that `step_ms` is the mean of.
+
+    `steps` are the steady steps that a loss is of: their mean, ranks and number hold where no others are given.
+    `ceiling_ms` is what can be gained at most, never less than the cost but for `kept_ms`, which stays. `levels` and
+    `worst` bound confidence and severity. The id comes from `key`, a place or a text of its own, else from the first of
+    `where`.
+    """
+
+    title: str
+    cost_ms: float
+    evidence: Iterable[Evidence]
+    fix: str
+    falsified_by: str
+    steps: StepFacts | None = None
+    step_ms: float | None = None
+    ceiling_ms: float = 0.0
+    kept_ms: float = 0.0
+    expected_gain: Interval | None = None
+    where: tuple[Place, ...] = ()
+    key: Place | str | UnsetType | None = UNSET
+    ranks: tuple[int, ...] | None = None
+    levels: Iterable[str] = ()
+    worst: str = "critical"
+    caveat: str = ""
+    learn: str = ""  # where to read on of this case; else the rule's
+    tries: tuple[Try, ...] = ()
+    explains: tuple[str, ...] = ()
+    basis: str = ""
+
+
+class Rule(Struct, frozen=True):
+    """`judge` is only asked when every need is present.
+
+    Without one of `helps` the rule sees a part only: where it then finds nothing, it abstains by name as well.
+    """
+
+    name: str
+    needs: tuple[Need[Any], ...]
+    judge: Callable[[Analysis], Iterable[Claim]]
+    helps: tuple[Need[Any], ...] = ()
+    learn: str = ""
+
+    @property
+    def category(self) -> str:
+        """The part of the name before the dot."""
+        return self.name.partition(".")[0]
+
+    def traced(self, analysis: Analysis) -> bool:
+        """Whether what the rule says stands on traces."""
+        return any(need.traced(analysis) for need in self.needs)
+
+    def id_of(self, claim: Claim) -> str:
+        """Stable over runs of the same code."""
+        key = claim.key
+        if isinstance(key, str):
+            return f"{self.name}-{key}"
+        if isinstance(key, UnsetType):
+            key = claim.where[0] if claim.where else None
+        return finding_id(self.name, key)
+
+    def findings(self, analysis: Analysis) -> list[Finding]:
+        """What the rule finds."""
+        return [self._finding(claim) for claim in self.judge(analysis)]
+
+    def _finding(self, claim: Claim) -> Finding:
+        steps, step_ms = claim.steps, claim.step_ms
+        levels, ranks = claim.levels, claim.ranks
+        if steps is not None:
+            step_ms = steps.mean_ms if step_ms is None else step_ms
+            levels = (*levels, steps_confidence(steps))
+            ranks = steps.ranks if ranks is None else ranks
+        assert step_ms is not None, f"{self.name}: a claim says which step it is of"
+        share = clip_share(claim.cost_ms, step_ms)
+        return Finding(
+            id=self.id_of(claim),
+            rule=self.name,
+            category=self.category,
+            title=claim.title,
+            severity=max(severity(share), claim.worst, key=SEVERITIES.index),
+            confidence=lowest(levels),
+            cost_ms_per_step=min(claim.cost_ms, step_ms),
+            share=share,
+            gain_ceiling=max(share, clip_share(claim.ceiling_ms, step_ms)) - clip_share(claim.kept_ms, step_ms),
+            where=claim.where,
+            evidence=tuple(claim.evidence),
+            fix=claim.fix,
+            falsified_by=claim.falsified_by,
+            expected_gain=claim.expected_gain,
+            ranks=ranks or (),
+            caveat=claim.caveat,
+            learn=claim.learn or self.learn,
+            try_=claim.tries,
+            explains=claim.explains,
+            basis=claim.basis,
+            step_ms=step_ms,
+        )
+
+
+class RiskRule(Struct, frozen=True):
+    """What may slow down or end a run later, and costs nothing that could be measured yet: no finding, and no rank.
+
+    `judge` is only asked when every need is present, with the findings of the same run.
+    """
+
+    name: str
+    needs: tuple[Need[Any], ...]
+    judge: Callable[[Analysis, Sequence[Finding]], list[Risk]]
+
+
+def rule(
+    name: str, *needs: Need[Any], helps: tuple[Need[Any], ...] = (), learn: str = ""
+) -> Callable[[Callable[[Analysis], Iterable[Claim]]], Rule]:
+    """Make a function the judge of a rule. `learn`: where to read on."""
+    return lambda judge: Rule(name, needs, judge, helps, learn)
+
+
+def always(_analysis: Analysis) -> bool:
+    """Of needs that traces alone meet."""
+    return True
+
+
+def train_steps(analysis: Analysis) -> StepFacts | None:
+    """The statistics of the training steps."""
+    return next((fact for fact in analysis.steps if fact.kind == "train" and fact.count and fact.mean_ms > 0), None)
+
+
+STEPS = Need("training steps", train_steps)
+
+
+def of_machine(get: Callable[[MachineFacts], Fact | None]) -> Callable[[Analysis], Fact | None]:
+    """A fact about the machine, for a need."""
+    return lambda analysis: get(analysis.machine) if analysis.machine is not None else None
+
+
+def accelerator(analysis: Analysis) -> str | None:
+    """The device that the run trains on; None on the CPU."""
+    return next((device for device in analysis.devices if device != "cpu"), None)
+
+
+ON_DEVICE = Need("training on a device", lambda a: bool(a.device_losses) or accelerator(a) is not None, quiet=True)
+
+
+def based(finding: Finding, analysis: Analysis) -> Finding:
+    """With the kind of step that its share is of, and an expectation within what can be gained at most."""
+    train = train_steps(analysis)
+    same = (
+        train is not None
+        and finding.step_ms is not None
+        and math.isclose(finding.step_ms, train.mean_ms, rel_tol=_SAME_STEP)
+    )
+    basis = STEADY if same and finding.basis in ("", ALL) else finding.basis or PROFILED
+    expected = finding.expected_gain
+    if expected is not None and expected.high > finding.gain_ceiling:
+        expected = Interval(min(expected.low, finding.gain_ceiling), finding.gain_ceiling)
+    return replace(finding, basis=basis, expected_gain=expected)
+
+
+def finding_id(rule: str, place: Place | None) -> str:
+    """Stable over runs of the same code: the rule and the place, without machine-made numbers."""
+    text = f"{place.file}|{place.function}|{place.line}" if place else ""
+    return f"{rule}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def severity(share: float) -> str:
+    """By the share of the step."""
+    if share >= SEVERITY.critical:
+        return "critical"
+    return "warning" if share >= SEVERITY.warning else "info"
+
+
+def sampled_confidence(samples: int) -> str:
+    """By the number of samples a share stands on."""
+    if samples >= CONFIDENCE.many_samples:
+        return "high"
+    return "medium" if samples >= CONFIDENCE.few_samples else "low"
+
+
+def traced_confidence(steps: int, for_high: int, most: str = "high") -> str:
+    """By the number of profiled steps, 0 where the trace names none; `most` where there are enough."""
+    if not steps:
+        return "low"
+    return most if steps >= for_high else "medium"
+
+
+def lowest(levels: Iterable[str]) -> str:
+    """The weakest link; "high" where nothing weakens."""
+    return min(levels, key=_LEVELS.index, default="high")
+
+
+def lower(level: str, by: int = 1) -> str:
+    """A level so many lower, "low" at least."""
+    return _LEVELS[max(0, _LEVELS.index(level) - by)]
+
+
+def steps_confidence(train: StepFacts) -> str:
+    """By the number of steady steps."""
+    return "low" if train.low_confidence else "high"
+
+
+def clip_share(cost_ms: float, mean_ms: float) -> float:
+    """`cost_ms` as a fraction of the step, within 0 and 1."""
+    return max(0.0, min(1.0, cost_ms / mean_ms)) if mean_ms > 0 else 0.0
+
+
+def shown(place: Place) -> str:
+    """`train.py:59`, as a title names it."""
+    name = posixpath.basename(place.file)
+    return f"{name}:{place.line}" if place.line is not None else name
+
+
+def at(where: Sequence[Place]) -> str:
+    """` (train.py:29)` of the first place, or nothing."""
+    return f" ({shown(where[0])})" if where else ""
+
+
+def bare(function: str | None) -> str:
+    """The last part of a qualified name."""
+    return (function or "?").rsplit(".", 1)[-1]
+
+
+def spot(place: Place) -> tuple[str, int | None]:
+    """Its file and line, whatever function and share."""
+    return place.file, place.line
+
+
+def distinct(places: Iterable[Place]) -> tuple[Place, ...]:
+    """Each line once, in the order of their first."""
+    found: dict[tuple[str, int | None], Place] = {}
+    for place in places:
+        found.setdefault(spot(place), place)
+    return tuple(found.values())
+
+
+def steps_source(train: StepFacts) -> str:
+    """Which journals a step figure comes from."""
+    if len(train.ranks) == 1:
+        return f"rank-{train.ranks[0]}/steps.jsonl"
+    return f"steps.jsonl of {len(train.ranks)} ranks"
+
+
+def stacks_source(analysis: Analysis) -> str:
+    """Which stacks a sampled figure comes from."""
+    stacks = analysis.stacks
+    return f"stacks.jsonl ({stacks.source} at {stacks.rate_hz:.0f} Hz)" if stacks else "stacks.jsonl"
+
+
+def traces_source(traces: Sequence[str]) -> str:
+    """Which traces a figure comes from."""
+    return f"trace {traces[0]}" if len(traces) == 1 else f"{len(traces)} traces"
+
+
+def figure(metric: str, value: float, unit: str, source: str, digits: int = 4) -> Evidence:
+    """A figure, rounded."""
+    return Evidence(metric, round(value, digits), unit, source)
+
+
+def ms(metric: str, value: float, source: str) -> Evidence:
+    """A time in ms."""
+    return Evidence(metric, round(value, 3), "ms", source)
+
+
+def device_doubt(analysis: Analysis) -> tuple[tuple[str, ...], str]:
+    """(levels of confidence, caveat) of time lost on the host of an accelerator: queued work may hide it."""
+    device = accelerator(analysis)
+    if device is None:
+        return (), ""
+    return ("low",), f" The {device} may be working meanwhile: then the gain is smaller, down to nothing."
