@@ -78,21 +78,6 @@ def test_the_journal_times_what_samples_only_divide() -> None:
     assert share.samples == 150
 
 
-def test_samples_that_could_not_be_taken_may_all_be_of_any_call_as_far_as_its_part_has_room() -> None:
-    place = Place(TRAIN, 22, "describe")
-    most = []
-    for failed in (0, 50, 5_000):
-        made = tables([*TRAINING, *DESCRIBE])
-        made.quality.counts.update(stack_samples=450, stack_errors=failed)
-        calls = calls_of(made)
-        share = calls.share(calls.number(place), calls.time.rows["row"])
-        assert share is not None
-        assert share.ms == pytest.approx(30)
-        most.append(share.at_most_ms)
-    assert most[1] - most[0] == pytest.approx(0.1 * (100 - 30))
-    assert most[2] - most[0] == pytest.approx(50 - 30)  # no more than all that is sampled beside training
-
-
 def test_a_place_no_sample_saw_has_no_call() -> None:
     calls = calls_of(tables([*TRAINING, *DESCRIBE]))
     assert calls.number(Place("/home/user/project/other.py", 1, "other")) is None

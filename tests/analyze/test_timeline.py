@@ -20,24 +20,6 @@ def whole(made: Timeline, width: int = 1_000, **more: Any) -> list[Drawn]:
     return drawn(viewport(made, 0, made.length_ns, width, **more))
 
 
-def test_a_small_trace_is_drawn_slice_by_slice() -> None:
-    found = whole(of_traces(a_step()))
-
-    assert {(each.depth, each.kind, each.start_us, each.end_us) for each in found if "thread" in each.track} == {
-        (0, "user_function", 0, 1_000),
-        (1, "user_function", 100, 700),
-        (2, "operator", 150, 250),
-        (3, "runtime", 200, 210),
-        (1, "sync", 800, 900),
-    }
-    assert [(each.name, each.kind, each.start_us) for each in found if "stream" in each.track] == [
-        ("gemm_f16", "kernel", 500),
-        ("Memcpy HtoD", "copy", 750),
-    ]
-    assert {each.count for each in found} == {1}
-    assert len({each.id for each in found}) == len(found) == 7
-
-
 @pytest.mark.parametrize(
     ("category", "name", "kind"),
     [

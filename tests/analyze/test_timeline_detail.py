@@ -12,7 +12,7 @@ from stepscope.analyze.pictures.timeline_viewport import search, viewport
 from stepscope.errors import UsageError
 from stepscope.model.timeline import SliceDetail
 from tests.analyze.timelines import PROJECT, SOURCE, US, a_step, drawn, of_rows, of_traces
-from tests.analyze.traces import BACK_THREAD, Slices
+from tests.analyze.traces import Slices
 from tests.builders import MS, T0
 
 
@@ -51,33 +51,6 @@ def test_a_device_slice_without_a_launch_says_why() -> None:
 def test_a_copy_tells_how_fast_it_was() -> None:
     told = facts(named(of_traces(a_step()), "Memcpy HtoD"))
     assert told["bytes per second"] == 4_000 / 50e-6
-
-
-def test_an_operator_of_the_backward_pass_has_its_forward_operators_stack() -> None:
-    trace = a_step()
-    backward = trace.add(
-        "cpu_op", "MmBackward0", 900, 50, track="1/2", forward=2, forward_thread=BACK_THREAD, sequence=1
-    )
-    found = detail(of_traces(trace), backward)
-    assert facts(found)["forward operator"] == "aten::matmul"
-    assert [frame.place.function for frame in found.stack] == ["forward", "main"]
-    assert found.place is not None
-    assert found.place.place.line == 8
-    assert any("forward operator" in note for note in found.notes)
-
-
-def test_old_traces_hold_the_stack_as_text() -> None:
-    trace = Slices()
-    stack = f"{PROJECT}/net.py(12): forward;{PROJECT}/train.py(40): main;<built-in call>"
-    number = trace.add("Operator", "aten::conv2d", 0, 10, call_stack=stack)
-    found = detail(of_traces(trace), number)
-    assert [(frame.place.line, frame.place.function) for frame in found.stack] == [
-        (12, "forward"),
-        (40, "main"),
-        (None, "<built-in call>"),
-    ]
-    assert found.place is not None
-    assert found.place.place.line == 12
 
 
 def test_a_sample_tells_its_stack() -> None:

@@ -52,9 +52,7 @@ class CallTree(Struct, frozen=True, dict=True):
         """For every node the nearest node on its path, itself included, that is `marked`; -1 for none."""
         found = np.where(marked, np.arange(len(self), dtype=np.int32), np.int32(NONE))
         for level in self.levels[1:]:
-            above = found[self.parent[level]]
-            own = found[level]
-            found[level] = np.where(own >= 0, own, above)
+            found[level] = np.where(found[level] >= 0, found[level], found[self.parent[level]])
         return found
 
     def outermost(self, marked: Bools) -> Int32:

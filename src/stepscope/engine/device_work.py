@@ -70,41 +70,27 @@ def _work(span: Span) -> Work:
     rows = np.flatnonzero((span.is_kernel | span.is_copy | span.is_fill) & ~waits)
     names = span.names
     kind = np.full(len(rows), KERNEL, np.int8)
-    kind[_collectives(span)[names.codes[rows]]] = COMMUNICATION
+    codes = np.unique(names.codes[span.is_kernel])  # only names of device slices are looked at
+    collective = np.zeros(len(names.values) + 1, bool)
+    collective[codes] = [code >= 0 and is_collective_kernel(names.values[code]) for code in codes.tolist()]
+    kind[collective[names.codes[rows]]] = COMMUNICATION
     kind[span.is_fill[rows]] = FILL
     kind[copies[rows]] = COPY
-    return Work(rows, span.start_ns[rows], span.ends(rows), kind, _devices(span, rows), *_linked(span, rows))
-
-
-def _collectives(span: Span) -> Bools:
-    """By code of a name. Only names of device slices are looked at."""
-    codes = np.unique(span.names.codes[span.is_kernel])
-    codes = codes[codes >= 0]
-    flags = np.zeros(len(span.names.values) + 1, bool)
-    flags[codes] = [is_collective_kernel(span.names.values[code]) for code in codes]
-    return flags
-
-
-def _devices(span: Span, rows: Int64) -> Int64:
-    device = span.column("device", rows)
-    if len(rows) and (device < 0).any():
-        process = [_number(track.partition("/")[0]) for track in span.tracks.values]
-        device = np.where(device < 0, np.asarray([*process, NONE], np.int64)[span.tracks.codes[rows]], device)
-    return device
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isdigit() and len(text) < 10 else NONE
-
-
-def _linked(span: Span, rows: Int64) -> tuple[Int64, Int64, Int64]:
-    """Of each its row of the links, its launch and its operator."""
     links = span.links
     of_row = np.full(len(span), NONE, np.int64)
     of_row[links["event"].to_numpy()] = np.arange(links.height)
     link = of_row[rows]
     launch, operator = (np.append(links[name].to_numpy(), NONE)[link] for name in ("launch", "operator"))
-    return link, launch, operator
+    return Work(rows, span.start_ns[rows], span.ends(rows), kind, _devices(span, rows), link, launch, operator)
+
+
+def _devices(span: Span, rows: Int64) -> Int64:
+    device = span.column("device", rows)
+    if len(rows) and (device < 0).any():
+        named = [track.partition("/")[0] for track in span.tracks.values]
+        process = [int(text) if text.isdigit() and len(text) < 10 else NONE for text in named]
+        device = np.where(device < 0, np.asarray([*process, NONE], np.int64)[span.tracks.codes[rows]], device)
+    return device
 
 
 def links_of(span: Span, found: Work, *columns: str) -> pl.DataFrame:

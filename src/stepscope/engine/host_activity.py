@@ -93,8 +93,7 @@ class HostActivity(Struct, frozen=True, dict=True):
 
     @cached_property
     def _operators(self) -> Bools:
-        category = self.span.categories.where(categories.OPERATORS)[self.rows]
-        return category & self.own_operator[self._codes]
+        return self.span.categories.where(categories.OPERATORS)[self.rows] & self.own_operator[self._codes]
 
     @cached_property
     def _ranges(self) -> Bools:
@@ -110,8 +109,7 @@ class HostActivity(Struct, frozen=True, dict=True):
         return among & flags[self._codes]
 
     def _times(self, chosen: Bools) -> Intervals:
-        rows = self.rows[chosen]
-        return self.span.times(rows)
+        return self.span.times(self.rows[chosen])
 
     @cached_property
     def data(self) -> Intervals:
@@ -129,22 +127,16 @@ class HostActivity(Struct, frozen=True, dict=True):
     @cached_property
     def synchronizing(self) -> Intervals:
         """Calls that return when the device is done, copies to or from pageable memory, and `.item()` around them."""
+        span, found = self.span, self.found
         calls = self._named(_SYNC, self._calls)
         calls &= ~self._named(_ASYNC, calls)
-        calls |= self._calls & self._blocking[self.rows]
-        chosen = slice_tree.ancestors(self.span.parent, self.rows[calls], self.span.names.where(_ITEM))
+        # what launched a copy with pageable memory on one side waits for it
+        copies = np.flatnonzero((found.kind == COPY) & (found.launch >= 0))
+        if len(copies):
+            copies = copies[span.names.containing("Pageable")[found.rows[copies]]]
+        calls |= self._calls & np.isin(self.rows, found.launch[copies])
+        chosen = slice_tree.ancestors(span.parent, self.rows[calls], span.names.where(_ITEM))
         return self._times(calls | chosen[self.rows])
-
-    @cached_property
-    def _blocking(self) -> Bools:
-        """Rows of calls that launched a copy the host waits for: one side of it is pageable memory."""
-        blocking = np.zeros(len(self.span) + 1, bool)
-        copies = (self.found.kind == COPY) & (self.found.launch >= 0)
-        names = self.span.names
-        pageable = names.containing("Pageable") if copies.any() else np.zeros(0, bool)
-        rows = self.found.rows[copies]
-        blocking[self.found.launch[copies][pageable[rows]] if len(rows) else rows] = True
-        return blocking[:-1]
 
     @cached_property
     def allocating(self) -> Intervals:
@@ -192,9 +184,11 @@ def host_activity(span: Span, found: Work) -> HostActivity:
     operator = np.append(~annotation, False)
     host = ~span.on_device & (span.tracks.codes >= 0)
     main = _main_track(span, host & span.categories.where(categories.OPERATORS) & operator[names.codes])
-    helping = _engine_tracks(span, host)
-    if main >= 0:
-        helping[main] = True
+    # threads of the autograd engine run operators of the backward pass
+    backward = names.like(_ENGINE) | (span.is_operator & (span.column("forward_thread") > 0))
+    helping = np.zeros(len(span.tracks.values) + 1, bool)
+    helping[[*np.unique(span.tracks.codes[backward & host]), main]] = True
+    helping[-1] = False
     wanted = span.is_runtime | span.is_function
     wanted |= span.categories.where([categories.ANNOTATION, *categories.OPERATORS])
     rows = np.flatnonzero(host & wanted & helping[span.tracks.codes])
@@ -214,13 +208,3 @@ def _main_track(span: Span, operators: Bools) -> int:
         return -1
     tracks, lengths = intervals.union_by(span.tracks.codes[rows].astype(np.int64), span.start_ns[rows], span.ends(rows))
     return int(tracks[lengths.argmax()])
-
-
-def _engine_tracks(span: Span, host: Bools) -> Bools:
-    """By code of a track: whether it runs operators of the backward pass."""
-    backward = span.names.like(_ENGINE)
-    backward |= span.is_operator & (span.column("forward_thread") > 0)
-    engines = np.zeros(len(span.tracks.values) + 1, bool)
-    engines[np.unique(span.tracks.codes[backward & host])] = True
-    engines[-1] = False
-    return engines

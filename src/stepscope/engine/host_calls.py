@@ -52,7 +52,15 @@ class HostCalls:
 
     def __init__(self, span: Span, rows: Int64, code: UserCode) -> None:
         self.span = span
-        what, self._functions = _classified(span, rows, code)
+        self._functions: dict[int, Function] = {}  # the user's by the code of their name
+        codes, functions = span.names.codes[rows], span.is_function[rows]
+        kinds = np.full(len(span.names.values) + 1, LIBRARY, np.int8)  # the last stands for no name
+        for named in np.unique(codes[functions & (codes >= 0)]).tolist():
+            kinds[named], user = _kind(span.names.values[named], code)
+            if user is not None:
+                self._functions[named] = user
+        other = np.where(span.is_operator[rows], OPERATOR, TRANSPARENT)
+        what: Int8 = np.where(functions, kinds[codes], other).astype(np.int8)
         number = np.full(len(span) + 1, NONE, np.int64)  # the last stands for no row
         number[rows] = np.arange(len(rows))
         ours = self_or_ancestor(number[span.parent[rows]], what == OWN) >= 0
@@ -126,10 +134,8 @@ class HostCalls:
 
     @cached_property
     def in_loader(self) -> Bools:
-        found: Bools = (
-            self_or_ancestor(self.parent, self.named(lambda name: _LOADER_NEXT.search(name) is not None)) >= 0
-        )
-        return found
+        fetches = self.named(lambda name: _LOADER_NEXT.search(name) is not None)
+        return np.greater_equal(self_or_ancestor(self.parent, fetches), 0)
 
     @cached_property
     def in_operator(self) -> Bools:
@@ -267,19 +273,6 @@ def _marked_steps(part: HostCalls) -> Int64:
     named = np.array([numbers[code] for code in part.codes[marks].tolist()], np.int64)
     at = np.searchsorted(starts, part.start_ns, side="right") - 1
     return np.where((at >= 0) & (part.start_ns < ends[at]), named[at], NONE)
-
-
-def _classified(span: Span, rows: Int64, code: UserCode) -> tuple[Int8, dict[int, Function]]:
-    """What each of `rows` is, and the user's functions by the code of their name."""
-    codes, functions = span.names.codes[rows], span.is_function[rows]
-    kinds = np.full(len(span.names.values) + 1, LIBRARY, np.int8)  # the last stands for no name
-    found: dict[int, Function] = {}
-    for number in np.unique(codes[functions & (codes >= 0)]).tolist():
-        kinds[number], user = _kind(span.names.values[number], code)
-        if user is not None:
-            found[number] = user
-    other = np.where(span.is_operator[rows], OPERATOR, TRANSPARENT)
-    return np.where(functions, kinds[codes], other).astype(np.int8), found
 
 
 def _kind(name: str, code: UserCode) -> tuple[int, Function | None]:

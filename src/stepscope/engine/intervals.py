@@ -31,7 +31,7 @@ def union(starts: Int64, ends: Int64) -> Intervals:
     """The set of times that any of these intervals covers; they may overlap and come in any order."""
     if not len(starts):
         return EMPTY
-    if not _ascending(starts):
+    if not (starts[1:] >= starts[:-1]).all():
         order = np.argsort(starts, kind="stable")
         starts, ends = starts[order], ends[order]
     if not (ends > starts).all():
@@ -155,10 +155,6 @@ def _one_by_one(count: int, number: Int64, starts: Int64, ends: Int64) -> Int64:
         rows = order[edges[key] : edges[key + 1]]
         lengths[key] = total(union(starts[rows], ends[rows]))
     return lengths
-
-
-def _ascending(values: Int64) -> bool:
-    return bool((values[1:] >= values[:-1]).all())
 
 
 def inside(one: Intervals, times: Int64) -> Bools:

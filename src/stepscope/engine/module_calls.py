@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -49,7 +50,7 @@ class Paths(Struct, frozen=True):
         return np.array(places, np.int64)
 
 
-class Owners(Struct, frozen=True):
+class Owners(NamedTuple):
     """For each row of a span the path (index) it belongs to, `NONE` for no module, and whether in the backward pass."""
 
     path: Int32
@@ -92,8 +93,8 @@ class ModuleCalls:
 
     @cached_property
     def _paths(self) -> tuple[Int32, Paths]:
-        names = self._instance_names()
-        count = len(names.values)
+        codes, names = self._instance_names()
+        count = len(names)
         path = np.full(len(self.rows), NONE, np.int32)
         known = Paths()
         level = np.flatnonzero(self.outer < 0)
@@ -102,8 +103,8 @@ class ModuleCalls:
             if not len(level):
                 break
             above = np.where(self.outer[level] >= 0, path[self.outer[level]], NONE).astype(np.int64)
-            distinct, number = np.unique((above + 1) * count + names.codes[level], return_inverse=True)
-            found = [known.number(way // count - 1, names.values[way % count]) for way in distinct.tolist()]
+            distinct, number = np.unique((above + 1) * count + codes[level], return_inverse=True)
+            found = [known.number(way // count - 1, names[way % count]) for way in distinct.tolist()]
             path[level] = np.array(found, np.int32)[number]
             next_level = path[self.outer[inner]] >= 0
             level, inner = inner[next_level], inner[~next_level]
@@ -171,13 +172,13 @@ class ModuleCalls:
         at[left] = NONE
         return at, backward
 
-    def _instance_names(self) -> _Names:
-        """The name of each call's instance: "Conv2d_3". Where the name lacks the number, the trace has it beside."""
+    def _instance_names(self) -> tuple[Int64, list[str]]:
+        """The number and the name of each call's instance: "Conv2d_3". Where it lacks the number, it stands beside."""
         span = self.span
         codes, back = np.unique(span.names.codes[self.rows], return_inverse=True)
         texts = [span.names.values[code].removeprefix(PREFIX) for code in codes.tolist()]
         if all(_NUMBERED.fullmatch(text) for text in texts):
-            return _Names(back, texts)
+            return back, texts
         number = span.series("python_module").fill_null(NONE).to_numpy()[self.rows]
         pairs, back = np.unique(np.stack([back, number]), axis=1, return_inverse=True)
         named = [
@@ -185,12 +186,7 @@ class ModuleCalls:
             for text, number in ((texts[code], number) for code, number in pairs.T.tolist())
         ]
         place = {name: number for number, name in enumerate(dict.fromkeys(named))}
-        return _Names(np.array([place[name] for name in named], np.int64)[back.reshape(-1)], list(place))
-
-
-class _Names(Struct, frozen=True):
-    codes: Int64
-    values: list[str]
+        return np.array([place[name] for name in named], np.int64)[back.reshape(-1)], list(place)
 
 
 def module_class(name: str) -> str:

@@ -99,11 +99,15 @@ def short(function: pl.Expr) -> pl.Expr:
     return function.str.extract(r"([^.]+)$")
 
 
-def mean_step_ms(labelled: LabelledSteps) -> dict[int, float]:
-    """The mean steady step of each rank: of training, or of evaluation where nothing is trained."""
+def steps_of_means(labelled: LabelledSteps) -> pl.DataFrame:
+    """The steady steps of training, or of evaluation where nothing is trained."""
     steady = labelled.steady("train")
-    steady = labelled.steady("eval") if steady.is_empty() else steady
-    means = steady.group_by("rank").agg(ms=pl.col("wall_ns").mean() / 1e6)
+    return labelled.steady("eval") if steady.is_empty() else steady
+
+
+def mean_step_ms(labelled: LabelledSteps) -> dict[int, float]:
+    """The mean steady step of each rank."""
+    means = steps_of_means(labelled).group_by("rank").agg(ms=pl.col("wall_ns").mean() / 1e6)
     return {int(rank): float(ms) for rank, ms in means.rows() if rank is not None}
 
 

@@ -86,8 +86,7 @@ class Scene(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def operators(self) -> Bools:
         """The operators among `mine`."""
-        found: Bools = self.span.is_operator & self.mine
-        return found
+        return np.logical_and(self.span.is_operator, self.mine)
 
     @cached_property
     def in_backward(self) -> Int32:

@@ -74,8 +74,16 @@ class Lines:
         sampled = self._sampled_line(file, function, name, [line for line, _ in found])
         if sampled is not None:
             inside = next((around for line, around in found if line == sampled and around is not None), None)
-            inside = inside or (_loop_around(scope, sampled) if scope is not None else None)
-            return CallSite(sampled, *_span(inside), "sampled stacks")
+            around = (
+                [
+                    node
+                    for node in _walk(scope)
+                    if isinstance(node, _LOOPS) and node.lineno <= sampled <= (node.end_lineno or node.lineno)
+                ]
+                if scope is not None
+                else []
+            )
+            return CallSite(sampled, *_span(inside or (around[-1] if around else None)), "sampled stacks")
         if found:
             line, inside = found[0]
             return CallSite(line, *_span(inside), "syntax of the source")
@@ -218,11 +226,13 @@ def _calls(scope: ast.AST, name: str, *, loop: bool) -> list[tuple[int, ast.AST 
     found: list[tuple[int, ast.AST | None]] = []
     loops = [node for node in _walk(scope) if isinstance(node, _LOOPS)]
     for node in _walk(scope):
-        if not isinstance(node, ast.Call) or _called_name(node) != name:
+        called = node.func if isinstance(node, ast.Call) else None
+        if not isinstance(node, ast.Call) or name not in (getattr(called, "attr", None), getattr(called, "id", None)):
             continue
-        line = _name_line(node)
+        # the line Python reports: of a method call over several lines, the attribute's
+        line = called.end_lineno if isinstance(called, ast.Attribute) else None
         inside = [each for each in loops if _contains(each, node)]
-        found.append((line, inside[-1] if inside else None))
+        found.append((line or node.lineno, inside[-1] if inside else None))
     if loop:
         found.sort(key=lambda pair: pair[1] is None)
     return found
@@ -233,22 +243,10 @@ def _signs(scope: ast.AST, operator: str) -> set[int]:
     wanted = _SIGNS.get(operator, ())
     found: set[int] = set()
     for node in _walk(scope):
-        signs = [*getattr(node, "ops", ())] if isinstance(node, ast.Compare) else [getattr(node, "op", None)]
-        if wanted and any(isinstance(sign, wanted) for sign in signs):
+        signs = node.ops if isinstance(node, ast.Compare) else [getattr(node, "op", None)]
+        if any(isinstance(sign, wanted) for sign in signs):
             found.add(int(getattr(node, "lineno", 0)))
     return found
-
-
-def _called_name(call: ast.Call) -> str | None:
-    if isinstance(call.func, ast.Attribute):
-        return call.func.attr
-    return call.func.id if isinstance(call.func, ast.Name) else None
-
-
-def _name_line(call: ast.Call) -> int:
-    """The line Python reports for the call: of a method call over several lines, the attribute's."""
-    end = call.func.end_lineno if isinstance(call.func, ast.Attribute) else None
-    return end or call.lineno
 
 
 def _contains(outer: ast.AST, inner: ast.Call) -> bool:
@@ -256,15 +254,6 @@ def _contains(outer: ast.AST, inner: ast.Call) -> bool:
     if outer is inner or not start <= inner.lineno <= end:
         return False
     return any(node is inner for node in ast.walk(outer))
-
-
-def _loop_around(scope: ast.AST, line: int) -> ast.AST | None:
-    inside = [
-        node
-        for node in _walk(scope)
-        if isinstance(node, _LOOPS) and node.lineno <= line <= (node.end_lineno or node.lineno)
-    ]
-    return inside[-1] if inside else None
 
 
 def _first_body_line(loop: ast.AST) -> int:

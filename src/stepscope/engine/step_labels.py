@@ -18,6 +18,14 @@ COMPILING = ("compile", "recompile", "limit_hit", "failure")  # kinds of `compil
 STEADY = "steady"  # the value of `reason` for a step that counts
 EDGE = "profiler"  # the script's own profiler starts, or stops and exports, in the step
 INCOMPLETE = "incomplete"  # of a step at the end of a trace: its device work was not recorded whole
+REASONS = {  # by the column that marks a step, the first that does
+    "incomplete": INCOMPLETE,
+    "edge": EDGE,
+    "in_window": "window",
+    "compiling": "compile",
+    "warmup": "warmup",
+    "first_batch": "first_batch",
+}
 
 
 class LabelledSteps(Struct, frozen=True):
@@ -38,7 +46,7 @@ def label(tables: Tables, cut: pl.DataFrame | None = None) -> LabelledSteps:
     """Gives every step its reason. A kind without any steady step falls back to all outside windows, then to all.
 
     Args:
-        cut: the steps of traces that others recorded, and of the script's own profiler, as `step_windows.cut`
+        cut: the steps of traces that others recorded, and of the script's own profiler, as `trace_steps.cut`
             takes them.
     """
     steps = tables.steps.filter(pl.col("wall_ns").is_not_null() & (pl.col("wall_ns") > 0))
@@ -51,20 +59,9 @@ def label(tables: Tables, cut: pl.DataFrame | None = None) -> LabelledSteps:
     steps = steps.sort("process", "step").join(_compiling(tables), on=["process", "step"], how="left")
     parts = [_warmup(part) for part in steps.partition_by("process", "kind", maintain_order=True)]
     steps = pl.concat(parts).with_columns(
-        pl.when("incomplete")
-        .then(pl.lit(INCOMPLETE))
-        .when("edge")
-        .then(pl.lit(EDGE))
-        .when(pl.col("in_window").fill_null(False))
-        .then(pl.lit("window"))
-        .when(pl.col("compiling").fill_null(False))
-        .then(pl.lit("compile"))
-        .when(pl.col("warmup"))
-        .then(pl.lit("warmup"))
-        .when(pl.col("first_batch").fill_null(False))
-        .then(pl.lit("first_batch"))
-        .otherwise(pl.lit(STEADY))
-        .alias("reason")
+        reason=pl.coalesce(
+            *(pl.when(column).then(pl.lit(reason)) for column, reason in REASONS.items()), pl.lit(STEADY)
+        )
     )
     fallback: dict[str, str] = {}
     for kind in steps["kind"].unique().drop_nulls().to_list():

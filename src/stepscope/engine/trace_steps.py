@@ -54,7 +54,10 @@ def trace_steps(span: Span, found: Work) -> TraceSteps:
     inside = step >= 0
     np.minimum.at(first, step[inside], found.start_ns[inside])
     np.maximum.at(last, step[inside], found.end_ns[inside])
-    previous = _end_before(starts, first, found, step)
+    previous = int(starts[0])
+    if (step == 0).any():  # the first step begins when what no step launched, and is over before it, has ended
+        earlier = found.end_ns[(step < 0) & (found.end_ns < first[0])]
+        previous = max(previous, int(earlier.max(initial=previous)))
     cut_starts, cut_ends = np.empty(count, np.int64), np.empty(count, np.int64)
     for number in range(count):
         cut_starts[number] = max(previous, int(starts[number]))
@@ -98,7 +101,8 @@ def host_steps(span: Span, found: Work) -> tuple[tuple[str, ...], Int64, Int64]:
     if steps.height:
         names = tuple(str(step) for step in steps["step"].to_list())
         return names, steps["start_ns"].to_numpy().copy(), steps["end_ns"].to_numpy().copy()
-    host = _host_rows(span)
+    ranges = span.categories.where([categories.ANNOTATION, *categories.OPERATORS])
+    host = ranges | span.is_function | (span.is_runtime & ~span.on_device)
     if host.any():
         start, end = int(span.start_ns[host].min()), int(span.ends(host).max())
     elif len(found):
@@ -106,12 +110,6 @@ def host_steps(span: Span, found: Work) -> tuple[tuple[str, ...], Int64, Int64]:
     else:
         return (), np.empty(0, np.int64), np.empty(0, np.int64)
     return ("0",), np.asarray([start], np.int64), np.asarray([end], np.int64)
-
-
-def _host_rows(span: Span) -> Bools:
-    """What the host did: operators, functions, runtime calls, and named ranges."""
-    ranges = span.categories.where([categories.ANNOTATION, *categories.OPERATORS])
-    return ranges | span.is_function | (span.is_runtime & ~span.on_device)
 
 
 def launched_in(span: Span, found: Work, starts: Int64, ends: Int64) -> Int64:
@@ -125,15 +123,6 @@ def launched_in(span: Span, found: Work, starts: Int64, ends: Int64) -> Int64:
     inside = (at >= 0) & (span.ends(call) <= ends[np.maximum(at, 0)])
     step[launched[inside]] = at[inside]
     return step
-
-
-def _end_before(starts: Int64, first: Int64, found: Work, step: Int64) -> int:
-    """Where the work of earlier steps ends: of what no step launched, what is over when the first step's begins."""
-    previous = int(starts[0])
-    if (step == 0).any():
-        earlier = found.end_ns[(step < 0) & (found.end_ns < first[0])]
-        previous = max(previous, int(earlier.max(initial=previous)))
-    return previous
 
 
 def _complete(counts: Int64) -> int:

@@ -101,8 +101,14 @@ class UserCode:
     def _resolve(self, file: str) -> str | None:
         if file.startswith("<") or _NATIVE.search(file) or _GENERATED.search(file):
             return None
-        file = self._mapped(file.removeprefix("./"))
-        if self._named_library(file):
+        file = file.removeprefix("./")
+        for old, new in self._maps:
+            if file == old or file.startswith(_with_slash(old)):
+                file = new.rstrip("/") + file[len(old.rstrip("/")) :]
+                break
+        *folders, name = file.split("/")
+        parts = (*folders, name.removesuffix(".py"))
+        if any(lib in parts if "/" not in lib else f"{file}/".startswith(f"{lib}/") for lib in self._libraries):
             return None
         if file.startswith(("/", *self._chosen)):
             return file if self._below_root(file) else None
@@ -115,19 +121,6 @@ class UserCode:
         # A guess: the folder of the started script comes first on `sys.path`.
         folder = self._main_folder or (self._roots[0].rstrip("/") if self._roots else None)
         return posixpath.join(folder, file) if folder else file
-
-    def _mapped(self, file: str) -> str:
-        for old, new in self._maps:
-            if file == old or file.startswith(_with_slash(old)):
-                return new.rstrip("/") + file[len(old.rstrip("/")) :]
-        return file
-
-    def _named_library(self, file: str) -> bool:
-        parts = file.split("/")
-        parts[-1] = parts[-1].removesuffix(".py")
-        return any(
-            name in parts if "/" not in name else (file + "/").startswith(name + "/") for name in self._libraries
-        )
 
 
 def _checkout(path: str) -> str | None:

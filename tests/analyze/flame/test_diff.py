@@ -14,7 +14,7 @@ from stepscope.analyze.pictures.flame_tree import Limits
 from stepscope.analyze.pictures.sampled_flame import FlameOptions
 from stepscope.errors import UsageError
 from stepscope.model.sampled import FlameGraph
-from tests.analyze.flame.trees import context, inclusive, keys, stack, steps, tree, values
+from tests.analyze.flame.trees import context, inclusive, stack, steps, tree, values
 from tests.builders import rank_info
 
 WHOLE = FlameOptions(limits=Limits(min_share=0, max_nodes=10**6))
@@ -90,20 +90,6 @@ def ranks(walls: tuple[int, ...], leaf: dict[int, str]) -> Context:
         steps=[row for rank, wall in enumerate(walls) for row in steps(rank, wall_ms=wall)],
         ranks=[rank_info(rank) for rank in range(len(walls))],
     )
-
-
-def test_a_rank_is_compared_with_the_mean_of_the_others() -> None:
-    graph = flame_rank_diff(ranks((10, 10, 40), {1: "wait", 2: "augment"}), 2)
-
-    assert keys(graph) == ["rank:2"]
-    assert graph.sides == ("rank 2", "mean of 2 other ranks")
-    assert both(graph, "rank:2") == {
-        (): (pytest.approx(40), pytest.approx(10)),
-        ("main",): (pytest.approx(40), pytest.approx(10)),
-        ("main", "augment"): (pytest.approx(40), 0),
-        ("main", "work"): (0, pytest.approx(5)),
-        ("main", "wait"): (0, pytest.approx(5)),
-    }
 
 
 def test_a_rank_alone_has_no_others() -> None:

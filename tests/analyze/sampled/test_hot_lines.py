@@ -6,7 +6,7 @@ import pytest
 
 from stepscope.analyze import analyze
 from tests.analyze.scenes import TORCH, TRAIN, loader_tables, stack
-from tests.builders import MS, T0, make_tables, step_rows
+from tests.builders import make_tables, step_rows
 
 STEPS = step_rows(400, first_batch=False)  # 4 s
 
@@ -27,20 +27,6 @@ def test_lines_are_the_innermost_of_the_user() -> None:
     assert first.ms_per_step == pytest.approx(7.5)
     assert first.library_leaf == f"{TORCH}/nn/functional.py:relu"
     assert second.line == 2
-
-
-def test_samples_outside_the_steady_state_do_not_count() -> None:
-    frames = [f"main ({TRAIN}:1)"]
-    stacks = [
-        stack(frames, 100, start_ns=T0 - 5000 * MS, end_ns=T0, segment=0),
-        stack(frames, 7, segment=1),
-        stack([*frames, f"profile.export_chrome_trace ({TORCH}/autograd/profiler.py:545)"], 90, segment=1),
-        stack(frames, 50, phase="startup", segment=1),
-    ]
-    facts = analyze(make_tables(steps=STEPS, stacks=stacks)).stacks
-    assert facts is not None
-    assert facts.samples == 247
-    assert facts.steady_samples == 7
 
 
 def test_without_stacks_there_are_no_facts() -> None:

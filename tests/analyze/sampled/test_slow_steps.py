@@ -118,20 +118,6 @@ def test_samples_too_far_apart_for_short_steps() -> None:
     )
 
 
-def test_ranks_and_order_of_rows_change_nothing() -> None:
-    one, two = run(WALLS), run(WALLS, process="rank-1", rank=1)
-    steps = [*one["steps"], *({**step, "rank": 1, "process": "rank-1"} for step in two["steps"])]
-    rows = [*one["stretches"], *two["stretches"]]
-    found, _ = facts_of(steps=steps, stretches=rows, stacks=one["stacks"])
-    random.Random(3).shuffle(rows)
-    again, _ = facts_of(steps=steps, stretches=rows, stacks=one["stacks"])
-    assert found is not None
-    assert again is not None
-    assert found.slow_steps == 12
-    assert found.lines[0].extra_ms_per_step == pytest.approx(72)
-    assert again == found
-
-
 def test_overlaps_equal_those_of_every_pair() -> None:
     """Random stretches and steps of two processes, against the sum over all pairs."""
     chance = random.Random(7)

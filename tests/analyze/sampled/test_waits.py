@@ -170,22 +170,6 @@ def counted(main: dict[str, int], worker: dict[str, int], feeder: dict[str, int]
     return rows + [row("feeder-0", FEEDER[state], samples=count, **more) for state, count in feeder.items()]
 
 
-def test_without_times_samples_of_the_same_period_stand_for_the_same_moments() -> None:
-    stacks = counted({"wait": 600, "unpack": 40, "compute": 360}, {"a": 750, "b": 250}, {"parked": 900, "sends": 100})
-    (wait,) = facts_of(Context(make_tables(steps=step_rows(100, data_wait_ms=64, forward_ms=3), stacks=stacks)))
-    assert not wait.simultaneous
-    assert wait.wait_share == pytest.approx(0.64)
-    # the feeder sends in a tenth of the time, in the rest of the wait the worker works
-    assert shown(wait) == pytest.approx(
-        {
-            ("transfer", None): (40 + 60) / 640,
-            ("worker_busy", 20): 540 * 0.75 / 640,
-            ("worker_busy", 10): 540 * 0.25 / 640,
-        }
-    )
-    assert wait.wait_ms_per_step == pytest.approx(64)
-
-
 def test_no_loader_no_wait() -> None:
     assert facts_of(Context(make_tables(steps=step_rows(600), stacks=counted({"compute": 70}, {"a": 3}, {})))) == ()
 

@@ -163,17 +163,6 @@ def test_host_calls_of_collectives(name: str, call: bool):
 # --------------------------------------------------------------------------------------------------------- overlap
 
 
-def test_computation_hides_and_copies_do_not():
-    trace = Slices()
-    trace.kernel(0, 100, NCCL)
-    trace.kernel(10, 20)
-    trace.kernel(20, 20)  # beside the other one: 30 µs together
-    trace.kernel(90, 20, category="gpu_memset", name="Memset (Device)")
-    trace.kernel(50, 20, category="gpu_memcpy", name="Memcpy HtoD")
-    row = one(trace)
-    assert (row.overlapped_ns, row.exposed_ns) == (40 * US, 60 * US)
-
-
 def test_two_collectives_at_once_are_exposed_once():
     trace = Slices()
     trace.kernel(0, 100, NCCL)
@@ -187,19 +176,6 @@ slices = st.lists(st.tuples(st.sampled_from("nkc"), st.integers(0, 60), st.integ
 
 
 # ------------------------------------------------------------------------------------------------------------ host
-
-
-def test_gloo_runs_on_the_host_and_operators_hide_it():
-    trace = Slices()
-    texts = {"shapes": "[[1000]]", "types": '["float"]', "track": "1/9"}
-    trace.add("user_annotation", "gloo:all_reduce", 0, 100, **texts)
-    outer = trace.add("cpu_op", "autograd::engine::evaluate_function: AccumulateGrad", 0, 30)
-    trace.add("cpu_op", "c10d::allreduce_", 0, 10, parent=outer)
-    trace.add("cpu_op", "aten::mm", 20, 30)
-    trace.add("user_annotation", "DistributedDataParallel.forward", 0, 90)
-    row = one(trace)
-    assert (row.name, row.library, row.dtype, row.message_bytes) == ("all_reduce", "gloo", "float32", 4000)
-    assert (row.total_ns, row.overlapped_ns, row.exposed_ns) == (100 * US, 30 * US, 70 * US)
 
 
 # --------------------------------------------------------------------------------------------------- missing, odd

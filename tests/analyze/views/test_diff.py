@@ -108,25 +108,6 @@ def test_steps_are_matched_part_by_part_in_order() -> None:
     assert rows["ProfilerStep"].base_device_ns == 120 * US
 
 
-def test_what_has_no_partner_stands_between_what_has_one() -> None:
-    other = training(layers=("Conv2d_0", "GELU_0", "Dropout_0", "ReLU_0", "Extra_0"))
-    found = trace_diff.diff(side_of(training(), "a", TWO_STEPS), side_of(other, "b", TWO_STEPS))
-    inside = [(one.level, one.key, *us(one)[:2]) for one in found.tables["tree"] if one.key.split()[0] == "Module"]
-    gap = "not matched: Module BatchNorm2d_0 | Module GELU_0, Module Dropout_0"
-    rows = {one.key: one for one in found.tables["tree"]}
-    assert us(rows[gap]) == (50, 100, 50)
-    assert rows[gap].level == 2
-    assert inside == [
-        (1, "Module Net_0", 300, 300),
-        (2, "Module Conv2d_0", 50, 50),
-        (3, "Module BatchNorm2d_0", 50, None),
-        (3, "Module GELU_0", None, 50),
-        (3, "Module Dropout_0", None, 50),
-        (2, "Module ReLU_0", 50, 50),
-        (2, "Module Extra_0", None, 50),
-    ]
-
-
 def test_without_steps_there_are_totals_and_a_word_about_it() -> None:
     with_steps = side_of(training(), "known", TWO_STEPS)
     without = side_of(training(steps=4), "unknown")

@@ -78,18 +78,6 @@ def test_clocks_of_hosts_are_not_compared(tmp_path: Path):
     assert here == apart
 
 
-def test_a_call_that_one_worker_lacks_costs_only_itself(tmp_path: Path):
-    whole = [4.0, 8.0, 12.0]
-    found = seen(
-        tmp_path,
-        talking(0, whole, size=2, sequences=[1, 2, 3]),
-        talking(1, [0, 0], size=2, sequences=[1, 3]),
-    )
-    assert (found.matched, found.unmatched) == (2, 1)
-    assert shares(found)[0].synchronizing_ns == (4 + 12) * US // 3
-    assert any("no match" in note for note in found.notes)
-
-
 def test_groups_of_one_name_with_other_ranks_are_other_groups(tmp_path: Path):
     made = [Rank(rank, 4) for rank in range(4)]
     for rank in made:

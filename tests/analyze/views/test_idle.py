@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 
 from stepscope.model.views import HOST
-from tests.analyze.traces import BACK_THREAD, US, Slices
+from tests.analyze.traces import Slices
 from tests.analyze.views.stepped import DATALOADER, overview_of, step, used
-
-ENGINE = "1/2"
 
 CONVERT = "torch/_dynamo/convert_frame.py(631): __call__"
 IDLE = {
@@ -63,18 +61,6 @@ def test_what_the_host_did_while_the_device_was_idle(part: str, category: str, n
     expected = {"compute": 40.0, "idle_python": 20.0}
     expected[part] = expected.get(part, 0) + 40
     assert used(only.parts_ns) == expected
-
-
-def test_threads_of_the_backward_pass_work_for_the_training_thread_and_others_do_not() -> None:
-    trace = Slices()
-    trace.add("python_function", "train.py(1): <module>", 0, 100)
-    trace.add("cpu_op", "MulBackward0", 10, 20, track=ENGINE, forward_thread=BACK_THREAD)
-    trace.add("cpu_op", "aten::mul", 40, 20, track="1/3")
-    trace.add("cuda_runtime", "cudaDeviceSynchronize", 70, 10, track="1/3")
-    trace.kernel(90, 10)
-    (only,) = overview_of(trace, step(1, 0, 100)).steps
-    assert used(only.parts_ns) == {"compute": 10, "idle_operators": 20, "idle_python": 70}
-    assert only.plugin_ns["CPU Exec"] == 40 * US  # of all threads, as the plugin counts
 
 
 # ------------------------------------------------------------------------------------------- without a device

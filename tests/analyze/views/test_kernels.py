@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from posixpath import basename
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from stepscope.analyze.views import kernels
 from tests.analyze import shared_traces
 from tests.analyze.traces import tables
 from tests.analyze.views.module_traces import US, Nested, base_of
-from tests.builders import T0
 
 PLUGIN = shared_traces.SHARED / "oracles" / "tb_plugin.json"
 ORACLE: dict[str, Any] = json.loads(PLUGIN.read_text()) if PLUGIN.is_file() else {}
@@ -20,26 +18,6 @@ ORACLE: dict[str, Any] = json.loads(PLUGIN.read_text()) if PLUGIN.is_file() else
 
 def kernel(trace: Nested, number: int, **columns: Any) -> None:
     trace.events[number].update(columns)
-
-
-def test_who_launched_a_kernel_and_how_long_it_waited() -> None:
-    trace = Nested()
-    layer = trace.python("train.py(4): layer")
-    mm, bmm = trace.operator("aten::mm", 0, 10, layer), trace.operator("aten::bmm", 20, 10)
-    trace.kernel(40, 30, "nvjet_tst_64x64_TNT", below=mm, operator=mm)
-    trace.kernel(90, 10, "nvjet_tst_64x64_TNT", below=bmm, operator=bmm)
-    replay = trace.operator("replay", 200, 10)
-    trace.kernel(900, 10, "nvjet_tst_64x64_TNT", below=replay, operator=replay, state="graph")
-    for link, start in zip(trace.links, (5, 25, 205), strict=True):
-        trace.events[link["launch"]]["start_ns"] = T0 + start * US
-    base = base_of(trace.tables())
-    (row,) = kernels.table(base)
-    assert (row.operator, row.calls, row.tensor_cores) == ("aten::mm", 3, True)
-    assert row.place is not None
-    assert (basename(row.place.file), row.place.line) == ("train.py", 4)
-    assert row.launch_delay_ns == (35 * US + 65 * US) / 2  # the replayed one waited for the graph, not for its launch
-    by_launch = {one.operator: one.calls for one in kernels.table(base, by="launch")}
-    assert by_launch == {"aten::mm": 1, "aten::bmm": 1, None: 1}
 
 
 def test_several_devices_and_spans() -> None:

@@ -61,14 +61,6 @@ def test_ranks_that_share_a_name_are_told_apart(tmp_path: Path):
     assert len({span.ref.label for span in opened(tmp_path).spans}) == 2
 
 
-def test_a_rank_is_what_the_trace_says_also_where_another_run_has_it(tmp_path: Path):
-    for run in ("a", "b"):
-        write(tmp_path / run / "worker0.pt.trace.json", 0, 1)
-    found = opened(tmp_path)
-    assert [span.ref.rank for span in found.spans] == [0, 0]
-    assert len({span.ref.process for span in found.spans}) == 2
-
-
 def test_of_a_rank_that_was_started_again_the_last_process_is_compared(tmp_path: Path):
     for rank in range(2):
         run = make_run_folder(tmp_path, rank=rank, pid=100 + rank)

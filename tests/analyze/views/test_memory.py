@@ -56,19 +56,6 @@ def operators_of(found: MemoryView, device: str = GPU) -> dict[str | None, Memor
     return named
 
 
-def test_a_release_that_was_not_seen():
-    """The same address is allocated twice: the first block must have gone in between."""
-    recorded = Recorded()
-    recorded.add(40, 1, 0xA)
-    recorded.totals[GPU] -= 40
-    recorded.add(30, 2, 0xA)
-    recorded.add(-30, 3, 0xA)
-    found = recorded.view()
-    curve = curve_of(found)
-    assert (curve.peak_allocated_bytes, curve.peak_recorded_bytes, curve.peak_before_bytes) == (40, 40, 0)
-    assert (found.pairs, found.unpaired_allocations, found.unpaired_releases) == (1, 1, 0)
-
-
 def nested() -> Recorded:
     """linear > (addmm > empty), a linear inside a linear, and a kernel's slice that lies over them all."""
     recorded = Recorded()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stepscope.analyze.views import modules
 from stepscope.engine.module_calls import MAX_LEVELS
-from stepscope.model.views import ModuleNode, ModuleTree
+from stepscope.model.views import ModuleTree
 from tests.analyze.views.module_traces import US, Nested, base_of
 
 
@@ -19,12 +19,6 @@ def tree_of(trace: Nested, steps_us: list[tuple[float, float]] | None = None) ->
     found = modules.tree(base_of(trace.tables(steps_us)))
     assert found is not None
     return found
-
-
-def by_path(found: ModuleTree) -> dict[str, ModuleNode]:
-    nodes = {node.path: node for node in found.nodes}
-    assert len(nodes) == len(found.nodes)
-    return nodes
 
 
 def us(ns: int | None) -> float | None:
@@ -48,23 +42,6 @@ def forward_pass() -> tuple[Nested, int, int]:
     return trace, linear, loss
 
 
-def test_a_module_has_what_it_does_itself_and_what_it_calls() -> None:
-    trace, _, _ = forward_pass()
-    found = tree_of(trace, [(0, 45), (45, 80)])
-    net, linear = found.nodes
-    assert (net.path, net.name, net.module, net.depth) == ("Net_0", "Net_0", "Net", 0)
-    assert (linear.path, linear.name, linear.module, linear.depth) == ("Net_0/Linear_0", "Linear_0", "Linear", 1)
-    assert (net.calls, net.calls_per_step, linear.calls, linear.calls_per_step) == (1, 0.5, 2, 1.0)
-    assert (us(net.host_total_ns), us(net.host_self_ns)) == (100, 50)
-    assert (us(linear.host_total_ns), us(linear.host_self_ns)) == (50, 50)
-    assert (us(net.device_total_ns), us(net.device_self_ns)) == (75, 5)
-    assert (us(linear.device_total_ns), us(linear.device_self_ns)) == (70, 70)
-    assert (net.operators, linear.operators) == (1, 2)  # addmm is called by linear, not by the module
-    assert us(found.device_ns) == 93
-    assert us(found.unattributed_device_ns) == 18
-    assert found.steps == 2
-
-
 def test_without_a_backward_pass_and_steps_there_is_no_figure_for_them() -> None:
     trace, _, _ = forward_pass()
     found = tree_of(trace)
@@ -74,25 +51,6 @@ def test_without_a_backward_pass_and_steps_there_is_no_figure_for_them() -> None
         assert node.calls_per_step is None
         assert node.backward_host_self_ns is node.backward_host_total_ns is None
         assert node.backward_device_self_ns is node.backward_device_total_ns is None
-
-
-def test_the_backward_pass_belongs_to_the_module_of_the_forward_operator() -> None:
-    trace, linear, loss = forward_pass()
-    trace.launch("mse_back", 200, 3, trace.backward("MseLossBackward0", 200, 10, loss, track="1/2"))
-    addmm = trace.backward("AddmmBackward0", 210, 20, linear, track="1/2")
-    inner = trace.operator("aten::mm", 212, 10, addmm, track="1/2")
-    trace.launch("gemm_back", 215, 50, inner)
-    trace.backward("torch::autograd::AccumulateGrad", 230, 10, None, track="1/2")
-    found = tree_of(trace)
-    nodes = by_path(found)
-    net, layer = nodes["Net_0"], nodes["Net_0/Linear_0"]
-    assert (us(layer.backward_host_self_ns), us(layer.backward_host_total_ns)) == (20, 20)
-    assert (us(layer.backward_device_self_ns), us(layer.backward_device_total_ns)) == (50, 50)
-    assert (us(net.backward_host_self_ns), us(net.backward_host_total_ns)) == (0, 20)
-    assert (us(net.backward_device_self_ns), us(net.backward_device_total_ns)) == (0, 50)
-    assert us(layer.host_total_ns) == 50  # the forward pass stays what it was
-    assert us(found.unattributed_device_ns) == 21  # of the loss, both ways, and of before
-    assert found.backward_linked_share == 20 / 40
 
 
 def test_a_trace_of_the_host_alone_has_no_device_times() -> None:

@@ -16,7 +16,7 @@ from stepscope.engine.spans import Base
 from stepscope.model.views import OperatorRow
 from stepscope.tables.schema import Tables
 from tests.analyze import shared_traces
-from tests.analyze.scenes import CALL_LINE, LOOP_SOURCE, TRAIN, loop_trace, steps_with_window
+from tests.analyze.scenes import TRAIN
 from tests.analyze.traces import tables
 from tests.analyze.views.module_traces import US, Nested, base_of
 from tests.builders import MS, T0, make_tables
@@ -45,24 +45,6 @@ def by_name(recorded: Tables, sources: dict[str, str] | None = None) -> dict[str
     views = analyze(recorded, sources).views
     assert views is not None
     return {row.name: row for row in views.operators}
-
-
-def test_figures_of_a_step_with_the_line_and_its_share() -> None:
-    """One of 257 losses of a step is computed elsewhere."""
-    steps = steps_with_window()
-    trace = loop_trace(steps)
-    (step,) = [row for row in steps if row["step"] == 10]
-    more = {**trace.rows[2], "step": 10, "start_ns": step["start_ns"] + step["wall_ns"] - MS, "parent": None}
-    more |= {"name": "aten::cross_entropy_loss", "category": "cpu_op", "duration_ns": 80 * US}
-    found = by_name(make_tables(steps=steps, events=[*trace.rows, more]), {TRAIN: LOOP_SOURCE})
-    count = sum(1 for row in steps if row["in_window"])
-    assert found["aten::select"].calls_per_step == 512
-    loss = found["aten::cross_entropy_loss"]
-    assert loss.calls == 256 * count + 1
-    assert loss.host_total_ns_per_step == pytest.approx((256 + 1 / count) * 80 * US)
-    assert loss.place is not None
-    assert (loss.place.file, loss.place.line) == (TRAIN, CALL_LINE)
-    assert loss.place.share == 256 * count / loss.calls
 
 
 def test_without_steps_nothing_is_divided() -> None:
@@ -97,18 +79,6 @@ def test_stacks_of_2021_come_from_the_operators_text() -> None:
     (row,) = operators.table(base)
     assert row.has_call_stack
     assert row.place_exact
-
-
-def test_runtime_calls_of_2021_belong_to_the_operator_they_name() -> None:
-    trace = Nested()
-    outer = trace.add("Operator", "aten::outer", 0, 100, external_id=1)
-    trace.add("Operator", "aten::inner", 10, 10, parent=outer, external_id=2)
-    # within whole microseconds it looks as if it lay beside its operator
-    trace.add("Runtime", "cudaLaunchKernel", 20, 6, parent=outer, external_id=2)
-    trace.add("Runtime", "cudaDeviceSynchronize", 50, 9, parent=outer, external_id=0)
-    found = rows(base_of(trace.tables()))
-    assert us(found["aten::inner"].host_self_ns) == 4
-    assert us(found["aten::outer"].host_self_ns) == 90
 
 
 SLICE = st.tuples(st.integers(0, 40), st.integers(1, 40), st.integers(0, 2), st.booleans())

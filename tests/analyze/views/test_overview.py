@@ -87,17 +87,6 @@ def test_every_trace_sums_to_its_steps(name: str) -> None:
 # ---------------------------------------------------------------------------------------------------- steps
 
 
-def test_a_step_lasts_until_its_work_is_done_on_the_device() -> None:
-    trace = Slices()
-    launched(trace, 10, 20, 130)  # of the first step, past its end on the host
-    launched(trace, 120, 150, 20)
-    launched(trace, 210, 215, 5)
-    found = overview_of(trace, step(1, 0, 100), step(2, 100, 100), step(3, 200, 100))
-    windows = [((one.start_ns - T0) / US, one.wall_ns / US) for one in found.steps]
-    assert windows == [(0, 150), (150, 50), (200, 100)]
-    assert [one.step for one in found.steps] == ["1", "2", "3"]
-
-
 @pytest.mark.parametrize(("last", "kept"), [(0, 1), (3, 1), (4, 2), (5, 2)])
 def test_a_last_step_recorded_in_part_is_dropped(last: int, kept: int) -> None:
     trace = Slices()

@@ -22,9 +22,9 @@ from stepscope.analyze.host import stack_selection
 from stepscope.analyze.host.stack_selection import Chosen, IdleMode, StackSelection, check, choose
 from stepscope.engine import intervals
 from stepscope.engine.call_tree import CallTree
+from stepscope.engine.samples import Samples, mean_step_ms, steps_of_means
 from stepscope.engine.user_code import UserCode
 from stepscope.errors import UsageError
-from stepscope.model import PHASES
 from stepscope.model.sampled import HotspotRow, Hotspots, SampledProcess
 from stepscope.read.raw import Frame
 from stepscope.tables.arrays import NONE
@@ -64,7 +64,7 @@ DEFAULTS = HotspotOptions()
 def of_run(context: Context, options: HotspotOptions = DEFAULTS) -> Hotspots:
     """The hotspots of a run, with milliseconds per step where its steps are known; raises like `hotspots`."""
     check(context.tables, options.selection)
-    return hotspots(context.tables, context.calls, context.code, options, ms_per_sample(context))
+    return hotspots(context.tables, context.calls, context.code, options, _ms_per_sample(context))
 
 
 def hotspots(
@@ -478,49 +478,31 @@ def _stem(name: str) -> str:
     return re.sub(r"\.pyx?$", "", name)
 
 
-_SEGMENT = ["process", "start_ns", "end_ns"]
-
-
 class MsPerSample(Struct, frozen=True):
-    """`ms_per_sample` by rank, mean over ranks included: summed over a rank's samples in steps it gives its mean step,
-    divided by the number of ranks. `segments` are those that steady steps fill; `profiling` nodes are in no step."""
+    """`by_rank`: what a sample of a rank's steps is of the mean step over all ranks; their `steps` and `mean_ms`."""
 
-    ms_per_sample: dict[int, float]
-    segments: pl.DataFrame
-    profiling: pl.Series
+    by_rank: dict[int, float]
+    samples: Samples
     steps: int
     mean_ms: float
 
     def of(self, stacks: pl.DataFrame) -> pl.Series:
-        """The weights of one sample of each row of `stacks`; null for all that is no main thread in a steady step."""
-        inside = (
-            (pl.col("role") == "rank")
-            & pl.col("main_thread").fill_null(False)
-            & pl.col("phase").is_in(PHASES).fill_null(False)
-            & ~pl.col("node").is_in(self.profiling.implode()).fill_null(False)
-            & pl.col("steady").fill_null(False)
-        )
-        weights = pl.col("rank").replace_strict(self.ms_per_sample, default=None, return_dtype=pl.Float64)
-        joined = stacks.join(self.segments, on=_SEGMENT, how="left", nulls_equal=True, maintain_order="left")
-        return joined.select(pl.when(inside).then(weights).alias("weight"))["weight"]
+        """What a sample of each row of `stacks` is; null for all that is no main thread in a steady step."""
+        steady, in_phase = self.samples.in_steady_steps(stacks)
+        main = (pl.col("role") == "rank") & pl.col("main_thread").fill_null(False) & pl.Series(steady & in_phase)
+        ms = pl.col("rank").replace_strict(self.by_rank, default=None, return_dtype=pl.Float64)
+        return stacks.select(pl.when(main).then(ms).alias("weight"))["weight"]
 
 
-def ms_per_sample(context: Context) -> MsPerSample | None:
+def _ms_per_sample(context: Context) -> MsPerSample | None:
     """None without steps or without samples in them."""
-    if context.tables.steps.is_empty() or context.sampled is None:
+    known = context.sampled.ms_per_sample(context.labelled) if context.sampled is not None else {}
+    if not known or context.sampled is None:
         return None
-    steady = context.labelled.steady("train")
-    steady = context.labelled.steady("eval") if steady.is_empty() else steady
-    means = {int(rank): float(ms) for rank, ms in steady.group_by("rank").agg(pl.col("wall_ns").mean() / 1e6).rows()}
-    counts = dict(context.sampled.rank_steps().group_by("rank").agg(pl.col("samples").sum()).rows())
-    ranks = [rank for rank in sorted(means) if counts.get(rank)]
-    if not ranks:
-        return None
-    rows = context.sampled.rows
+    means, count = mean_step_ms(context.labelled), len(known)
     return MsPerSample(
-        ms_per_sample={rank: means[rank] / counts[rank] / len(ranks) for rank in ranks},
-        segments=rows.group_by(_SEGMENT).agg(pl.col("steady").any()),
-        profiling=rows.filter(pl.col("in_profiler"))["node"].drop_nulls().unique(),
-        steps=steady.filter(pl.col("rank").is_in(ranks)).height,
-        mean_ms=sum(means[rank] for rank in ranks) / len(ranks),
+        by_rank={rank: ms / count for rank, ms in known.items()},
+        samples=context.sampled,
+        steps=steps_of_means(context.labelled).filter(pl.col("rank").is_in(list(known))).height,
+        mean_ms=sum(means[rank] for rank in known) / count,
     )

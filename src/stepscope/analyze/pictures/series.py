@@ -1,12 +1,15 @@
-"""Steps one by one, of the journal or of traces: their parts, their distribution, and the longest of them.
+"""What a page draws over time, thinned so that nothing that stands out is lost: steps, telemetry, any series.
+
+Steps one by one, of the journal or of traces: their parts, their distribution, and the longest of them.
 
 The statistics of a run stand on steady steps alone (`steps.py`); here every step is shown with its reason, because the
-one that is not steady is often the one that somebody looks for.
+one that is not steady is often the one that somebody looks for. Telemetry: levels and rates of processes, devices and
+hosts on one axis. `positions` says which values of a series to draw, where there are more than pixels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -50,7 +53,7 @@ def step_phases(labelled: LabelledSteps, kind: str, process: str, limit: int) ->
     own = own[positions(own["wall_ns"].to_numpy(), limit)]
     wall = own["wall_ns"].to_numpy() / 1e6
     known = {phase: own[f"{phase}_ns"] for phase in PHASES if own[f"{phase}_ns"].null_count() < own.height}
-    made = {phase: tuple(_milliseconds(column)) for phase, column in known.items()}
+    made = {phase: tuple((column / 1e6).to_list()) for phase, column in known.items()}
     if known:
         rest = wall - sum(column.fill_null(0).to_numpy() / 1e6 for column in known.values())
         rest = np.maximum(rest, 0.0)
@@ -203,10 +206,6 @@ def _of(labelled: LabelledSteps, kind: str, chosen: Collection[str] | None) -> p
     return own if chosen is None else own.filter(pl.col("process").is_in(list(chosen)))
 
 
-def _milliseconds(column: pl.Series) -> Iterator[float | None]:
-    return (None if value is None else value / 1e6 for value in column.to_list())
-
-
 LEVELS = (
     *("cpu_pct", "threads", "rss_bytes", "busy_cores", "stolen_cores", "load_1m", "runnable", "cpu_frequency_mhz"),
     *("psi_cpu_some_pct", "psi_io_some_pct", "psi_memory_some_pct"),
@@ -303,15 +302,19 @@ def _levels(named: pl.DataFrame) -> pl.DataFrame:
 
 def _rates(named: pl.DataFrame) -> pl.DataFrame:
     """The same for counters: growth since the reading before. What fell (a process number used again) is left out."""
-    own = named.filter(pl.col("metric").is_in(list(RATES))).sort("time_ns")
     keys = ["host", "pid", "device", "metric"]
-    own = own.with_columns(
-        grown=pl.col("value") - pl.col("value").shift(1).over(keys),
-        seconds=(pl.col("time_ns") - pl.col("time_ns").shift(1).over(keys)) / SECOND,
-        divisor=pl.col("metric").replace_strict({name: by for name, (_, by) in RATES.items()}, return_dtype=pl.Float64),
-        name=pl.col("metric").replace_strict({name: new for name, (new, _) in RATES.items()}, return_dtype=pl.String),
-    ).filter((pl.col("seconds") > 0) & (pl.col("grown") >= 0))
-    rates = own.with_columns(metric=pl.col("name"), value=pl.col("grown") / pl.col("seconds") / pl.col("divisor"))
+    renamed = pl.DataFrame(
+        [(metric, name, divisor) for metric, (name, divisor) in RATES.items()],
+        schema={"metric": pl.String, "name": pl.String, "divisor": pl.Float64},
+        orient="row",
+    )
+    rates = (
+        named.join(renamed, on="metric")
+        .sort("time_ns")
+        .with_columns(grown=pl.col("value").diff().over(keys), seconds=pl.col("time_ns").diff().over(keys) / SECOND)
+        .filter((pl.col("seconds") > 0) & (pl.col("grown") >= 0))
+        .select("time_ns", "subject", metric="name", value=pl.col("grown") / pl.col("seconds") / pl.col("divisor"))
+    )
     return rates.group_by("time_ns", "metric", "subject").agg(pl.col("value").sum())
 
 
@@ -384,46 +387,21 @@ def positions(values: Series, limit: int, *, always: Iterable[int] = ()) -> list
     The first and the last stay, the lowest and the highest of each stretch, and those of `always` (the highest of them
     where they would take more than half). Missing values (None, not a number) only stay where a stretch has no other.
     """
-    return shared_positions([values], limit, always=always)
-
-
-def shared_positions(series: Sequence[Series], limit: int, *, always: Iterable[int] = ()) -> list[int]:
-    """Like `positions` for several series over one axis: what stands out in any of them stays in all.
-
-    `limit` is at least 2 and 2 for each series. For stacked parts pass their totals alone to `positions`: with what it
-    says the parts can be picked.
-    """
-    count = min((len(values) for values in series), default=0)
+    count = len(values)
     if count <= limit:
         return list(range(count))
-    columns = [_numbers(values)[:count] for values in series]
-    forced = _forced(columns[0], {place for place in always if 0 <= place < count}, max(limit - 4, 0) // 2)
+    known = values if isinstance(values, np.ndarray) else [np.nan if value is None else value for value in values]
+    column = np.asarray(known, dtype=np.float64)
+    wanted = {place for place in always if 0 <= place < count}
+    forced = sorted(wanted, key=lambda place: (-np.nan_to_num(column[place], nan=-np.inf), place))
+    forced = forced[: max(limit - 4, 0) // 2]
     room = max(limit - len(forced) - 2, 2)
-    stretches = max(room // (2 * len(columns)), 1)
-    kept = {0, count - 1, *forced}
-    for column in columns:
-        kept.update(_extremes(column, stretches))
-    return sorted(kept)
+    return sorted({0, count - 1, *forced, *_extremes(column, max(room // 2, 1))})
 
 
 def pick(values: Sequence[Value], kept: Sequence[int]) -> list[Value]:
     """`values` at the positions `kept`."""
     return [values[place] for place in kept]
-
-
-def _numbers(values: Series) -> npt.NDArray[np.float64]:
-    """As floats, with NaN for what is missing."""
-    return np.asarray(
-        [np.nan if value is None else value for value in values] if not isinstance(values, np.ndarray) else values,
-        dtype=np.float64,
-    )
-
-
-def _forced(column: npt.NDArray[np.float64], always: set[int], most: int) -> list[int]:
-    """Those that stay in any case, at most `most`: the highest of them."""
-    if len(always) <= most:
-        return sorted(always)
-    return sorted(always, key=lambda place: (-np.nan_to_num(column[place], nan=-np.inf), place))[:most]
 
 
 def _extremes(column: npt.NDArray[np.float64], stretches: int) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from typing import Any
 
@@ -11,12 +10,13 @@ import numpy as np
 from stepscope.analyze.pictures.timeline import PHASES_NOTE, Timeline
 from stepscope.engine import attribution
 from stepscope.engine.journal import json_object
+from stepscope.engine.slice_names import python_frame
 from stepscope.engine.spans import Span
 from stepscope.errors import UsageError
 from stepscope.model import PHASES
 from stepscope.model.findings import Place
 from stepscope.model.timeline import SliceDetail, SliceFact, SliceRef, StackPlace
-from stepscope.tables.arrays import NONE, Int64
+from stepscope.tables.arrays import NONE, Int64, climb
 
 MAX_FRAMES = 64
 _STEP_FACTS = (
@@ -38,21 +38,29 @@ def detail(timeline: Timeline, identifier: int) -> SliceDetail:
         raise UsageError(f"{identifier}: no such slice in this timeline; reload the page if the run has changed")
     track = timeline.tracks[int(timeline.track_of(timeline.lanes_of(np.asarray([position], np.int64)))[0])].key
     if identifier < begins.steps:
-        return _of_trace(timeline, identifier, track)
+        spans = sorted((span for span in timeline.context.base.spans if len(span)), key=lambda span: span.first)
+        span = spans[bisect_right([each.first for each in spans], identifier) - 1]
+        return TraceDetail(timeline, span, identifier - span.first, track).document()
     start, end = int(timeline.start[position]), int(timeline.end[position])
     name = timeline.names[timeline.name[position]]
     if identifier < begins.phases:
         return _of_step(timeline, identifier, track, start, end)
     if identifier < begins.stretches:
-        return _of_phase(timeline, identifier, track, start, end, name)
+        row = timeline.context.tables.steps.row((identifier - begins.phases) // len(PHASES), named=True)
+        share = SliceFact("share of the step", (end - start) / row["wall_ns"], "share") if row["wall_ns"] else None
+        return SliceDetail(
+            id=identifier,
+            name=name,
+            category="phase of a step",
+            track=track,
+            start_ns=start,
+            duration_ns=end - start,
+            self_ns=None,
+            step=row["step"],
+            facts=(share,) if share else (),
+            notes=(PHASES_NOTE[0].upper() + PHASES_NOTE[1:] + ".",),
+        )
     return _of_sample(timeline, identifier, track, start, end, name)
-
-
-def _of_trace(timeline: Timeline, row: int, track: str) -> SliceDetail:
-    base = timeline.context.base
-    spans = sorted((span for span in base.spans if len(span)), key=lambda span: span.first)
-    span = spans[bisect_right([each.first for each in spans], row) - 1]
-    return TraceDetail(timeline, span, row - span.first, track).document()
 
 
 def _of_step(timeline: Timeline, identifier: int, track: str, start: int, end: int) -> SliceDetail:
@@ -69,16 +77,6 @@ def _of_step(timeline: Timeline, identifier: int, track: str, start: int, end: i
         self_ns=None,
         step=row["step"],
         facts=(*known, *(SliceFact("mark", word) for word in marks)),
-    )
-
-
-def _of_phase(timeline: Timeline, identifier: int, track: str, start: int, end: int, name: str) -> SliceDetail:
-    row = timeline.context.tables.steps.row((identifier - timeline.ids.phases) // len(PHASES), named=True)
-    wall = row["wall_ns"]
-    facts = (SliceFact("share of the step", (end - start) / wall, "share"),) if wall else ()
-    note = PHASES_NOTE[0].upper() + PHASES_NOTE[1:] + "."
-    return SliceDetail(
-        identifier, name, "phase of a step", track, start, end - start, None, row["step"], facts, notes=(note,)
     )
 
 
@@ -115,7 +113,6 @@ def _of_sample(timeline: Timeline, identifier: int, track: str, start: int, end:
 
 MAX_LAUNCHED = 50
 MAX_TEXT = 1_000  # characters of shapes and the like
-_FRAME = re.compile(r"(.*)\((\d{1,9})\): (.*)", re.DOTALL)
 _FACTS = (
     ("device", "device", ""),
     ("stream", "stream", ""),
@@ -158,7 +155,8 @@ class TraceDetail:
         begin = self._row if not of_device else link.get("launch", NONE)
         if begin < 0:
             begin = link.get("operator", NONE) if link.get("operator", NONE) >= 0 else link.get("frame", NONE)
-        operator = link.get("operator", NONE) if of_device else self._operator_above(self._row)
+        above = span.parent[[self._row]]
+        operator = link.get("operator", NONE) if of_device else int(climb(span.parent, above, span.is_operator)[0])
         launched, rows = self._launched(of_device)
         facts = [*self._facts(), *self._launch_facts(link, launched)]
         return SliceDetail(
@@ -191,15 +189,16 @@ class TraceDetail:
 
     def _facts(self) -> list[SliceFact]:
         values = self._values
-        found = []
-        for label, key, unit in _FACTS:
-            value = values[key]
-            if value is not None:
-                found.append(SliceFact(label, value[:MAX_TEXT] if isinstance(value, str) else value, unit))
+        known = [(label, values[key], unit) for label, key, unit in _FACTS if values[key] is not None]
+        found = [
+            SliceFact(label, value[:MAX_TEXT] if isinstance(value, str) else value, unit)
+            for label, value, unit in known
+        ]
         if values["bytes"] and values["duration_ns"] and self._span.is_copy[self._row]:
             found.append(SliceFact("bytes per second", values["bytes"] * 1e9 / values["duration_ns"], "bytes_per_s"))
-        found += _collective(values["collective"])
-        forward = self._forward()
+        arguments = json_object(values["collective"])
+        found += [SliceFact(str(key), str(value)[:MAX_TEXT]) for key, value in list(arguments.items())[:12]]
+        forward = self._forward(self._row)
         if forward >= 0:
             found.append(SliceFact("forward operator", self._name(forward)))
         return found
@@ -237,30 +236,11 @@ class TraceDetail:
             self._notes.append(f"Launched {len(rows):,} slices of devices; the first {MAX_LAUNCHED} are listed.")
         return rows, rows[:MAX_LAUNCHED]
 
-    def _parent(self, row: int) -> int:
-        above = int(self._base.origins.parent[row + self._span.first])
-        return above - self._span.first if above >= 0 else NONE
-
-    def _operator_above(self, row: int) -> int:
-        """The innermost operator around a host slice, `NONE` without one."""
-        for _ in range(MAX_FRAMES):
-            row = self._parent(row)
-            if row < 0 or self._span.is_operator[row]:
-                return row
-        return NONE
-
-    def _forward(self, row: int | None = None) -> int:
+    def _forward(self, row: int) -> int:
         """The forward operator of the nearest operator of the backward pass around a slice, itself included."""
-        row = self._row if row is None else row
-        forward = self._span.series("forward")
-        for _ in range(MAX_FRAMES):
-            if row < 0:
-                return NONE
-            found = forward[row]
-            if found is not None:
-                return int(self._span.rows_of(forward[row : row + 1])[0])
-            row = self._parent(row)
-        return NONE
+        forward = self._span.forward
+        holder = int(climb(self._span.parent, np.asarray([row]), forward >= 0)[0])
+        return int(forward[holder]) if holder >= 0 else NONE
 
     def _place(self, row: int) -> StackPlace | None:
         """The user's line that the slice comes from."""
@@ -298,17 +278,16 @@ class TraceDetail:
                 found.append(self._name(row))
             elif not found and recorded[row]:
                 return [part.strip() for part in str(recorded[row]).split(";")[:MAX_FRAMES] if part.strip()]
-            row = self._parent(row)
+            row = int(span.parent[row])
         return found
 
     def _frame(self, text: str) -> StackPlace:
-        match = _FRAME.fullmatch(text)
-        if match is None:
+        frame = python_frame(text)
+        if frame is None:
             return StackPlace(Place("", None, text[:MAX_TEXT]))
-        file = self._timeline.context.code.resolve(match[1])
-        line = int(match[2])
-        code = self._base.lines.text(file, line) if file is not None else None
-        return StackPlace(Place(file or match[1], line, match[3]), code=code)
+        file = self._timeline.context.code.resolve(frame.file)
+        code = self._base.lines.text(file, frame.line) if file is not None else None
+        return StackPlace(Place(file or frame.file, frame.line, frame.function), code=code)
 
     def _reference(self, row: int) -> SliceRef:
         span = self._span
@@ -318,8 +297,3 @@ class TraceDetail:
     def _name(self, row: int) -> str:
         code = int(self._span.names.codes[row])
         return self._span.names.values[code] if code >= 0 else ""
-
-
-def _collective(text: str | None) -> list[SliceFact]:
-    """The arguments of a collective."""
-    return [SliceFact(str(key), str(value)[:MAX_TEXT]) for key, value in list(json_object(text).items())[:12]]

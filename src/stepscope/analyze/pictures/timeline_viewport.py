@@ -10,10 +10,9 @@ from __future__ import annotations
 import re
 
 import numpy as np
-import polars as pl
 
 from stepscope.analyze.pictures.timeline import KIND, Timeline
-from stepscope.analyze.pictures.timeline_levels import Items, Level, thinned
+from stepscope.analyze.pictures.timeline_levels import Items, thinned
 from stepscope.model.timeline import KINDS, SearchHit, SearchResult, TimelineWindow, TrackSlices
 from stepscope.tables.arrays import Bools, Int64
 
@@ -37,7 +36,8 @@ def viewport(
     bin_ns = max((to_ns - from_ns) // min(max(width, 1), MAX_WIDTH), 1)
     first, last = timeline.track_range(worker)
     lanes = np.arange(timeline.first_lane[first], timeline.first_lane[last]) if last > first else np.zeros(0, np.int64)
-    items = _level(timeline, bin_ns).between(lanes, from_ns, to_ns)
+    coarsest = next(level for level in reversed(timeline.levels) if level.bin_ns <= bin_ns)  # that shows every bin
+    items = coarsest.between(lanes, from_ns, to_ns)
     total = int(items.count.sum())
     found = thinned(items, bin_ns, timeline.kind, limit)
     names, name = _names(timeline, found)
@@ -72,11 +72,6 @@ def moments(
         if start < last and end > first:
             first, last = min(first, start), max(last, end)
     return first - timeline.origin_ns, last - timeline.origin_ns
-
-
-def _level(timeline: Timeline, bin_ns: int) -> Level:
-    """The coarsest copy that still shows every bin."""
-    return next(level for level in reversed(timeline.levels) if level.bin_ns <= bin_ns)
 
 
 def _names(timeline: Timeline, items: Items) -> tuple[tuple[str, ...], Int64]:
@@ -132,28 +127,14 @@ def search(timeline: Timeline, text: str, *, worker: str | None = None, limit: i
     begin, end = int(bounds[timeline.first_lane[first]]), int(bounds[timeline.first_lane[last]])
     flags = np.fromiter((wanted in name for name in timeline.lower_names), bool, len(timeline.names))
     hit: Bools = flags[timeline.name[begin:end]] if len(flags) else np.zeros(0, bool)
-    hit = _with_steps(timeline, hit, begin, end, wanted)
+    number = _STEP.fullmatch(wanted)
+    if number is not None:
+        rows = np.flatnonzero((timeline.context.tables.steps["step"] == int(number[1])).fill_null(False).to_numpy())
+        hit = hit | np.isin(timeline.id[begin:end], rows + timeline.ids.steps)
     places = np.flatnonzero(hit) + begin
-    shown = _earliest(timeline, places, min(max(limit, 0), MAX_HITS))
-    return SearchResult(len(places), _hits(timeline, shown))
-
-
-def _with_steps(timeline: Timeline, hit: Bools, begin: int, end: int, wanted: str) -> Bools:
-    """`hit` with the steps of the number that was asked for."""
-    match = _STEP.fullmatch(wanted)
-    if match is None:
-        return hit
-    rows = np.flatnonzero((timeline.context.tables.steps["step"] == int(match[1])).fill_null(False).to_numpy())
-    return hit | np.isin(timeline.id[begin:end], rows + timeline.ids.steps)
-
-
-def _earliest(timeline: Timeline, places: Int64, limit: int) -> Int64:
-    start = timeline.start[places]
-    if len(places) > limit:
-        kept = np.argpartition(start, limit)[:limit] if limit else np.zeros(0, np.int64)
-        places, start = places[kept], start[kept]
-    found: Int64 = places[np.argsort(start, kind="stable")]
-    return found
+    limit = min(max(limit, 0), MAX_HITS)
+    shown = places[np.argpartition(timeline.start[places], limit)[:limit]] if len(places) > limit else places
+    return SearchResult(len(places), _hits(timeline, shown[np.argsort(timeline.start[shown], kind="stable")]))
 
 
 def _hits(timeline: Timeline, places: Int64) -> tuple[SearchHit, ...]:
@@ -180,15 +161,10 @@ def steps_of(timeline: Timeline, ids: Int64) -> list[int | None]:
     tables, begins = timeline.context.tables, timeline.ids
     for at, identifier in enumerate(ids.tolist()):
         if identifier < begins.steps:
-            found[at] = _of_event(timeline, identifier)
+            found[at] = tables.events.slice(identifier, 1).select("step").item()
         elif identifier < begins.stretches:
             row = identifier - begins.steps
             if identifier >= begins.phases:
                 row = (identifier - begins.phases) * tables.steps.height // max(begins.stretches - begins.phases, 1)
             found[at] = tables.steps.item(row, "step")
-    return found
-
-
-def _of_event(timeline: Timeline, row: int) -> int | None:
-    found: int | None = timeline.context.tables.events.slice(row, 1).select(pl.col("step")).item()
     return found

@@ -6,7 +6,7 @@ the durations of all device slices, the root of "operators" the sum of the self 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -66,21 +66,15 @@ class TraceWindows:
 
         Keys "gpu", "gpu:rank:N", "operators"; none where no trace holds Python stacks.
         """
-        trees = []
-        device = self._device
-        if device:
-            source = f"device time of {self._named}; {_DEFINITIONS}"
-            trees.append(self._tree(device, frames, limits, (GPU, "device time by line", source)))
-            ranks = sorted({part.rank for part in device})
-            for rank in ranks[:MAX_RANK_TREES] if len(ranks) > 1 else ():
-                own = [part for part in device if part.rank == rank]
-                trees.append(
-                    self._tree(own, frames, limits, (f"{GPU}:rank:{rank}", f"device time, rank {rank}", source))
-                )
-        if self._host:
-            source = f"self times on the training thread in {self._named}, where recording slows Python; {_DEFINITIONS}"
-            trees.append(self._tree(self._host, frames, limits, (OPERATORS, "host time by operator", source)))
-        return tuple(trees)
+        device = f"device time of {self._named}; {_DEFINITIONS}"
+        host = f"self times on the training thread in {self._named}, where recording slows Python; {_DEFINITIONS}"
+        ranks = sorted({part.rank for part in self._device})
+        planned = [(self._device, (GPU, "device time by line", device))]
+        for rank in ranks[:MAX_RANK_TREES] if len(ranks) > 1 else ():
+            own = [part for part in self._device if part.rank == rank]
+            planned.append((own, (f"{GPU}:rank:{rank}", f"device time, rank {rank}", device)))
+        planned.append((self._host, (OPERATORS, "host time by operator", host)))
+        return tuple(self._tree(parts, frames, limits, title) for parts, title in planned if parts)
 
     def operator_leaves(self, tree: CallTree, own: Floats) -> OperatorLeaves:
         """The operators that the samples of each path stand in, as far as the traces tell.
@@ -195,13 +189,7 @@ def _training_thread(span: Span) -> Bools:
     marks &= host & span.categories.where([categories.ANNOTATION, *categories.OPERATORS])
     framed = span.is_function | span.series("call_stack").is_not_null().to_numpy()
     tracks = np.bincount(span.tracks.codes[framed & host], minlength=count) > 0
-    weights: Sequence[Callable[[], Bools]] = (
-        lambda: marks,
-        lambda: host & span.is_operator,
-        lambda: host & span.is_function,
-    )
-    for weight in weights:
-        chosen = weight()
+    for chosen in (marks, host & span.is_operator, host & span.is_function):
         sums = np.bincount(span.tracks.codes[chosen], weights=span.duration_ns[chosen] + 1, minlength=count) * tracks
         if sums.any():
             thread: Bools = host & (span.tracks.codes == int(sums.argmax()))

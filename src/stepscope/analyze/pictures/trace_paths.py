@@ -12,6 +12,7 @@ All work goes over arrays of the trace's rows, so that millions of slices take s
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from msgspec.structs import replace
 from stepscope.analyze.context import Context
 from stepscope.analyze.pictures.flame_tree import drawn, merged
 from stepscope.engine.origins import MAX_FRAMES
-from stepscope.engine.slice_names import callee_name
+from stepscope.engine.slice_names import callee_name, python_frame
 from stepscope.engine.slice_tree import nearest_ancestor, self_or_ancestor
 from stepscope.engine.spans import Span, texts
 from stepscope.model.sampled import FlameFrame
@@ -108,9 +109,12 @@ def _frames(span: Span, names: TraceNames, *, calls: bool) -> tuple[Int32, Int32
     """The number of the frame of each row, -1 for what stands in no path, and its kind."""
     known = span.names
     frame = np.full(len(span), NONE, np.int32)
-    sorts = [(span.is_function, of_function), (span.is_operator, _operator)]
+    sorts: list[tuple[Bools, Callable[[str], TraceFrame]]] = [
+        (span.is_function, of_function),
+        (span.is_operator, lambda name: TraceFrame(OPERATOR, name)),
+    ]
     if calls:
-        sorts.append((span.is_runtime & ~span.on_device, _call))
+        sorts.append((span.is_runtime & ~span.on_device, lambda name: TraceFrame(CALL, name)))
     for mask, make in sorts:
         rows = np.flatnonzero(mask & (known.codes >= 0))
         used = np.unique(known.codes[rows])
@@ -119,14 +123,6 @@ def _frames(span: Span, names: TraceNames, *, calls: bool) -> tuple[Int32, Int32
         frame[rows] = numbers[known.codes[rows]]
     kind = np.asarray([*(each.kind for each in names.frames), NONE], np.int32)
     return frame, kind[frame]
-
-
-def _operator(name: str) -> TraceFrame:
-    return TraceFrame(OPERATOR, name)
-
-
-def _call(name: str) -> TraceFrame:
-    return TraceFrame(CALL, name)
 
 
 def _below_call_stacks(span: Span, draft: _Draft) -> Int64:
@@ -144,11 +140,10 @@ def _below_call_stacks(span: Span, draft: _Draft) -> Int64:
 
 def _chain(draft: _Draft, stack: str) -> int:
     """Nodes for the frames of a call stack, innermost first; the innermost one."""
-    parts = [part.strip() for part in stack.split(";", MAX_FRAMES)[:MAX_FRAMES]]
-    frames = [of_function(part, exact=True) for part in reversed(parts) if part]
     above = NONE
-    for frame in frames:
-        if frame.kind not in (OURS, SKIPPED):
+    for part in reversed(stack.split(";", MAX_FRAMES)[:MAX_FRAMES]):
+        frame = of_function(part.strip(), exact=True)
+        if part.strip() and frame.kind not in (OURS, SKIPPED):
             above = int(draft.add(np.asarray([draft.names.number(frame)]), np.asarray([above]))[0])
     return above
 
@@ -165,7 +160,7 @@ def _outermost(span: Span, draft: _Draft, above: Int64, stacked: Int64) -> Int32
 
 def _backward_rows(span: Span, draft: _Draft, tops: Int32) -> tuple[Int64, Int64]:
     """Rows that begin the backward pass of a forward operator, and the operator that Python called for it."""
-    forward = span.rows_of(span.series("forward"))
+    forward = span.forward
     known = draft.visible & (forward >= 0)
     known[known] = span.start_ns[forward[known]] < span.start_ns[known]
     rows = np.flatnonzero(known)
@@ -175,8 +170,7 @@ def _backward_rows(span: Span, draft: _Draft, tops: Int32) -> tuple[Int64, Int64
     made = forward[rows]
     outer = tops[made].astype(np.int64)
     # the forward pass of a backward pass is named by itself: above it stands the engine
-    engine = np.asarray([name.startswith(_ENGINE) for name in span.names.values] + [False])
-    own = (outer == NONE) | engine[span.names.codes[np.maximum(outer, 0)]]
+    own = (outer == NONE) | span.names.starting(_ENGINE)[np.maximum(outer, 0)]
     maker = np.where(own, made, outer)
     shown = draft.visible[maker]
     return rows[shown], maker[shown]
@@ -202,14 +196,8 @@ def _with_lines(span: Span, draft: _Draft, free: Bools) -> None:
         return
     known, span_of = span.names, len(span.names.values)
     pairs, which = np.unique(draft.frame[above].astype(np.int64) * span_of + known.codes[rows], return_inverse=True)
-    calling = np.asarray(
-        [
-            draft.names.calling(number, known.values[code])
-            for number, code in zip(*np.divmod(pairs, span_of), strict=True)
-        ],
-        np.int64,
-    )
-    frame = calling[which]
+    calls = zip(*np.divmod(pairs, span_of), strict=True)
+    frame = np.asarray([draft.names.calling(number, known.values[code]) for number, code in calls], np.int64)[which]
     changed = frame != draft.frame[above]
     rows, above, frame = rows[changed], above[changed], frame[changed]
     keys, which = np.unique(above * (len(draft.names.frames) + 1) + frame, return_inverse=True)
@@ -264,11 +252,10 @@ def _downwards(parent: Int64, wanted: Bools) -> Int64:
     """The wanted nodes, parents before children; those of a broken (cyclic) tree are left out."""
     children = np.flatnonzero(wanted & (parent >= 0))
     children = children[np.argsort(parent[children], kind="stable")]
-    parents = parent[children]
     level = np.flatnonzero(wanted & (parent < 0))
     levels = [level]
     while len(level):
-        first, last = np.searchsorted(parents, level, side="left"), np.searchsorted(parents, level, side="right")
+        first, last = (np.searchsorted(parent[children], level, side=side) for side in ("left", "right"))
         level = children[expanded(first, last - first)[0]]
         levels.append(level)
     return np.concatenate(levels)
@@ -277,7 +264,6 @@ def _downwards(parent: Int64, wanted: Bools) -> Int64:
 # What a frame is. SKIPPED slices stand in no path, but what they enclose does; OURS, and what these enclose, are the
 # recorder's work.
 FUNCTION, BUILTIN, MODULE, OPERATOR, CALL, MARK, KERNEL, SKIPPED, OURS = range(9)
-_FUNCTION = re.compile(r"(.*)\((\d{1,9})\): (.*)", re.DOTALL)
 _MODULE = "nn.Module: "
 _OURS = re.compile(r"(^|/)stepscope/record/")
 _OUR_WRAPPER = re.compile(r"(^|/)stepscope/record/agent/(probes/)?wrapper_importlib_bootstrap\.py")
@@ -301,7 +287,6 @@ class TraceNames:
     def __init__(self, context: Context) -> None:
         self.frames: list[TraceFrame] = []
         self._numbers: dict[TraceFrame, int] = {}
-        self._called: dict[tuple[int, str], int] = {}
         self._code, self._lines = context.code, context.lines
         self._roots = (*context.tables.run.user_roots, *context.options.source_roots)
 
@@ -317,17 +302,9 @@ class TraceNames:
 
         The frame itself where no single line is known, and for all other frames.
         """
-        key = (number, callee)
-        if key not in self._called:
-            self._called[key] = self._searched(number, callee)
-        return self._called[key]
-
-    def _searched(self, number: int, callee: str) -> int:
         frame = self.frames[number]
         file = self._code.resolve(frame.file) if frame.kind == FUNCTION and not frame.exact else None
-        if file is None:
-            return number
-        line = self._lines.only_line(file, frame.name, frame.line, callee_name(callee))
+        line = self._lines.only_line(file, frame.name, frame.line, callee_name(callee)) if file is not None else None
         return number if line is None else self.number(frame._replace(line=line, exact=True))
 
     def drawn(self) -> list[FlameFrame]:
@@ -339,11 +316,11 @@ class TraceNames:
 
 def of_function(name: str, *, exact: bool = False) -> TraceFrame:
     """What a slice of the category of Python functions is, or a frame of a recorded call stack (`exact`)."""
-    match = _FUNCTION.fullmatch(name)
-    if match:
-        if _OURS.search(match[1]):
-            return TraceFrame(SKIPPED if _OUR_WRAPPER.search(match[1]) else OURS, name)
-        return TraceFrame(FUNCTION, match[3], match[1], int(match[2]), exact)
+    frame = python_frame(name)
+    if frame:
+        if _OURS.search(frame.file):
+            return TraceFrame(SKIPPED if _OUR_WRAPPER.search(frame.file) else OURS, name)
+        return TraceFrame(FUNCTION, frame.function, frame.file, frame.line, exact)
     if name.startswith(_MODULE):
         return TraceFrame(MODULE, name)
     return TraceFrame(BUILTIN, callee_name(name) or name)

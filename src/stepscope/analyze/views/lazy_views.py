@@ -133,6 +133,7 @@ class LazyViews(Views):
 
 MAX_ROWS = 500  # of operators and of kernels
 MAX_SPANS = 64
+_GPU_FIGURES = ("utilization_pct", "sm_efficiency_pct", "achieved_occupancy_pct", "tensor_core_pct")
 
 
 def tensorboard(spans: Sequence[SpanViews]) -> dict[str, Any]:
@@ -140,25 +141,16 @@ def tensorboard(spans: Sequence[SpanViews]) -> dict[str, Any]:
     workers: dict[str, Any] = {}
     for views in spans[:MAX_SPANS]:
         own = workers.setdefault(views.span.worker, {"spans": {}})
-        own["spans"][str(views.span.span)] = _span(views)
+        gpus_of = {
+            str(gpu.gpu.device): {
+                name: None if (value := getattr(gpu, name)) is None else round(value, 2) for name in _GPU_FIGURES
+            }
+            for gpu in views.gpus
+        }
+        own["spans"][str(views.span.span)] = {
+            **(plugin_rows(views.overview) if views.overview is not None else {}),
+            "gpu": gpus_of,
+            "operators": plugin_operators(views.operators[:MAX_ROWS]),
+            "kernels": plugin_kernels(views.kernels[:MAX_ROWS]),
+        }
     return {"workers": workers}
-
-
-def _span(views: SpanViews) -> dict[str, Any]:
-    steps = plugin_rows(views.overview) if views.overview is not None else {}
-    return {
-        **steps,
-        "gpu": {str(gpu.gpu.device): _gpu(gpu) for gpu in views.gpus},
-        "operators": plugin_operators(views.operators[:MAX_ROWS]),
-        "kernels": plugin_kernels(views.kernels[:MAX_ROWS]),
-    }
-
-
-def _gpu(gpu: GpuSummary) -> dict[str, Any]:
-    figures = {
-        "utilization_pct": gpu.utilization_pct,
-        "sm_efficiency_pct": gpu.sm_efficiency_pct,
-        "achieved_occupancy_pct": gpu.achieved_occupancy_pct,
-        "tensor_core_pct": gpu.tensor_core_pct,
-    }
-    return {name: None if value is None else round(value, 2) for name, value in figures.items()}

@@ -58,13 +58,11 @@ class _Sums(Struct):
 
     def _host(self, span: Span, calls: ModuleCalls, own: Int64) -> None:
         """Calls, and host time by the self times of all slices of the host."""
-        own[:, _CALLS] = _count(calls.path, len(own))
-        starts = span.steps["start_ns"].to_numpy()
+        starts, ends = (span.steps[name].to_numpy() for name in ("start_ns", "end_ns"))
         begun = np.searchsorted(starts, span.start_ns[calls.rows], side="right") - 1
-        ends = span.steps["end_ns"].to_numpy()
-        inside = begun >= 0
-        inside[inside] = span.start_ns[calls.rows[inside]] < ends[begun[inside]]
-        own[:, _IN_STEPS] = _count(calls.path[inside], len(own))
+        inside = (begun >= 0) & (span.start_ns[calls.rows] < np.append(ends, 0)[begun])
+        own[:, _CALLS] = np.bincount(calls.path, minlength=len(own))
+        own[:, _IN_STEPS] = np.bincount(calls.path[inside], minlength=len(own))
         self.steps += len(starts)
         owners = calls.owners
         ns = span.series("self_ns").fill_null(0).to_numpy()
@@ -74,7 +72,7 @@ class _Sums(Struct):
         direct = np.flatnonzero(mine & ~owners.backward & span.is_operator)
         above = climb(span.parent, span.parent[direct], calls.is_call | span.is_operator)
         direct = direct[(above >= 0) & calls.is_call[np.maximum(above, 0)]]
-        own[:, _OPERATORS] = _count(owners.path[direct], len(own))
+        own[:, _OPERATORS] = np.bincount(owners.path[direct], minlength=len(own))
         self.links_back |= bool((calls.forward >= 0).any())
         near = calls.near
         back = (near >= 0) & calls.is_backward[np.maximum(near, 0)] & ~span.on_device
@@ -153,10 +151,6 @@ class _Sums(Struct):
             operators=own[_OPERATORS],
             **times,
         )
-
-
-def _count(numbers: Int32, length: int) -> Int64:
-    return np.bincount(numbers, minlength=length)
 
 
 def _sum(numbers: Int32, ns: Int64, length: int) -> Int64:

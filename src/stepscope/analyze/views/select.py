@@ -209,11 +209,6 @@ def _gpus(source: Source, selection: Selection) -> Rows:
     return _rows(found, NO_DEVICE)
 
 
-def _operators(source: Source, selection: Selection) -> Rows:
-    by, span = selection.group or "name", source.only(selection)
-    return _rows(operators.table(source.base, span=span, by=by, step=selection.step), NO_OPERATORS)
-
-
 def _stacks(source: Source, selection: Selection) -> Rows:
     if selection.name is None:
         raise UsageError("--table stacks: of which operator? add --filter NAME with its full name")
@@ -226,11 +221,6 @@ def _stacks(source: Source, selection: Selection) -> Rows:
         ],
         NO_STACKS,
     )
-
-
-def _kernels(source: Source, selection: Selection) -> Rows:
-    by, span = selection.group or "name", source.only(selection)
-    return _rows(kernels.table(source.base, span=span, by=by, device=selection.device), NO_DEVICE)
 
 
 def _modules(source: Source, selection: Selection) -> Rows:
@@ -257,7 +247,7 @@ def _counters(source: Source, selection: Selection) -> Rows:
 def _communication(source: Source, selection: Selection) -> Rows:
     chosen = set(source.chosen(selection))
     found = [row for row in communication.collectives(source.base) if row.span in chosen]
-    return _rows(found, "" if found else communication.why_absent(source.base) or NO_COLLECTIVES)
+    return _rows(found, communication.why_absent(source.base) or NO_COLLECTIVES)
 
 
 def _distributed_part(part: str) -> _Make:
@@ -280,15 +270,11 @@ def _memory_part(part: Callable[[MemoryView], Sequence[Any]], absent: str = NO_B
         view = trace_memory.view(source.base, source.recordings, source.code)
         if view is None:
             return Rows((), NO_MEMORY)
-        wanted = {"worker": selection.worker, "span": selection.span}
-        found = [
-            row
-            for row in part(view)
-            if all(
-                value is None or (row.get(name) if isinstance(row, dict) else getattr(row, name, None)) in (None, value)
-                for name, value in wanted.items()
-            )
-        ]
+        found = part(view)
+        for name, wanted in (("worker", selection.worker), ("span", selection.span)):
+            if wanted is not None:
+                has = [row.get(name) if isinstance(row, dict) else getattr(row, name, None) for row in found]
+                found = [row for row, value in zip(found, has, strict=True) if value in (None, wanted)]
         return _rows(found, absent, view.notes)
 
     return make
@@ -394,9 +380,21 @@ TABLES: dict[str, Table] = {
     "overview": Table(_overview),
     "steps": Table(_steps),
     "gpus": Table(_gpus, takes=("device",)),
-    "operators": Table(_operators, ("name", "shapes"), ("step",)),
+    "operators": Table(
+        lambda source, by: _rows(
+            operators.table(source.base, span=source.only(by), by=by.group or "name", step=by.step), NO_OPERATORS
+        ),
+        ("name", "shapes"),
+        ("step",),
+    ),
     "stacks": Table(_stacks),
-    "kernels": Table(_kernels, ("name", "launch"), ("device",)),
+    "kernels": Table(
+        lambda source, by: _rows(
+            kernels.table(source.base, span=source.only(by), by=by.group or "name", device=by.device), NO_DEVICE
+        ),
+        ("name", "launch"),
+        ("device",),
+    ),
     "memory": Table(_memory_part(lambda view: view.curves)),
     "memory-curve": Table(_memory_part(_curve_points)),
     "memory-operators": Table(_memory_part(lambda view: view.operators)),

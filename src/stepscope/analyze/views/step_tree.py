@@ -312,17 +312,12 @@ class _Search:
         own = np.flatnonzero(span.is_operator & self.host & ~calls.is_backward & (types == 0))
         above = span.parent[own]
         own = own[(above < 0) | (around_any[np.maximum(above, 0)] < 0)]
-        types[own[np.isin(span.tracks.codes[own], self._engines(types, main))]] = BACKWARD
+        # tracks of nothing but the backward pass: what the engine does by itself there, such as sums of gradients
+        others = np.unique(span.tracks.codes[(types > 0) & (types != BACKWARD)])
+        engines = np.setdiff1d(np.unique(span.tracks.codes[types == BACKWARD]), [*others.tolist(), main])
+        types[own[np.isin(span.tracks.codes[own], engines)]] = BACKWARD
         types[own[span.tracks.codes[own] == main]] = OPERATORS
         return types
-
-    def _engines(self, types: npt.NDArray[np.int8], main: int) -> Int64:
-        """Tracks that run nothing but the backward pass: what the engine does by itself there, such as sums of
-        gradients, belongs to it.
-        """
-        codes = self.span.tracks.codes
-        others = np.unique(codes[(types > 0) & (types != BACKWARD)])
-        return np.setdiff1d(np.unique(codes[types == BACKWARD]), [*others.tolist(), main])
 
     def _main_track(self, types: npt.NDArray[np.int8]) -> int:
         """The track with most steps, loaders, modules and optimizers; without any, with most operators."""
@@ -336,8 +331,7 @@ class _Search:
 
     @cached_property
     def is_item(self) -> Bools:
-        found: Bools = self.types > 0
-        return found
+        return np.greater(self.types, 0)
 
     @cached_property
     def rows(self) -> Int64:
@@ -373,9 +367,8 @@ class _Search:
         Args:
             at_ns: start of each item, which the parts' starts are counted from.
         """
-        empty = pl.DataFrame(schema=INNER)
         if not len(places):
-            return empty
+            return pl.DataFrame(schema=INNER)
         owners = self.calls.owners
         rows = np.flatnonzero(owners.backward & self.host)
         item = self.item_of[rows]

@@ -81,27 +81,30 @@ def side(base: Base, span: SpanRef | None = None, label: str = "") -> DiffSide:
 def diff(base: DiffSide, other: DiffSide) -> Diff:
     """Both sides, table by table."""
     per_step = bool(base.steps and other.steps)
+    without = " and ".join(dict.fromkeys(one.label for one in (base, other) if not one.steps))
     tables: dict[str, tuple[DiffRow, ...]] = {}
     absent: dict[str, str] = {}
-    notes = [_divided(base, other, per_step)]
+    notes = [
+        f"times and calls per step: {base.steps} steps of {base.label}, {other.steps} of {other.label}"
+        if per_step
+        else f"times and calls in total, because {without} has no steps: their lengths may differ"
+    ]
     notes += [
         f"{one.label}: {one.without_steps} of its traces have no steps; only operators, kernels and modules hold them"
         for one in (base, other)
         if one.without_steps
     ]
     found = [_tables(one, (one.steps or 1) if per_step else 1, per_step=per_step) for one in (base, other)]
-    trees = [one.modules for one in (other, base) if one.modules]
-    levels = {node.path: node.depth for tree in trees for node in tree.nodes}
-    for name in found[0]:
-        lacking = [one.label for one, own in zip((base, other), found, strict=True) if not own[name]]
+    levels = {node.path: node.depth for one in (other, base) for node in (one.modules.nodes if one.modules else ())}
+    there = {name: [bool(own[name]) for own in found] for name in found[0]}
+    there["tree"] = [one.tree is not None for one in (base, other)]
+    for name, known in there.items():
+        lacking = dict.fromkeys(one.label for one, has in zip((base, other), known, strict=True) if not has)
         if lacking:
-            absent[name] = f"{' and '.join(dict.fromkeys(lacking))}: {_NEEDS[name]}"
-        else:
+            absent[name] = f"{' and '.join(lacking)}: {_NEEDS[name]}"
+        elif name in found[0]:
             tables[name] = tuple(_joined(found[0][name], found[1][name], levels if name == "modules" else {}))
-    if base.tree is None or other.tree is None:
-        lacking = [one.label for one in (base, other) if one.tree is None]
-        absent["tree"] = f"{' and '.join(dict.fromkeys(lacking))}: {_NEEDS['tree']}"
-    else:
+    if base.tree is not None and other.tree is not None:
         divisors = [one.tree.steps or 1 if per_step and one.tree else 1 for one in (base, other)]
         alignment = _Alignment((base.tree, divisors[0]), (other.tree, divisors[1]))
         tables["tree"] = tuple(alignment.pair(base.tree.root, other.tree.root, 0))
@@ -114,13 +117,6 @@ def diff(base: DiffSide, other: DiffSide) -> Diff:
         absent=absent,
         notes=tuple(notes),
     )
-
-
-def _divided(base: DiffSide, other: DiffSide, per_step: bool) -> str:
-    if per_step:
-        return f"times and calls per step: {base.steps} steps of {base.label}, {other.steps} of {other.label}"
-    lacking = " and ".join(dict.fromkeys(one.label for one in (base, other) if not one.steps))
-    return f"times and calls in total, because {lacking} has no steps: their lengths may differ"
 
 
 def _tables(one: DiffSide, steps: int, *, per_step: bool) -> dict[str, _Values]:
@@ -257,10 +253,13 @@ class _Alignment:
 
     def _kernel_rows(self, base: StepNode, other: StepNode, level: int) -> Iterator[DiffRow]:
         """Kernels of two matched nodes by operator and position, whatever their names."""
-        places = dict.fromkeys((*base.kernels, *other.kernels))
-        for place in sorted(places, key=lambda place: -max(_ns(base, place), _ns(other, place))):
-            if max(_ns(base, place), _ns(other, place)) > self._least_ns:
-                one, two = base.kernels.get(place), other.kernels.get(place)
+        pairs = {
+            place: (base.kernels.get(place), other.kernels.get(place)) for place in (*base.kernels, *other.kernels)
+        }
+        longest = {place: max(one.ns for one in pair if one) for place, pair in pairs.items()}
+        for place in sorted(pairs, key=lambda place: -longest[place]):
+            if longest[place] > self._least_ns:
+                one, two = pairs[place]
                 yield row(_kernel_key(place, one, two), self._kernel(one, 0), self._kernel(two, 1), level)
 
     def _kernel(self, kernel: KernelSum | None, side: int) -> Value:
@@ -298,11 +297,6 @@ def _kernels(root: StepNode) -> Iterator[KernelSum]:
         node = waiting.pop()
         yield from node.kernels.values()
         waiting.extend(node.children)
-
-
-def _ns(node: StepNode, place: tuple[str, int]) -> int:
-    kernel = node.kernels.get(place)
-    return kernel.ns if kernel else 0
 
 
 def _kernel_key(place: tuple[str, int], base: KernelSum | None, other: KernelSum | None) -> str:
