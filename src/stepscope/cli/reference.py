@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-from stepscope.cli import COMMANDS, Command, load
+from stepscope.cli import COMMANDS, load
 
 HEAD = """# Commands and options
 
@@ -22,23 +19,18 @@ Exit status: 0 success, 1 a check failed, 2 wrong usage, 3 unreadable input, 4 t
 def page() -> str:
     """The whole page."""
     index = "".join(f"| [`{name}`](#{name}) | {command.summary} |\n" for name, command in COMMANDS.items())
-    return f"{HEAD}| command | |\n|---|---|\n{index}" + "".join(_section(*item) for item in COMMANDS.items())
-
-
-def _section(name: str, command: Command) -> str:
-    parser = load(name, command)
-    examples = "\n".join(command.examples)
-    rows = "".join(f"| {names} | {meaning} |\n" for names, meaning in _rows(parser))
-    return f"\n## {name}\n{parser.help}\n\n```\n{examples}\n```\n\n| argument or option | |\n|---|---|\n{rows}"
-
-
-def _rows(parser: Any) -> Iterator[tuple[str, str]]:
-    context = parser.context_class(parser)
-    for parameter in parser.params:
-        # None where the help leaves the option out: an older spelling that is still accepted
-        record = parameter.get_help_record(context) or (", ".join(parameter.opts), "An older name, still accepted.")
-        names, meaning = (text.replace("|", r"\|") for text in record)
-        yield ", ".join(f"`{name}`" for name in names.replace(" / ", ", ").split(", ")), " ".join(meaning.split())
+    text = f"{HEAD}| command | |\n|---|---|\n{index}"
+    for name, command in COMMANDS.items():
+        parser, examples = load(name, command), "\n".join(command.examples)
+        text += f"\n## {name}\n{parser.help}\n\n```\n{examples}\n```\n\n| argument or option | |\n|---|---|\n"
+        for parameter in parser.params:
+            # None where the help leaves the option out: an older spelling that is still accepted
+            record = parameter.get_help_record(parser.context_class(parser))
+            record = record or (", ".join(parameter.opts), "An older name, still accepted.")
+            names, meaning = (part.replace("|", r"\|") for part in record)
+            spelled = ", ".join(f"`{each}`" for each in names.replace(" / ", ", ").split(", "))
+            text += f"| {spelled} | {' '.join(meaning.split())} |\n"
+    return text
 
 
 if __name__ == "__main__":

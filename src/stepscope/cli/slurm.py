@@ -41,7 +41,13 @@ def slurm(
     from stepscope.report.escape import plain
     from stepscope.report.outputs import write_file
 
-    text = _read(script)
+    try:
+        if script.stat().st_size > _MOST_BYTES:
+            raise UnreadableInputError(f"{script}: too large for a batch script; give the one handed to sbatch")
+        # surrogates keep bytes that are no UTF-8, and no line end is changed
+        text = script.read_bytes().decode("utf-8", "surrogateescape")
+    except OSError as error:
+        raise UnreadableInputError(f"{script}: {error.strerror}; give the script that is handed to sbatch") from None
     switched = switch_on(text, program=program)
     if switched.lines:
         named = script.with_name(f"{script.stem}.stepscope{script.suffix}") if out is None else Path(out)
@@ -70,16 +76,6 @@ def slurm(
         )
     if switched.lines and target is not None:
         print(f"Wrote {plain(str(target))}; submit it with: sbatch {plain(shlex.quote(str(target)))}", file=sys.stderr)
-
-
-def _read(script: Path) -> str:
-    try:
-        if script.stat().st_size > _MOST_BYTES:
-            raise UnreadableInputError(f"{script}: too large for a batch script; give the one handed to sbatch")
-        # surrogates keep bytes that are no UTF-8, and no line end is changed
-        return script.read_bytes().decode("utf-8", "surrogateescape")
-    except OSError as error:
-        raise UnreadableInputError(f"{script}: {error.strerror}; give the script that is handed to sbatch") from None
 
 
 def _show_difference(script: Path, text: str, target: Path | None, switched: str) -> None:

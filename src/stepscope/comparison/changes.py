@@ -240,9 +240,6 @@ def _matched(pairs: Sequence[Pair]) -> Sequence[Pair]:
     return [(together(one), together(other)) for one, other in pairs] if moved else pairs
 
 
-# ----------------------------------------------------------------------------------------------------------- findings
-
-
 def _findings(
     baseline: Sequence[Profile], candidate: Sequence[Profile], floor: float
 ) -> tuple[list[Change], dict[str, str]]:

@@ -220,9 +220,6 @@ def _machine(tables: Tables, measured: MeasuredSteps, figures: Mapping[str, floa
         yield Flag("other_processes", text, "system.jsonl", withholds=False)
 
 
-# ---------------------------------------------------------------------------------------------- inside the training
-
-
 def _recompiles(tables: Tables, measured: MeasuredSteps) -> Iterator[Flag]:
     kinds = tables.compiles.filter(pl.col("kind").is_in(COMPILING)).select("process", "step")
     journal = tables.journal.filter(pl.col("kind") == "compile").select("process", "step")

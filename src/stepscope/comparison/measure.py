@@ -53,10 +53,6 @@ def measure(
     figures = conditions(tables, steps)
     signals = steps.rows["signal"].drop_nulls().value_counts().sort(["count", "signal"], descending=[True, False])
     facts = next((one for one in analysis.steps if one.kind == steps.kind), None)
-    steady = None
-    if facts is not None:
-        every = facts.count + sum(facts.excluded.values())
-        steady = SteadyStep(facts.count, every, facts.mean_ms, facts.median_ms, facts.p95_ms)
     return Measure(
         label=label,
         path=path,
@@ -77,7 +73,15 @@ def measure(
         signal=str(signals[0, 0]) if signals.height else None,  # what cut most of the steps
         conditions=figures,
         settings=analysis.settings,
-        steady=steady,
+        steady=None
+        if facts is None
+        else SteadyStep(
+            steps=facts.count,
+            of=facts.count + sum(facts.excluded.values()),
+            mean_ms=facts.mean_ms,
+            median_ms=facts.median_ms,
+            p95_ms=facts.p95_ms,
+        ),
     )
 
 

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec import Struct
@@ -47,12 +48,11 @@ _START = (
 )
 
 
+@dataclass(eq=False)
 class Stopped(Exception):
     """The experiment was told to end while a run was in progress; `number` is the signal."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.number = number
+    number: int
 
 
 @contextlib.contextmanager

@@ -54,9 +54,6 @@ LASTING = frozenset({"knob_not_applied", "run_failed", "few_steps", "profiled", 
 Pair = tuple[Measure, Measure]  # baseline, candidate
 
 
-# ------------------------------------------------------------------------------------------------- the stopping rule
-
-
 class StoppingRule:
     """Judges the pairs of one of so many `candidates` by `protocol`; remembers what it has judged."""
 
