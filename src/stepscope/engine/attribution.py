@@ -121,6 +121,8 @@ def heaviest(sums: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
 
 def _by_weight(sums: pl.DataFrame, keys: Sequence[str] = ()) -> pl.DataFrame:
     """`place_sums` of several spans added up, the most weight first."""
+    if sums.is_empty():
+        return sums
     total = sums.group_by(*keys, *_PLACE).agg(pl.col("weight").sum(), pl.col("rows").sum())
     return total.sort("weight", "rows", *_PLACE, descending=[True, True, *(False for _ in _PLACE)])
 

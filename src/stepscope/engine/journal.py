@@ -16,6 +16,8 @@ MOST_DIGITS, LARGEST = 20, 2**62  # of a whole number in what a recording says
 
 def event_data(tables: Tables, kind: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """The journal's rows of a kind in order of time, each with its own fields; broken ones are passed over."""
+    if tables.journal.is_empty():  # a query takes its time even so, and many ask
+        return
     for row in tables.journal.filter(pl.col("kind") == kind).sort("time_ns").iter_rows(named=True):
         data = parse_json(row["data"])
         if isinstance(data, dict):

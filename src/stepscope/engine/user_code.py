@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 import polars as pl
 from msgspec import Struct
 
-from stepscope.engine.journal import json_object
+from stepscope.engine.journal import event_data
 from stepscope.tables.categories import FUNCTION
 from stepscope.tables.schema import Tables
 
@@ -184,11 +184,10 @@ def user_files(tables: Tables, options: CodeOptions = NO_OPTIONS) -> tuple[str, 
 def _named_files(tables: Tables) -> set[str]:
     files: set[str] = set()
     columns = [tables.frames["file"], *(tables.compiles[name] for name in ("file", "def_file", "call_file"))]
-    for column in columns:
+    for column in filter(len, columns):
         files.update(column.unique().drop_nulls().to_list())
-    for text in tables.journal.filter(pl.col("kind").is_in(["site", "save", "gc"]))["data"].to_list():
-        file = json_object(text).get("file")
-        files.update([file] if isinstance(file, str) else [])
+    for kind in ("site", "save", "gc"):
+        files.update(file for _, data in event_data(tables, kind) if isinstance(file := data.get("file"), str))
     files.update(rank.main_file for rank in tables.ranks if rank.main_file)
     return {file for file in files if file.startswith("/")}
 

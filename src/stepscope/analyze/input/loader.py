@@ -159,6 +159,8 @@ def feeding_loader(tables: Tables, labelled: LabelledSteps) -> dict[str, Any] | 
 
 def _batches(tables: Tables, train: pl.DataFrame) -> list[dict[str, Any]]:
     """The `batch` events whose fetch began in one of these steps."""
+    if tables.journal.is_empty():
+        return []
     rows = tables.journal.filter((pl.col("kind") == "batch") & pl.col("time_ns").is_not_null()).sort("time_ns")
     steps = train.select("process", "start_ns", "wall_ns").drop_nulls().sort("start_ns")
     if rows.is_empty() or steps.is_empty():

@@ -40,6 +40,8 @@ def _during(readings: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
 
 def of(readings: pl.DataFrame, metric: str, pids: list[int] | None = None) -> pl.DataFrame:
     """The readings of a metric, of these processes alone where some are named."""
+    if readings.is_empty():  # a query takes its time even so, and many ask
+        return readings
     own = readings.filter(pl.col("metric") == metric)
     return own if pids is None else own.filter(pl.col("pid").is_in(pids))
 
@@ -61,8 +63,11 @@ def worker_pids(tables: Tables) -> list[int]:
 
 def growths(readings: pl.DataFrame, metric: str, pids: list[int], least: int = FEW_READINGS) -> dict[int, float]:
     """Growth of a counter per second of wall time, by process with `least` readings."""
-    result = {}
-    for (pid,), rows in of(readings, metric, pids).sort("time_ns").partition_by("pid", as_dict=True).items():
+    result: dict[int, float] = {}
+    own = of(readings, metric, pids)
+    if own.is_empty():
+        return result
+    for (pid,), rows in own.sort("time_ns").partition_by("pid", as_dict=True).items():
         seconds = (rows["time_ns"][-1] - rows["time_ns"][0]) / 1e9
         if seconds > 0 and rows.height >= least:
             result[pid] = max(0.0, rows["value"][-1] - rows["value"][0]) / seconds
