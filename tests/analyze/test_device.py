@@ -54,3 +54,17 @@ def test_what_was_launched_before_the_recording_is_in_one_scope_only() -> None:
     assert facts.link_rate == 1
     assert analysis.reading is not None
     assert analysis.reading.before_recording_share == pytest.approx(0.3)
+
+
+def test_the_link_rate_leaves_graphs_and_lost_links_out() -> None:
+    trace = Slices()
+    op = trace.add("cpu_op", "aten::mm")
+    trace.kernel(0, 50, below=op)
+    trace.kernel(50, 20, below=op, method="flow")
+    trace.kernel(70, 20, below=op, method=None, state="graph")
+    trace.kernel(90, 10, below=op, method=None, state="unlinked")
+    (facts,) = analysis_of(trace).traces
+    assert facts.linked_ns == {"correlation": 50 * US, "flow": 20 * US}
+    assert (facts.graph_ns, facts.unlinked_ns, facts.before_recording_ns) == (20 * US, 10 * US, 0)
+    assert sum(facts.linked_ns.values()) + facts.graph_ns + facts.unlinked_ns == facts.device_ns
+    assert facts.link_rate == pytest.approx(0.7)

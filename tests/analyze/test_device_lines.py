@@ -75,6 +75,26 @@ def test_without_its_forward_operator_it_belongs_to_the_call_of_backward() -> No
     assert (line.place.line, line.via) == (40, {"direct": 10 * US})
 
 
+def test_a_backward_function_of_the_users_own_is_its_own_line() -> None:
+    line = only(lines_of(backward_trace(custom=True)))
+    assert (line.place.line, line.via) == (60, {"direct": 10 * US})
+
+
+def test_call_stacks_of_old_traces_give_exact_lines_in_both_directions() -> None:
+    trace = Slices()
+    outer = trace.add("Operator", "aten::batch_norm", call_stack=STACK, sequence=3, forward_thread=0)
+    inner = trace.add("Operator", "aten::cudnn_batch_norm", parent=outer)
+    trace.kernel(0, 10, below=inner)
+    node = trace.add("Operator", "CudnnBatchNormBackward", 50, sequence=3, forward_thread=BACK_THREAD)
+    trace.kernel(50, 20, below=node, forward=inner, forward_method="flow")
+
+    line = only(lines_of(trace))
+
+    assert (line.place.file, line.place.line, line.place.function) == ("train.py", 46, "<module>")
+    assert line.via == {"flow": 20 * US, "direct": 10 * US}
+    assert line.exact_line
+
+
 def test_what_has_no_line_has_a_reason() -> None:
     trace = Slices()
     loop = trace.python("torch/utils/data/dataloader.py(1): __next__")
@@ -95,6 +115,18 @@ def test_what_has_no_line_has_a_reason() -> None:
     assert found.lines == ()
     assert found.unattributed == {why: us * US for why, us in reasons.items()}
     assert list(found.unattributed.values()) == sorted(found.unattributed.values(), reverse=True)
+
+
+def test_times_are_spread_over_the_steps_that_launched_them() -> None:
+    trace = Slices()
+    for step in (4, 5):
+        frame = trace.python("train.py(30): train")
+        operator = trace.add("cpu_op", "aten::mm", parent=frame)
+        trace.kernel(step * 100, 10, below=operator)
+        trace.events[-2]["step"] = step
+    found = lines_of(trace)
+    assert found.steps == 2
+    assert only(found).ms_per_step == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize(

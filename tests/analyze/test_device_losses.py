@@ -30,6 +30,7 @@ from stepscope.model.device_losses import (
 from stepscope.model.views import DEVICE
 from tests.analyze import shared_traces
 from tests.analyze.device_scenes import (
+    A100,
     ADD,
     P100,
     PINNED_IN,
@@ -52,6 +53,7 @@ from tests.analyze.device_scenes import (
     updates,
     zeros,
 )
+from tests.builders import make_tables
 
 IDLE = (SYNC, COPY_IN, ALLOCATOR, LAUNCH, COMPILED, HOST)
 WHOLE = (OPTIMIZER, ZERO_GRAD, LINALG, DATA_PARALLEL)  # own idle time and work
@@ -78,6 +80,10 @@ def us(ns: float) -> float:
     return ns / 1000
 
 
+def test_without_device_work_there_is_nothing() -> None:
+    assert analyze(make_tables()).device_losses == ()
+
+
 # ------------------------------------------------------------------------------------------------------- waits
 
 
@@ -100,6 +106,21 @@ def test_a_wait_beside_work_of_another_stream_costs_nothing() -> None:
         scene.work(SGEMM, 0, 395, launch=scene.call("cudaLaunchKernel", 0, 1), stream=8)
 
     assert losses(repeated(3, 400, fill)).of(SYNC) is None
+
+
+def test_a_wait_of_the_loader_is_the_loaders() -> None:
+    def fill(scene: Scene) -> None:
+        scene.kernel(SGEMM, 10, 100)
+        scene.mark("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 120, 200)
+        scene.call("cudaStreamSynchronize", 130, 180)
+        scene.kernel(SGEMM, 330, 60)
+
+    found = losses(repeated(3, 400, fill))
+    assert found.of(SYNC) is None
+    launches = found.of(LAUNCH)
+    assert launches is not None
+    # before and behind the loader, and from the last kernel to the next step's first
+    assert us(launches.ns_per_step) == pytest.approx(10 + 10 + 20, abs=5)
 
 
 def test_copies_to_the_device_are_no_wait_of_their_own() -> None:
@@ -174,6 +195,11 @@ def _bound(overview: Any) -> float:
 # -------------------------------------------------------------------------------------------------------- work
 
 
+def test_products_on_ordinary_cores_count_where_there_are_tensor_cores() -> None:
+    assert us(loss(repeated(2, 1000, products), MATRIX, V100).ns_per_step) == pytest.approx(800)
+    assert us(loss(repeated(2, 1000, products), MATRIX, A100).ns_per_step) == pytest.approx(800)
+
+
 @pytest.mark.parametrize(
     ("name", "gpu"),
     [
@@ -207,6 +233,14 @@ def test_of_a_run_of_pointwise_kernels_all_but_the_longest_count() -> None:
     found = loss(repeated(2, 1000, pointwise_run), POINTWISE)
     assert us(found.ns_per_step) == pytest.approx(400)
     assert us(found.details["runs_ns"]) == pytest.approx(500)
+
+
+def test_kernels_of_the_optimizer_are_no_run() -> None:
+    def fill(scene: Scene) -> None:
+        scene.mark("Optimizer.step#SGD.step", 400, 590)
+        pointwise_run(scene, op="aten::add_")
+
+    assert losses(repeated(2, 1000, fill)).of(POINTWISE) is None
 
 
 # -------------------------------------------------------------------------------------------------- whole traces

@@ -8,9 +8,11 @@ import pytest
 
 from stepscope.analyze import analyze
 from tests.analyze.scenes import (
+    TORCH,
     TRAIN,
     Trace,
     python_tables,
+    stack,
     steps_with_window,
 )
 from tests.builders import MS, T0, make_tables, step_rows
@@ -23,6 +25,16 @@ def test_a_line_of_plain_python_counts_and_a_line_that_calls_torch_does_not() ->
     assert by_line[20].ms_per_step == pytest.approx(50)
     assert by_line[20].python_fraction == pytest.approx(1)
     assert by_line[51].ms_per_step < 3  # forward: 57 of 60 ms are an operator
+
+
+def test_time_in_other_libraries_is_python_work_and_time_in_torch_is_not() -> None:
+    pillow = analyze(python_tables(leaf="paste (/venv/lib/python3.11/site-packages/PIL/Image.py:3)")).python
+    torch = analyze(python_tables(leaf=f"linear ({TORCH}/nn/functional.py:3)")).python
+    assert pillow is not None
+    assert torch is not None
+    assert pillow[0].place.line == 20
+    assert pillow[0].library_leaf == "paste"
+    assert all(fact.place.line != 20 for fact in torch)
 
 
 def save(at_ms: float, **more: Any) -> dict[str, Any]:
@@ -71,6 +83,22 @@ def test_built_in_io_is_timed_in_the_window_but_not_below_the_loader() -> None:
         ("write", 11, pytest.approx(2)),
     ]
     assert all(fact.measured for fact in facts)
+
+
+def test_sampled_io_by_library_and_by_the_text_of_the_line() -> None:
+    stacks = [
+        stack([f"main ({TRAIN}:1)", "Path.write_text (/usr/lib/python3.11/pathlib.py:1)"], 20),
+        stack([f"main ({TRAIN}:2)"], 30),
+        stack([f"main ({TRAIN}:3)"], 50),
+    ]
+    tables = make_tables(steps=steps_with_window(window=()), stacks=stacks)
+    facts = analyze(tables, {TRAIN: "p.write_text(x)\nf.flush()\ny = a * b\n"}).io
+    assert facts is not None
+    assert [(f.operation, f.place.line, f.ms_per_step) for f in facts] == [
+        ("flush", 2, pytest.approx(30)),
+        ("write_text", 1, pytest.approx(20)),
+    ]
+    assert not any(fact.measured for fact in facts)
 
 
 def test_io_is_unknown_without_any_source_and_empty_when_none_was_seen() -> None:

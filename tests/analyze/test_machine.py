@@ -105,6 +105,13 @@ def test_a_wait_on_a_machine_that_the_run_fills_is_its_own() -> None:
     assert (cpu.threads, cpu.threads_place and cpu.threads_place.line) == (16, 5)
 
 
+def test_a_wait_beside_cores_that_the_run_left_is_of_others() -> None:
+    cpu = of(cores_tables(delay=0.4, cpu_pct=60)).cpu
+    assert cpu is not None
+    assert cpu.own_ms_per_step == 0
+    assert cpu.others_ms_per_step == pytest.approx(40)
+
+
 def test_throttled_time_is_no_more_than_the_wait() -> None:
     cpu = of(cores_tables(delay=0.3, cpu_pct=300, throttled=2.0)).cpu
     assert cpu is not None
@@ -239,6 +246,27 @@ def test_no_restarts_without_workers_or_a_second_epoch(change: dict[str, int]) -
     assert of(epochs_tables(**change)).epochs is None
 
 
+def wave_tables(period: int = 4, *, workers: int = 4, count: int = 80, wait_ms: float = 100) -> Tables:
+    steps: list[dict[str, Any]] = []
+    clock = T0
+    for number in range(count):
+        wait = wait_ms if number % period == 0 else 0.1
+        (row,) = step_rows(1, data_wait_ms=wait, start_ns=clock, first_step=number)
+        clock += row["wall_ns"]
+        steps.append(row)
+    made = {"kind": "loader", "id": 1, "epoch": 0, "num_workers": workers, "time_ns": T0 - MS, "duration_ns": MS}
+    return make_tables(steps=steps, journal=[made])
+
+
+def test_waves_of_as_many_steps_as_there_are_workers() -> None:
+    waves = of(wave_tables()).waves
+    assert waves is not None
+    assert waves.period == 4
+    assert waves.regular == 1
+    assert waves.share > 0.9
+    assert (waves.wave_wait_ms, waves.other_wait_ms) == (pytest.approx(100), pytest.approx(0.1))
+
+
 # ---------------------------------------------------------------------------------------------------- profilers
 
 
@@ -257,3 +285,20 @@ def test_the_steps_of_the_scripts_own_profiler() -> None:
     assert (facts.inside, facts.outside, facts.steps, facts.source) == (10, 49, 60, "journal")
     assert facts.lost_ms_per_step == pytest.approx(10 * 10 / 60)
     assert facts.total_ms_per_step == pytest.approx((500 + 200) / 60)
+
+
+def test_where_nothing_was_journaled_the_scripts_trace_tells_its_steps() -> None:
+    events = [
+        {
+            "name": f"ProfilerStep#{number}",
+            "category": "user_annotation",
+            "start_ns": T0 + (600 + 30 * number) * MS,
+            "duration_ns": 30 * MS,
+        }
+        for number in range(5)
+    ]
+    copies = [{**event, "category": "gpu_user_annotation", "stream": 7} for event in events]
+    facts = of(make_tables(steps=step_rows(50), events=events + copies, traces=[{"owner": "user"}])).profiler
+    assert facts is not None
+    assert (facts.inside, facts.source) == (5, "trace")
+    assert facts.lost_ms_per_step == pytest.approx(5 * 20 / 55)

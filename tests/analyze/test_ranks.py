@@ -56,6 +56,19 @@ def test_the_slow_rank_and_what_the_others_wait() -> None:
     assert found.of(0).samples == 8
 
 
+def test_the_nth_training_steps_stand_side_by_side_whatever_their_numbers() -> None:
+    """One rank evaluates in between: its step numbers run ahead."""
+    first = rank_rows(0, (0, 10, 20, 1, 1))
+    second = rank_rows(1, (0, 20, 10, 1, 1))
+    for number, row in enumerate(second):
+        row["step"] = number * 2
+    evaluation = [{**row, "step": row["step"] + 1, "kind": "eval"} for row in second]
+    found = facts(first, sorted(second + evaluation, key=lambda row: row["step"]))
+    assert found is not None
+    assert found.steps == 39  # the first is warm-up
+    assert found.excess_ms == pytest.approx(10)
+
+
 def test_only_steps_that_are_steady_everywhere_count() -> None:
     first, second = rank_rows(0, (0, 10, 20, 1, 1)), rank_rows(1, (0, 20, 10, 1, 1))
     for number in range(10, 14):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import polars as pl
@@ -66,6 +67,19 @@ def test_every_rank_has_to_speak() -> None:
     found = facts([knob(observed="2")], ranks=(rank_info(0), rank_info(1)))
 
     assert [(one.rank, one.applied, one.reason) for one in found.knobs] == [(0, True, None), (1, False, SILENT_RANK)]
+
+
+def test_losses_are_of_the_first_rank_and_in_order_of_steps() -> None:
+    found = facts(
+        [
+            loss([2, 3], [0.5, "nan"], rank=1, process="rank-1"),
+            loss([3, 4], [1.5, "inf"]),
+            loss([0, 1, 1], [4, 2.0, 3.0]),
+        ]
+    )
+
+    assert found.losses_rank == 0
+    assert found.losses == ((0, 4.0), (1, 2.5), (3, 1.5), (4, math.inf))
 
 
 @pytest.mark.parametrize(

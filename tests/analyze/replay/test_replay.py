@@ -11,9 +11,11 @@ from stepscope.analyze.device import replay
 from stepscope.analyze.device.replay import TENSOR_CORE_RATES
 from stepscope.diagnose.compute import TENSOR_CORES
 from stepscope.model.device_losses import (
+    COLLECTIVES,
     LOADER,
     MATRIX,
     POINTWISE,
+    SYNC,
     Replay,
     matrix,
 )
@@ -110,7 +112,30 @@ def test_a_loader_behind_a_busy_device_costs_nothing() -> None:
     assert without_us(found, LOADER) == 1000
 
 
+def test_an_exposed_loader_costs_what_the_device_idles_for_it() -> None:
+    def fill(scene: Scene) -> None:
+        scene.mark(FETCH, 0, 300)
+        ahead(scene, SGEMM, 320, 500, launched=310)
+        scene.call("cudaDeviceSynchronize", 330, 495)
+
+    assert without_us(replayed(repeated(5, 1000, fill)), LOADER) == 700
+
+
 # -------------------------------------------------------------------------------------------------------- waits
+
+
+def test_a_wait_that_another_one_takes_over_gains_little() -> None:
+    """The loader of the next step waits for the same kernel."""
+
+    def fill(scene: Scene) -> None:
+        ahead(scene, SGEMM, 20, 500, launched=10)
+        scene.call("cudaDeviceSynchronize", 30, 495)
+        scene.mark(FETCH, 530, 400)
+        scene.call("cudaDeviceSynchronize", 540, 5)
+
+    found = replayed(repeated(5, 1000, fill))
+    # the host comes to the fetch at 35, whose wait then lasts until the kernel is done
+    assert without_us(found, SYNC) == pytest.approx(1000 - 10, abs=10)
 
 
 # ------------------------------------------------------------------------------------------------------- device
@@ -149,6 +174,25 @@ def test_tensor_cores_are_replayed_at_the_rates_the_rule_asks_for() -> None:
     assert what_if is not None
     assert found.never_late_mean_ns == 950_000
     assert what_if.never_late_mean_ns == 1000 * (800 // 8 + 150 // 2)
+
+
+def test_a_collective_that_work_hides_costs_nothing() -> None:
+    """On a stream of its own, beside a kernel; one that nothing hides costs what the next kernel waits for it."""
+
+    def hidden(scene: Scene) -> None:
+        ahead(scene, SGEMM, 20, 900, launched=10)
+        ahead(scene, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 120, 500, launched=110, stream=20)
+        scene.call("cudaDeviceSynchronize", 130, 800)
+
+    def exposed(scene: Scene) -> None:
+        ahead(scene, SGEMM, 20, 300, launched=10)
+        ahead(scene, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 323, 500, launched=20, stream=20)
+        ahead(scene, TENSOR, 826, 100, launched=30)
+        scene.call("cudaDeviceSynchronize", 40, 890)
+
+    assert without_us(replayed(repeated(5, 1000, hidden)), COLLECTIVES) == 1000
+    # the collective was held back by the product, and the last kernel by the collective: that much is inferred
+    assert without_us(replayed(repeated(5, 1000, exposed)), COLLECTIVES) == 500
 
 
 # ---------------------------------------------------------------------------------------------------------- odd
