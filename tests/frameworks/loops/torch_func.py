@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterable
 
 import torch
+import torch._dynamo  # torch.func imports it when it is first used, which is no phase of a step
 from control import Control, Vectors, network
 from torch.func import functional_call, grad_and_value
 from torch.nn import functional as F
@@ -28,7 +29,6 @@ def main() -> None:
         with control.phase("forward"):
             return F.cross_entropy(functional_call(model, values, (inputs,)), labels)
 
-    torch.func.vmap(torch.sin)(torch.ones(2))  # what torch.func imports when it is first used is no phase of a step
     for _ in range(EPOCHS):
         batches: Iterable[tuple[torch.Tensor, torch.Tensor]] = DataLoader(data, batch_size=BATCH, shuffle=True)
         if not options.loader:
