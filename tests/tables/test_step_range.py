@@ -53,6 +53,7 @@ def test_a_large_trace_gives_the_same_tables(tmp_path: Path, name: str, monkeypa
     path = written(tmp_path / name, events())
     whole = built(path)
     monkeypatch.setattr(step_range, "LARGE_BYTES", 1)
+    monkeypatch.setattr(step_range, "_BEHIND_BYTES", 0)
     near = built(path, tmp_path / "cache")
     assert same(whole, near)
     assert same(whole, built(path, tmp_path / "cache"))  # found in the cache, where it is not taken for the whole
@@ -60,6 +61,16 @@ def test_a_large_trace_gives_the_same_tables(tmp_path: Path, name: str, monkeypa
     taken, of_all = near.quality.counts["trace_events"], whole.quality.counts["trace_events"]
     assert taken < of_all / 2 + STEPS  # the annotations of all steps stay, for their numbers
     assert tables.build(run_of(path), BuildOptions(cache=tmp_path / "cache")).events.height == of_all
+
+
+@pytest.mark.usefixtures("small_is_large")
+def test_where_steps_are_small_the_device_may_lag_far_behind(tmp_path: Path):
+    late = events()
+    for one in late:
+        one["ts"] += 1_000 if one.get("cat") == "kernel" else 0  # twelve steps behind what launches it
+    links = built(written(tmp_path / "a.json", late)).links
+    assert links.height == 3
+    assert links["launch"].null_count() == 0
 
 
 @pytest.mark.usefixtures("small_is_large")
@@ -83,5 +94,6 @@ def test_steps_that_damage_hides_from_the_first_pass_are_read_all_the_same(
 
     monkeypatch.setattr(step_range, "trace_steps", some)
     monkeypatch.setattr(step_range, "_BEHIND_STEPS", 0)
+    monkeypatch.setattr(step_range, "_BEHIND_BYTES", 0)
     assert same(whole, built(path))
     assert len(calls) == 2

@@ -30,9 +30,11 @@ Steps = tuple[int, int]  # the first and the last, both included
 # All of a trace takes about its unpacked size while its slices are nested and linked; real traces pack to a thirteenth.
 LARGE_BYTES = 2**30
 _PACKED = 13
-# A device works off what the host has launched before; its queue of about 1,000 launches rarely holds three steps.
-# So many are taken on both sides: who launched what runs in the first step, and what the last one launched.
+# A device works off what the host has launched before. So many steps are taken on both sides: who launched what runs in
+# the first one, and what the last one launched. A queue holds about 1,000 launches, which are some 2 MB of a trace;
+# launches of CUDA graphs are followed by many kernels each.
 _BEHIND_STEPS = 3
+_BEHIND_BYTES = 100 * 10**6  # unpacked; where steps are small, as many as take this
 
 
 class StepRange(Struct, frozen=True):
@@ -86,9 +88,14 @@ def chosen(steps: list[dict[str, Any]], wanted: Steps | None) -> list[dict[str, 
 
 def is_large(path: Path) -> bool:
     """Whether all of a trace at once is too much; raises OSError."""
+    return _unpacked_bytes(path) >= LARGE_BYTES
+
+
+def _unpacked_bytes(path: Path) -> int:
+    """About how large a trace is; raises OSError."""
     with open_regular(path, follow=True) as file:
         packed = file.read(len(GZIP)) == GZIP
-    return path.stat().st_size * (_PACKED if packed else 1) >= LARGE_BYTES
+    return path.stat().st_size * (_PACKED if packed else 1)
 
 
 def step_range(
@@ -109,11 +116,13 @@ def step_range(
             "duration_ns": slices.duration_ns,
         }
         frames.append(pl.DataFrame(columns))
-    rows = chosen(trace_steps(pl.concat(frames)) if frames else [], wanted)
+    steps = trace_steps(pl.concat(frames)) if frames else []
+    rows = chosen(steps, wanted)
     if not rows:
         return None
+    behind = max(_BEHIND_STEPS, _BEHIND_BYTES * len(steps) // max(1, _unpacked_bytes(path)))
     starts, walls = (np.array([row[name] for row in rows], np.int64) for name in ("start_ns", "wall_ns"))
-    ends = starts + (1 + _BEHIND_STEPS) * walls
-    starts = starts - _BEHIND_STEPS * walls
+    ends = starts + (1 + behind) * walls
+    starts = starts - behind * walls
     apart = np.flatnonzero(starts[1:] > np.maximum.accumulate(ends)[:-1]) + 1
     return StepRange(starts[[0, *apart]], np.maximum.reduceat(ends, [0, *apart]))
