@@ -29,7 +29,7 @@ from estimates import Estimate, estimate
 from overhead import SHORT_STEP_LIMIT_US, agent_environment
 from results import RESULTS, machine, put_between_markers
 
-from stepscope.record.host.clock import measure_epoch_offset_ns
+from stepscope.record.agent.config import epoch_offset_ns
 
 HERE = Path(__file__).resolve().parent
 TIMEOUT_S = 900
@@ -83,7 +83,7 @@ def measure(plan: Plan, backend: str, folder: Path) -> Any:
     """Run the loop under the agent and check that it was watched."""
     out, run = folder / "costs.json", folder / "run"
     config = {**asdict(plan), "backend": backend, "out": str(out)}
-    environ = agent_environment(run, measure_epoch_offset_ns())
+    environ = agent_environment(run, epoch_offset_ns())
     line = [sys.executable, str(HERE / "compile_loop.py"), json.dumps(config)]
     done = subprocess.run(line, env=environ, timeout=TIMEOUT_S, check=False)
     if done.returncode != 0:

@@ -138,7 +138,7 @@ def _analyze(path: Path, *, whole: bool) -> None:
     from rich.console import Console
 
     from stepscope.api import ReadOptions, open_run
-    from stepscope.report import terminal
+    from stepscope.dashboard import terminal
     from stepscope.report.document import report_bytes
 
     report = open_run(path, options=ReadOptions(cache=False, keep=False, workers=1)).report()

@@ -35,9 +35,9 @@ from typing import Any
 from estimates import Estimate, estimate, verdict
 from results import RESULTS, machine, put_between_markers
 
-from stepscope.record.host.clock import measure_epoch_offset_ns, now_ns
+from stepscope.record.agent.config import Clock, WindowConfig, epoch_offset_ns
 from stepscope.record.host.launch import child_environment, package_folder
-from stepscope.record.host.options import DEFAULT_RATE_HZ, SEGMENT_SECONDS, WindowOptions
+from stepscope.record.host.options import DEFAULT_RATE_HZ, SEGMENT_SECONDS
 from stepscope.record.host.pyspy import Sampler, find_pyspy
 from stepscope.record.host.telemetry import TelemetryConfig
 
@@ -103,7 +103,7 @@ def run_loop(config: dict[str, Any], folder: Path, *, recorded: bool = False, te
     beside = out.parent / "beside"
     config = {**config, "out": str(out), "beside": str(beside) if telemetry else None}
     with contextlib.ExitStack() as stack:
-        offset = measure_epoch_offset_ns()
+        offset = epoch_offset_ns()
         environ = agent_environment(out.parent / "run", offset) if recorded else None
         process = start_loop(config, environ)
         if telemetry:
@@ -120,7 +120,7 @@ def agent_environment(run: Path, offset: int) -> dict[str, str]:
     """The environment `stepscope run --no-window` gives its command."""
     host = run / "host-bench"
     host.mkdir(parents=True)
-    window = WindowOptions(mode="off").for_agent()
+    window = asdict(WindowConfig(mode="off"))
     configuration = {
         "run": str(run),
         "host_dir": str(host),
@@ -138,7 +138,7 @@ def agent_environment(run: Path, offset: int) -> dict[str, str]:
 def telemetry_beside(pid: int, host_dir: Path, offset: int) -> Iterator[int]:
     """The telemetry process as `stepscope run` starts it, without sampling."""
     config = TelemetryConfig(str(host_dir), pid, offset, DEFAULT_RATE_HZ, SEGMENT_SECONDS, None)
-    line = [sys.executable, "-m", "stepscope.record.host.telemetry", config.dumps()]
+    line = [sys.executable, "-m", "stepscope.record.host.telemetry", json.dumps(asdict(config))]
     process = subprocess.Popen(line, stdin=subprocess.PIPE, start_new_session=True)
     try:
         yield process.pid
@@ -256,7 +256,7 @@ def block(arm: str, pid: int, pyspy: str, seconds: float, folder: Path) -> tuple
         folder,
         rate_hz=DEFAULT_RATE_HZ,
         segment_seconds=seconds,
-        now_ns=lambda: now_ns(0),
+        now_ns=Clock(0).now,
         write=lambda row: failures.append(row) if row["status"] != "ok" else None,
         give_up=failures.append,
         targets=lambda: (pid,),

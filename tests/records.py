@@ -17,6 +17,12 @@ def replace(record: T, **changes: Any) -> T:
     return changed
 
 
+def some(value: T | None) -> T:
+    """A value that must be there."""
+    assert value is not None
+    return value
+
+
 def blank(kind: type[T], /, **known: Any) -> T:
     """A record of which nothing but `known` is: its other fields are None."""
     return kind(**{**dict.fromkeys(annotated(kind)), **known})

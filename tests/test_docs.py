@@ -67,14 +67,14 @@ def options_of_commands() -> list[tuple[str, str]]:
 
 
 def event_kinds() -> set[str]:
-    """The first arguments of `….events.write("kind", …)` in the agent and in what it attaches."""
+    """The first arguments of `….journal.write("kind", …)` in the agent and in what it attaches."""
     kinds = set()
     for path in (SOURCE / "record").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "write":
                 continue
             owner = node.func.value
-            is_log = isinstance(owner, ast.Attribute) and owner.attr in {"events", "_events"}
+            is_log = isinstance(owner, ast.Attribute) and owner.attr in {"journal", "_journal"}
             first = node.args[0] if node.args else None
             if is_log and isinstance(first, ast.Constant) and isinstance(first.value, str):
                 kinds.add(first.value)
@@ -168,7 +168,7 @@ def thresholds() -> dict[str, Any]:
     found: dict[str, Any] = {"REPORT_FLOOR": REPORT_FLOOR}
     for module in iter_modules(diagnose.__path__, "stepscope.diagnose."):
         for name, value in vars(import_module(module.name)).items():
-            if isinstance(value, Thresholds):
+            if isinstance(value, type) and issubclass(value, Thresholds):
                 assert found.setdefault(name, value) is value, f"two of the name {name}"
     return found
 

@@ -55,9 +55,9 @@ def analyze(paths: list[Path], folder: Path) -> Work:
     import stepscope.analyze
     import stepscope.cli.analyze
     import stepscope.dashboard.single
+    import stepscope.dashboard.terminal
     import stepscope.diagnose
     import stepscope.report.outputs
-    import stepscope.report.terminal
     import stepscope.tables
 
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")  # what is kept by default, and nothing kept from before

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
-from stepscope.errors import UnreadableInputError, UsageError
+from stepscope.errors import UnreadableInputError, UsageError, readable
 from stepscope.model import Analysis, Diagnosis, ProfiledFacts, Report
 
 if TYPE_CHECKING:
@@ -114,10 +114,8 @@ class Run:
         given = self.options
         cache = given.tables or (default_folder() if given.cache else None)
         options = BuildOptions(cache=cache, workers=given.workers, progress=given.progress, steps=given.steps)
-        try:
+        with readable(self.folder, "check its permissions"):
             raw = self._raw()
-        except OSError as error:
-            raise UnreadableInputError(f"{self.folder}: {error.strerror or error}; check its permissions") from error
         built = tables.build(raw, options)
         beside = self.folder if given.steps is None else None
         target = beside if self.recorded else given.tables
@@ -203,7 +201,7 @@ class Run:
         """The deepest functions by sampled time; raises `UsageError` where no sample is of what was asked for."""
         from stepscope.analyze.host import hotspots
 
-        return hotspots.of_run(self._context, options or hotspots.DEFAULTS)
+        return hotspots.hotspots(self._context, options or hotspots.DEFAULTS)
 
     def flame_graph(self, options: FlameOptions | None = None) -> FlameGraph:
         """Sampled stacks, and the operators and kernels of windows, as trees; raises `UsageError` as `hotspots`."""
@@ -337,8 +335,7 @@ def _code(options: ReadOptions, run: Path | None) -> CodeOptions:
     roots = options.source_roots if notebook is None else (*options.source_roots, notebook)
     names = dict.fromkeys(name for root in roots for name in (str(root.absolute()), str(root)))
     files = tuple(islice((file for root in roots for file in _sources(root)), MAX_SOURCE_FILES))
-    maps = (*options.maps, *maps)
-    return CodeOptions(source_roots=tuple(names), maps=maps, libraries=options.libraries, files=files)
+    return CodeOptions(tuple(names), (*options.maps, *maps), options.libraries, files)
 
 
 def _sources(root: Path) -> Iterator[str]:

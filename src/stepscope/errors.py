@@ -10,6 +10,12 @@ They are caught once, in `stepscope.cli.main`, and printed without a traceback.
 
 from __future__ import annotations
 
+import contextlib
+from typing import TYPE_CHECKING, Iterator
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
 
 class StepscopeError(Exception):
     """Base of all errors; `str(error)` is one line that says what happened and what to do."""
@@ -33,3 +39,12 @@ class EnvironmentRefusal(StepscopeError):
     """A missing program, permission or dependency."""
 
     exit_code = 4
+
+
+@contextlib.contextmanager
+def readable(path: Path, advice: str = "check the path and its permissions") -> Iterator[None]:
+    """Within, an OSError says what it means to whoever gave `path`: an UnreadableInputError, with what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise UnreadableInputError(f"{path}: {error.strerror or error}; {advice}") from error

@@ -137,15 +137,14 @@ def _write_report(run: api.Run, *, source: bool) -> Path | None:
 
 def _publish(run: api.Run, *, source: bool, page: Path | None) -> None:
     """Into the notebook where there is one, else onto stdout."""
-    from stepscope.dashboard import notebook
-    from stepscope.report import outputs
+    from stepscope.dashboard import notebook, terminal
 
     report = run.report(source=source)
     inside = page is not None and page.is_relative_to(Path.cwd())
     shown = str(page.relative_to(Path.cwd()) if inside else page) if page is not None else None
     loaded = sys.modules.get("IPython")
     if loaded is None or loaded.get_ipython() is None:
-        outputs.show(report, page=shown)
+        terminal.show_report(report, page=shown)
         return
     from IPython.display import display as show
 

@@ -65,32 +65,3 @@ def test_the_step_in_which_it_stops_is_no_profiled_one_and_is_paid_once(tmp_path
     assert found.fixed.windows_s == pytest.approx(STOP_MS / 1e3, rel=0.01)
     assert found.profiled is not None
     assert found.profiled.mean_ms == pytest.approx(10, rel=0.01)
-
-
-def test_without_a_loader_nothing_waits_for_data(tmp_path: Path) -> None:
-    rows = step_rows(20, data_wait_ms=5, forward_ms=3, backward_ms=2, optimizer_ms=0, other_ms=0, fetches=0)
-    (steps,) = api.open_run(make_run_folder(tmp_path, steps=rows)).analysis.steps
-    assert {part.category: round(part.ms) for part in steps.partition if part.ms} == {
-        "before_forward": 5,
-        "forward": 3,
-        "backward": 2,
-    }
-
-
-def test_with_a_loader_the_wait_is_for_data(tmp_path: Path) -> None:
-    rows = step_rows(20, data_wait_ms=5, forward_ms=3, backward_ms=2, optimizer_ms=0, other_ms=0, fetches=1)
-    (steps,) = api.open_run(make_run_folder(tmp_path, steps=rows)).analysis.steps
-    assert [part.category for part in steps.partition if part.ms] == ["data_wait", "forward", "backward"]
-
-
-def test_what_the_first_step_compiles_is_paid_once(tmp_path: Path) -> None:
-    rows = [dict(row) for row in step_rows(40, forward_ms=4, backward_ms=4)]
-    rows[0] |= {"forward_ns": 70_000 * MS}
-    for row in rows:
-        row.pop("start_ns", None)
-        row.pop("wall_ns", None)
-    event = {"kind": "compile", "step": 0, "time_ns": T0 + MS, "duration_ns": 69_000 * MS}
-    fixed = api.open_run(make_run_folder(tmp_path, steps=rows, events=[event])).analysis.fixed
-    assert fixed.first_step_s is not None
-    assert fixed.total_s is not None
-    assert fixed.total_s >= fixed.first_step_s - 0.01

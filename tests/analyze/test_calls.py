@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import polars as pl
 import pytest
 
 from stepscope.analyze.context import Context
@@ -63,7 +64,7 @@ def test_a_call_holds_what_it_calls_wherever_that_is_written() -> None:
     number = calls.number(Place(TRAIN, 22, "describe"))
     assert number is not None
     assert calls.place(number) == Place(TRAIN, None, "describe")
-    assert int(calls.rows(number)["samples"].sum()) == 150
+    assert int(calls.rows.filter(pl.col("call") == number)["samples"].sum()) == 150
     inner = calls.number(Place(TRAIN, 21, "describe.<locals>.<listcomp>"))
     assert inner == number
 

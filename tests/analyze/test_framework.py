@@ -8,7 +8,8 @@ import pytest
 
 from stepscope.analyze import analyze
 from stepscope.model import FrameworkFacts, Note
-from tests.builders import MS, T0, make_tables, step_rows
+from tests.builders import make_tables, step_rows
+from tests.records import some
 
 EVENT: dict[str, Any] = {
     "kind": "framework",
@@ -98,13 +99,5 @@ def test_a_broken_event_is_no_reason_to_fail() -> None:
         {"kind": "framework", "data": "{not json"},
         {"kind": "framework", "name": 7, "checked": "5", "on_top": None, "seams": [1]},
     ]
-    found = analyze(make_tables(steps=step_rows(4), journal=odd)).run.framework
-    assert found is not None
+    found = some(analyze(make_tables(steps=step_rows(4), journal=odd)).run.framework)
     assert (found.name, found.version, found.checked, found.seams, found.supported) == ("?", None, (), (), False)
-
-
-def test_sums_of_short_regions_count_each_call() -> None:
-    region = {"kind": "region", "name": "callback:Mine", "source": "framework", "time_ns": T0, "step": 2}
-    journal = [{**region, "duration_ns": 4 * MS, "count": 39}, {**region, "duration_ns": MS}]
-    (found,) = analyze(make_tables(steps=step_rows(10), journal=journal)).regions
-    assert (found["calls"], found["ms_per_step"]) == (40, pytest.approx(5 / 9))

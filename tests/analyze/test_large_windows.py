@@ -35,13 +35,6 @@ def test_means_per_step_do_not_depend_on_how_many_steps_were_looked_at(monkeypat
     assert "the first" not in whole.loops[0].source
 
 
-def test_a_few_steps_are_looked_at_however_large_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_calls, "MAX_SLICES", 1)
-    cut = analyze(tables())
-    assert cut.loops is not None
-    assert cut.loops[0].window_steps == host_calls.MIN_STEPS
-
-
 def test_without_steps_everything_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = Trace()
     for number in range(5):

@@ -28,14 +28,13 @@ def test_a_function_begins_at_its_decorator_wherever_it_was_when_the_recording_b
 
 @pytest.mark.parametrize(
     ("file", "function", "line"),
-    [("/t/other.py", "train", 8), ("/t/train.py", "evaluate", 8), ("/t/train.py", "train", 2)],
+    [
+        *(("/t/other.py", "train", 8), ("/t/train.py", "evaluate", 8), ("/t/train.py", "train", 2)),
+        ("/t/train.py", "<module>", 8),
+    ],
 )
 def test_nothing_is_said_of_what_the_source_does_not_hold(file: str, function: str, line: int) -> None:
     assert LINES.definition(file, function, line) is None
-
-
-def test_the_module_itself_has_no_definition() -> None:
-    assert LINES.definition("/t/train.py", "<module>", 8) is None
 
 
 def test_the_only_call_of_a_name_is_its_line_also_from_within() -> None:

@@ -12,15 +12,14 @@ from stepscope.model.machine import MachineFacts
 from stepscope.tables.schema import Tables
 from tests.analyze.scenes import TORCH, TRAIN, stack
 from tests.builders import MS, PID, T0, make_tables, step_rows
+from tests.records import some
 
 SECOND = 1000 * MS
 FOUR_CORES = {"hardware": {"affinity": [0, 1, 2, 3]}}
 
 
 def of(tables: Tables) -> MachineFacts:
-    found = analyze(tables).machine
-    assert found is not None
-    return found
+    return some(analyze(tables).machine)
 
 
 def telemetry(seconds: int, rates: dict[str, float], *, levels: dict[str, float] | None = None) -> list[dict[str, Any]]:
@@ -60,9 +59,6 @@ def cores_tables(
     return make_tables(**{"steps": steps, "system": system, "journal": journal, "manifests": [FOUR_CORES], **more})
 
 
-# ------------------------------------------------------------------------------------------------------ pauses
-
-
 def collections(steps: Sequence[dict[str, Any]], duration_ms: float, every: int = 1) -> list[dict[str, Any]]:
     row = {"kind": "gc", "duration_ns": round(duration_ms * MS), "generation": 2, "collected": 3}
     place = {"file": TRAIN, "line": 30, "function": "train"}
@@ -71,8 +67,7 @@ def collections(steps: Sequence[dict[str, Any]], duration_ms: float, every: int 
 
 def test_collections_in_steady_steps_are_counted_by_line() -> None:
     steps = step_rows(41)
-    pauses = of(make_tables(steps=steps, journal=collections(steps, 2, every=2))).pauses
-    assert pauses is not None
+    pauses = some(of(make_tables(steps=steps, journal=collections(steps, 2, every=2))).pauses)
     assert (pauses.count, pauses.full, pauses.steps, pauses.steps_struck) == (20, 20, 40, 20)  # the first is warm-up
     assert pauses.ms_per_step == pytest.approx(1)
     assert pauses.collected == 60
@@ -86,46 +81,30 @@ def test_a_collection_between_steps_or_beyond_its_step_is_none_of_the_steps() ->
     row = {"kind": "gc", "duration_ns": 30 * MS, "generation": 2}
     between = {**row, "time_ns": end + MS}
     across = {**row, "time_ns": end - 2 * MS}
-    pauses = of(make_tables(steps=steps[:21] + later, journal=[between, across])).pauses
-    assert pauses is not None
+    pauses = some(of(make_tables(steps=steps[:21] + later, journal=[between, across])).pauses)
     assert pauses.count == 1
     assert pauses.longest_ms == pytest.approx(2)
     assert pauses.lines == ()
 
 
-# ------------------------------------------------------------------------------------------------------- cores
-
-
 def test_a_wait_on_a_machine_that_the_run_fills_is_its_own() -> None:
-    cpu = of(cores_tables(delay=0.4, cpu_pct=400, threads=16)).cpu
-    assert cpu is not None
+    cpu = some(of(cores_tables(delay=0.4, cpu_pct=400, threads=16)).cpu)
     assert cpu.run_delay_share == pytest.approx(0.4)
     assert cpu.own_ms_per_step == pytest.approx(40)
     assert cpu.others_ms_per_step == 0
+    left = some(of(cores_tables(delay=0.4, cpu_pct=60)).cpu)
+    assert (left.own_ms_per_step, left.others_ms_per_step) == (0, pytest.approx(40))
     assert (cpu.threads, cpu.threads_place and cpu.threads_place.line) == (16, 5)
 
 
-def test_a_wait_beside_cores_that_the_run_left_is_of_others() -> None:
-    cpu = of(cores_tables(delay=0.4, cpu_pct=60)).cpu
-    assert cpu is not None
-    assert cpu.own_ms_per_step == 0
-    assert cpu.others_ms_per_step == pytest.approx(40)
-
-
 def test_throttled_time_is_no_more_than_the_wait() -> None:
-    cpu = of(cores_tables(delay=0.3, cpu_pct=300, throttled=2.0)).cpu
-    assert cpu is not None
+    manifest = {**FOUR_CORES, "environment": {"OMP_NUM_THREADS": "12"}}
+    cpu = some(of(cores_tables(delay=0.3, cpu_pct=300, throttled=2.0, manifests=[manifest])).cpu)
+    assert cpu.threads == 12
+    assert "OMP_NUM_THREADS" in cpu.threads_source
     assert cpu.throttled_share == pytest.approx(2)
     assert cpu.throttled_ms_per_step == pytest.approx(30)
     assert cpu.own_ms_per_step == cpu.others_ms_per_step == 0
-
-
-def test_threads_may_come_from_the_environment() -> None:
-    manifest = {**FOUR_CORES, "environment": {"OMP_NUM_THREADS": "12"}}
-    cpu = of(cores_tables(delay=0.1, cpu_pct=100, manifests=[manifest])).cpu
-    assert cpu is not None
-    assert cpu.threads == 12
-    assert "OMP_NUM_THREADS" in cpu.threads_source
 
 
 @pytest.mark.parametrize("missing", ["cores", "telemetry", "steps", "most readings"])
@@ -137,9 +116,6 @@ def test_nothing_is_said_of_cores_without_their_inputs(missing: str) -> None:
         "most readings": {"steps": step_rows(40, forward_ms=93)},
     }[missing]
     assert of(cores_tables(delay=0.4, cpu_pct=400, **more)).cpu is None
-
-
-# ------------------------------------------------------------------------------------------------------- drift
 
 
 def growing(count: int = 120, by_ms: float = 0.1, *, jitter_ms: float = 1.0) -> list[dict[str, Any]]:
@@ -155,19 +131,11 @@ def growing(count: int = 120, by_ms: float = 0.1, *, jitter_ms: float = 1.0) -> 
 
 
 def test_a_drift_is_measured_from_its_start_whatever_a_stall_does() -> None:
-    drift = of(make_tables(steps=growing())).drift
-    assert drift is not None
+    drift = some(of(make_tables(steps=growing())).drift)
     assert drift.rising
     assert drift.late_ms - drift.early_ms == pytest.approx(0.1 * 118, rel=0.03)
     assert drift.lost_ms_per_step == pytest.approx(0.1 * 118 / 2, rel=0.03)
     assert max(drift.phases, key=lambda phase: drift.phases[phase]) == "other"
-
-
-@pytest.mark.parametrize("by_ms", [0.0, -0.05])
-def test_steady_or_faster_steps_do_not_rise(by_ms: float) -> None:
-    drift = of(make_tables(steps=growing(by_ms=by_ms))).drift
-    assert drift is not None
-    assert not drift.rising
 
 
 def growing_stacks(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -181,22 +149,6 @@ def growing_stacks(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
         times = {"start_ns": parts[part], "end_ns": parts[part + 1]}
         stacks += [stack(slow, 10 + 20 * part, **times), stack(work, 100, phase="forward", **times)]
     return stacks
-
-
-def test_growth_inside_a_librarys_training_is_not_told_of_the_line_that_called_it() -> None:
-    steps = growing()
-    stacks = growing_stacks(steps)
-    fit = "fit (/usr/lib/python3/site-packages/trainers/loop.py:9)"
-    for row in stacks:
-        logs = "log (/usr/lib/python3/site-packages/trainers/history.py:5)"
-        trains = any("linear" in frame for frame in row["frames"])
-        row["frames"] = [f"train ({TRAIN}:11)", fit, f"forward ({TORCH}/nn/modules/module.py:1)" if trains else logs]
-    drift = of(make_tables(steps=steps, stacks=stacks)).drift
-    assert drift is not None
-    assert [(line.place.file, line.place.line) for line in drift.lines] == [("trainers/history.py", 5)]
-
-
-# ---------------------------------------------------------------------------------------------- epochs, waves
 
 
 def epochs_tables(
@@ -241,11 +193,6 @@ def test_starting_workers_for_every_epoch() -> None:
     assert fact.site.line == 75
 
 
-@pytest.mark.parametrize("change", [{"workers": 0}, {"epochs": 1}])
-def test_no_restarts_without_workers_or_a_second_epoch(change: dict[str, int]) -> None:
-    assert of(epochs_tables(**change)).epochs is None
-
-
 def wave_tables(period: int = 4, *, workers: int = 4, count: int = 80, wait_ms: float = 100) -> Tables:
     steps: list[dict[str, Any]] = []
     clock = T0
@@ -259,15 +206,11 @@ def wave_tables(period: int = 4, *, workers: int = 4, count: int = 80, wait_ms: 
 
 
 def test_waves_of_as_many_steps_as_there_are_workers() -> None:
-    waves = of(wave_tables()).waves
-    assert waves is not None
+    waves = some(of(wave_tables()).waves)
     assert waves.period == 4
     assert waves.regular == 1
     assert waves.share > 0.9
     assert (waves.wave_wait_ms, waves.other_wait_ms) == (pytest.approx(100), pytest.approx(0.1))
-
-
-# ---------------------------------------------------------------------------------------------------- profilers
 
 
 def profiled_tables(slower: float = 2.0, *, ours: bool = False) -> Tables:
@@ -280,25 +223,7 @@ def profiled_tables(slower: float = 2.0, *, ours: bool = False) -> Tables:
 
 
 def test_the_steps_of_the_scripts_own_profiler() -> None:
-    facts = of(profiled_tables()).profiler
-    assert facts is not None
+    facts = some(of(profiled_tables()).profiler)
     assert (facts.inside, facts.outside, facts.steps, facts.source) == (10, 49, 60, "journal")
     assert facts.lost_ms_per_step == pytest.approx(10 * 10 / 60)
     assert facts.total_ms_per_step == pytest.approx((500 + 200) / 60)
-
-
-def test_where_nothing_was_journaled_the_scripts_trace_tells_its_steps() -> None:
-    events = [
-        {
-            "name": f"ProfilerStep#{number}",
-            "category": "user_annotation",
-            "start_ns": T0 + (600 + 30 * number) * MS,
-            "duration_ns": 30 * MS,
-        }
-        for number in range(5)
-    ]
-    copies = [{**event, "category": "gpu_user_annotation", "stream": 7} for event in events]
-    facts = of(make_tables(steps=step_rows(50), events=events + copies, traces=[{"owner": "user"}])).profiler
-    assert facts is not None
-    assert (facts.inside, facts.source) == (5, "trace")
-    assert facts.lost_ms_per_step == pytest.approx(5 * 20 / 55)

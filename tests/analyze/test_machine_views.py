@@ -9,19 +9,15 @@ import pytest
 from stepscope.analyze import analyze
 from stepscope.model.machine import GpuClocks, MachineFacts, StorageFacts
 from stepscope.tables.schema import Tables
-from tests.analyze.test_machine import SECOND, telemetry
+from tests.analyze.test_machine import SECOND
 from tests.builders import MS, PID, T0, make_tables, rank_info, step_rows
+from tests.records import some
 
 STRANGER = 999
 
 
 def machine_of(tables: Tables) -> MachineFacts:
-    found = analyze(tables).machine
-    assert found is not None
-    return found
-
-
-# --------------------------------------------------------------------------------------------------- GPU clocks
+    return some(analyze(tables).machine)
 
 
 def gpu_rows(
@@ -105,14 +101,6 @@ def test_only_gpus_of_the_run_count_where_processes_are_told() -> None:
     assert [(gpu.device, gpu.strangers) for gpu in untold] == [("gpu:0", None), ("gpu:1", None)]
 
 
-def test_without_readings_of_gpus_there_are_none() -> None:
-    assert machine_of(gpu_tables()).gpus == ()
-    assert machine_of(gpu_tables(gpu_rows(), steps=[])).gpus == ()
-
-
-# ------------------------------------------------------------------------------------------------------ storage
-
-
 def storage_rows(
     pid: int = PID, *, asked: float = 20e6, device: float = 10e6, seconds: int = 40, until: int | None = None
 ) -> list[dict[str, Any]]:
@@ -138,9 +126,7 @@ def storage_tables(*rows: dict[str, Any], workers: tuple[int, ...] = (), **more:
 
 
 def storage_of(tables: Tables) -> StorageFacts:
-    found = machine_of(tables).storage
-    assert found is not None
-    return found
+    return some(machine_of(tables).storage)
 
 
 def test_reads_that_reach_the_device() -> None:
@@ -155,14 +141,6 @@ def test_reads_that_reach_the_device() -> None:
         ("ext4", "/", 1, "open files"),
     ]
 
-
-def test_hardly_any_reads_have_no_share_and_old_recordings_no_storage() -> None:
-    assert storage_of(storage_tables(*storage_rows(asked=1e4, device=1e4))).cold_share is None
-    old = telemetry(40, {"read_bytes": 1e6}, levels={})
-    assert machine_of(storage_tables(*old)).storage is None
-
-
-# --------------------------------------------------------------------------------------------------------- NUMA
 
 TWO_NODES: dict[str, Any] = {
     "numa_nodes": {"0": [0, 1], "1": [2, 3], "2": []},
@@ -182,16 +160,14 @@ def numa_tables(hardware: dict[str, Any], *cpus: int, gpu: bool = True) -> Table
 
 
 def test_a_main_thread_away_from_its_gpu() -> None:
-    numa = machine_of(numa_tables(TWO_NODES, 0, 1, 1, 2)).numa
-    assert numa is not None
+    numa = some(machine_of(numa_tables(TWO_NODES, 0, 1, 1, 2)).numa)
     assert numa.nodes == 2
     assert numa.main_nodes == {"0": pytest.approx(0.75, abs=0.02), "1": pytest.approx(0.25, abs=0.02)}
     assert numa.away_share == pytest.approx(0.75, abs=0.02)
 
 
 def test_a_gpu_that_is_not_known_and_a_machine_with_one_node() -> None:
-    numa = machine_of(numa_tables(TWO_NODES, 0, gpu=False)).numa
-    assert numa is not None
+    numa = some(machine_of(numa_tables(TWO_NODES, 0, gpu=False)).numa)
     assert numa.away_share is None
     assert machine_of(numa_tables({"numa_nodes": {"0": [0, 1]}}, 0)).numa is None
     assert machine_of(numa_tables({}, 0)).numa is None

@@ -14,22 +14,18 @@ from stepscope.tables.schema import Tables
 from tests.analyze.memory_scenes import GIB, MIB, STEPS, memory_tables, readings, struck_steps
 from tests.analyze.scenes import Trace
 from tests.builders import MS, T0, make_tables, step_rows
+from tests.records import some
 
 TRACE = "window.pt.trace.json"
 
 
 def facts(tables: Tables) -> MemoryLosses:
-    found = analyze(tables).memory_losses
-    assert found is not None
-    return found
+    return some(analyze(tables).memory_losses)
 
 
 def grown(tables: Tables) -> MemoryGrowth:
     (one,) = facts(tables).growth
     return one
-
-
-# --------------------------------------------------------------------------------------------------- growth
 
 
 def test_a_straight_line_is_growth_with_the_time_that_is_left() -> None:
@@ -91,9 +87,6 @@ def test_a_device_grows_by_what_its_allocator_gave_out() -> None:
     assert one.room_bytes == pytest.approx(79 * GIB - 10 * GIB - 380 * MIB)
 
 
-# --------------------------------------------------------------------------------------------------- limits
-
-
 def limit_of(*events: dict[str, Any], **device: Any) -> MemoryLimit:
     found = facts(memory_tables([*events, *readings(device=lambda _: device)]))
     (peak,) = found.peaks
@@ -120,27 +113,16 @@ def test_the_fraction_that_the_script_set_with_its_line() -> None:
     assert limit.place.line == 7
 
 
-# -------------------------------------------------------------------------------------------------- retries
-
-
 def test_steps_near_retries_are_compared_with_the_others() -> None:
     steps, journal = struck_steps(20)
-    retries = facts(memory_tables(journal, steps=steps)).retries
-    assert retries is not None
+    retries = some(facts(memory_tables(journal, steps=steps)).retries)
     assert retries.retries == retries.stretches == 4
     assert retries.usual_ms == pytest.approx(10)
     assert retries.struck_ms == pytest.approx(30)
     assert retries.lost_ms_per_step == pytest.approx(20 * retries.steps_struck / retries.steps)
-
-
-def test_without_anything_to_compare_no_loss_is_told() -> None:
     steps, journal = struck_steps(20, every=1)
-    retries = facts(memory_tables(journal, steps=steps)).retries
-    assert retries is not None
-    assert retries.lost_ms_per_step is None
-
-
-# --------------------------------------------------------------------------------------------------- traces
+    retries = some(facts(memory_tables(journal, steps=steps)).retries)
+    assert retries.lost_ms_per_step is None  # there is nothing to compare with
 
 
 def leaking(count: int = 5, *, keep: int | None = None, **journal: Any) -> Tables:

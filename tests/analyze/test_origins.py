@@ -1,4 +1,4 @@
-"""Row numbers of slices and their origins: the quick ways agree with the plain ones, whatever the stretches are."""
+"""Row numbers of slices and their origins: the quick ways agree with the plain ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from stepscope.analyze import analyze
 from stepscope.analyze.device.device_time import ENGINE, LIBRARIES
-from stepscope.engine import origins
 from stepscope.model import DeviceLines
 from stepscope.tables.arrays import positions
 from tests.analyze.traces import BACK_THREAD, US, Slices, tables
@@ -50,9 +49,7 @@ def on_second_thread(*, framed: bool, backward: bool) -> Slices:
     return trace
 
 
-@pytest.mark.parametrize("stretch", [1, 2, 100])
-def test_threads_of_the_engine_are_told_trace_by_trace(monkeypatch: pytest.MonkeyPatch, stretch: int) -> None:
-    monkeypatch.setattr(origins, "STRETCH", stretch)
+def test_threads_of_the_engine_are_told_trace_by_trace() -> None:
     traces = [on_second_thread(framed=framed, backward=back) for framed in (False, True) for back in (False, True)]
     assert reasons_of(*traces).unattributed == {LIBRARIES: 12 * US, ENGINE: 4 * US}
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from stepscope.analyze import analyze
-from stepscope.model.ranks import RanksFacts
+from stepscope.model.machine import RanksFacts
 from tests.analyze.scenes import TORCH, TRAIN, stack
 from tests.builders import MS, T0, make_tables, step_rows
+from tests.records import some
 
 DDP = "DistributedDataParallel"
 
@@ -41,8 +42,9 @@ def facts(*ranks: Sequence[dict[str, Any]], ddp: bool = True, **more: Any) -> Ra
 
 
 def test_the_slow_rank_and_what_the_others_wait() -> None:
-    found = facts(rank_rows(0, (1, 10, 39, 1, 1)), rank_rows(1, (21, 10, 19, 1, 1)), rank_rows(2, (2, 10, 38, 1, 1)))
-    assert found is not None
+    found = some(
+        facts(rank_rows(0, (1, 10, 39, 1, 1)), rank_rows(1, (21, 10, 19, 1, 1)), rank_rows(2, (2, 10, 38, 1, 1)))
+    )
     assert found.slowest == 1
     assert found.exchange == ("backward",)
     assert found.exchange_source == DDP
@@ -63,8 +65,7 @@ def test_the_nth_training_steps_stand_side_by_side_whatever_their_numbers() -> N
     for number, row in enumerate(second):
         row["step"] = number * 2
     evaluation = [{**row, "step": row["step"] + 1, "kind": "eval"} for row in second]
-    found = facts(first, sorted(second + evaluation, key=lambda row: row["step"]))
-    assert found is not None
+    found = some(facts(first, sorted(second + evaluation, key=lambda row: row["step"])))
     assert found.steps == 39  # the first is warm-up
     assert found.excess_ms == pytest.approx(10)
 
@@ -75,8 +76,7 @@ def test_only_steps_that_are_steady_everywhere_count() -> None:
         second[number]["in_window"] = True
         second[number]["forward_ns"] += 500 * MS
         second[number]["wall_ns"] += 500 * MS
-    found = facts(first, second)
-    assert found is not None
+    found = some(facts(first, second))
     assert found.steps == 35
     assert found.excess_ms == pytest.approx(10)
 
@@ -84,15 +84,11 @@ def test_only_steps_that_are_steady_everywhere_count() -> None:
 def test_what_is_sampled_in_torch_distributed_is_an_exchange() -> None:
     reduce = [f"main ({TRAIN}:30)", f"all_reduce ({TORCH}/distributed/distributed_c10d.py:3000)"]
     stacks = [stack(reduce, 40), stack([f"main ({TRAIN}:31)"], 60, phase="forward")]
-    found = facts(rank_rows(0, (0, 10, 20, 1, 9)), rank_rows(1, (0, 10, 20, 1, 9)), ddp=False, stacks=stacks)
-    assert found is not None
+    ranks = rank_rows(0, (0, 10, 20, 1, 9)), rank_rows(1, (0, 10, 20, 1, 9))
+    found = some(facts(*ranks, ddp=False, stacks=stacks))
     assert found.exchange == ("other",)
     assert "torch.distributed" in found.exchange_source
-
-
-def test_without_any_sign_the_exchange_is_assumed_after_the_forward_pass() -> None:
-    found = facts(rank_rows(0, (0, 10, 20, 1, 9)), rank_rows(1, (0, 10, 20, 1, 9)), ddp=False)
-    assert found is not None
+    found = some(facts(*ranks, ddp=False))
     assert found.exchange == ("backward", "optimizer", "other")
     assert found.exchange_source.startswith("assumed")
 

@@ -7,18 +7,8 @@ from typing import Any
 import pytest
 
 from stepscope.analyze import analyze
-from tests.analyze.scenes import TRAIN, Trace, steps_with_window
+from tests.analyze.scenes import Trace, steps_with_window
 from tests.builders import MS, PID, T0, make_tables, step_rows
-
-
-def test_sites_survive_broken_journal_lines() -> None:
-    good = {"kind": "site", "what": "AdamW", "file": TRAIN, "line": 3, "function": "main", "arguments": {"lr": "0.1"}}
-    broken: dict[str, Any] = {"kind": "site", "data": "{not json"}
-    odd = {"kind": "site", "what": "DataLoader", "file": 7, "arguments": ["x"]}
-    sites = analyze(make_tables(journal=[good, broken, odd])).sites
-    assert [(site.what, site.arguments) for site in sites] == [("AdamW", {"lr": "0.1"}), ("DataLoader", {})]
-    assert sites[0].place is not None
-    assert sites[1].place is None
 
 
 def test_a_window_with_its_cost() -> None:

@@ -41,13 +41,6 @@ def test_every_stall_stays_when_steps_are_thinned() -> None:
     assert found.total == 3_000
 
 
-def test_a_kind_without_steps_has_no_distribution() -> None:
-    labelled = step_labels.label(make_tables(steps=rows()))
-    assert series.distribution(labelled, "eval") is None
-    assert series.processes_of(labelled, "eval") == ()
-    assert series.longest(make_tables(), labelled, "eval", 10) == ()
-
-
 def test_events_of_a_step_are_named_and_odd_ones_survive() -> None:
     given = rows()
     given[20] = {**given[20], "wall_ns": 90 * MS}
@@ -61,5 +54,5 @@ def test_events_of_a_step_are_named_and_odd_ones_survive() -> None:
         {"kind": "region", "step": 20, "duration_ns": 10 * MS, "data": "[1]"},
     ]
     tables = make_tables(steps=given, journal=noted)
-    first = series.longest(tables, step_labels.label(tables), "train", 1)[0]
+    first = series.longest(tables, step_labels.label(tables), "train", 1, ["rank-0"])[0]
     assert [(event.kind, event.name) for event in first.events] == [("gc", None), ("save", "a.pt"), ("region", None)]

@@ -53,15 +53,6 @@ def test_ranks_are_pooled_and_their_samples_add_up() -> None:
     assert facts.samples_per_second == pytest.approx(1000 + 500)
 
 
-def test_no_steps() -> None:
-    analysis = analyze(make_tables())
-    assert analysis.steps == ()
-    assert analysis.loader is None
-    assert analysis.loops is None
-    assert analysis.fixed.first_step_s is None
-    assert analysis.fixed.total_s is None
-
-
 phase_ns = st.one_of(st.none(), st.integers(0, 10**10))
 
 

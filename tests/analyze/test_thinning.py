@@ -23,23 +23,6 @@ def test_one_slow_step_among_a_million_stays_where_it_was() -> None:
     assert 300.0 in pick(values, kept)
 
 
-def test_what_must_stay_does_though_its_neighbours_are_higher() -> None:
-    values = [float(number % 100) for number in range(10_000)]
-
-    kept = positions(values, 200, always=[5, 5_005])
-
-    assert {5, 5_005} <= set(kept)
-    assert len(kept) <= 200
-
-
-def test_of_too_many_that_must_stay_the_highest_do() -> None:
-    values = [0.0] * 1_000
-    values[500] = 9.0
-    kept = positions(values, 20, always=range(400, 600))
-    assert 500 in kept
-    assert len(kept) <= 20
-
-
 @given(st.lists(NUMBERS, max_size=300), st.integers(4, 60))
 def test_ends_and_extremes_stay_in_order_within_the_limit(values: list[float | None], limit: int) -> None:
     kept = positions(values, limit)

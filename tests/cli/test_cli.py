@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -49,26 +50,6 @@ def test_every_command_has_help_with_an_example(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("nonsense",), "nonsense"),
-        (("--nonsense",), "--nonsense"),
-        (("analyze",), "PATH"),
-        (("analyze", ".", "--nonsense"), "--nonsense"),
-        (("analyze", ".", "--json"), "--json"),
-    ],
-)
-def test_a_wrong_command_line_is_one_line_and_2(arguments: tuple[str, ...], said: str) -> None:
-    done = stepscope(*arguments)
-
-    assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("stepscope: ")
-    assert said in line
-    assert "--help`" in line
-
-
-@pytest.mark.parametrize(
     ("error", "code"), [(StepscopeError, 1), (UsageError, 2), (UnreadableInputError, 3), (EnvironmentRefusal, 4)]
 )
 def test_an_error_of_ours_is_one_line_and_its_code(
@@ -84,8 +65,8 @@ def test_an_error_of_ours_is_one_line_and_its_code(
 
 def run_command(function: object, monkeypatch: pytest.MonkeyPatch) -> int:
     """Put `function` into the table of commands and run it in this process."""
-    monkeypatch.setattr("stepscope.cli.options.trial", function, raising=False)
-    monkeypatch.setitem(COMMANDS, "trial", Command("stepscope.cli.options:trial", "Try.", ("stepscope trial",)))
+    monkeypatch.setitem(sys.modules, "stepscope.cli.trial", SimpleNamespace(trial=function))
+    monkeypatch.setitem(COMMANDS, "trial", Command("Try.", ("stepscope trial",)))
     with pytest.raises(SystemExit) as ended:
         cli.main(["trial"])
     return int(ended.value.code or 0)
@@ -94,12 +75,11 @@ def run_command(function: object, monkeypatch: pytest.MonkeyPatch) -> int:
 SLOW = """
 import sys, time
 from stepscope import cli
-import stepscope.cli.options as options
 def trial():
     "Wait, or write."
     {body}
-options.trial = trial
-cli.COMMANDS["trial"] = cli.Command("stepscope.cli.options:trial", "Try.", ())
+sys.modules["stepscope.cli.trial"] = sys.modules["__main__"]
+cli.COMMANDS["trial"] = cli.Command("Try.", ())
 cli.main(["trial"])
 """
 
@@ -152,3 +132,24 @@ def test_output_that_goes_nowhere_is_a_status_and_a_line(tmp_path: Path, shell: 
         ["bash", "-c", command], cwd=tmp_path, env=settings, capture_output=True, text=True, timeout=120
     )
     assert (done.returncode, done.stderr) == (status, said)
+
+
+PROGRAM = """
+import os, sys
+from pathlib import Path
+from stepscope.cli import options
+options.LARGE_BYTES = int(sys.argv[2])
+options.spare_memory([Path(sys.argv[1]), Path("/nowhere")])
+assert "polars" not in sys.modules
+print(os.environ.get("_RJEM_MALLOC_CONF", "as it is"))
+"""
+
+
+@pytest.mark.parametrize(("least", "conf"), [(10, "dirty_decay_ms:0,muzzy_decay_ms:0"), (11, "as it is")])
+def test_large_files_make_polars_give_memory_back(tmp_path: Path, least: int, conf: str) -> None:
+    file = tmp_path / "trace.json"
+    file.write_bytes(b"x" * 10)
+    fresh = {name: value for name, value in os.environ.items() if name != "_RJEM_MALLOC_CONF"}  # Polars sets its own
+    command = [sys.executable, "-c", PROGRAM, str(file), str(least)]
+    done = subprocess.run(command, capture_output=True, text=True, env=fresh)
+    assert done.stdout.strip() == conf, done.stderr

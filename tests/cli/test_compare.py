@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.analyze.shared_traces import TRACES, needs_traces
 from tests.cli.calls import call, json_of
 from tests.comparison.run_sets import make_run, make_set
 from tests.integration.harness import SCRIPTS
@@ -53,17 +52,6 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, wait in (("base", 1.0), ("equal", 1.0), ("slow", 4.0)):
         make_set(folder / name, runs=3, data_wait_ms=wait)
     return folder
-
-
-def test_the_verdict_and_what_it_is_made_of(sets: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(sets / "base", sets / "slow") == 0
-    shown = capfd.readouterr().out
-    assert "slow against base" in shown
-    assert "Slower by 30 %" in shown
-    assert "mean step" in shown
-    assert "95 % interval" in shown
-    assert "data wait" in shown
-    assert "Not compared: category, operator, kernel (base and slow: no traces" in shown
 
 
 def test_json_follows_the_schema(sets: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -117,37 +105,7 @@ def test_fail_on(
     assert words in shown
 
 
-@pytest.mark.parametrize("check", ["faster=3%", "slower", "slower=x%", "slower=3", "slower=-1%", ""])
-def test_a_check_that_there_is_not_is_refused(sets: Path, check: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(sets / "base", sets / "slow", "--fail-on", check) == 2
-    assert "slower=3%" in capfd.readouterr().err
-
-
 # ------------------------------------------------------------------------------------------------------ odd input
-
-
-def test_what_cannot_be_read_is_one_line(sets: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    run = sets / "base" / "run-0"
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    garbage = tmp_path / "garbage.json"
-    garbage.write_bytes(b"\x00\xff not a trace")
-    cases = [
-        ((run, empty), 3),
-        ((empty, run), 3),
-        ((run, tmp_path / "missing"), 3),
-        ((run, garbage), 3),
-        ((run, run), 2),
-        ((run,), 2),
-        ((run, sets / "slow" / "run-0", "--top", "-1"), 2),
-        ((run, sets / "slow" / "run-0", "--json", "-", "--csv", "-"), 2),
-    ]
-    for arguments, status in cases:
-        assert main(*arguments) == status, arguments
-        shown = capfd.readouterr()
-        assert shown.out == ""
-        assert shown.err.count("\n") == 1, shown.err
-        assert "Traceback" not in shown.err
 
 
 def test_odd_names_are_text_everywhere(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -165,19 +123,6 @@ def test_odd_names_are_text_everywhere(tmp_path: Path, capfd: pytest.CaptureFixt
     cells = [cell for row in csv.reader(io.StringIO(Path("c.csv").read_text())) for cell in row]
     assert all(cell[:1] not in ("=", "+", "@") for cell in cells)
     json.loads(Path("c.json").read_text())
-
-
-@needs_traces
-def test_traces_of_two_runs(capfd: pytest.CaptureFixture[str]) -> None:
-    folder = TRACES / "kineto_tb_plugin"
-    arguments = (folder / "resnet50_num_workers_0", folder / "resnet50_num_workers_4")
-    assert main(*arguments, "--fail-on", "slower=3%") == 4
-    shown = capfd.readouterr()
-    assert "idle: waiting for data" in shown.out
-    assert "all kernels" in shown.out
-    assert "cannot be judged" in shown.err
-    limited = json_of(capfd, "compare", *arguments, "--worker", "worker0", "--span", "1", "--against-span", "2")
-    assert limited["baseline"]["label"].endswith("worker0 span 1")
 
 
 @pytest.mark.process

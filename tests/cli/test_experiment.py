@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -162,39 +162,3 @@ def test_a_command_that_fails_is_one_line_with_its_last_words(tmp_path: Path) ->
     assert "status 1" in last
     assert "no data to train on" in last
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "words"),
-    [
-        (("--", "true"), 2, "nothing to try"),
-        (("--try", "no.such=1", "--", "true"), 2, "no.such"),
-        (("--try", "gc=freeze", "--pairs", "4:3", "--", "true"), 2, "--pairs"),
-        (("--try", "gc=freeze", "--pairs", "many", "--", "true"), 2, "--pairs"),
-        (("--try", "gc=freeze", "--width", "0%", "--", "true"), 2, "--width"),
-        (("--from", "no-such-run", "--", "true"), 2, "no-such-run"),
-        (("--from", ".", "--", "true"), 3, "."),
-        (("--self", "--try", "gc=freeze", "--", "true"), 2, "--self"),
-        (("--together", "--self", "--", "true"), 2, "--together"),
-        (("--try", "gc=freeze", "--", "no-such-program-here"), 4, "command not found"),
-        (("--try", "gc=freeze", "--out", "/proc/self/nothing/here", "--", "true"), 4, "--out"),
-    ],
-)
-@real
-def test_what_cannot_be_tried_is_one_line_and_leaves_nothing(
-    tmp_path: Path, arguments: Sequence[str], status: int, words: str
-) -> None:
-    done = experiment(*arguments, cwd=tmp_path)
-    assert done.returncode == status
-    assert words in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
-@real
-def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("years")
-    done = experiment("--try", "gc=freeze", "--out", "mine", "--", "true", cwd=tmp_path)
-    assert done.returncode == 2
-    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]

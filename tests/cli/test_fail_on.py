@@ -119,27 +119,6 @@ def test_a_hostile_reason_stays_on_its_line(
     assert len(capsys.readouterr().err) < 5_000
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--fail-on", "recompiles"], "--fail-on recompiles: no such check; there are recompile, graph-break"),
-        (["--fail-on", ""], "--fail-on (nothing): no such check"),
-        (["--fail-on", "recompile,"], "no such check"),
-        (["--fail-on", "\x1b[2J"], "no such check"),
-        (["--fail-on", "recompile", "--diff", "run"], "leave out --diff"),
-    ],
-)
-@pytest.mark.usefixtures("held")
-def test_what_is_no_check_is_a_usage_error(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main("run", *arguments) == 2
-    shown = capsys.readouterr()
-    assert words in shown.err
-    assert "\x1b" not in shown.err
-    assert shown.out == ""
-
-
 # ------------------------------------------------------------------------------------------------------- stepscope run
 
 # `stepscope run` as it is, its analysis made up: argv is the name of a function of this module, then the options.

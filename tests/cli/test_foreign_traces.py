@@ -168,26 +168,6 @@ def test_source_text_is_quoted_from_the_readers_folders_only(
     assert "hunter2" in json.dumps(json_of(capfd, "analyze", trace))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--steps", "9:3"), "--steps 9:3"),
-        (("--steps", "x"), "--steps x"),
-        (("--steps", "1:2:3"), "--steps 1:2:3"),
-        (("--map", "/build"), "--map /build"),
-        (("--map", "=x"), "--map =x"),
-        (("--tables", "x", "--no-cache"), "--no-cache"),
-    ],
-)
-def test_wrong_options_are_one_line_and_2(
-    arguments: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert call("analyze", tiny(tmp_path / "t.json"), *arguments) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("stepscope: ")
-    assert said in line
-
-
 def test_tables_are_kept_where_asked_and_nothing_beside_the_trace(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -118,39 +118,3 @@ class TestOldSpellings:
         old = json_of(capfd, "hotspots", "--file", profile, "--library-name", "train", "--num-rows", "2")
         assert old == json_of(capfd, "hotspots", profile, "--library", "train", "--rows", "2")
         assert len(old["rows"]) == 2
-
-    @pytest.mark.parametrize(
-        "pair",
-        [("--library", "a", "--library-name", "a"), ("--rows", "1", "--num-rows", "1"), ("--file", "profile.txt")],
-    )
-    def test_both_at_once_are_refused(
-        self, profile: str, capfd: pytest.CaptureFixture[str], pair: tuple[str, ...]
-    ) -> None:
-        assert "give one of them" in failure(capfd, profile, *pair, code=2)
-
-
-class TestRefusals:
-    @pytest.mark.parametrize(
-        ("arguments", "said"),
-        [
-            (("--rows", "0"), "--rows 0: not a number of rows"),
-            (("--rows", "many"), "or all"),
-            (("--by", "lines"), "line, function, file, module"),
-            (("--process", "worker"), "main, workers, all"),
-            (("--rank", "7"), "ranks with samples: 0"),
-            (("--phase", "forwards"), "phases with samples"),
-            (("--by", "file", "--no-aggregate-leaf-paths"), "leave out --by"),
-            (("--library", "/"), "--library"),
-            (("--map", "nothing"), "--map nothing"),
-            (("--json", "-", "--csv", "-"), "both want stdout"),
-        ],
-    )
-    def test_options_that_mean_nothing(
-        self, profile: str, capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
-    ) -> None:
-        assert said in failure(capfd, profile, *arguments, code=2)
-
-    def test_a_trace_without_samples(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-        event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1, "dur": 2}
-        (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": [event]}))
-        assert "no sampled stacks" in failure(capfd, "trace.json", code=3)

@@ -37,38 +37,6 @@ def test_quiet_leaves_both_streams_to_the_command(tmp_path: Path) -> None:
     assert len(list((tmp_path / "stepscope-runs").iterdir())) == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "words"),
-    [
-        (["--json", "-", "--", "true"], 2, "stdout is the command's"),
-        (["--window", "active=x", "--", "true"], 2, "--window"),
-        (["--no-window", "--window", "active=1", "--", "true"], 2, "--no-window"),
-        (["--rate", "0", "--", "true"], 2, "--rate"),
-        (["--max-steps", "0", "--", "true"], 2, "--max-steps"),
-        (["--no-report", "--json", "x", "--", "true"], 2, "--no-report"),
-        (["--no-report", "--fail-on", "recompile", "--", "true"], 2, "--no-report"),
-        (["--out", "/proc/self/nothing/here", "--", "true"], 4, "--out"),
-        (["--", "no-such-program-here"], 127, "command not found"),
-    ],
-)
-def test_what_cannot_start_is_one_line_and_leaves_nothing(
-    tmp_path: Path, arguments: list[str], status: int, words: str
-) -> None:
-    done = stepscope("run", *arguments, cwd=tmp_path)
-    assert done.returncode == status
-    assert words in done.stderr.decode()
-    assert done.stderr.count(b"\n") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_recording_is_never_written_over(tmp_path: Path) -> None:
-    assert stepscope("run", "--quiet", "--out", "r", "--", "true", cwd=tmp_path).returncode == 0
-    before = sorted(path.name for path in (tmp_path / "r").rglob("*"))
-    done = stepscope("run", "--quiet", "--out", "r", "--", "true", cwd=tmp_path)
-    assert done.returncode == 2
-    assert sorted(path.name for path in (tmp_path / "r").rglob("*")) == before
-
-
 def test_without_a_report_the_recording_is_there_and_the_status_the_commands(tmp_path: Path) -> None:
     done = stepscope("run", "--no-report", "--out", "r", "--", "sh", "-c", "exit 5", cwd=tmp_path)
     assert done.returncode == 5

@@ -41,14 +41,6 @@ def test_a_copy_is_written_and_the_difference_shown(script: Path, capsys: pytest
     assert "sbatch train.stepscope.sbatch" in shown.err
 
 
-def test_the_script_itself_is_never_overwritten(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("link").symlink_to(script)
-    for name in ("train.sbatch", "./train.sbatch", "link"):
-        assert slurm("train.sbatch", "--out", name, "--force") == 2
-        assert "never changed" in capsys.readouterr().err
-    assert script.read_text() == SCRIPT
-
-
 def test_an_existing_copy_is_kept_without_force(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("copy").write_text("mine")
     assert slurm(str(script), "-o", "copy") == 2
@@ -63,22 +55,6 @@ def test_a_script_that_records_already_says_so(script: Path, capsys: pytest.Capt
     assert slurm(str(script)) == 0
     assert "records already (line 3)" in capsys.readouterr().err
     assert list(Path.cwd().iterdir()) == [Path.cwd() / script]
-
-
-def test_nothing_to_switch_on_is_one_line_with_a_way_out(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    script.write_text("#!/bin/bash\necho python train.py\n")
-    assert slurm(str(script)) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert len(shown.err.splitlines()) == 1
-    assert "stepscope run --" in shown.err
-
-
-@pytest.mark.parametrize("name", ["absent", "."])
-def test_a_script_that_cannot_be_read(script: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert script.exists()
-    assert slurm(name) == 3
-    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_bytes_that_are_no_text_and_control_characters_survive_and_are_not_printed(

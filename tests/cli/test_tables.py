@@ -106,41 +106,6 @@ def test_a_difference_is_shown_and_written(tmp_path: Path, capfd: pytest.Capture
     assert {row["delta_ns"] for row in same} == {0}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--sort", "calls"), "--table"),
-        (("--table", "nothing"), "overview, steps, gpus"),
-        (("--table", "operators", "--sort", "nothing"), "self_device"),
-        (("--table", "operators", "--group", "launch"), "name or shapes"),
-        (("--table", "gpus", "--group", "name"), "none for gpus"),
-        (("--table", "kernels", "--step", "1"), "--step"),
-        (("--table", "operators", "--filter", "("), "regular expression"),
-        (("--table", "operators", "--top", "-1"), "--top"),
-        (("--table", "operators", "--html", "x.html"), "--html"),
-        (("--table", "stacks"), "--filter"),
-        (("--table", "operators", "--csv", "-", "--json", "-"), "stdout"),
-        (("--diff-span", "1", "--table", "operators"), "--diff"),
-        (
-            (
-                "--diff",
-                "nowhere",
-            ),
-            "no such file",
-        ),
-        (("--diff", ".", "--table", "counters"), "overview, tensorboard"),
-    ],
-)
-def test_what_makes_no_sense_is_one_line(
-    arguments: tuple[str, ...], said: str, trace: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert main(trace, *arguments) in (2, 3)
-    shown = capfd.readouterr()
-    assert shown.out == ""
-    assert said in shown.err
-    assert shown.err.count("\n") == 1
-
-
 def test_names_are_harmless_everywhere(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     name = "=cmd|' /C calc'!A0\x1b[2J\u202e"
     odd = [gpu_traces.launch(2500, 77), gpu_traces.kernel(name, 2600, 900, 77)]

@@ -20,18 +20,11 @@ from tests.browser_page import PATIENCE_MS, Opened
 
 AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
 OWN_SCHEMES = ("data", "blob")
-_RUN_AXE = """async (rules) => {
-  const only = rules.length === 0 ? {} : { runOnly: rules };
-  const found = await axe.run(document, { resultTypes: ['violations'], ...only });
+_RUN_AXE = """async () => {
+  const found = await axe.run(document, { resultTypes: ['violations'] });
   return found.violations.map((rule) => `${rule.id}: ${rule.help}: ` + rule.nodes.slice(0, 4).map((node) =>
     node.html.slice(0, 200) + ' ' + node.any.map((check) => check.message).join(' ')).join(' | '));
 }"""
-
-
-_WATCH_MOVES = """window.movedSoFar = 0;
-new PerformanceObserver((list) => {
-  for (const entry of list.getEntries()) if (!entry.hadRecentInput) window.movedSoFar += entry.value;
-}).observe({ type: 'layout-shift', buffered: true });"""
 
 
 @dataclass
@@ -75,15 +68,11 @@ class View(Opened):
         """How often something with `part` in its path or query was asked for."""
         return sum(part in request for request in self.requests)
 
-    def moved(self) -> float:
-        """How far things moved by themselves since the page was opened ("cumulative layout shift")."""
-        return float(self.page.locator("html").evaluate("() => window.movedSoFar"))
-
-    def violations(self, *rules: str) -> list[str]:
-        """What axe-core finds on the page now, by all its rules or those named; needs `look(..., axe=True)`."""
+    def violations(self) -> list[str]:
+        """What axe-core finds on the page now; needs `look(..., axe=True)`."""
         if self.page.evaluate("typeof axe") == "undefined":
             self.page.evaluate(f"{AXE.read_text(encoding='utf-8')}; undefined")
-        return list(self.page.evaluate(_RUN_AXE, list(rules)))
+        return list(self.page.evaluate(_RUN_AXE))
 
 
 Look = Callable[..., View]
@@ -109,7 +98,6 @@ def look(chromium: Any) -> Iterator[Look]:
         context.set_default_timeout(PATIENCE_MS)
         contexts.append(context)
         view = View(context.new_page())
-        view.page.add_init_script(_WATCH_MOVES)
         _watch(view, urlsplit(address).netloc)
         views.append(view)
         view.page.goto(address)

@@ -51,17 +51,9 @@ class Dashboard:
     def close(self) -> None:
         self.running.close()
 
-    @property
-    def url(self) -> str:
-        return self.running.url
-
-    @property
-    def address(self) -> str:
-        return self.running.address
-
-    @property
-    def token(self) -> str:
-        return self.running.token
+    def __getattr__(self, name: str) -> Any:
+        """`address`, `url`, `token` and `port` of what runs."""
+        return getattr(self.running, name)
 
     def page(self, run_id: str, page: str, **params: str) -> str:
         """The address of a page of a run, with the token: `#/run/ID/PAGE?...` behind it."""

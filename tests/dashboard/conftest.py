@@ -22,10 +22,11 @@ import pytest
 
 from tests.dashboard import served_runs as runs
 from tests.dashboard.client import Dashboard
-from tests.dashboard.opened import fabricated, nothing, slow, small, traces
+from tests.dashboard.made_up import show_made_up
+from tests.dashboard.opened import fabricated, nothing, slow, small, workers
 
 # fixtures that stand beside what reads their pages
-__all__ = ["fabricated", "nothing", "slow", "small", "traces"]
+__all__ = ["fabricated", "nothing", "show_made_up", "slow", "small", "workers"]
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
 NAMES = ("demo", "small", "fuzzed", "growing", "empty", "cpu", "gpu", "tb_plugin", "h100")

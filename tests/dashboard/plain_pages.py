@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from html.parser import HTMLParser
 from pathlib import Path
 
 from stepscope.api import Run
@@ -31,3 +33,42 @@ def page_of(report: Report, facts: Analysis | None = None) -> str:
     page = single.plain(report, single.documents(run, report))
     assert single.UNMADE not in page, page[page.index(single.UNMADE) :][:400]
     return page
+
+
+class Page(HTMLParser):
+    """Collects elements, attributes, text, and what stands in scripts and styles, and checks that elements nest."""
+
+    VOID = ("meta", "rect", "line", "polyline", "polygon", "br")
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.text = ""
+        self.contents: defaultdict[str, list[str]] = defaultdict(list)
+        self.open: list[str] = []
+        self.top = 0  # elements that stand in no other
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        self.contents[tag].append("")
+        self.top += not self.open
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data + " "
+        if self.open:
+            self.contents[self.open[-1]][-1] += data

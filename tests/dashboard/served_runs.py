@@ -111,17 +111,21 @@ def _recording(
 ) -> Path:
     facts = {"started_ns": START - 1000 * MS, "ended_ns": START + 4000 * MS, "name": name, **(manifest or {})}
     file = "trace-0.pt.trace.json.gz"
-    window = {
-        "kind": "window",
-        "trace": file,
-        "first_step": 0,
-        "steps": 4,
-        "status": "kept",
+    window = {"kind": "window", "trace": file, "first_step": 0, "steps": 4, "status": "kept", "step": 4}
+    window |= {
         "time_ns": START,
-        "step": 4,
+        "start_ns": START,
+        "start_duration_ns": MS,
+        "stop_duration_ns": MS,
+        "export_duration_ns": MS,
     }
-    window |= {"start_ns": START, "start_duration_ns": MS, "stop_duration_ns": MS, "export_duration_ns": MS}
     loader = {"kind": "loader", "time_ns": START, "step": 0, "num_workers": 0, "batch_size": 8, "id": 1, "epoch": 0}
+    lead = {
+        "traces": {file: trace},
+        "stacks_raw": _stacks(functions),
+        "stacks_index": [{"start_ns": START, "end_ns": START + 4000 * MS}],
+        "system": _telemetry(),
+    }
     for rank in (0, 1):
         make_run_folder(
             parent,
@@ -129,13 +133,10 @@ def _recording(
             rank=rank,
             pid=PID + rank,
             steps=_steps(rank),
-            events=[window, loader, *events] if rank == 0 else [loader],
-            traces={file: trace} if rank == 0 else None,
+            events=[loader] if rank else [window, loader, *events],
             manifest={**facts, "user_roots": [PROJECT]},
             rank_json={"world_size": 2, "device": "cuda", "started_ns": START - 900 * MS},
-            stacks_raw=_stacks(functions) if rank == 0 else None,
-            stacks_index=[{"start_ns": START, "end_ns": START + 4000 * MS}] if rank == 0 else None,
-            system=_telemetry() if rank == 0 else (),
+            **({} if rank else lead),
         )
     return parent / name
 
@@ -162,19 +163,15 @@ def _stacks(functions: Sequence[str]) -> str:
 
 
 def _telemetry() -> list[dict[str, Any]]:
-    return [
-        {
-            "time_ns": START + second * 1000 * MS,
-            "metrics": [
-                ["cpu_pct", "pct", 95.0 + second, PID, None],
-                ["rss_bytes", "bytes", 2e9 + second * 1e7, PID, None],
-                ["busy_cores", "cores", 1.5, None, None],
-                ["gpu_util_pct", "pct", 40.0 + second, None, "gpu:0"],
-                ["gpu_memory_bytes", "bytes", 8e9, None, "gpu:0"],
-            ],
-        }
-        for second in range(5)
-    ]
+    def metrics(second: int) -> list[list[Any]]:
+        of_process = [
+            ["cpu_pct", "pct", 95.0 + second, PID, None],
+            ["rss_bytes", "bytes", 2e9 + second * 1e7, PID, None],
+        ]
+        gpu = [["gpu_util_pct", "pct", 40.0 + second, None, "gpu:0"], ["gpu_memory_bytes", "bytes", 8e9, None, "gpu:0"]]
+        return [*of_process, ["busy_cores", "cores", 1.5, None, None], *gpu]
+
+    return [{"time_ns": START + second * 1000 * MS, "metrics": metrics(second)} for second in range(5)]
 
 
 class Growing:
@@ -193,8 +190,6 @@ class Growing:
 
     def add(self, count: int, *, wall_ms: float = 10) -> None:
         """`count` steps more, in one write, as the agent does."""
-        if count == 0:
-            return
         made = step_rows(count, other_ms=wall_ms - 9, start_ns=self._at, first_step=self._next)
         rows = full_steps({**row, "first_batch": row["step"] == 0} for row in made)
         lines = [[int(v) if isinstance(v, bool) else v for v in (row[name] for name in STEP_COLUMNS)] for row in rows]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from stepscope.dashboard import blocks
-from tests.dashboard.browser import Look, View
-from tests.dashboard.made_up import MadeUp
+from tests.dashboard.browser import View
 
 HOSTILE = "<img src=x onerror=alert(1)></script>{a|b}"
 SOURCE = [
@@ -19,15 +18,8 @@ SOURCE = [
 
 
 def place(line: int, *, source: Any = None, share: float | None = 0.5) -> dict[str, Any]:
-    shown = f"data.py:{line}"
-    return {
-        "file": "/home/me/data.py",
-        "line": line,
-        "function": "__getitem__",
-        "shown": shown,
-        "share": share,
-        "source": source,
-    }
+    made = blocks.place("/home/me/data.py", line, "__getitem__", shown=f"data.py:{line}")
+    return {**made, "share": share, "source": source}
 
 
 def card(id: str, **changes: Any) -> dict[str, Any]:
@@ -69,49 +61,27 @@ def three() -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def show(look: Look) -> Iterator[Callable[..., View]]:
-    servers = []
+def show(show_made_up: Callable[..., View]) -> Callable[..., View]:
+    def open_findings(findings: Any, risks: Any = (), *, more: Any = None, **options: Any) -> View:
+        return show_made_up("findings", [blocks.findings(findings, risks, **(more or {}))], **options)
 
-    def open_findings(findings: Any, risks: Any = (), *, query: str = "", more: Any = None, **options: Any) -> View:
-        block = blocks.findings(findings, risks, **(more or {}))
-        server = MadeUp({"findings": [block], "steps": [blocks.text("steps")]})
-        servers.append(server)
-        return look(server.page("findings", query), **options).ready()
-
-    yield open_findings
-    for server in servers:
-        server.close()
+    return open_findings
 
 
 def articles(view: View) -> Any:
     return view.page.locator("article.finding")
 
 
-@pytest.mark.parametrize("dark", [False, True])
-def test_cards_are_complete_and_accessible(dark: bool, show: Callable[..., View]) -> None:
+def test_cards_are_complete_and_accessible(show: Callable[..., View]) -> None:
     risk = card("risk", cost_ms_per_step=None, share=None, gain_ceiling=None, expected_gain=None, title="Memory grows")
     more = {"abstained": [{"rule": "gpu.idle", "needs": "a trace"}], "ignored": [{"rule": "io.log", "reason": "known"}]}
-    view = show(three(), [risk], more=more, dark=dark, axe=True)
+    view = show(three(), [risk], more=more, axe=True)
     first = articles(view).first
     for text in (
-        *(
-            "CRITICAL",
-            "high confidence",
-            "ranks 0, 3",
-            "12.5\u202fms",
-            "25\u202f%",
-            "20 % to 28 % of the step expected, 30 % at most",
-        ),
-        *(
-            "data.py:42",
-            "Image.open",
-            "data wait",
-            "Use workers.",
-            "More memory.",
-            "num_workers=4",
-            "Wrong if: No change with workers.",
-        ),
-        *("stepscope experiment --try num_workers=4", "2 more places"),
+        *("CRITICAL", "high confidence", "ranks 0, 3", "12.5\u202fms", "25\u202f%", "data.py:42", "Image.open"),
+        *("20 % to 28 % of the step expected, 30 % at most", "data wait", "Use workers.", "More memory."),
+        *("num_workers=4", "Wrong if: No change with workers.", "stepscope experiment --try num_workers=4"),
+        "2 more places",
     ):
         assert text in first.inner_text(), text
     assert articles(view).count() == 4
@@ -119,6 +89,7 @@ def test_cards_are_complete_and_accessible(dark: bool, show: Callable[..., View]
     assert view.violations() == []
     view.page.get_by_text("Not judged").click()
     assert view.page.get_by_text("a trace").is_visible()
+    view.page.emulate_media(color_scheme="dark")
     assert view.violations() == []
 
 
@@ -142,15 +113,10 @@ def test_hostile_texts_are_text(show: Callable[..., View]) -> None:
     texts = dict.fromkeys(("title", "fix", "caveat", "falsified_by", "category", "command"), HOSTILE)
     source = [{"line": 1, "text": HOSTILE, "here": True}]
     odd = card(HOSTILE, **texts, learn="javascript:alert(1)", where=[{**place(1, source=source), "shown": HOSTILE}])
+    of = {"explained_by": [{"id": "a b", "title": HOSTILE}], "explains": [{"id": "gone", "title": HOSTILE}]}
     circle = [
         card("a b", explained_by=[{"id": "c", "title": "c"}], where=[], evidence=[], links=[], learn=""),
-        card(
-            "c",
-            explained_by=[{"id": "a b", "title": HOSTILE}],
-            explains=[{"id": "gone", "title": HOSTILE}],
-            share=7.0,
-            gain_ceiling=-1.0,
-        ),
+        card("c", **of, share=7.0, gain_ceiling=-1.0),
     ]
     view = show([odd, *circle], axe=True)
     assert articles(view).count() == 3

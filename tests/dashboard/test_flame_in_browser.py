@@ -110,8 +110,7 @@ def test_a_difference_tells_both_sides(dashboard: Dashboard, served: Served, loo
 
 
 def test_accessible(dashboard: Dashboard, served: Served, look: Look) -> None:
-    other = served("fuzzed")
-    view = drawn(look(dashboard.page(served("small"), "flame", **{"with": other}), axe=True))
+    view = drawn(look(dashboard.page(served("small"), "flame", **{"with": served("fuzzed")}), axe=True))
     view.page.get_by_text("The tree as a table").click()
     assert view.violations() == []
     view.page.emulate_media(color_scheme="dark")

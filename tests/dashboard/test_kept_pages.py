@@ -17,8 +17,7 @@ import pytest
 from stepscope import api
 from stepscope.dashboard.pages import PAGES
 from tests.dashboard import served_runs
-from tests.dashboard.page_shapes import page
-from tests.dashboard.worker_traces import two_workers
+from tests.dashboard.opened import page, two_workers
 from tests.golden.documents import _text, digests
 
 KEYS = [key for key in PAGES if key != "findings"]  # that page names every rule, and a new rule should not end here

@@ -10,27 +10,15 @@ from typing import Any
 
 import pytest
 
+from stepscope.dashboard import blocks
+from stepscope.dashboard.pages import PAGES
 from stepscope.dashboard.server import prepare
 from tests.dashboard.browser import Look, View
 from tests.dashboard.client import Dashboard
 from tests.dashboard.served_runs import Growing
 
 Served = Callable[[str], str]
-TITLES = {
-    "findings": "Findings",
-    "steps": "Steps",
-    "timeline": "Timeline",
-    "flame": "Flame graph",
-    "operators": "Operators",
-    "kernels": "Kernels",
-    "modules": "Modules",
-    "memory": "Memory",
-    "compiles": "Compiles",
-    "gpu": "GPU summary",
-    "system": "System",
-    "compare": "Compare",
-    "environment": "Environment and trace quality",
-}
+TITLES = {key: page.title for key, page in PAGES.items()}
 
 
 @pytest.mark.parametrize("name", ["demo", "tb_plugin", "h100", "cpu", "growing", "empty", "fuzzed"])
@@ -189,28 +177,12 @@ def test_a_run_that_goes_on_is_followed_to_its_end(
         growing.close()
 
 
-def _made_up(dashboard: Dashboard, run: str, look: Look, blocks: list[dict[str, Any]]) -> View:
-    """A page of these blocks, in place of what the server would send."""
-    scope = {"worker": None, "span": None, "steps": None, "follows": [], "note": None}
-    document = {"schema": "stepscope.page/1", "page": "operators", "title": "Operators", "revision": 1, "scope": scope}
-    view = look(dashboard.page(run, "findings")).ready()
-    view.page.route("**/pages/operators*", lambda route: route.fulfill(json={**document, "blocks": blocks}))
-    return view.open("operators")
-
-
-def _table(rows: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-    columns = [
-        {"key": "name", "label": "Name", "unit": "text", "numeric": False, "help": None},
-        {"key": "time_ns", "label": "Time", "unit": "ns", "numeric": True, "help": None, "bar": True},
-    ]
-    rest = {"id": "made", "title": "Made up", "total": len(rows), "sorted_by": None, "notes": []}
-    return {"kind": "table", "columns": columns, "rows": rows, **rest, **more}
-
-
-def test_tree_folds_and_keeps_its_order(dashboard: Dashboard, served: Served, look: Look) -> None:
+def test_tree_folds_and_keeps_its_order(show_made_up: Callable[..., View]) -> None:
     tree = [("a", 0, 1), ("b", 1, 5), ("c", 2, 4), ("d", 1, 9), ("e", 0, 7)]
     rows = [{"name": name, "depth": depth, "time_ns": time} for name, depth, time in tree]
-    view = _made_up(dashboard, served("small"), look, [_table(rows, tree=True, open_depth=1)])
+    columns = [blocks.column("name", "Name"), blocks.column("time_ns", "Time", "ns", bar=True)]
+    tree_ = blocks.table("made", "Made up", columns, rows, limit=9, tree=True)
+    view = show_made_up("operators", [tree_])
     table = view.page.locator("section.table")
 
     def names() -> list[str]:
@@ -227,10 +199,9 @@ def test_tree_folds_and_keeps_its_order(dashboard: Dashboard, served: Served, lo
     view.until(lambda: names() == ["e", "a"])
 
 
-def test_a_block_that_cannot_be_drawn_leaves_the_others(dashboard: Dashboard, served: Served, look: Look) -> None:
+def test_a_block_that_cannot_be_drawn_leaves_the_others(show_made_up: Callable[..., View]) -> None:
     broken = {"kind": "table", "id": "broken", "title": "Broken", "columns": None}
-    fine = {"kind": "text", "text": "Still there", "tone": "plain"}
-    view = _made_up(dashboard, served("small"), look, [broken, fine])
+    view = show_made_up("operators", [broken, blocks.text("Still there")])
     assert "Still there" in view.text("main")
     assert view.page.locator("main [role=alert]").count() == 1
     assert len(view.wrong) == 1  # the console says which block it was

@@ -7,32 +7,17 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from stepscope.dashboard.pages import PAGES
 from tests import gpu_traces
 from tests.dashboard.client import Dashboard
+from tests.dashboard.opened import harmful
 
 BLOCKS = {"text", "empty", "figures", "facts", "table", "chart", "findings", "timeline", "flame", "choice"}
 Served = Callable[[str], str]
 QUICK = ("small", "fuzzed", "growing", "cpu", "gpu")
-
-
-def names(shown: Dashboard, query: str = "") -> list[str]:
-    return [entry["name"] for entry in shown.json(f"api/runs{query}")["runs"]]
-
-
-def problems(document: Any, where: str = "") -> list[str]:
-    """What no document may hold: characters that a screen obeys, numbers that JSON has not."""
-    if isinstance(document, dict):
-        return [found for key, value in document.items() for found in problems(value, f"{where}.{key}")]
-    if isinstance(document, list):
-        return [found for place, value in enumerate(document) for found in problems(value, f"{where}[{place}]")]
-    if isinstance(document, str) and re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2028\u2029]", document):
-        return [f"{where}: {document[:80]!r}"]
-    return []
 
 
 # ---------------------------------------------------------------------------------------------------------- pages
@@ -47,7 +32,7 @@ def test_every_page_of_every_kind_of_run_is_a_document(dashboard: Dashboard, ser
         assert document["blocks"], page
         assert {block["kind"] for block in document["blocks"]} <= BLOCKS
         assert document["revision"] >= 1
-        assert problems(document) == []
+        assert harmful(document) == []
 
 
 def test_a_head_lists_what_can_be_chosen(dashboard: Dashboard, served: Served) -> None:
@@ -128,7 +113,7 @@ def test_a_mistake_of_ours_is_a_line(
     answer = dashboard.ask(f"api/runs/{run}/pages/findings?x=1")
     assert answer.status == 500
     assert "KeyError" in answer.json["error"]
-    assert problems(answer.json) == []
+    assert harmful(answer.json) == []
     said = capfd.readouterr().err
     assert said.count("\n") == 1
     assert "pages/findings" in said
@@ -140,28 +125,20 @@ def test_a_mistake_of_ours_is_a_line(
 def test_windows_slices_and_searches(dashboard: Dashboard, served: Served) -> None:
     run = served("gpu")
     block = next(b for b in dashboard.json(f"api/runs/{run}/pages/timeline")["blocks"] if b["kind"] == "timeline")
-    end = block["to_ns"]
-    window = dashboard.json(f"api/runs/{run}/timeline?from=0&to={end}&width=800")
-    assert (window["schema"], window["from_ns"], window["to_ns"]) == ("stepscope.timeline/1", 0, end)
+    window = dashboard.json(f"api/runs/{run}/timeline?from=0&to={block['to_ns']}&width=800")
+    assert (window["schema"], window["from_ns"], window["to_ns"]) == ("stepscope.timeline/1", 0, block["to_ns"])
     found = dashboard.json(f"api/runs/{run}/timeline/search?text=sgemm&limit=2")
-    assert found["total"] == 6
-    assert len(found["hits"]) == 2
+    assert (found["total"], len(found["hits"])) == (6, 2)
     detail = dashboard.json(f"api/runs/{run}/slices/{found['hits'][0]['id']}")
-    assert "sgemm" in detail["name"]
-    assert detail["operator"]["name"] == "aten::mm"
+    assert ("sgemm" in detail["name"], detail["operator"]["name"]) == (True, "aten::mm")
 
 
 @pytest.mark.parametrize(
     ("target", "status"),
     [
-        ("timeline?from=x&to=5", 400),
-        ("timeline?from=5&to=5", 400),
-        ("timeline?width=-1", 400),
-        ("timeline/search?text=", 400),
-        ("slices/999999999", 404),
-        ("slices/x", 404),
-        ("slice?steps=4:2", 400),
-        ("slice?steps=900:901", 400),
+        *((f"timeline{query}", 400) for query in ("?from=x&to=5", "?from=5&to=5", "?width=-1", "/search?text=")),
+        *((f"slice?steps={steps}", 400) for steps in ("4:2", "900:901")),
+        *((f"slices/{number}", 404) for number in ("999999999", "x")),
     ],
 )
 def test_questions_about_the_timeline_that_make_no_sense(

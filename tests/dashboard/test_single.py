@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,7 @@ import pytest
 
 from stepscope.api import Run, open_run
 from stepscope.dashboard import bundle, single
-from stepscope.dashboard.pages import PAGES
-from stepscope.dashboard.single import LEVELS, Level, shrunk
+from stepscope.dashboard.pages import PAGES, flame
 from stepscope.errors import UnreadableInputError
 from stepscope.report.escape import markup
 from tests.browser_page import Opened
@@ -39,23 +39,11 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundle, "load", lambda: made)
 
 
-def path_of(name: str, request: pytest.FixtureRequest) -> Path:
-    fixture = {"tb_plugin": name, **{kind: f"{kind}_trace" for kind in ("cpu", "gpu", "h100")}}.get(name, f"{name}_run")
-    found: Path = request.getfixturevalue(fixture)
-    return found
-
-
 @pytest.fixture(scope="module")
 def opened(request: pytest.FixtureRequest) -> Callable[[str], Run]:
     """A run by its name, opened once."""
-    known: dict[str, Run] = {}
-
-    def run(name: str) -> Run:
-        if name not in known:
-            known[name] = open_run(path_of(name, request))
-        return known[name]
-
-    return run
+    fixtures = {"tb_plugin": "tb_plugin", "cpu": "cpu_trace", "h100": "h100_trace"}
+    return cache(lambda name: open_run(request.getfixturevalue(fixtures.get(name, f"{name}_run"))))
 
 
 def hash_of(text: str) -> str:
@@ -169,101 +157,6 @@ def test_where_no_front_end_was_built_the_report_is_plain(
 # ---- made to fit -----------------------------------------------------------------------------------------------------
 
 
-def flame_block(depth: int, base: bool) -> dict[str, Any]:
-    """A tree of `depth` levels of two boxes each, the second of which is narrow and ends there."""
-    parent, value = [-1], [1000.0]
-    for level in range(depth):
-        wide = max(at for at in range(len(parent)) if at == 0 or at % 2 == 1)
-        parent += [wide, wide]
-        value += [900.0 - level, 1.0]
-    size = len(parent)
-    tree = {"key": "all", "label": "all", "unit": "samples", "source": "", "hidden": 0, "parent": parent}
-    tree |= {"frame": list(range(size)), "value": value, "base": value[:] if base else None}
-    tree |= {"change": [0] * size if base else None}
-    document = {
-        "schema": "stepscope.flame/1",
-        "trees": [tree],
-        "names": [f"f{at}" for at in range(size)],
-        "files": ["x.py"],
-    }
-    document |= {
-        "frames": [[at, 0, at, 0] for at in range(size)],
-        "source": {str(at): f"line {at}" for at in range(size)},
-    }
-    return {"kind": "flame", "id": "flame", "document": document, "first": None}
-
-
-@pytest.mark.parametrize("base", [False, True])
-def test_flame_graphs_keep_their_widest_boxes_and_their_sum(base: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(single, "LEAST_BOXES", 10)
-    before = flame_block(60, base)
-    copy = json.dumps(before)
-    (block,) = shrunk({"blocks": [before]}, Level(rows=1, boxes=50, slices=1, details=1))["blocks"]
-    assert json.dumps(before) == copy
-
-    document, (tree,) = block["document"], block["document"]["trees"]
-    assert len(tree["parent"]) == 50
-    assert all(parent < at for at, parent in enumerate(tree["parent"]))
-    assert tree["value"][0] == 1000.0
-    assert tree["hidden"] > 0
-    own = [
-        value - sum(tree["value"][at] for at, up in enumerate(tree["parent"]) if up == node)
-        for node, value in enumerate(tree["value"])
-    ]
-    assert min(own) >= 0
-    names = [document["names"][document["frames"][frame][0]] for frame in tree["frame"]]
-    assert len(set(names)) == len(document["names"]) == 50
-    for frame in tree["frame"]:
-        line = document["frames"][frame][2]
-        assert document["source"][str(frame)] == f"line {line}"
-        assert document["names"][document["frames"][frame][0]] == f"f{line}"
-
-
-def timeline_block(slices: int) -> dict[str, Any]:
-    def column(make: Callable[[int], int]) -> list[int]:
-        return [make(at) for at in range(slices)]
-
-    track = {
-        "key": "0",
-        "start": column(lambda at: at * 100),
-        "duration": column(lambda at: at),
-        "depth": [0] * slices,
-    }
-    track |= {
-        "name": column(lambda at: at),
-        "kind": [0] * slices,
-        "id": column(lambda at: at),
-        "count": [1] * slices,
-    }
-    window = {
-        "names": [f"n{at}" for at in range(slices)],
-        "kinds": ["k"],
-        "tracks": [track],
-        "total": slices,
-        "notes": [],
-    }
-    details = {str(at): {"duration_ns": at, "name": f"n{at}"} for at in range(slices)}
-    return {"kind": "timeline", "window": window, "details": details}
-
-
-def test_timelines_keep_their_longest_slices() -> None:
-    (block,) = shrunk({"blocks": [timeline_block(100)]}, Level(rows=1, boxes=1, slices=10, details=3))["blocks"]
-    (track,) = block["window"]["tracks"]
-    assert track["duration"] == list(range(90, 100))
-    assert [block["window"]["names"][name] for name in track["name"]] == [f"n{at}" for at in range(90, 100)]
-    assert set(block["details"]) == {"97", "98", "99"}
-    assert block["window"]["total"] == 100
-    assert "10 longest" in block["window"]["notes"][-1]
-
-
-def test_tables_are_cut_and_what_does_not_fit_says_so() -> None:
-    table = {"kind": "table", "rows": [{"a": at} for at in range(100)], "total": 4321}
-    blocks = shrunk({"blocks": [table, flame_block(60, False), timeline_block(9)]}, LEVELS[-1])["blocks"]
-    assert (len(blocks[0]["rows"]), blocks[0]["total"]) == (LEVELS[-1].rows, 4321)
-    assert [block["kind"] for block in blocks[1:]] == ["empty", "empty"]
-    assert all("too large" in block["why"] for block in blocks[1:])
-
-
 @pytest.mark.usefixtures("tiny")
 def test_a_page_that_would_be_too_large_is_made_smaller(
     opened: Callable[[str], Run], monkeypatch: pytest.MonkeyPatch
@@ -281,6 +174,27 @@ def test_a_page_that_would_be_too_large_is_made_smaller(
     assert set(embedded(smaller)["documents"]) == set(embedded(whole)["documents"])
     monkeypatch.setattr(single, "MAX_BYTES", 5_000)
     assert single.render(run, run.report()) == single.plain(run.report(), single.documents(run, run.report()))
+
+
+@pytest.mark.usefixtures("tiny")
+def test_of_what_is_made_smaller_the_totals_stay(opened: Callable[[str], Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    def blocks(level: tuple[int, int], page: str) -> list[dict[str, Any]]:
+        monkeypatch.setattr(single, "LEVELS", (level,))
+        found: list[dict[str, Any]] = embedded(single.render(run, run.report()))["documents"][
+            f"runs/this/pages/{page}"
+        ]["blocks"]
+        return found
+
+    run = opened("small")
+    monkeypatch.setattr(flame, "LEAST_BOXES", 3)
+    before, after = (blocks((100, boxes), "flame")[0]["document"]["trees"][0] for boxes in (8_000, 5))
+    assert (after["value"][0], after["hidden"] > 0) == (before["value"][0], True)
+    assert len(after["parent"]) < len(before["parent"])
+    tables = [[block for block in blocks((rows, 8_000), "steps") if block["kind"] == "table"] for rows in (100, 2)]
+    assert [(block["total"], block["rows"][:2]) for block in tables[0]] == [(b["total"], b["rows"]) for b in tables[1]]
+    for page in ("flame", "timeline"):
+        (left_out,) = blocks((15, 0), page)
+        assert (left_out["kind"], "too large" in left_out["why"]) == ("empty", True)
 
 
 # ---- in a browser ----------------------------------------------------------------------------------------------------

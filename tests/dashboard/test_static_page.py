@@ -9,7 +9,7 @@ import pytest
 
 from stepscope.dashboard import blocks, static_page
 from stepscope.dashboard.static_page import Section
-from tests.dashboard.test_plain_report import Page
+from tests.dashboard.plain_pages import Page
 from tests.report.test_terminal import HOSTILE, words_of
 
 
@@ -85,11 +85,3 @@ def test_what_does_not_fit_is_left_out_and_said() -> None:
     assert "T1" not in small
     assert len(small) <= 2_000
     assert static_page.body("run", sections, 3) == ""
-
-
-def test_its_policy_allows_its_own_style_and_nothing_else() -> None:
-    page = static_page.render("run", [Section("One", [blocks.text("x")])])
-    (style,) = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
-    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', page)
-    assert policy == f"default-src 'none'; style-src {static_page.hashes([style])}; base-uri 'none'; form-action 'none'"
-    assert " style=" not in page

@@ -72,11 +72,10 @@ def test_a_kernel_tells_its_operator_and_its_line_and_a_link_restores_it(gpu: Vi
     assert "kernel" in facts
     assert "train.py:7" in gpu.text(".detail .links")
 
-    gpu.page.locator(".detail .links").get_by_role("button", name="aten::mm").click()
-    gpu.until(lambda: heading(gpu) == "aten::mm")
-    gpu.until(lambda: gpu.page.locator(".detail .links").count() > 0)
-    gpu.page.locator(".detail .links").get_by_role("button", name=GEMM).click()
-    gpu.until(lambda: heading(gpu) == GEMM)
+    for name in ("aten::mm", GEMM):  # and back
+        gpu.until(lambda: gpu.page.locator(".detail .links").count() > 0)
+        gpu.page.locator(".detail .links").get_by_role("button", name=name).click()
+        gpu.until(lambda name=name: heading(gpu) == name)  # type: ignore[misc]
 
     gpu.page.locator(TRACKS).press("f")
     gpu.until(lambda: shown_ns(gpu) < 1e6)
@@ -89,6 +88,13 @@ def test_a_kernel_tells_its_operator_and_its_line_and_a_link_restores_it(gpu: Vi
     assert sentence(gpu) == seen
     gpu.until(lambda: gpu.page.locator(".found li").count() == 6)
     assert gpu.settled(lambda: gpu.page.url) == address
+
+
+def drag(view: Opened, start: float, end: float, y: float) -> None:
+    view.page.mouse.move(start, y)
+    view.page.mouse.down()
+    view.page.mouse.move(end, y, steps=4)
+    view.page.mouse.up()
 
 
 def test_the_mouse_chooses_moves_zooms_and_selects_steps(gpu: View) -> None:
@@ -107,10 +113,7 @@ def test_the_mouse_chooses_moves_zooms_and_selects_steps(gpu: View) -> None:
     assert GEMM in seen
 
     before = sentence(gpu)
-    gpu.page.mouse.move(middle, box["y"] + 20)
-    gpu.page.mouse.down()
-    gpu.page.mouse.move(middle - 150, box["y"] + 20, steps=4)
-    gpu.page.mouse.up()
+    drag(gpu, middle, middle - 150, box["y"] + 20)
     gpu.until(lambda: sentence(gpu) != before)
 
     span = shown_ns(gpu)
@@ -123,11 +126,7 @@ def test_the_mouse_chooses_moves_zooms_and_selects_steps(gpu: View) -> None:
     gpu.until(lambda: shown_ns(gpu) > span)
     box = gpu.page.locator(".ruler canvas").bounding_box()
     assert box is not None
-    y = box["y"] + 30
-    gpu.page.mouse.move(box["x"] + box["width"] * 0.3, y)
-    gpu.page.mouse.down()
-    gpu.page.mouse.move(box["x"] + box["width"] * 0.6, y, steps=4)
-    gpu.page.mouse.up()
+    drag(gpu, box["x"] + box["width"] * 0.3, box["x"] + box["width"] * 0.6, box["y"] + 30)
     gpu.until(lambda: "Chosen" in gpu.text(".stretch"))
     match = re.search(r"steps (\d+) to (\d+)", gpu.text(".stretch"))
     assert match is not None
@@ -194,14 +193,6 @@ def _is_a_trace(data: bytes) -> None:
     names = {event["name"] for event in events}
     assert GEMM in names
     assert {name for name in names if name.startswith("ProfilerStep#")} == {"ProfilerStep#2", "ProfilerStep#3"}
-
-
-def test_hostile_names_are_text(dashboard: Dashboard, served: Served, look: Look) -> None:
-    view = look(dashboard.page(served("fuzzed"), "timeline")).ready()
-    find(view, "<img")
-    view.until(lambda: heading(view) == "<img src=x onerror=alert(1)>")
-    assert "<img src=x onerror=alert(1)>" in view.text(".found")
-    assert view.page.locator("img").count() == 0
 
 
 def test_accessible_with_a_slice_chosen(dashboard: Dashboard, served: Served, look: Look) -> None:

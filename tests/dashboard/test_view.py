@@ -7,14 +7,16 @@ import re
 import signal
 import subprocess
 import sys
+import webbrowser
 from pathlib import Path
 
 import pytest
 
+from stepscope.cli.view import forwarding
+from stepscope.dashboard import bundle
+from stepscope.dashboard.server.start import Opener, Running, Settings
 from stepscope.errors import EnvironmentRefusal
 from tests.dashboard.client import Dashboard
-
-# ------------------------------------------------------------------------------------------------------- command
 
 
 def view(*arguments: str, **more: str) -> subprocess.Popen[str]:
@@ -24,15 +26,7 @@ def view(*arguments: str, **more: str) -> subprocess.Popen[str]:
     return subprocess.Popen(line, env=kept, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.fixture
-def front_end() -> None:
-    from stepscope.dashboard import bundle
-
-    if bundle.folder() is None:
-        pytest.skip("needs the built front end (npm run build in web/)")
-
-
-@pytest.mark.usefixtures("front_end")
+@pytest.mark.skipif(bundle.folder() is None, reason="needs the built front end (npm run build in web/)")
 def test_the_command_prints_one_address_and_ends_with_ctrl_c(small_run: Path) -> None:
     remote = {"SSH_CONNECTION": "a 1 b 2", "COLUMNS": "40"}
     with view(str(small_run), "--no-browser", "--port", "0", **remote) as process:
@@ -52,15 +46,11 @@ def test_the_command_prints_one_address_and_ends_with_ctrl_c(small_run: Path) ->
 
 
 def test_a_taken_port_is_refused_in_a_line(small_run: Path, dashboard: Dashboard) -> None:
-    from stepscope.dashboard.server.start import Running, Settings
-
     with pytest.raises(EnvironmentRefusal, match=f"port {dashboard.running.port} .* is taken; .*--port"):
         Running(Settings(paths=(small_run,), port=dashboard.running.port))
 
 
 def test_forwarding_goes_through_the_login_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepscope.cli.view import forwarding
-
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_SUBMIT_HOST", "login1")
     assert re.fullmatch(r"ssh -N -L 6107:127.0.0.1:6107 -J login1 \S+@\S+", forwarding(6107))
@@ -69,10 +59,6 @@ def test_forwarding_goes_through_the_login_node(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_browser_is_given_a_file_that_only_its_user_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import webbrowser
-
-    from stepscope.dashboard.server.start import Opener
-
     opened: list[str] = []
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(webbrowser, "open", lambda url: opened.append(url) or True)

@@ -9,7 +9,7 @@ import pytest
 from stepscope.analyze import analyze
 from stepscope.diagnose import diagnose, weigh
 from stepscope.model import Analysis, Finding, WindowFacts
-from stepscope.model.ranks import RanksFacts, RankWork
+from stepscope.model.machine import RanksFacts, RankWork
 from stepscope.model.sampled import RankLines, SampledViews
 from tests.analyze.scenes import loader_tables
 from tests.diagnose.test_causes import at, finding, scene

@@ -96,21 +96,13 @@ def test_one_loss_explains_another(cause: Finding, symptom: Finding, explained: 
     assert links(symptom, cause, analysis=scene(loops=(LOOP,))) == expected
 
 
-def test_what_runs_below_a_line_in_the_samples_is_that_lines() -> None:
-    loop = finding("host.per_item_loop", 8.0, at(30, 1.0))
-    waits = finding("sync.host_waits", 6.0, at(90, 1.0, "helper"))
+@pytest.mark.parametrize("rule", ["sync.host_waits", "host.python_on_critical_path"])
+def test_what_runs_below_a_line_in_the_samples_is_that_lines(rule: str) -> None:
+    """Of two findings on the user's code, too: the caller is the cause."""
+    loop, below = finding("host.per_item_loop", 8.0, at(30, 1.0)), finding(rule, 6.0, at(90, 1.0, "helper"))
     calls = SampledViews((), {}, (), None, None, {}, (CallerLine(at(30), at(90, None, "helper"), 40, 1.0),))
-    assert links(loop, waits) == {}
-    assert links(loop, waits, analysis=scene(sampled=calls)) == {"host.per_item_loop": ("sync.host_waits",)}
-
-
-def test_of_two_findings_on_the_users_code_the_caller_is_the_cause() -> None:
-    outer = finding("host.per_item_loop", 8.0, at(30, 1.0))
-    inner = finding("host.python_on_critical_path", 6.0, at(90, 1.0, "helper"))
-    calls = SampledViews((), {}, (), None, None, {}, (CallerLine(at(30), at(90, None, "helper"), 40, 1.0),))
-    assert links(inner, outer, analysis=scene(sampled=calls)) == {
-        "host.per_item_loop": ("host.python_on_critical_path",)
-    }
+    assert links(below, loop) == {}
+    assert links(below, loop, analysis=scene(sampled=calls)) == {"host.per_item_loop": (rule,)}
 
 
 @pytest.mark.parametrize(
@@ -122,7 +114,7 @@ def test_of_two_findings_on_the_users_code_the_caller_is_the_cause() -> None:
 )
 def test_growth_of_the_data_wait_is_the_loaders(phases: dict[str, float], expected: dict[str, Any]) -> None:
     drift = DriftFacts(100, 6, True, 10.0, 17.0, 3.0, (), phases, ())
-    machine = MachineFacts(True, None, None, None, drift, None, None, None, ())
+    machine = MachineFacts(drift=drift)
     loader, grows = finding("input.loader_bound", 8.0, at(75)), finding("host.step_drift", 3.0)
     assert links(loader, grows, analysis=scene(machine=machine)) == expected
 

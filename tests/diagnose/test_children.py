@@ -52,7 +52,6 @@ def tables(processes: list[dict[str, Any]], cores: float, journal: list[dict[str
 
 def children(of: Tables) -> ChildrenFacts:
     machine = analyze(of).machine
-    assert machine is not None
     assert machine.children is not None
     return machine.children
 

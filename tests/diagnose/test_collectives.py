@@ -27,15 +27,8 @@ from stepscope.model.views import (
 from tests.analyze.scenes import TRAIN
 from tests.analyze.test_ranks import rank_rows
 from tests.builders import MS
-from tests.diagnose.rank_scenes import (
-    analysis_of,
-    of_category,
-    only,
-    two,
-)
+from tests.diagnose.rank_scenes import analysis_of, of_category, only, two
 from tests.records import blank, replace
-
-# --------------------------------------------------------------------------------------------------- collectives
 
 
 def ref(rank: int, run: str = "") -> SpanRef:
@@ -136,9 +129,6 @@ def test_what_a_slow_rank_keeps_the_calls_waiting_is_not_their_own() -> None:
     assert found["communication.many_small_collectives"].gain_ceiling == pytest.approx(0.2)
 
 
-# ---------------------------------------------------------------------------------------------------- on a device
-
-
 def judged(analysis: Analysis, rule: str) -> list[Finding]:
     return next(one for one in RULES if one.name == rule).findings(analysis)
 
@@ -173,10 +163,7 @@ def test_exposed_communication_of_ranks_on_processors() -> None:
     assert [place.line for place in finding.where] == [14]
     assert finding.fix.startswith("Overlap")
     assert "not in the cost" in finding.caveat
-
-
-def test_ranks_that_wait_for_each_other_by_turns_communicate_little() -> None:
-    assert of_category(diagnose(on_processors(0.3, distributed=shares(25, 5)))) == []
+    assert of_category(diagnose(on_processors(0.3, distributed=shares(25, 5)))) == []  # they wait by turns
 
 
 def test_waiting_and_transfer_ask_for_different_fixes() -> None:

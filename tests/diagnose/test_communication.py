@@ -14,18 +14,8 @@ from stepscope.model.views import Distributed, Views, WorkerShare
 from tests.analyze.scenes import TRAIN
 from tests.analyze.test_ranks import rank_rows
 from tests.builders import MS, rank_info
-from tests.diagnose.rank_scenes import (
-    analysis_of,
-    line,
-    loader_sites,
-    of_category,
-    only,
-    two,
-    with_lines,
-)
+from tests.diagnose.rank_scenes import analysis_of, line, loader_sites, of_category, only, two, with_lines
 from tests.records import replace
-
-# --------------------------------------------------------------------------------------------------- one slow rank
 
 
 def test_a_rank_with_a_slower_input() -> None:
@@ -51,10 +41,7 @@ def test_ranks_on_a_device_are_judged_with_less_confidence() -> None:
 def test_sampled_lines_tell_of_work_inside_the_exchange() -> None:
     """The work lies in the phase in which the other rank waits: the steps are alike on both."""
     work, wait = Place(TRAIN, 50, "hook"), Place(TRAIN, 60, "main")
-    lines = [
-        line(work, "backward", {0: 20.0, 1: 1.0}),
-        line(wait, "backward", {0: 20.0, 1: 39.0}, waiting=True),
-    ]
+    lines = [line(work, "backward", {0: 20.0, 1: 1.0}), line(wait, "backward", {0: 20.0, 1: 39.0}, waiting=True)]
     analysis = two((0, 10, 40, 1, 1), (0, 10, 40, 1, 1))
     finding = only(with_lines(analysis, lines, straggler=0), "communication.straggler")
     assert finding.cost_ms_per_step == pytest.approx(19)
@@ -80,14 +67,11 @@ def test_jitter_is_no_straggler(seed: int) -> None:
     assert of_category(diagnose(analysis_of(first, second))) == []
 
 
-def test_a_slow_quarter_of_the_run_is_no_straggler() -> None:
+def test_a_slow_quarter_and_ranks_that_do_not_wait_for_each_other_are_no_straggler() -> None:
     first, second = rank_rows(0, (1, 20, 60, 1, 1)), rank_rows(1, (1, 50, 30, 1, 1))
     for row in second[:11]:
         row["forward_ns"], row["backward_ns"] = 20 * MS, 60 * MS
     assert of_category(diagnose(analysis_of(first, second))) == []
-
-
-def test_ranks_that_do_not_wait_for_each_other_have_no_straggler() -> None:
     assert of_category(diagnose(two((0, 30, 20, 1, 1), (0, 10, 20, 1, 1)))) == []
 
 
@@ -97,9 +81,6 @@ def test_ranks_without_phases_abstain_by_name() -> None:
     assert "phases" in abstained["communication.straggler"].needs
     assert not abstained["communication.straggler"].quiet
     assert "collectives" in abstained["communication.many_small_collectives"].needs
-
-
-# --------------------------------------------------------------------------------------------------- unequal batches
 
 
 def unequal(**more: Any) -> Analysis:

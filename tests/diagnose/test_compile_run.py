@@ -67,15 +67,6 @@ def read_items(**given: Any) -> CompilerCause:
     return cause("transfer", "item", backend=XLA, function="<module>", **{**usual, **given})
 
 
-def item() -> CompilersView:
-    return report(
-        about={"compiles": 2, "compile_ms": 327.5, "longest_ms": 203.8, "transfers": 15},
-        causes=(read_items(),),
-        metrics=(metric("TransferFromDeviceTime", 15, 47.2, 46.1),),
-        storms=(storm(XLA, compiles=2, steps=15, windows=None),),
-    )
-
-
 def host_operator(name: str, word: str = "unlowered", count: int = 15, **given: Any) -> CompilerCause:
     usual = {"operator": name, "function": None, "definition": None, "call": None, "total_ms": None}
     return cause("fallback", word, id=f"fallback-{name}", backend=XLA, count=count, **{**usual, **given})
@@ -88,9 +79,6 @@ def fallback(*more: CompilerCause) -> CompilersView:
         metrics=(metric("TransferFromDeviceTime", 30, 3.4),),
         storms=(storm(XLA, compiles=3, steps=15, windows=None),),
     )
-
-
-# ---------------------------------------------------------------------------------------------- reports of torch_xla
 
 
 def test_the_good_report_is_clean() -> None:
@@ -107,14 +95,6 @@ def test_the_bad_report_is_told_in_the_words_of_its_debug_log() -> None:
     assert "torch.cat" in finding.fix
     assert "train.py:28" in finding.fix
     assert "at least 3 of the last 10" in values(finding)["also"]
-
-
-def test_reading_a_value_in_every_step_is_blamed_with_its_line() -> None:
-    finding = only(item(), "transfer.device_to_host")
-    assert finding.share == pytest.approx(47.2 / 500)
-    assert "1.0 transfers per step at train.py:29" in finding.title
-    assert finding.where[0] == line(29)
-    assert finding.category == "transfer"
 
 
 def test_operators_on_the_host_own_their_transfers_and_compilations() -> None:
@@ -167,9 +147,6 @@ def test_a_slow_execution_is_a_weak_finding() -> None:
     assert found(quick) == []
 
 
-# ----------------------------------------------------------------------------------------------------- whole runs
-
-
 def again(total_ms: float, **given: Any) -> CompilerCause:
     return cause("recompile", "shape", **{"count": 3, "subject": "x.size(0)", "total_ms": total_ms, **given})
 
@@ -215,8 +192,6 @@ def test_a_slow_compilation_is_told_once() -> None:
     assert "400 s" in finding.title
     assert finding.share == pytest.approx(0.4)
 
-
-# --------------------------------------------------------------------------------------------------------- property
 
 MS = st.one_of(st.none(), st.floats(0, 1e6))
 COUNT = st.integers(0, 200)

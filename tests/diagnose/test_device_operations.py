@@ -43,9 +43,6 @@ def values(finding: Finding) -> dict[str, Any]:
     return {item.metric: item.value for item in finding.evidence}
 
 
-# --------------------------------------------------------------------------------------------------- optimizers
-
-
 def test_an_optimizer_that_launches_for_every_parameter_is_told_to_fuse() -> None:
     found = findings(updates)
     finding = found["launch.unfused_optimizer"]
@@ -90,19 +87,6 @@ def test_kernels_that_a_fused_update_leaves_out_are_lost_too() -> None:
     assert finding.cost_ms_per_step == pytest.approx(0.050 + 0.060 * 29 / 30)
 
 
-# ------------------------------------------------------------------------------------------ launches by what launches
-
-
-def test_generated_kernels_are_told_to_be_replayed() -> None:
-    finding = findings(lambda scene: compiled(scene, name="triton_poi_fused_add_0"))["launch.compiled_kernels"]
-    assert "30 of them made by a compiler" in finding.title
-    assert "backend" not in finding.fix
-    assert "reduce-overhead" in finding.fix
-
-
-# -------------------------------------------------------------------------------------------------------- waits
-
-
 def test_a_wait_for_work_that_had_not_begun_is_not_the_hosts() -> None:
     """Something that no trace shows holds the device up: a kernel launched long before the wait begins after it."""
 
@@ -117,9 +101,6 @@ def test_a_wait_for_work_that_had_not_begun_is_not_the_hosts() -> None:
 
     assert "sync.host_waits" not in findings(lambda scene: fill(scene, 5), 10_000)
     assert "sync.host_waits" in findings(lambda scene: fill(scene, 7015), 10_000)
-
-
-# ------------------------------------------------------------------------------------------------ linear algebra
 
 
 # --------------------------------------------------------------------------------------------------------- sizes
@@ -140,9 +121,6 @@ def test_sizes_that_do_not_fill_tiles_are_told() -> None:
 )
 def test_other_sizes_are_no_finding(how: dict[str, str]) -> None:
     assert "compute.sizes_off_tiles" not in findings(lambda scene: odd_sizes(scene, **how))
-
-
-# --------------------------------------------------------------------------------------------------- DataParallel
 
 
 def test_one_device_is_no_data_parallel() -> None:

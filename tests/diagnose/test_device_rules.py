@@ -87,9 +87,6 @@ def needs(diagnosis: Diagnosis) -> dict[str, tuple[str, bool]]:
     return {item.rule: (item.needs, item.quiet) for item in diagnosis.abstained if item.rule in OURS}
 
 
-# --------------------------------------------------------------------------------------------------- every rule
-
-
 @pytest.mark.parametrize("rule", SCENES)
 def test_a_rule_speaks_of_its_loss(rule: str) -> None:
     finding = only(rule)
@@ -156,32 +153,9 @@ def test_in_a_recorded_run_the_share_is_of_the_steady_step() -> None:
     assert finding.share == pytest.approx(105 / 400, abs=0.01)
 
 
-# ------------------------------------------------------------------------------------------------ one rule each
-
-
-@pytest.mark.parametrize(
-    ("operator", "advice"),
-    [("aten::nonzero", "torch.where"), ("aten::is_nonzero", "branch"), ("aten::to", "non_blocking=True")],
-)
-def test_advice_goes_by_what_waits(operator: str, advice: str) -> None:
-    made = scene("sync.host_waits")
-    for row in made.slices.events:
-        row["name"] = operator if row["name"] == "aten::item" else row["name"]
-    assert advice in found(analyze(made.tables(V100)))["sync.host_waits"].fix
-
-
 def test_values_read_from_a_gpu_are_told_once() -> None:
-    read = [
-        {
-            "step": 1,
-            "kind": "transfer",
-            "backend": "cuda",
-            "count": 9,
-            "duration_ns": 10**9,
-            "direction": "device_to_host",
-        }
-    ]
-    made = scene("sync.host_waits").tables(V100, compiles=read)
+    read = {"step": 1, "kind": "transfer", "backend": "cuda", "count": 9, "duration_ns": 10**9}
+    made = scene("sync.host_waits").tables(V100, compiles=[{**read, "direction": "device_to_host"}])
     rules = [finding.rule for finding in diagnose(analyze(made)).findings]
     assert "sync.host_waits" in rules
     assert "transfer.device_to_host" not in rules
@@ -240,9 +214,6 @@ def test_the_ceiling_of_attention_holds_its_products() -> None:
     assert finding.gain_ceiling == pytest.approx(0.7)
 
 
-# ----------------------------------------------------------------------------------------------- a GPU not used
-
-
 def unused(*gpus: dict[str, Any], device: str = "cpu") -> Analysis:
     hardware = {**run_facts().hardware, "gpus": list(gpus)}
     tables = make_tables(steps=step_rows(40), run={"hardware": hardware}, ranks=[rank_info(device=device)])
@@ -250,9 +221,7 @@ def unused(*gpus: dict[str, Any], device: str = "cpu") -> Analysis:
 
 
 def test_a_gpu_that_nobody_uses_is_told() -> None:
-    finding = found(unused({"index": 0, "name": "NVIDIA A100"}, {"index": 1, "name": "NVIDIA A100"}))[
-        "compute.cpu_only"
-    ]
+    finding = found(unused(*({"index": index, "name": "NVIDIA A100"} for index in (0, 1))))["compute.cpu_only"]
     assert "2 GPUs (NVIDIA A100)" in finding.title
     assert finding.share == pytest.approx(0.9)  # all but the data wait
     assert finding.confidence == "low"

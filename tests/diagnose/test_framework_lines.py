@@ -9,15 +9,7 @@ from stepscope.analyze import analyze
 from stepscope.diagnose import diagnose
 from stepscope.model import Finding
 from stepscope.tables.schema import Tables
-from tests.analyze.scenes import (
-    LOOP_SOURCE,
-    TORCH,
-    TRAIN,
-    Trace,
-    loop_tables,
-    stack,
-    steps_with_window,
-)
+from tests.analyze.scenes import LOOP_SOURCE, TORCH, TRAIN, Trace, loop_tables, stack, steps_with_window
 from tests.builders import MS, make_tables
 from tests.records import replace
 

@@ -36,9 +36,6 @@ def only(made: Tables | Analysis, rule: str, sources: dict[str, str] | None = No
     return findings[0]
 
 
-# ------------------------------------------------------------------------------------------------------ python
-
-
 def test_a_call_with_its_comprehension_and_libraries_is_one_finding() -> None:
     finding = only(tables([*TRAINING, *DESCRIBE]), PYTHON_RULE)
     assert "describe (train.py:22)" in finding.title
@@ -46,9 +43,6 @@ def test_a_call_with_its_comprehension_and_libraries_is_one_finding() -> None:
     assert finding.cost_ms_per_step == pytest.approx(50 * 60 / 250)
     # its lists, its operators and what chance may add to 150 samples of 250
     assert finding.gain_ceiling == pytest.approx(0.3 + 1.96 * 0.5 * (0.6 * 0.4 / 250) ** 0.5, abs=0.004)
-
-
-# ---------------------------------------------------------------------------------------------------------- io
 
 
 def test_a_window_with_slow_writes_is_not_believed_against_the_steady_steps() -> None:
@@ -65,9 +59,6 @@ def test_a_window_with_slow_writes_is_not_believed_against_the_steady_steps() ->
     assert finding.cost_ms_per_step == pytest.approx(50 * 50 / 150)
 
 
-# ------------------------------------------------------------------------------------------------------- loops
-
-
 def test_one_call_over_all_items_is_predicted_with_an_interval() -> None:
     finding = only(loop_tables(), "host.per_item_loop", {TRAIN: LOOP_SOURCE})
     assert finding.expected_gain is not None
@@ -75,9 +66,6 @@ def test_one_call_over_all_items_is_predicted_with_an_interval() -> None:
     assert finding.expected_gain.low == pytest.approx((40 - 256 * 0.09) / 100)
     assert finding.expected_gain.high == pytest.approx(0.72 * 255 / 256)
     assert finding.expected_gain.high <= finding.gain_ceiling
-
-
-# ------------------------------------------------------------------------------------------------------- input
 
 
 def small_files(reading: int, decoding: int) -> Tables:
@@ -90,10 +78,7 @@ def small_files(reading: int, decoding: int) -> Tables:
     rows.append(stack([f"train ({TRAIN}:82)", f"Module._call_impl ({TORCH}/nn/modules/module.py:1)"], 80))
     base = loader_tables()
     return make_tables(
-        steps=base.steps.to_dicts(),
-        journal=base.journal.to_dicts(),
-        manifests=base.manifests,
-        stacks=rows,
+        steps=base.steps.to_dicts(), journal=base.journal.to_dicts(), manifests=base.manifests, stacks=rows
     )
 
 
@@ -129,9 +114,6 @@ def test_workers_are_promised_what_real_cores_can_do() -> None:
     assert many is not None
     assert many.low == pytest.approx(1 - ((40 * 16 + 60) / 8 + 6 + 1) / 100)
     assert two is None  # a gain from nothing on is no prediction; what is most stands in the ceiling
-
-
-# ---------------------------------------------------------------------------------------- what workers are worth
 
 
 def small_step(

@@ -11,7 +11,7 @@ import pytest
 from stepscope.analyze import analyze
 from stepscope.analyze.sites import FRAMEWORKS
 from stepscope.diagnose import diagnose
-from stepscope.diagnose.in_script import IN_FRAMEWORK, TITLES, edit_of
+from stepscope.diagnose.in_script import EDITS, edit_of
 from stepscope.experiment.result import edits
 from stepscope.model import Finding, Place, Settings
 from stepscope.model.comparison import AppliedKnob
@@ -87,10 +87,10 @@ def test_a_finding_says_the_frameworks_setting_before_the_plain_one() -> None:
 
 
 def test_every_framework_has_a_title_and_words_that_every_value_of_a_knob_takes() -> None:
-    assert set(IN_FRAMEWORK) <= set(FRAMEWORKS) == set(TITLES)
+    assert set(FRAMEWORKS) == set(EDITS.frameworks)
     values = {"amp.dtype": ("bf16", "fp16", "off"), "compile": ("true", "false", "reduce-overhead")}
-    for framework, words in IN_FRAMEWORK.items():
-        for change in words:
+    for framework, words in EDITS.frameworks.items():
+        for change in words.edits:
             for value in values.get(change, ("true", "false")):
                 edit, own = edit_of(change, Settings(framework, None, loaders=True))
                 assert own
@@ -119,7 +119,7 @@ def test_an_installed_framework_takes_the_arguments(framework: str, call: str) -
         taker = getattr(taker, name)
     known = set(inspect.signature(taker).parameters)
     values = {"amp.dtype": "bf16", "memory_format": "channels_last"}
-    for change, edit in IN_FRAMEWORK[framework].items():
-        if edit.call == call and edit.argument is not None:
+    for change, edit in EDITS.frameworks[framework].edits.items():
+        if edit.call == call:
             names = {part.partition("=")[0] for part in edit.argument(values.get(change, "1")).split(", ")}
             assert names <= known, change

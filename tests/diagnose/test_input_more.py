@@ -36,9 +36,6 @@ def opened(path: Path) -> api.Run:
     return api.open_run(path, options=api.ReadOptions(cache=False))
 
 
-# -------------------------------------------------------------------------------------------- traces of others
-
-
 def test_a_trace_without_a_journal_names_its_loader(tmp_path: Path) -> None:
     run = opened(write(tmp_path / "worker0.pt.trace.json", steps=4))
     (finding,) = input_findings(run.diagnosis)
@@ -101,9 +98,6 @@ def test_the_users_lines_below_the_loader_come_first(tmp_path: Path) -> None:
     assert [place.function for place in finding.where] == ["__getitem__", "train"]
 
 
-# -------------------------------------------------------------------------------- recorded runs on accelerators
-
-
 def test_beside_an_accelerator_without_a_window_the_wait_is_an_upper_bound() -> None:
     (finding,) = input_findings(judged(loader_tables(ranks=[rank_info(device="cuda")])))
     assert finding.confidence == "low"
@@ -124,18 +118,12 @@ def test_beside_an_accelerator_with_a_window_only_its_idle_time_counts(tmp_path:
     assert "may be working" not in finding.caveat
 
 
-# -------------------------------------------------------------------------------------------------------- waves
-
-
 def test_waves_are_told_as_waves_and_only_once() -> None:
     (finding,) = input_findings(judged(wave_tables()))
     assert finding.rule == "input.prefetch_waves"
     assert finding.title.startswith("One step in 4 waits 100 ms")
     (slow,) = input_findings(judged(wave_tables(7)))
     assert slow.rule == RULE
-
-
-# ------------------------------------------------------------------------------------------------------- epochs
 
 
 def test_workers_started_anew_for_every_epoch() -> None:
@@ -148,9 +136,6 @@ def test_workers_started_anew_for_every_epoch() -> None:
     assert [(place.file, place.line) for place in finding.where] == [(TRAIN, 75)]
     assert "persistent_workers=True" in finding.fix
     assert [(each.knob, each.value) for each in finding.try_] == [("loader.persistent_workers", "true")]
-
-
-# ------------------------------------------------------------------------------------------------ the real pair
 
 
 @cache

@@ -9,10 +9,11 @@ import pytest
 from rich.console import Console
 
 from stepscope.analyze import analyze
+from stepscope.dashboard import terminal
 from stepscope.diagnose import diagnose
 from stepscope.errors import UsageError
 from stepscope.model import Diagnosis, Report, Risk
-from stepscope.report import build, terminal
+from stepscope.report import build
 from stepscope.report.document import read_report, report_bytes
 from stepscope.tables.schema import Tables
 from tests.analyze.memory_scenes import GIB, HARDWARE, MIB, STEPS, memory_tables, readings, struck_steps
@@ -44,9 +45,6 @@ def risks(**device: Any) -> list[str]:
 
 def missing(tables: Tables, *rules: str) -> dict[str, tuple[str, bool]]:
     return {one.rule: (one.needs, one.quiet) for one in judged(tables).abstained if one.rule in rules}
-
-
-# --------------------------------------------------------------------------------------------------- growth
 
 
 def test_growth_tells_when_memory_is_full() -> None:
@@ -89,25 +87,29 @@ def test_growth_of_steps_and_of_memory_are_linked() -> None:
     assert found.risks[0].explains == (drift.id,)
 
 
-# --------------------------------------------------------------------------------------------------- device
-
-
-def test_tensors_near_the_fraction_of_the_script() -> None:
-    risk = only(memory_tables(readings(device=lambda _: {"peak_allocated_bytes": 61.5 * GIB, "fraction": 0.8})))
-    assert risk.rule == "memory.near_limit"
-    assert risk.severity == "warning"
-    assert risk.title == (
-        "cuda:0 is nearly full: tensors take 61.5 GiB of 64 GiB at the peak, all that the fraction of 0.8 leaves to "
-        "this process"
-    )
-    assert "set_per_process_memory_fraction" in risk.fix
-
-
-def test_tensors_near_what_others_leave() -> None:
-    peaks = {"peak_allocated_bytes": 49 * GIB, "peak_reserved_bytes": 49 * GIB, "free_bytes": 20 * GIB}
-    risk = only(memory_tables(readings(device=lambda _: peaks)))
-    assert risk.severity == "critical"
-    assert "that others leave, who hold 30 GiB" in risk.title
+@pytest.mark.parametrize(
+    ("device", "severity", "title", "fix"),
+    [
+        (
+            {"peak_allocated_bytes": 61.5 * GIB, "fraction": 0.8},
+            "warning",
+            "tensors take 61.5 GiB of 64 GiB at the peak, all that the fraction of 0.8 leaves to this process",
+            "set_per_process_memory_fraction",
+        ),
+        (
+            {"peak_allocated_bytes": 49 * GIB, "peak_reserved_bytes": 49 * GIB, "free_bytes": 20 * GIB},
+            "critical",
+            "that others leave, who hold 30 GiB",
+            "nvidia-smi",
+        ),
+    ],
+    ids=["the script's fraction", "what others leave"],
+)
+def test_tensors_near_the_limit_of_their_process(device: dict[str, Any], severity: str, title: str, fix: str) -> None:
+    risk = only(memory_tables(readings(device=lambda _: device)))
+    assert (risk.rule, risk.severity) == ("memory.near_limit", severity)
+    assert title in risk.title
+    assert fix in risk.fix
 
 
 def test_fragmentation_matters_near_the_limit_only() -> None:
@@ -138,9 +140,6 @@ def test_retries_without_a_measured_loss_are_no_finding(more_ms: float, every: i
     assert [one.rule for one in judged(memory_tables(journal, steps=steps)).findings if one.rule == RETRIES] == []
 
 
-# ----------------------------------------------------------------------------------------------- abstention
-
-
 def test_rules_abstain_by_name_without_their_inputs() -> None:
     device = ("memory.near_limit", "memory.fragmentation", RETRIES)
     plain = make_tables(steps=step_rows(40))
@@ -164,9 +163,6 @@ def test_risks_are_ignored_by_name() -> None:
     assert [one.rule for one in found.ignored] == ["memory.growth"]
     with pytest.raises(UsageError, match=r"memory\.growth"):
         diagnose(analysis, ignored={"memory.grow": "x"})
-
-
-# --------------------------------------------------------------------------------------------------- report
 
 
 def shown(report: Report) -> str:

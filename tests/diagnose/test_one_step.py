@@ -22,12 +22,6 @@ def _finding(tmp_path: Path, **changes: Any) -> Any:
     return fabricate.finding(str(tmp_path / "train.py"), **changes)
 
 
-def test_a_share_of_the_headlines_step_is_of_steady_steps(analysis: Analysis, tmp_path: Path) -> None:
-    mean = analysis.steps[0].mean_ms
-    found = based(_finding(tmp_path, cost_ms_per_step=0.25 * mean, share=0.25, step_ms=mean), analysis)
-    assert found.basis == "steady"
-
-
 def test_a_cost_above_the_step_names_the_step_it_is_of(analysis: Analysis, tmp_path: Path) -> None:
     found = based(_finding(tmp_path, cost_ms_per_step=776.0, share=0.5, basis="all", step_ms=1552.0), analysis)
     row = {"cost_ms_per_step": 776.0, "share": 0.5, "basis": found.basis, "step_ms": found.step_ms}

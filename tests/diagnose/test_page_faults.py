@@ -35,17 +35,8 @@ def judged(
             "main_minor_faults": main * second * 250_000.0,
             "rss_bytes": resident * second * 250_000.0 * 4096,
         }
-        system += [
-            {
-                "host": "a",
-                "time_ns": T0 + second * 1000 * MS,
-                "metric": metric,
-                "unit": "count",
-                "value": value,
-                "pid": PID,
-            }
-            for metric, value in counted.items()
-        ]
+        row = {"host": "a", "time_ns": T0 + second * 1000 * MS, "unit": "count", "pid": PID}
+        system += [{**row, "metric": metric, "value": value} for metric, value in counted.items()]
     tables = make_tables(steps=rows, system=system, manifests=[{"page_faults": told, "environment": environment or {}}])
     return diagnose(analyze(tables))
 

@@ -39,9 +39,6 @@ def analysis() -> Analysis:
     return analyze(repeated(6, 400, reads_value).tables(V100))
 
 
-# ------------------------------------------------------------------------------------------------------ findings
-
-
 def test_the_ceiling_is_what_the_replay_saves(analysis: Analysis) -> None:
     finding = only(analysis, "sync.host_waits")
     assert finding.share == pytest.approx(105 / 400)
@@ -71,9 +68,6 @@ def test_work_behind_a_late_host_is_told_to_be() -> None:
     assert finding.gain_ceiling >= finding.share == pytest.approx(0.4)
 
 
-# ------------------------------------------------------------------------------------------------------- figures
-
-
 def test_a_loss_of_few_steps_counts_by_the_median(analysis: Analysis) -> None:
     one = made(WhatIf(ALLOCATOR, 70 * MS, 100 * MS, None, None))
     found = replace(analysis, replays=(one,))
@@ -89,9 +83,6 @@ def test_idle_time_that_no_trace_explains_is_told(analysis: Analysis) -> None:
     odd = replace(analysis, replays=tuple(replace(one, unexplained_ns=0.2 * 400_000) for one in analysis.replays))
     assert "For 20% of the step the device idles" in only(odd, "sync.host_waits").caveat
     assert "the device idles with work launched" not in sound
-
-
-# ------------------------------------------------------------------------------------------------- a real pair
 
 
 def interior_median_ns(analysis: Analysis) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import polars as pl
 import pytest
 from hypothesis import given, settings
@@ -43,9 +45,6 @@ def test_the_rules_have_unique_names_and_known_categories() -> None:
     assert all(rule.category in CATEGORIES and rule.name.startswith(rule.category) for rule in RULES)
 
 
-# ------------------------------------------------------------------------------------------------------- input
-
-
 def test_the_training_process_loads_itself() -> None:
     finding = only(loader_tables(), "input.loader_bound")
     assert finding.cost_ms_per_step == pytest.approx(60)
@@ -61,20 +60,18 @@ def test_the_training_process_loads_itself() -> None:
     assert finding.expected_gain is None  # on four cores that the computation may keep busy nothing is sure
 
 
-def test_busy_workers_without_a_core_left_need_less_work() -> None:
-    finding = only(loader_tables(workers=2, busy=95, affinity=2), "input.loader_bound")
-    assert "no core is left" in finding.title
+@pytest.mark.parametrize(
+    ("scene", "title", "fix"),
+    [
+        ({"workers": 2, "busy": 95, "affinity": 2}, "no core is left", "train.py:30"),
+        ({"workers": 4, "busy": 20, "affinity": 8}, "parked", "keep more in reserve"),
+    ],
+)
+def test_workers_that_more_of_them_would_not_help(scene: dict[str, Any], title: str, fix: str) -> None:
+    finding = only(loader_tables(**scene), "input.loader_bound")
+    assert title in finding.title
+    assert fix in finding.fix
     assert "loader.num_workers" not in {each.knob for each in finding.try_}
-    assert "train.py:30" in finding.fix
-
-
-def test_parked_workers_are_not_the_bottleneck() -> None:
-    finding = only(loader_tables(workers=4, busy=20, affinity=8), "input.loader_bound")
-    assert "parked" in finding.title
-    assert "loader.num_workers" not in {each.knob for each in finding.try_}
-
-
-# -------------------------------------------------------------------------------------------------------- host
 
 
 def test_the_token_loop() -> None:
@@ -111,18 +108,6 @@ def test_without_a_window_python_at_lines_that_call_no_library_is_not_judged() -
     assert "window" in needs["host.python_on_critical_path"]
 
 
-def test_every_finding_has_a_link_to_read_on() -> None:
-    writes = make_tables(steps=steps_with_window(window=()), stacks=[stack([f"log ({TRAIN}:1)"], 50)])
-    sources = {TRAIN: "f.flush()"}
-    found = [*judged(writes, sources).findings]
-    found += [one for tables in (loader_tables(), loop_tables(), python_tables()) for one in judged(tables).findings]
-    assert {"input", "host", "io"} <= {one.category for one in found}
-    assert all(one.learn.startswith("https://") for one in found)
-
-
-# ---------------------------------------------------------------------------------------------------------- io
-
-
 def test_lines_of_one_function_are_one_finding() -> None:
     stacks = [stack([f"log ({TRAIN}:{line})"], 20, phase="other") for line in (1, 2)]
     stacks.append(stack([f"main ({TRAIN}:9)", f"relu ({TORCH}/nn/functional.py:1)"], 60))
@@ -130,9 +115,6 @@ def test_lines_of_one_function_are_one_finding() -> None:
     finding = only(tables, "io.blocking_in_step", {TRAIN: "f.write(x)\nf.flush()\n"})
     assert finding.cost_ms_per_step == pytest.approx(40)
     assert {place.line for place in finding.where} == {1, 2}
-
-
-# --------------------------------------------------------------------------------------------------- all rules
 
 
 def test_nothing_recorded_is_no_error() -> None:

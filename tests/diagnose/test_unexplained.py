@@ -49,11 +49,23 @@ def test_a_healthy_run_may_be_called_so() -> None:
     assert (sentences.healthy(report(busy())) or "").startswith("Nothing worth fixing above 5")
 
 
-def test_ready_without_a_core_is_said_where_no_finding_tells_who_had_it() -> None:
-    found = of(busy(main=0.35, delay=0.6, pool=0.3))
-    assert found.parts[0].what.startswith("ready to run, without a core")
-    assert found.parts[0].share == pytest.approx(0.6)
-    assert sentences.healthy(report(busy(main=0.35, delay=0.6, pool=0.3))) is None
+@pytest.mark.parametrize(
+    ("run", "what", "share"),
+    [
+        ({"main": 0.35, "delay": 0.6, "pool": 0.3}, "ready to run, without a core", 0.6),  # no finding tells who had it
+        ({"main": 0.4, "delay": 0.0, "pool": 0.1}, "asleep", 0.6 - 0.1),  # for a tenth another thread computed
+        # a thread of the script holds the interpreter's lock: torch has no work for the main one in another
+        ({"main": 0.3, "delay": 0.0, "pool": 0.7, "threads": 1}, "asleep", 0.7),
+        ({"main": 0.3, "delay": 0.0, "pool": 0.7, "threads": 2}, "asleep", 0.7 - 0.3),
+    ],
+)
+def test_waiting_that_nobody_explains(run: dict[str, Any], what: str, share: float) -> None:
+    found = of(busy(**run))
+    assert found.large
+    assert found.parts[0].what.startswith(what)
+    assert found.parts[0].share == pytest.approx(share)
+    assert f"other threads of the process used {run['pool']:.1f}" in found.parts[0].what
+    assert sentences.healthy(report(busy(**run))) is None
 
 
 def test_what_a_finding_tells_is_explained() -> None:
@@ -63,23 +75,8 @@ def test_what_a_finding_tells_is_explained() -> None:
     assert left == pytest.approx(of(busy(**waiting)).parts[0].share - 0.6 * 1.5 / 1.75)
 
 
-def test_sleep_that_nobody_explains() -> None:
-    found = of(busy(main=0.4, delay=0.0, pool=0.1))
-    assert found.parts[0].what.startswith("asleep")
-    assert found.parts[0].share == pytest.approx(0.6 - 0.1)  # for a tenth another thread computed
-
-
 def test_sleep_for_the_other_threads_of_an_operator_is_explained() -> None:
     assert not of(busy(main=0.5, delay=0.0, pool=0.5)).large
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_threads_of_the_script_that_keep_the_main_thread_waiting_are_not_taken_for_torchs(threads: int) -> None:
-    """A thread that holds the interpreter's lock: the main thread sleeps, and torch has no work for it in another."""
-    found = of(busy(main=0.3, delay=0.0, pool=0.7, threads=threads))
-    assert found.large
-    assert found.parts[0].share == pytest.approx(0.7 - 0.3 * (threads - 1))
-    assert "other threads of the process used 0.7" in found.parts[0].what
 
 
 def test_without_telemetry_silence_is_no_verdict() -> None:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stepscope.cli.experiment import Progress
 from stepscope.experiment.engine import Conclusion, Engine
 from stepscope.experiment.folder import Made
 from stepscope.experiment.plan import Request, Slot, candidates_of
 from stepscope.experiment.propose import Proposals
 from stepscope.experiment.runner import Order, Stopped
-from stepscope.model.comparison import AppliedKnob, Flag, Measure
-from stepscope.model.experiment import Candidate, Experiment
+from stepscope.model.comparison import AppliedKnob, Candidate, Experiment, Flag, Measure
 from tests.comparison import measures
 
 RUN_S = 10.0
@@ -95,24 +95,6 @@ class FakeRunner:
         return [slot.label for slot in self.slots]
 
 
-class Quiet:
-    """A listener that remembers what it was told."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.starts: list[tuple[int, int | None, float | None]] = []
-        self.ends: list[Made] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def starting(self, slot: Slot, number: int, left: int | None, left_s: float | None) -> None:  # noqa: ARG002
-        self.starts.append((number, left, left_s))
-
-    def finished(self, made: Made, experiment: Experiment | None) -> None:  # noqa: ARG002
-        self.ends.append(made)
-
-
 def conduct(
     folder: Path,
     asked: Request,
@@ -120,8 +102,6 @@ def conduct(
     *,
     propose: Callable[[Path | None, tuple[Candidate, ...]], Proposals] | None = None,
     written: list[Experiment] | None = None,
-    listener: Quiet | None = None,
-    stop: Callable[[], int | None] = lambda: None,
 ) -> Conclusion:
     """One session in `folder`."""
     (folder / "runs").mkdir(parents=True, exist_ok=True)
@@ -132,7 +112,6 @@ def conduct(
         run=runner,
         write=(written if written is not None else []).append,
         propose=propose or (lambda pilot, named: Proposals(named)),  # noqa: ARG005
-        listener=listener or Quiet(),
-        stop=stop,
+        listener=Progress(quiet=True),
         clock=lambda: runner.now,
     ).conduct()

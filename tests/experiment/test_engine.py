@@ -17,8 +17,7 @@ from stepscope.experiment.folder import JOURNAL, fold
 from stepscope.experiment.plan import FINDINGS, PILOT, Slot
 from stepscope.experiment.propose import Proposals
 from stepscope.experiment.runner import log_of
-from stepscope.model.comparison import FASTER, NO_DIFFERENCE, UNDECIDED, VOID, Flag
-from stepscope.model.experiment import Candidate, Experiment
+from stepscope.model.comparison import FASTER, NO_DIFFERENCE, UNDECIDED, VOID, Candidate, Experiment, Flag
 from tests.experiment.fakes import RUN_S, FakeRunner, Killed, conduct, flag, request
 from tests.records import replace
 

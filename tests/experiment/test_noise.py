@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.experiment import noise
-from stepscope.model.comparison import Effect, Outcome, Verdict
-from stepscope.model.experiment import Noise
+from stepscope.model.comparison import Effect, Noise, Outcome, Verdict
 from stepscope.record.agent.knobs import check
 
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.errors import UsageError
 from stepscope.experiment.plan import (
     FEWEST_STEPS,
     LEAST_STEPS,
@@ -45,34 +44,6 @@ def test_together_is_one_candidate_for_each_combination() -> None:
         "loader.num_workers=2 + gc=freeze",
         "loader.num_workers=4 + gc=freeze",
     ]
-
-
-@pytest.mark.parametrize(
-    "tries",
-    [["no.such=1"], ["loader.num_workers=two"], ["loader.num_workers=2,x"], ["gc=freeze", "gc=freeze"], ["gc"]],
-)
-def test_what_cannot_be_tried_is_refused_in_one_line(tries: list[str]) -> None:
-    with pytest.raises(UsageError) as caught:
-        candidates_of(tries)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        ({"command": ()}, "no command"),
-        ({"candidates": ()}, "nothing to try"),
-        ({"itself": True}, "--self"),
-        ({"least_pairs": 5, "most_pairs": 3}, "--pairs"),
-        ({"steps": FEWEST_STEPS - 1}, "--steps"),
-        ({"warmup": -1}, "--warmup"),
-        ({"budget_s": 0.0}, "--budget"),
-        ({"screen": True}, "--screen"),
-    ],
-)
-def test_contradictions_are_refused(more: dict[str, object], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        request("gc=freeze", **more)
 
 
 def test_more_time_is_the_same_experiment_and_anything_else_is_not() -> None:

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from stepscope.experiment import screening
 from stepscope.experiment.plan import candidate_of
 from stepscope.experiment.screening import MOST_KNOBS, Levels, design, factor_effects
-from stepscope.model.experiment import Candidate
+from stepscope.model.comparison import Candidate
 from stepscope.schema import Knob
-from tests.report.fabricate_experiment import measure
 
 
 def candidate(*texts: str, ceiling: float | None = None, finding: str | None = None) -> Candidate:
@@ -63,15 +62,15 @@ def test_more_knobs_than_a_design_holds_are_left_out_with_a_reason() -> None:
     assert {one.reason for one in skipped} == {"a screening takes 11 knobs at most"}
 
 
-def rows_of(effects: dict[int, float], count: int, *, blocks: int = 2, drift: float = 0.0) -> list[screening.Row]:
-    """Runs of 100 ms whose knobs multiply the step time, with 1 % of noise and a machine that drifts."""
+def rows_of(effects: dict[int, float], count: int) -> list[screening.Row]:
+    """Two blocks of runs of 100 ms whose knobs multiply the step time, with 1 % of noise."""
     draw = random.Random(2)
     rows: list[screening.Row] = []
-    for block in range(blocks):
+    for block in range(2):
         for levels in design(count, seed=0):
-            log = math.log(100.0) + draw.gauss(0, 0.01) + drift * block
+            log = math.log(100.0) + draw.gauss(0, 0.01)
             log += sum(math.log(ratio) for knob, ratio in effects.items() if levels[knob])
-            rows.append((levels, block, measure("run", math.exp(log))))
+            rows.append((levels, block, math.exp(log)))
     return rows
 
 

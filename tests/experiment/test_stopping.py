@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.comparison.verdicts import effect_of, half_width
-from stepscope.experiment.schedule import CLEAR, StoppingRule, is_clear, narrow_enough
-from stepscope.model.experiment import Candidate, Protocol
+from stepscope.experiment.schedule import CLEAR, is_clear, narrow_enough, wanted
+from stepscope.model.comparison import Candidate, Protocol
 from tests.experiment.fakes import flag, measure
 
 CANDIDATE = Candidate("gc=freeze", ())
@@ -47,22 +47,21 @@ def pairs(*ratios: float, spoilt: int = 0):  # type: ignore[no-untyped-def]
     ],
 )
 def test_enough(ratios: tuple[float, ...], enough: bool) -> None:
-    rule = StoppingRule(protocol())
-    assert (rule.wanted(CANDIDATE, pairs(*ratios)) == 0) is enough
-    assert len(ratios) + rule.wanted(CANDIDATE, pairs(*ratios)) <= 10
+    more = wanted(CANDIDATE, pairs(*ratios), protocol())
+    assert (more == 0) is enough
+    assert len(ratios) + more <= 10
 
 
 def test_a_fixed_number_is_not_cut_short() -> None:
-    rule = StoppingRule(protocol(least=6, most=6))
-    assert rule.wanted(CANDIDATE, pairs(*[0.5, 0.502, 0.499, 0.5, 0.5]))
-    assert rule.wanted(CANDIDATE, pairs(*[0.5, 0.502, 0.499, 0.5, 0.5])) == 1
-    assert not rule.wanted(CANDIDATE, pairs(*[0.5, 0.502, 0.499, 0.5, 0.5, 0.5]))
+    fixed = protocol(least=6, most=6)
+    assert wanted(CANDIDATE, pairs(*[0.5, 0.502, 0.499, 0.5, 0.5]), fixed)
+    assert wanted(CANDIDATE, pairs(*[0.5, 0.502, 0.499, 0.5, 0.5]), fixed) == 1
+    assert not wanted(CANDIDATE, pairs(*[0.5, 0.502, 0.499, 0.5, 0.5, 0.5]), fixed)
 
 
 def test_spoilt_pairs_do_not_count() -> None:
-    rule = StoppingRule(protocol())
-    assert rule.wanted(CANDIDATE, pairs(0.5, 0.502, 0.499, 0.5, spoilt=2))
-    assert not rule.wanted(CANDIDATE, pairs(0.5, 0.502, 0.499, 0.5, spoilt=1))
+    assert wanted(CANDIDATE, pairs(0.5, 0.502, 0.499, 0.5, spoilt=2), protocol())
+    assert not wanted(CANDIDATE, pairs(0.5, 0.502, 0.499, 0.5, spoilt=1), protocol())
 
 
 def test_among_many_candidates_a_clear_effect_needs_more() -> None:

@@ -25,21 +25,17 @@ TRACES = [
 pytestmark = needs_shared
 
 
-def slice_count(path: Path) -> int:
-    """As our own reader counts them."""
-    return sum(len(chunk.slices) for chunk in KinetoTrace(path).chunks())
-
-
 @pytest.mark.parametrize("name", TRACES)
 def test_a_whole_trace_comes_out_complete_and_smaller(name: str, tmp_path: Path) -> None:
     source = SHARED / name
     out = tmp_path / f"out{''.join(source.suffixes[-2:]) if name.endswith('.gz') else '.json'}"
     done = export(source, "-o", out)
 
-    assert "could not be read" not in done.stderr
+    assert "could not be read" not in done
     check_format(out)
     assert Counter(timed(load(out))) == Counter(timed(load_loosely(source)))
-    assert slice_count(out) == slice_count(source)
+    counts = [sum(len(chunk.slices) for chunk in KinetoTrace(path).chunks()) for path in (out, source)]
+    assert counts[0] == counts[1]  # as our own reader counts them
     assert out.stat().st_size <= source.stat().st_size
 
 

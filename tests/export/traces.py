@@ -6,7 +6,6 @@ import gzip
 import io
 import json
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -84,34 +83,29 @@ def save(path: Path, content: Any) -> Path:
     return path
 
 
-@dataclass(frozen=True)
-class Done:
-    """How a command ended."""
-
-    stderr: str
-
-
-def export(*arguments: Any, status: int = 0) -> Done:
-    """The command line in this process; nothing may reach stdout."""
+def export(*arguments: Any, status: int = 0) -> str:
+    """What the command line says on stderr, in this process; nothing may reach stdout."""
     stdout, stderr = io.StringIO(), io.StringIO()
     with redirect_stdout(stdout), redirect_stderr(stderr), pytest.raises(SystemExit) as ended:
         cli.main(["export", *map(str, arguments)])
     assert (ended.value.code or 0) == status, stderr.getvalue()
     assert stdout.getvalue() == ""
-    return Done(stderr.getvalue())
+    return stderr.getvalue()
 
 
 def load(path: Path) -> Any:
     """A trace as strict JSON with its decimals as text."""
-    data = path.read_bytes()
-    text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8", "strict")
-    return json.loads(text, parse_float=str, parse_constant=_refuse)
+    return json.loads(unpacked(path).decode("utf-8", "strict"), parse_float=str, parse_constant=_refuse)
 
 
 def load_loosely(path: Path) -> Any:
     """A source, which may hold control characters."""
+    return json.loads(unpacked(path), parse_float=str, strict=False)
+
+
+def unpacked(path: Path) -> bytes:
     data = path.read_bytes()
-    return json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data, parse_float=str, strict=False)
+    return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
 
 
 def _refuse(word: str) -> Any:

@@ -15,9 +15,8 @@ from pathlib import Path
 from rich.console import Console
 
 from stepscope.api import ReadOptions, open_run
-from stepscope.dashboard import single
+from stepscope.dashboard import single, terminal
 from stepscope.errors import StepscopeError
-from stepscope.report import terminal
 from stepscope.report.document import read_report, report_bytes
 from tests.fuzz import cases, pool
 

@@ -17,10 +17,10 @@ from rich.console import Console
 from stepscope import comparing
 from stepscope.analyze.views.select import TABLES
 from stepscope.api import ReadOptions, Run, open_run
-from stepscope.dashboard import single
+from stepscope.dashboard import single, terminal
 from stepscope.dashboard.pages import compare
 from stepscope.errors import StepscopeError
-from stepscope.report import comparison_report, terminal
+from stepscope.report import comparison_report
 from stepscope.report.values import plain_value
 from stepscope.tables.schema import SCHEMAS
 from tests.golden.inputs import Input
@@ -67,7 +67,7 @@ def _compared(given: Input) -> list[tuple[str, str]]:
     document = comparison_report.comparison_document(
         comparing.compare(given.path, str(given.against), options=OPTIONS), source=True
     )
-    shown = _shown(lambda console: comparison_report.render(document, console, top=0))
+    shown = _shown(lambda console: terminal.show_comparison(document, console, top=0))
     return [(f"document/{key}", _text(value)) for key, value in document.items()] + [
         ("terminal", shown),
         ("html", compare.render(document)),

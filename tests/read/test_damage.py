@@ -20,7 +20,7 @@ from stepscope.read.kineto import KinetoTrace, RawEvents
 from stepscope.read.streams import Limits
 from stepscope.report.document import read_report, report_bytes
 from tests import gpu_traces
-from tests.read.collected import BASE, Collected, event, kernel, read, written
+from tests.read.collected import Collected, event, kernel, read, written
 from tests.run_folders import make_run_folder
 
 BOMB_SECONDS = 60  # generous: it takes about one
@@ -92,18 +92,6 @@ class TestInvalidJson:  # pitfall 7
 
 
 class TestCutOff:
-    @pytest.mark.parametrize("packed", [False, True])
-    def test_half_a_file(self, tmp_path: Path, packed: bool):
-        names = [f"op{i}-{random.Random(i).random()}" for i in range(2000)]
-        whole = json.dumps({"baseTimeNanoseconds": BASE, "traceEvents": [event(name) for name in names]}, indent=1)
-        data = gzip.compress(whole.encode()) if packed else whole.encode()
-        trace = read(tmp_path, data[: len(data) // 2], "cut.json")
-        assert 500 < len(trace.names) < 1500
-        assert trace.names == names[: len(trace.names)]
-        assert trace.starts[0] == BASE + 1500
-        assert trace.quality.problems
-        assert trace.quality.lost <= 1
-
     def test_every_place_to_cut(self, tmp_path: Path):
         events = [event("first", args={"a": [{"b": "},{"}]}), event("second"), kernel("third", correlation=1)]
         text = json.dumps({"schemaVersion": 1, "traceEvents": events, "traceName": "x"}).encode()

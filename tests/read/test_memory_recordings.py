@@ -12,8 +12,13 @@ import pytest
 
 from stepscope.errors import UnreadableInputError
 from stepscope.model.memory import CHANGED, EXISTING, MemoryRecording
-from stepscope.read.memory_recordings import Detect, is_memory_timeline, read_memory_timeline, read_recordings
-from stepscope.read.memory_snapshot import is_memory_snapshot
+from stepscope.read.memory_recordings import (
+    Detect,
+    is_memory_snapshot,
+    is_memory_timeline,
+    read_memory_timeline,
+    read_recordings,
+)
 from tests.analyze.shared_traces import TRACES, needs_traces
 from tests.read.memory_files import Allocator
 

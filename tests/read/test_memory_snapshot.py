@@ -22,7 +22,7 @@ from stepscope.model.memory import (
     SEGMENT_REMOVED,
     MemoryRecording,
 )
-from stepscope.read.memory_snapshot import read_memory_snapshot
+from stepscope.read.memory_recordings import read_memory_snapshot
 from tests.read.memory_files import FILE, SEGMENT, START_US, Allocator, stack
 
 

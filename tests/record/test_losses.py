@@ -52,7 +52,7 @@ def kept(agent: FakeAgent) -> Iterator[Losses]:
 
     before = torch.autograd.backward
     found = Losses(agent)  # type: ignore[arg-type]
-    found.install(agent)  # type: ignore[arg-type]
+    found.install()
     assert torch.autograd.backward is not before
     yield found
     found.uninstall()

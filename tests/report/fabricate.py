@@ -29,6 +29,7 @@ from stepscope.model import (
     StepFacts,
     WindowFacts,
 )
+from stepscope.model.machine import MachineFacts
 from stepscope.model.views import OperatorRow, Views
 from tests.records import blank, replace
 
@@ -144,6 +145,7 @@ def analysis(folder: Path, **changes: Any) -> Analysis:
             cpu_limit=4.0,
             suggested_workers=4,
         ),
+        machine=MachineFacts(),
         views=Views((), (operator_row(file),), (), None, None, (), (), None, {}),
         loops=(
             LoopFacts("cross_entropy", 256.0, 5.1, 6.0, Place(file, LOOP_LINE), "256 = dim 1 of (8, 256)", "trace-0"),

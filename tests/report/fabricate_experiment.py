@@ -8,26 +8,25 @@ from typing import Any
 
 from rich.console import Console
 
+from stepscope.dashboard import terminal
 from stepscope.model.comparison import (
     AppliedKnob,
+    ByHand,
+    Candidate,
     Effect,
     Equivalence,
+    Experiment,
     Flag,
+    MainEffect,
     Measure,
+    Noise,
     Outcome,
     PhaseEffect,
     PhaseTime,
-    Verdict,
-)
-from stepscope.model.experiment import (
-    ByHand,
-    Candidate,
-    Experiment,
-    MainEffect,
-    Noise,
     Protocol,
     Skipped,
     Tried,
+    Verdict,
 )
 from stepscope.report import experiment_report
 from stepscope.schema import Knob
@@ -251,6 +250,6 @@ def shown(found: Experiment, *, width: int = 100, encoding: str = "utf-8", page:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding=encoding, newline="")
     console = Console(file=stream, width=width, color_system=None)
-    experiment_report.render(experiment_report.experiment_document(found), console, page=page)
+    terminal.show_experiment(experiment_report.experiment_document(found), console, page=page)
     stream.flush()
     return raw.getvalue().decode(encoding)

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from stepscope.dashboard.pages import compare
+from stepscope.dashboard.terminal import show_comparison
 from stepscope.model import SourceFiles
 from stepscope.model.comparison import (
     SLOWER,
@@ -63,7 +64,7 @@ def change(kind: str = "kernel", name: str = "gemm", difference: float | None = 
 def terminal(found: Comparison, *, encoding: str = "utf-8", top: int | None = None) -> str:
     out = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="strict")
     console = Console(file=out, width=100, highlight=False, markup=False, emoji=False)
-    comparison_report.render(comparison_report.comparison_document(found), console, top=top)
+    show_comparison(comparison_report.comparison_document(found), console, top=top)
     out.flush()
     return out.buffer.getvalue().decode(encoding)
 

@@ -14,8 +14,7 @@ from stepscope.model import Diagnosis, Report
 from stepscope.model.compilers import CompilerPoint, CompilersView
 from stepscope.report import build
 from stepscope.report.document import read_report, report_bytes
-from tests.dashboard.plain_pages import page_of
-from tests.dashboard.test_plain_report import Page
+from tests.dashboard.plain_pages import Page, page_of
 from tests.records import replace
 from tests.report.fabricate import analysis, run_facts, write_script
 from tests.report.fabricate_compilers import cause, facts, view, xla_view

@@ -10,12 +10,12 @@ import pytest
 from stepscope.api import open_run
 from stepscope.dashboard.pages import experiments
 from stepscope.model import Report
-from stepscope.model.experiment import Experiment
+from stepscope.model.comparison import Experiment
 from stepscope.report import build, experiment_report
 from stepscope.report.document import load_report, read_report, report_bytes
 from stepscope.report.experiment_report import experiment_document, load
+from tests.dashboard.plain_pages import Page
 from tests.dashboard.plain_pages import page_of as page_of_report
-from tests.dashboard.test_plain_report import Page
 from tests.report.fabricate import analysis, diagnosis, write_script
 from tests.report.fabricate_experiment import experiment, hostile, screening, self_test
 from tests.report.test_terminal import HOSTILE, words_of

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from stepscope.dashboard import terminal
 from stepscope.model import Diagnosis, Report
-from stepscope.report import build, terminal
+from stepscope.report import build
 from stepscope.report.sentences import groups, members
 from tests.dashboard.plain_pages import page_of
 from tests.records import replace

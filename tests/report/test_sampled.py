@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from stepscope.analyze.input import loader_waits
+from stepscope.dashboard import terminal
 from stepscope.model import Place, Report
 from stepscope.model.sampled import (
     LoaderWait,
@@ -20,7 +21,7 @@ from stepscope.model.sampled import (
     StageTime,
     WaitPart,
 )
-from stepscope.report import build, terminal, words
+from stepscope.report import build, words
 from stepscope.report.values import plain_mapping
 from tests.records import replace
 from tests.report.fabricate import analysis, diagnosis

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from stepscope.dashboard import terminal
 from stepscope.model import Abstention, Diagnosis, Evidence, FrameworkFacts, Note, Place, Quality, Report
-from stepscope.report import build, terminal
+from stepscope.report import build
 from tests.records import replace
 from tests.report.fabricate import analysis, diagnosis, finding, hot_line, run_facts, step_facts, write_script
 

@@ -19,25 +19,6 @@ RUN_COLUMNS = ("rank", "process", "trace", "step")
 
 Row = Mapping[str, Any]
 
-_TEXTS = ("category", "name", "track", "shapes", "types", "call_stack", "collective")
-_NUMBERS = (
-    "start_ns",
-    "duration_ns",
-    "correlation",
-    "external_id",
-    "sequence",
-    "forward_thread",
-    "device",
-    "stream",
-    "bytes",
-    "python_module",
-    "blocks",
-    "threads",
-    "registers",
-    "shared_memory",
-)
-_FLOATS = ("blocks_per_sm", "warps_per_sm", "occupancy")
-
 
 def text(values: Iterable[str | None]) -> Text:
     """A column of texts; None is missing."""
@@ -50,9 +31,13 @@ def slices(rows: Sequence[Row]) -> Slices:
     """Slices of rows; category `cpu_op` on track `1/1` unless they say otherwise."""
     usual = {"category": "cpu_op", "name": "op", "track": "1/1", "start_ns": 0, "duration_ns": 0}
     full = [{**usual, **row} for row in rows]
-    columns: dict[str, Any] = {name: text(row.get(name) for row in full) for name in _TEXTS}
-    columns |= {name: np.array([row.get(name, MISSING) for row in full], np.int64) for name in _NUMBERS}
-    columns |= {name: np.array([row.get(name, np.nan) for row in full], np.float64) for name in _FLOATS}
+    columns: dict[str, Any] = {}
+    for name, kind in Slices.__annotations__.items():
+        if kind == "Text":
+            columns[name] = text(row.get(name) for row in full)
+        else:
+            missing, dtype = (np.nan, np.float64) if kind == "Float64" else (MISSING, np.int64)
+            columns[name] = np.array([row.get(name, missing) for row in full], dtype)
     return Slices(**columns)
 
 

@@ -15,7 +15,7 @@ import pytest
 from stepscope import tables
 from stepscope.cached import INDEX, key_of
 from stepscope.read.raw import Losses, RawRank, RawRun, TraceRef
-from stepscope.tables import BuildOptions, Tables, cache
+from stepscope.tables import BuildOptions, Tables, cache, parts
 from stepscope.tables.cache import fetch, prune
 
 
@@ -50,9 +50,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     seen: list[Path] = []
     real = cache.KinetoTrace
 
-    def spy(path: Path, **options: Any) -> Any:
+    def spy(path: Path, **more: Any) -> Any:
         seen.append(path)
-        return real(path, **options)
+        return real(path, **more)
 
     monkeypatch.setattr(cache, "KinetoTrace", spy)
     return seen
@@ -185,3 +185,13 @@ def test_entries_used_longest_ago_go_first(tmp_path: Path):
     assert sorted(root.iterdir()) == sorted([entries[0], entries[2], mine])
     prune(root, kept_bytes=0)
     assert list(root.iterdir()) == [mine]
+
+
+def test_what_came_in_parts_is_joined_and_what_stands_for_all_rows_stays_one_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(parts, "ROWS_PER_FILE", 7)
+    events = tables.build(run_of(write_trace(tmp_path / "a.json")), BuildOptions(cache=tmp_path / "cache")).events
+    assert events.height > 7
+    assert set(events.n_chunks("all")) == {1}
+    assert events.select("trace", "call_stack").estimated_size() < events.height

@@ -1,14 +1,24 @@
-"""One trace to Parquet: columns, parts, times, memory; however the reader cuts it."""
+"""One trace to Parquet: columns, parts, times, memory; however the reader cuts it.
+
+Impossible durations are repaired and plausible ones left alone. Whatever a trace holds, taking it in neither fails nor
+loses a slice, and its tables agree with each other.
+"""
 
 from __future__ import annotations
 
 import random
+import tempfile
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from stepscope.tables import parts
+from stepscope.tables.ingest import LONGEST_NS, repair
 from stepscope.tables.schema import SCHEMAS
 from tests.tables.fakes import RUN_COLUMNS, FakeSource, Row, arrow, take_in
 
@@ -109,3 +119,106 @@ def test_memory(tmp_path: Path):
 )
 def test_kind_of_device(tmp_path: Path, categories: list[str], device: str | None):
     assert take_in(tmp_path, FakeSource([{"category": name} for name in categories]))[0].device == device
+
+
+MS = 1_000_000
+
+
+def repaired(*slices: tuple[int, int], tracks: str = "", host: bool = False) -> tuple[list[int], int]:
+    """Durations after repair of slices (start, duration) in ms, and how many were wrong."""
+    count = len(slices)
+    duration = np.array([length * MS for _, length in slices], np.int64)
+    changed = repair(
+        np.array([ord(c) for c in tracks or "a" * count], np.int32),
+        np.array([start * MS for start, _ in slices], np.int64),
+        duration,
+        is_device=np.full(count, not host),
+    )
+    return (duration // MS).tolist(), changed
+
+
+def test_overflow_ends_at_the_next_slice_of_the_track_or_at_once():
+    week = LONGEST_NS // MS
+    assert repaired((0, week + 1), (30, 5), (10, 2), (40, week * 9), tracks="aabb", host=True) == ([30, 5, 2, 0], 2)
+    assert repaired((0, week), host=True) == ([week], 0)
+
+
+def test_end_that_came_late_is_cut_where_the_next_work_of_the_stream_begins():
+    assert repaired((0, 500), (20, 5), (40, 5), (900, 3)) == ([20, 5, 5, 3], 1)
+    assert repaired((40, 5), (900, 3), (0, 500), (20, 5)) == ([5, 3, 20, 5], 1)
+
+
+@pytest.mark.parametrize(
+    "slices",
+    [
+        [(0, 50), (20, 100)],  # the next begins while this one drains
+        [(0, 50), (20, 5), (60, 5)],  # one alone may be a clock's error
+        [(0, 9), (2, 1), (4, 1)],  # too small to matter
+        [(0, 500), (500, 5), (510, 5)],
+    ],
+)
+def test_overlaps_that_prove_nothing(slices: list[tuple[int, int]]):
+    assert repaired(*slices) == ([length for _, length in slices], 0)
+
+
+def test_absurd_starts_do_not_overflow():
+    start = np.array([2**63 - 1, -(2**63)], np.int64)
+    duration = np.array([5, 5], np.int64)
+    repair(np.zeros(2, np.int32), start, duration, is_device=np.array([True, True]))
+    assert (start + duration > start).all()
+
+
+TRACKS = ("1/1", "1/2", "0/7", "x/stream 7", "/")
+small = st.integers(0, 60)
+wild = st.one_of(small, st.integers(-(2**63), 2**63 - 1))
+number = st.one_of(st.integers(-1, 6), st.integers(-(2**63), 2**63 - 1))
+CATEGORIES = ("cpu_op", "python_function", "user_annotation", "cuda_runtime", "kernel", "gpu_memcpy", "odd", None)
+
+
+def rows(time: st.SearchStrategy[int]) -> st.SearchStrategy[list[Row]]:
+    names = ("correlation", "external_id", "sequence", "forward_thread", "device", "bytes")
+    optional: dict[str, Any] = dict.fromkeys(names, number)
+    row: Any = st.fixed_dictionaries(
+        {
+            "category": st.sampled_from(CATEGORIES),
+            "name": st.sampled_from(("a", "cudaGraphLaunch", None)),
+            "track": st.sampled_from(TRACKS),
+            "start_ns": time,
+            "duration_ns": time,
+        },
+        optional=optional,
+    )
+    return st.lists(row, max_size=25)
+
+
+arrows = st.lists(
+    st.tuples(
+        number, st.sampled_from(TRACKS), small, st.sampled_from(TRACKS), small, st.sampled_from(("ac2g", "fwdbwd"))
+    )
+)
+
+
+@given(st.one_of(rows(small), rows(wild)), arrows, st.integers(1, 30))
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_any_slices(given_rows: list[Row], given_arrows: list[tuple[int, str, int, str, int, str]], size: int):
+    ends = [end for n, a, at, b, to, kind in given_arrows for end in arrow(n, (a, at), (b, to), kind)]
+    with tempfile.TemporaryDirectory() as folder:
+        index, events, links = take_in(Path(folder), FakeSource(given_rows, arrows=ends, size=size))
+    assert index.slices == events.height == len(given_rows)
+    assert events["id"].to_list() == list(range(len(given_rows)))
+    assert events["category"].to_list() == [row["category"] for row in given_rows]
+    device = [i for i, row in enumerate(given_rows) if row["category"] in ("kernel", "gpu_memcpy")]
+    assert links["event"].to_list() == device
+    tracks = events["track"].to_list()
+    for i, parent in enumerate(events["parent"]):
+        assert parent is None or tracks[parent] == tracks[i]
+    assert (events["self_ns"] >= 0).all()
+    categories = events["category"].to_list()
+    for link in links.iter_rows(named=True):
+        if link["launch"] is not None:
+            assert categories[link["launch"]] == "cuda_runtime"
+        for name in ("operator", "forward"):
+            assert link[name] is None or categories[link[name]] == "cpu_op"
+        assert link["frame"] is None or categories[link["frame"]] == "python_function"
+        assert (link["state"] == "before_recording") == (link["launch"] is None and link["operator"] is None)
+        assert (link["method"] is None) == (link["launch"] is None and link["operator"] is None)

@@ -6,9 +6,9 @@ modules. Facts that stand on the same costly preparation are made together, so t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -33,25 +33,16 @@ from stepscope.analyze.views.lazy_views import LazyViews
 from stepscope.engine import host_calls
 from stepscope.model import Analysis, SourceFiles
 from stepscope.model import run_facts as model
-from stepscope.model.comparison import TrialFacts
-from stepscope.model.compilers import CompilersView
-from stepscope.model.device_losses import DeviceLosses, PassesFacts, Replay
 from stepscope.model.machine import MachineFacts
-from stepscope.model.memory import MemoryLosses, MemoryRecording
-from stepscope.model.ranks import Pipeline, RanksFacts
-from stepscope.model.sampled import SampledViews
-from stepscope.model.trace import DeviceLines, DeviceTime, ReadingFacts, TraceFacts
+from stepscope.model.memory import MemoryRecording
 from stepscope.model.views import Views
 
+_Made = TypeVar("_Made")
 
-class _OfWindow(NamedTuple):
-    """What is asked of every host slice of the profiler windows."""
 
-    loops: tuple[model.LoopFacts, ...] | None
-    io: tuple[model.IoFacts, ...] | None
-    regions: tuple[dict[str, Any], ...]
-    python: tuple[model.PythonFacts, ...] | None
-    opened_per_step: float | None
+def _made(make: Callable[[Facts], _Made]) -> _Made:
+    """The fact that `make` makes once something asks for it."""
+    return cast("_Made", cached_property(make))
 
 
 class Facts(Analysis):
@@ -70,9 +61,7 @@ class Facts(Analysis):
 
     # ------------------------------------------------------------------------------------------ the run, its steps
 
-    @cached_property
-    def _framework(self) -> model.FrameworkFacts | None:
-        return sites.framework(self._context.tables, self._train)
+    _framework: model.FrameworkFacts | None = _made(lambda facts: sites.framework(facts._context.tables, facts._train))
 
     @cached_property
     def run(self) -> model.RunFacts:
@@ -85,121 +74,69 @@ class Facts(Analysis):
         quality = self._context.tables.quality
         return msgspec.structs.replace(quality, notes=(*quality.notes, *sites.framework_notes(self._framework)))
 
-    @cached_property
-    def steps(self) -> tuple[model.StepFacts, ...]:
-        return step_times.step_facts(self._context.labelled)
-
-    @cached_property
-    def _train(self) -> model.StepFacts | None:
-        return next((fact for fact in self.steps if fact.kind == "train"), None)
-
-    @cached_property
-    def fixed(self) -> model.FixedCosts:
-        return step_times.fixed_costs(self._context.tables, self._context.labelled)
-
-    @cached_property
-    def windows(self) -> tuple[model.WindowFacts, ...]:
-        return step_times.profiler_windows(self._context.tables, self._context.labelled)
-
-    @cached_property
-    def sites(self) -> tuple[model.Site, ...]:
-        return sites.facts(self._context.tables)
-
-    @cached_property
-    def processes(self) -> tuple[model.ProcessFacts, ...]:
-        return cores.processes(self._context.tables)
-
-    @cached_property
-    def devices(self) -> tuple[str, ...]:
-        return tuple(sorted({rank.device for rank in self._context.tables.ranks if rank.device}))
-
-    @cached_property
-    def system(self) -> dict[str, Any]:
-        return readings.telemetry_summary(self._context.tables, self._context.labelled)
+    steps = _made(lambda facts: step_times.step_facts(facts._context.labelled))
+    _train: model.StepFacts | None = _made(
+        lambda facts: next((fact for fact in facts.steps if fact.kind == "train"), None)
+    )
+    fixed = _made(lambda facts: step_times.fixed_costs(facts._context.tables, facts._context.labelled))
+    windows = _made(lambda facts: step_times.profiler_windows(facts._context.tables, facts._context.labelled))
+    sites = _made(lambda facts: sites.facts(facts._context.tables))
+    processes = _made(lambda facts: cores.processes(facts._context.tables))
+    devices = _made(lambda facts: tuple(sorted({rank.device for rank in facts._context.tables.ranks if rank.device})))
+    system = _made(lambda facts: readings.telemetry_summary(facts._context.tables, facts._context.labelled))
 
     @cached_property
     def settings(self) -> model.Settings | None:
         tables = self._context.tables
         return sites.settings(tables, loader.feeding_loader(tables, self._context.labelled), self._framework)
 
-    @cached_property
-    def trial(self) -> TrialFacts | None:
-        return trial.facts(self._context.tables)
-
-    @cached_property
-    def source_files(self) -> SourceFiles:
-        return SourceFiles(self._context.options.source_roots, self._context.tables.run.source_hashes)
+    trial = _made(lambda facts: trial.facts(facts._context.tables))
+    source_files = _made(
+        lambda facts: SourceFiles(facts._context.options.source_roots, facts._context.tables.run.source_hashes)
+    )
 
     # --------------------------------------------------------------------------------------------- sampled stacks
 
-    @cached_property
-    def stacks(self) -> model.StackFacts | None:
-        return sampled_stacks.stack_facts(self._context.tables, self._context.sampled, self._train)
-
-    @cached_property
-    def sampled(self) -> SampledViews | None:
-        return sampled_stacks.sampled_views(self._context, self._train)
-
-    @cached_property
-    def _sampled_time(self) -> SampledTime | None:
-        return sampled_time.sampled_time(self._context.sampled, self._train, self._context.tables.quality)
-
-    @cached_property
-    def _calls(self) -> Calls | None:
-        return removable_calls.removable_calls(self._context.sampled, self._sampled_time)
+    stacks = _made(
+        lambda facts: sampled_stacks.stack_facts(facts._context.tables, facts._context.sampled, facts._train)
+    )
+    sampled = _made(lambda facts: sampled_stacks.sampled_views(facts._context, facts._train))
+    _sampled_time: SampledTime | None = _made(
+        lambda facts: sampled_time.sampled_time(facts._context.sampled, facts._train, facts._context.tables.quality)
+    )
+    _calls: Calls | None = _made(
+        lambda facts: removable_calls.removable_calls(facts._context.sampled, facts._sampled_time)
+    )
 
     # --------------------------------------------------------------------------------------- slices of the traces
 
     @cached_property
-    def _of_window(self) -> _OfWindow:
-        """Made together: of a large trace the window and the device's slices need not be in memory at once."""
+    def _of_window(self) -> dict[str, Any]:
+        """What is asked of every host slice of the profiler windows.
+
+        Made together: of a large trace the window and the device's slices need not be in memory at once.
+        """
         context, calls = self._context, self._calls
         mean_ms = self._train.mean_ms if self._train else None
         window = host_calls.profiled_calls(context.tables, context.spans, context.code, context.labelled)
         found = loops.loops(context, window, mean_ms, self._sampled_time)
-        return _OfWindow(
-            loops=found,
-            io=file_io.file_io(context, window, mean_ms, calls),
-            regions=python_time.regions(context, window),
-            python=python_time.python_facts(context, window, found, calls),
-            opened_per_step=loader.opened_per_step(window),
-        )
+        return {
+            "loops": found,
+            "io": file_io.file_io(context, window, mean_ms, calls),
+            "regions": python_time.regions(context, window),
+            "python": python_time.python_facts(context, window, found, calls),
+            "opened_per_step": loader.opened_per_step(window),
+        }
 
-    @cached_property
-    def loops(self) -> tuple[model.LoopFacts, ...] | None:
-        return self._of_window.loops
-
-    @cached_property
-    def io(self) -> tuple[model.IoFacts, ...] | None:
-        return self._of_window.io
-
-    @cached_property
-    def regions(self) -> tuple[dict[str, Any], ...]:
-        return self._of_window.regions
-
-    @cached_property
-    def python(self) -> tuple[model.PythonFacts, ...] | None:
-        return self._of_window.python
-
-    @cached_property
-    def traces(self) -> tuple[TraceFacts, ...]:
-        return device_time.trace_facts(self._context.tables, self._context.spans)
-
-    @cached_property
-    def reading(self) -> ReadingFacts | None:
-        return device_time.reading_facts(self.traces)
-
-    @cached_property
-    def device_time(self) -> tuple[DeviceTime, ...]:
-        return device_time.device_times(self._context.spans)
-
-    @cached_property
-    def device_lines(self) -> DeviceLines | None:
-        return device_time.device_lines(self._context.base)
-
-    @cached_property
-    def profiled(self) -> model.ProfiledFacts | None:
-        return self._context.profiled
+    loops = _made(lambda facts: facts._of_window["loops"])
+    io = _made(lambda facts: facts._of_window["io"])
+    regions = _made(lambda facts: facts._of_window["regions"])
+    python = _made(lambda facts: facts._of_window["python"])
+    traces = _made(lambda facts: device_time.trace_facts(facts._context.tables, facts._context.spans))
+    reading = _made(lambda facts: device_time.reading_facts(facts.traces))
+    device_time = _made(lambda facts: device_time.device_times(facts._context.spans))
+    device_lines = _made(lambda facts: device_time.device_lines(facts._context.base))
+    profiled = _made(lambda facts: facts._context.profiled)
 
     @cached_property
     def views(self) -> Views | None:
@@ -210,37 +147,29 @@ class Facts(Analysis):
 
     # --------------------------------------------------------------------------------------------- what is lost
 
-    @cached_property
-    def _lost(self) -> tuple[TraceLosses, ...]:
-        return device_losses.trace_losses(self._context.base)
-
-    @cached_property
-    def device_losses(self) -> tuple[DeviceLosses, ...]:
-        return device_losses.device_losses(self._lost)
-
-    @cached_property
-    def replays(self) -> tuple[Replay, ...]:
-        return replay.replays(self._lost)
-
-    @cached_property
-    def memory_losses(self) -> MemoryLosses | None:
-        return memory_losses.facts(self._context, self.views.memory if self.views is not None else None)
-
-    @cached_property
-    def passes(self) -> PassesFacts | None:
-        return redundant.facts(self._context)
+    _lost: tuple[TraceLosses, ...] = _made(lambda facts: device_losses.trace_losses(facts._context.base))
+    device_losses = _made(lambda facts: device_losses.device_losses(facts._lost))
+    replays = _made(lambda facts: replay.replays(facts._lost))
+    memory_losses = _made(
+        lambda facts: memory_losses.facts(facts._context, facts.views.memory if facts.views is not None else None)
+    )
+    passes = _made(lambda facts: redundant.facts(facts._context, facts._sampled_time))
 
     @cached_property
     def loader(self) -> model.LoaderFacts | None:
         cores_used = readings.cores_used(self.system)
-        return loader.loader_facts(self._context, self._train, cores_used, self._of_window.opened_per_step)
+        return loader.loader_facts(self._context, self._train, cores_used, self._of_window["opened_per_step"])
 
     @cached_property
     def machine(self) -> MachineFacts:
         context, tables, labelled = self._context, self._context.tables, self._context.labelled
         mean_ms = self._train.mean_ms if self._train is not None else None
-        training = readings.training_readings(tables, labelled)
-        cpu = cores.cpu_facts(tables, training, mean_ms, self._waits_ms())
+        training, fed = readings.training_readings(tables, labelled), self.loader
+        # of the mean step, what the main thread waits for workers and files, or sleeps: more cores change none
+        waits_ms = fed.data_wait_ms if fed is not None and not fed.in_main_process else 0.0
+        waits_ms += sum(one.ms_per_step for one in self.io or ())
+        waits_ms += sum(one.ms_per_step * (one.waiting_share or 0.0) for one in self.python or ())
+        cpu = cores.cpu_facts(tables, training, mean_ms, waits_ms)
         return MachineFacts(
             journaled=tables.journal.height > 0,
             pauses=python_time.gc_pauses(tables, labelled) if tables.journal.height else None,
@@ -248,9 +177,9 @@ class Facts(Analysis):
             memory=cores.memory_pressure(tables, training, mean_ms),
             drift=slow_steps.drift(labelled, context.sampled, self._calls),
             profiler=step_times.profiler_cost(tables, labelled),
-            epochs=loader.epoch_facts(tables, labelled, self.loader),
+            epochs=loader.epoch_facts(tables, labelled, fed),
             waves=loader.periodic_waits(tables, labelled),
-            trace_loaders=loader.trace_loaders(context.base) if self.loader is None else (),
+            trace_loaders=loader.trace_loaders(context.base) if fed is None else (),
             gpus=hardware.gpu_clocks(tables, training),
             storage=hardware.storage(tables, training),
             numa=hardware.numa(tables, training),
@@ -258,21 +187,8 @@ class Facts(Analysis):
             page_faults=hardware.page_faults(tables, labelled, training),
         )
 
-    def _waits_ms(self) -> float:
-        """Of the mean step, what the main thread waits for workers and files, or sleeps: more cores change none."""
-        fed = self.loader
-        data = fed.data_wait_ms if fed is not None and not fed.in_main_process else 0.0
-        asleep = sum(one.ms_per_step * (one.waiting_share or 0.0) for one in self.python or ())
-        return data + sum(one.ms_per_step for one in self.io or ()) + asleep
-
-    @cached_property
-    def pipeline(self) -> Pipeline | None:
-        return step_times.pipeline(self._context.labelled, self._train, self.loader, self.machine)
-
-    @cached_property
-    def ranks(self) -> RanksFacts | None:
-        return ranks.facts(self._context, self.sites)
-
-    @cached_property
-    def compilers(self) -> CompilersView | None:
-        return compilers.build(self._context)
+    pipeline = _made(
+        lambda facts: step_times.pipeline(facts._context.labelled, facts._train, facts.loader, facts.machine)
+    )
+    ranks = _made(lambda facts: ranks.facts(facts._context, facts.sites))
+    compilers = _made(lambda facts: compilers.build(facts._context))

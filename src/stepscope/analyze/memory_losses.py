@@ -18,8 +18,8 @@ from msgspec.structs import replace
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.step_times import theil_sen
-from stepscope.analyze.views import trace_memory
-from stepscope.analyze.views.memory_blocks import DeviceMemory, Spots
+from stepscope.analyze.views import allocated_memory
+from stepscope.analyze.views.allocated_memory import DeviceMemory
 from stepscope.engine.journal import event_data, mean, place_of
 from stepscope.engine.spans import Base, Span
 from stepscope.engine.step_labels import LabelledSteps
@@ -34,10 +34,11 @@ from stepscope.model.memory import (
     RetryFacts,
 )
 from stepscope.read.text import integer
-from stepscope.tables.arrays import Int64
+from stepscope.tables.arrays import NONE
 from stepscope.tables.schema import Tables
 
 _Key = tuple[str, str]  # process, device
+_Fractions = dict[str, tuple[float, Place | None]]  # of the device, that each process set, and where
 
 
 def facts(context: Context, view: MemoryView | None) -> MemoryLosses | None:
@@ -47,14 +48,17 @@ def facts(context: Context, view: MemoryView | None) -> MemoryLosses | None:
         view: the memory of the same traces and recordings, whose peaks are taken from it.
     """
     tables, labelled = context.tables, context.labelled
-    logs = memory_readings(tables, labelled)
+    logs, set_fractions = memory_readings(tables, labelled), fractions(tables)
     traces = tuple(traced_growth(context.base))
-    peaks = (*_logged_peaks(tables, logs), *_traced_peaks(view))
+    peaks = (*_logged_peaks(logs, set_fractions), *_traced_peaks(view))
     if not (logs or traces or peaks):
         return None
-    trends = {(own.process, device): trend(own.of(device)) for own in logs for device in (HOST, *own.devices())}
+    trends = {(own.process, device): trend(own, device) for own in logs for device in (HOST, *own.devices())}
     known = {key: found for key, found in trends.items() if found is not None}
-    growing = [*_growth_by_journal(tables, logs, known, traces), *_growth_by_trace(traces, known)]
+    lines = {key: one for key, one, _ in traces if one.lines}
+    growing = [*_growth_by_journal(tables, logs, known, set_fractions, lines)]
+    # what grows in traces of processes whose journal tells too little to judge
+    growing += [one for key, one, rising in traces if rising and one.lines and key not in known]
     return MemoryLosses(
         logged=bool(known),
         traced=bool(traces),
@@ -66,100 +70,51 @@ def facts(context: Context, view: MemoryView | None) -> MemoryLosses | None:
 
 
 def _growth_by_journal(
-    tables: Tables, logs: tuple[MemoryReadings, ...], trends: dict[_Key, Trend], traces: tuple[TracedGrowth, ...]
+    tables: Tables,
+    logs: tuple[MemoryReadings, ...],
+    trends: dict[_Key, tuple[MemoryGrowth, bool]],
+    set_fractions: _Fractions,
+    lines: dict[_Key, MemoryGrowth],
 ) -> Iterator[MemoryGrowth]:
-    """What grows by the journal."""
-    lines = {(one.process, one.device): one for one in traces if one.lines}
-    set_fractions = fractions(tables)
+    """What grows by the journal; its `lines` are told by traces."""
     hosts = {rank.process: rank.host for rank in tables.ranks}
     own_of = {own.process: own for own in logs}
-    for (process, device), found in trends.items():
-        if not found.rising:
+    for (process, device), (found, rising) in trends.items():
+        if not rising:
             continue
         own, host = own_of[process], hosts.get(process)
         if device == HOST:
             limit, beside = host_limit(tables, host), [log for log in logs if hosts.get(log.process) == host]
         else:
-            limit, beside = device_limit(own, device, set_fractions.get(process)), [own]
+            limit, beside = device_limit(own, device, set_fractions), [own]
         held = sum(float(rows["bytes"][-1]) for log in beside if (rows := log.of(device)).height)
-        together = [trends.get((log.process, device)) for log in beside]
-        speed = sum(one.bytes_per_second for one in together if one is not None and one.rising)
+        together = [trends[log.process, device] for log in beside if (log.process, device) in trends]
+        speed = sum((one.late_bytes - one.early_bytes) / one.seconds for one, up in together if up and one.seconds > 0)
         room = max(0.0, limit.bytes - held) if limit is not None else None
         seconds = room / speed if room is not None and speed > 0 else None
-        steps = found.last_step - found.first_step
-        per_second = steps / found.seconds if found.seconds > 0 else None
         told = lines.get((process, device))
-        yield MemoryGrowth(
-            rank=own.rank,
-            device=device,
-            points=found.readings,
-            steps=steps,
-            seconds=found.seconds,
-            early_bytes=found.early_bytes,
-            late_bytes=found.late_bytes,
-            bytes_per_step=found.bytes_per_step,
+        yield replace(
+            found,
             limit=limit,
             room_bytes=room,
-            steps_left=seconds * per_second if seconds is not None and per_second is not None else None,
+            steps_left=seconds * found.steps / found.seconds if seconds is not None and found.seconds > 0 else None,
             seconds_left=seconds,
             lines=told.lines if told is not None else (),
-            source=f"{process}/events.jsonl",
-            lines_source=told.trace if told is not None else "",
-            traced=False,
+            lines_source=told.source if told is not None else "",
         )
 
 
-def _growth_by_trace(traces: tuple[TracedGrowth, ...], trends: dict[_Key, Trend]) -> Iterator[MemoryGrowth]:
-    """What grows in traces of processes whose journal tells too little to judge."""
-    for one in traces:
-        if not one.rising or not one.lines or (one.process, one.device) in trends:
-            continue
-        limit, room = None, None
-        if one.capacity_bytes is not None:
-            limit = MemoryLimit(one.capacity_bytes, device_reason(one.device_name), one.capacity_bytes)
-            room = max(0.0, one.capacity_bytes - one.late_bytes) if one.late_bytes is not None else None
-        steps_left = room / one.bytes_per_step if room is not None else None
-        per_step = one.seconds / (one.steps - 1)
-        yield MemoryGrowth(
-            rank=one.rank,
-            device=one.device,
-            points=one.steps,
-            steps=one.steps,
-            seconds=one.seconds,
-            early_bytes=one.early_bytes if one.early_bytes is not None else 0.0,
-            late_bytes=one.late_bytes if one.late_bytes is not None else one.bytes_per_step * (one.steps - 1),
-            bytes_per_step=one.bytes_per_step,
-            limit=limit,
-            room_bytes=room,
-            steps_left=steps_left,
-            seconds_left=steps_left * per_step if steps_left is not None else None,
-            lines=one.lines,
-            source=one.trace,
-            lines_source=one.trace,
-            traced=True,
-        )
-
-
-def _logged_peaks(tables: Tables, logs: tuple[MemoryReadings, ...]) -> Iterator[MemoryPeak]:
+def _logged_peaks(logs: tuple[MemoryReadings, ...], set_fractions: _Fractions) -> Iterator[MemoryPeak]:
     """Of each device of each process, by the allocator's own account of its peaks."""
-    set_fractions = fractions(tables)
     for own in logs:
         for device in own.devices():
             rows = own.all_rows.filter(pl.col("device") == device)
             names = ("peak_allocated_bytes", "peak_reserved_bytes", "retries", "out_of_memory")
             allocated, reserved, retried, failed = (max(rows[name].drop_nulls(), default=None) for name in names)
-            if allocated is None:
-                continue
-            yield MemoryPeak(
-                rank=own.rank,
-                device=device,
-                allocated_bytes=allocated,
-                reserved_bytes=reserved,
-                limit=device_limit(own, device, set_fractions.get(own.process)),
-                retries=retried,
-                out_of_memory=failed,
-                source=f"{own.process}/events.jsonl",
-            )
+            if allocated is not None:
+                limit = device_limit(own, device, set_fractions)
+                source = f"{own.process}/events.jsonl"
+                yield MemoryPeak(own.rank, device, allocated, reserved, limit, retried, failed, source)
 
 
 def _traced_peaks(view: MemoryView | None) -> Iterator[MemoryPeak]:
@@ -168,16 +123,10 @@ def _traced_peaks(view: MemoryView | None) -> Iterator[MemoryPeak]:
         if curve.device == HOST or curve.peak_allocated_bytes is None:
             continue
         size = curve.capacity_bytes
-        yield MemoryPeak(
-            rank=None,
-            device=curve.device,
-            allocated_bytes=curve.peak_allocated_bytes,
-            reserved_bytes=curve.peak_reserved_bytes,
-            limit=MemoryLimit(size, "device", size) if size is not None else None,
-            retries=None,
-            out_of_memory=None,
-            source=f"{curve.worker}, span {curve.span}" if curve.source == "trace" else curve.worker,
-        )
+        limit = MemoryLimit(size, "device", size) if size is not None else None
+        source = f"{curve.worker}, span {curve.span}" if curve.source == "trace" else curve.worker
+        allocated, reserved = curve.peak_allocated_bytes, curve.peak_reserved_bytes
+        yield MemoryPeak(None, curve.device, allocated, reserved, limit, None, None, source)
 
 
 PARTS = 5
@@ -186,28 +135,10 @@ POINTS = 240  # of the line; its pairs fit into memory at any length
 FAIR_SHARE = 1 / 3  # of the mean rise from part to part: what each must rise by; a jump alone leaves the others flat
 
 
-class Trend(Struct, frozen=True):
-    """A straight line through readings, as levels at the first and the last of them."""
-
-    readings: int
-    first_step: int
-    last_step: int
-    seconds: float
-    early_bytes: float
-    late_bytes: float
-    rising: bool
-
-    @property
-    def bytes_per_step(self) -> float:
-        return (self.late_bytes - self.early_bytes) / max(1, self.last_step - self.first_step)
-
-    @property
-    def bytes_per_second(self) -> float:
-        return (self.late_bytes - self.early_bytes) / self.seconds if self.seconds > 0 else 0.0
-
-
-def trend(rows: pl.DataFrame) -> Trend | None:
-    """Of (time_ns, step, bytes) in order of steps, each once; None with too few of them."""
+def trend(own: MemoryReadings, device: str) -> tuple[MemoryGrowth, bool] | None:
+    """The straight line through readings of a device, as levels at the first and the last of them, and whether they
+    rise; None with too few readings."""
+    rows = own.of(device)
     if rows.height < MIN_READINGS:
         return None
     steps, values, times = (rows[name].to_numpy() for name in ("step", "bytes", "time_ns"))
@@ -217,15 +148,26 @@ def trend(rows: pl.DataFrame) -> Trend | None:
     part = np.searchsorted(np.linspace(steps[0], steps[-1] + 1, PARTS + 1), steps, side="right") - 1
     rises = np.diff([np.median(values[part == number]) for number in np.unique(part)])
     rising = len(rises) == PARTS - 1 and rises.sum() > 0 and (rises >= FAIR_SHARE * rises.mean()).all()
-    return Trend(
-        readings=rows.height,
-        first_step=int(steps[0]),
-        last_step=int(steps[-1]),
+    between = int(steps[-1] - steps[0])
+    growth = MemoryGrowth(
+        rank=own.rank,
+        device=device,
+        points=rows.height,
+        steps=between,
         seconds=float(times[-1] - times[0]) / 1e9,
         early_bytes=early,
         late_bytes=late,
-        rising=bool(rising),
+        bytes_per_step=(late - early) / max(1, between),
+        limit=None,
+        room_bytes=None,
+        steps_left=None,
+        seconds_left=None,
+        lines=(),
+        source=f"{own.process}/events.jsonl",
+        lines_source="",
+        traced=False,
     )
+    return growth, bool(rising)
 
 
 HOST = "cpu"
@@ -299,95 +241,75 @@ MIN_STEPS = 3  # two of them tell what survives their next; fewer tell nothing
 MAX_LINES = 5
 
 
-class TracedGrowth(Struct, frozen=True):
-    """One device in one trace. `rising`: at the end of each step more stood than at the end of the step before."""
-
-    process: str
-    rank: int
-    trace: str
-    device: str
-    steps: int
-    seconds: float
-    early_bytes: float | None  # None where the trace does not say what stood when it began
-    late_bytes: float | None
-    bytes_per_step: float  # the median rise
-    rising: bool
-    lines: tuple[GrowthLine, ...]
-    capacity_bytes: int | None
-    device_name: str | None
-
-
-def traced_growth(base: Base) -> Iterator[TracedGrowth]:
-    """One for each device of each trace with allocations and steps enough."""
+def traced_growth(base: Base) -> Iterator[tuple[_Key, MemoryGrowth, bool]]:
+    """One for each device of each trace with allocations and steps enough, and whether it rises: at the end of each
+    step more stands than at the end of the step before."""
     for span in base.spans:
         ends = span.steps["end_ns"].to_numpy()
         if not span.memory.height or len(ends) < MIN_STEPS:
             continue
-        for found in trace_memory.allocations(base, span):
-            device = found.device
+        for device in allocated_memory.allocations(base, span):
             positions = np.searchsorted(np.maximum.accumulate(device.times_ns), ends, side="right")
             if not positions[-1]:
                 continue
             levels = device.levels[positions]
-            rises = np.diff(levels)
-            gpu = span.gpus.get(trace_memory.number(device.device)) if device.device != HOST else None
-            yield TracedGrowth(
-                process=span.ref.process,
+            per_step = float(np.median(np.diff(levels)))
+            rising = bool((np.diff(levels) > 0).all())
+            gpu = span.gpus.get(allocated_memory.number(device.device)) if device.device != HOST else None
+            capacity, seconds = device.capacity_bytes, float(ends[-1] - ends[0]) / 1e9
+            limit = room = None
+            if capacity is not None:
+                limit = MemoryLimit(capacity, device_reason(gpu.name if gpu is not None else None), capacity)
+                # the trace may not say what stood when it began
+                room = None if device.relative else max(0.0, capacity - float(levels[-1]))
+            left = room / per_step if room is not None and rising else None
+            growth = MemoryGrowth(
                 rank=span.ref.rank,
-                trace=span.ref.trace,
                 device=device.device,
+                points=len(ends),
                 steps=len(ends),
-                seconds=float(ends[-1] - ends[0]) / 1e9,
-                early_bytes=None if device.relative else float(levels[0]),
-                late_bytes=None if device.relative else float(levels[-1]),
-                bytes_per_step=float(np.median(rises)),
-                rising=bool((rises > 0).all()),
-                lines=_lines(span, device, found.spots, found.operator),
-                capacity_bytes=device.capacity_bytes,
-                device_name=gpu.name if gpu is not None else None,
+                seconds=seconds,
+                early_bytes=0.0 if device.relative else float(levels[0]),
+                late_bytes=per_step * (len(ends) - 1) if device.relative else float(levels[-1]),
+                bytes_per_step=per_step,
+                limit=limit,
+                room_bytes=room,
+                steps_left=left,
+                seconds_left=left * (seconds / (len(ends) - 1)) if left is not None else None,
+                lines=_lines(span, device),
+                source=span.ref.trace,
+                lines_source=span.ref.trace,
+                traced=True,
             )
+            yield (span.ref.process, device.device), growth, rising
 
 
-def _lines(span: Span, device: DeviceMemory, found: Spots, operator: Int64) -> tuple[GrowthLine, ...]:
+def _lines(span: Span, device: DeviceMemory) -> tuple[GrowthLine, ...]:
     """Lines that leave blocks in every step but the last, the most bytes first."""
     pairs = device.pairs
-    if pairs is None or not found.places:
+    if pairs is None or not device.places:
         return ()
     starts, ends = (span.steps[name].to_numpy() for name in ("start_ns", "end_ns"))
     event = pairs.allocation
     times = device.times_ns[event]
     step = np.searchsorted(starts, times, side="right") - 1
-    inside = (step >= 0) & (step < len(starts) - 1) & (times <= ends[np.maximum(step, 0)]) & (found.numbers[event] >= 0)
+    inside = (step >= 0) & (step < len(starts) - 1) & (times <= ends[np.maximum(step, 0)]) & (device.line[event] >= 0)
     released = np.append(device.times_ns, np.iinfo(np.int64).max)[np.minimum(pairs.release, len(device.times_ns))]
     survives = inside & (released > ends[np.minimum(step + 1, len(ends) - 1)])
-    event, step = event[survives], step[survives]
-    lines = []
-    for number in np.unique(found.numbers[event]).tolist():
-        own = found.numbers[event] == number
-        sizes = np.bincount(step[own], weights=device.sizes[event[own]], minlength=len(starts) - 1)
-        if not (sizes > 0).all():
-            continue
-        blocks = np.bincount(step[own], minlength=len(starts) - 1)
-        lines.append(
-            GrowthLine(
-                place=found.places[number][0],
-                operator=_operator_name(span, operator[event[own]], device.sizes[event[own]]),
-                bytes_per_step=float(np.median(sizes)),
-                blocks_per_step=float(np.median(blocks)),
-            )
-        )
+    event, step, rows = event[survives], step[survives], device.operator[event[survives]]
+    code = np.where(rows >= 0, span.names.codes[rows], NONE)
+    columns = {"line": device.line[event], "step": step, "code": code, "bytes": device.sizes[event]}
+    blocks = pl.DataFrame(columns)
+    of_operators = blocks.filter(pl.col("code") >= 0).group_by("line", "code").agg(pl.col("bytes").sum())
+    most = dict(of_operators.sort("bytes", -pl.col("code")).select("line", "code").rows())  # the last of each line
+    steps = blocks.group_by("line", "step").agg(pl.col("bytes").sum(), blocks=pl.len()).group_by("line")
+    always = steps.agg(pl.len(), pl.col("bytes", "blocks").median()).filter(pl.col("len") == len(starts) - 1)
+    lines = [
+        GrowthLine(device.places[line][0], span.names.values[most[line]] if line in most else None, size, count)
+        for line, _, size, count in always.rows()
+    ]
     lines.sort(key=lambda line: (-line.bytes_per_step, line.place.file, line.place.line or 0))
     return tuple(lines[:MAX_LINES])
-
-
-def _operator_name(span: Span, rows: Int64, sizes: Int64) -> str | None:
-    """The operator that allocated most; None where none did."""
-    known = rows >= 0
-    if not known.any():
-        return None
-    codes = span.names.codes[rows[known]]
-    weights = np.bincount(codes, weights=sizes[known])
-    return span.names.values[int(weights.argmax())]
 
 
 # The driver takes some hundred MiB for each process, which no allocator gets. More than that, and more than this share
@@ -396,26 +318,19 @@ DRIVER_BYTES = 1 << 30
 DRIVER_SHARE = 0.05
 
 
-def device_limit(
-    own: MemoryReadings, device: str, set_fraction: tuple[float, Place | None] | None
-) -> MemoryLimit | None:
-    """None where the driver was not asked.
-
-    Args:
-        set_fraction: what the script set for this device, with the line.
-    """
+def device_limit(own: MemoryReadings, device: str, set_fractions: _Fractions) -> MemoryLimit | None:
+    """None where the driver was not asked."""
     rows = own.all_rows.filter(pl.col("device") == device)
     asked = rows.drop_nulls(["free_bytes", "total_bytes", "reserved_bytes"])
     if asked.is_empty():
         return None
     total = int(asked["total_bytes"][-1])
-    reach = int(min(asked["free_bytes"] + asked["reserved_bytes"]))
-    others = max(0, total - reach)
-    fraction, place = set_fraction if set_fraction is not None else (None, None)
+    held = int(min(asked["free_bytes"] + asked["reserved_bytes"]))
+    others = max(0, total - held)
+    fraction, place = set_fractions.get(own.process, (None, None))
     fraction = next(iter(rows["fraction"].drop_nulls().reverse()), fraction)
-    name = next(iter(rows["device_name"].drop_nulls().reverse()), None)
-    held, reason = reach, device_reason(name)
-    if fraction is not None and fraction < 1 and int(fraction * total) <= reach:
+    reason = device_reason(next(iter(rows["device_name"].drop_nulls().reverse()), None))
+    if fraction is not None and fraction < 1 and int(fraction * total) <= held:
         held, reason = int(fraction * total), "fraction"
     elif others > max(DRIVER_BYTES, DRIVER_SHARE * total):
         reason = "others"
@@ -427,8 +342,8 @@ def device_reason(name: str | None) -> str:
     return "slice" if name is not None and re.search(r"\bMIG\b", name) else "device"
 
 
-def fractions(tables: Tables) -> dict[str, tuple[float, Place | None]]:
-    """By process what the script's last `set_per_process_memory_fraction` set, of whatever device."""
+def fractions(tables: Tables) -> _Fractions:
+    """By process what the script's last `set_per_process_memory_fraction` set, of whatever device, with the line."""
     found = {}
     for row, data in event_data(tables, "site"):
         arguments = data.get("arguments")
@@ -443,8 +358,9 @@ def host_limit(tables: Tables, host: str | None) -> MemoryLimit | None:
     """What all processes of the run on a host may hold together; None where the manifest does not tell."""
     manifest = next((one for one in tables.manifests if host is None or one.get("host") == host), {})
     hardware = manifest.get("hardware")
-    told = hardware if isinstance(hardware, dict) else {}
-    sizes = (integer(told.get(name)) for name in ("memory_bytes", "cgroup_memory_limit_bytes"))
+    if not isinstance(hardware, dict):
+        return None
+    sizes = (integer(hardware.get(name)) for name in ("memory_bytes", "cgroup_memory_limit_bytes"))
     machine, cgroup = (size if size is not None and size > 0 else None for size in sizes)
     if cgroup is not None and (machine is None or cgroup < machine):
         return MemoryLimit(cgroup, "cgroup", machine)
@@ -473,22 +389,22 @@ def _of(own: MemoryReadings, device: str, labelled: LabelledSteps) -> RetryFacts
         counts.with_columns(stretch=pl.int_range(pl.len())), on="step", strategy="forward"
     )
     struck, usual = joined.filter(pl.col("more") > 0), joined.filter(pl.col("more") <= 0)
-    bare = RetryFacts(
+    stretches = struck["stretch"].n_unique()
+    usual_ms = struck_ms = lost = None
+    if min(stretches, usual["stretch"].n_unique()) >= MIN_STRETCHES:
+        usual_ms, struck_ms = float(np.median(usual["wall_ns"].to_numpy())) / 1e6, mean(struck["wall_ns"]) / 1e6
+        # single slow steps come without retries too: what the others' mean lies above their median is none of theirs
+        noise_ms = max(0.0, mean(usual["wall_ns"]) / 1e6 - usual_ms)
+        lost = max(0.0, struck_ms - usual_ms - noise_ms) * struck.height / joined.height
+    return RetryFacts(
         rank=own.rank,
         device=device,
         retries=total,
         steps=joined.height,
         steps_struck=struck.height,
-        stretches=struck["stretch"].n_unique(),
-        usual_ms=None,
-        struck_ms=None,
-        lost_ms_per_step=None,
+        stretches=stretches,
+        usual_ms=usual_ms,
+        struck_ms=struck_ms,
+        lost_ms_per_step=lost,
         total_ms_per_step=mean(joined["wall_ns"]) / 1e6,
     )
-    if min(bare.stretches, usual["stretch"].n_unique()) < MIN_STRETCHES:
-        return bare
-    usual_ms, struck_ms = float(np.median(usual["wall_ns"].to_numpy())) / 1e6, mean(struck["wall_ns"]) / 1e6
-    # single slow steps come without retries as well: what the others' mean lies above their median is none of theirs
-    noise_ms = max(0.0, mean(usual["wall_ns"]) / 1e6 - usual_ms)
-    lost = max(0.0, struck_ms - usual_ms - noise_ms) * struck.height / joined.height
-    return replace(bare, usual_ms=usual_ms, struck_ms=struck_ms, lost_ms_per_step=lost)

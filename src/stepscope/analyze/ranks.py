@@ -19,7 +19,7 @@ from stepscope.analyze.step_times import with_all_phases
 from stepscope.engine.call_tree import UserPaths, at, rows_of
 from stepscope.engine.step_labels import STEADY, LabelledSteps
 from stepscope.model import PHASES, Place, Site
-from stepscope.model.ranks import RanksFacts, RankWork
+from stepscope.model.machine import RanksFacts, RankWork
 from stepscope.model.sampled import RankLine, RankLines
 from stepscope.read.raw import Frame
 from stepscope.tables.arrays import Floats, Int64
@@ -110,8 +110,19 @@ def _matrix(frame: pl.DataFrame, column: str, ranks: int) -> Floats:
 
 
 def _exchange(context: Context, sites: Sequence[Site]) -> tuple[tuple[str, ...], str]:
-    """The phases in which ranks wait for each other, and how that is known."""
-    found = _sampled(context)
+    """The phases in which ranks wait for each other, and how that is known.
+
+    By samples these are phases with a notable part of the loop's samples in torch.distributed; not the data wait: what
+    a loader does there is its rank's own affair.
+    """
+    found = set()
+    if context.sampled is not None:
+        rows, tree = context.sampled.rank_steps(), context.calls
+        distributed = np.array([_of_distributed(frame) for frame in tree.frames] + [False])
+        leaf = np.append(tree.frame, -1)[rows_of(rows["node"])]
+        within = rows.filter(pl.Series(distributed[leaf])).group_by("phase").agg(pl.col("samples").sum())
+        least = MIN_PHASE * max(int(rows["samples"].sum()), 1)
+        found = {str(phase) for phase, count in within.iter_rows() if phase != DATA_WAIT and count >= least}
     source = "sampled stacks inside torch.distributed"
     if any(site.what == "DistributedDataParallel" for site in sites):
         source = f"DistributedDataParallel, and {source}" if found else "DistributedDataParallel"
@@ -121,30 +132,13 @@ def _exchange(context: Context, sites: Sequence[Site]) -> tuple[tuple[str, ...],
     return tuple(phase for phase in PHASES if phase in found), source
 
 
-def _sampled(context: Context) -> set[str]:
-    """Phases in which a notable part of the loop's samples stands in torch.distributed.
-
-    Not the data wait: what a loader does there is its rank's own affair.
-    """
-    if context.sampled is None:
-        return set()
-    rows, tree = context.sampled.rank_steps(), context.calls
-    distributed = np.array([_of_distributed(frame) for frame in tree.frames] + [False])
-    leaf = np.append(tree.frame, -1)[rows_of(rows["node"])]
-    within = rows.filter(pl.Series(distributed[leaf])).group_by("phase").agg(pl.col("samples").sum())
-    least = MIN_PHASE * max(int(rows["samples"].sum()), 1)
-    return {str(phase) for phase, count in within.iter_rows() if phase != DATA_WAIT and count >= least}
-
-
 def _of_distributed(frame: Frame) -> bool:
     return "/torch/distributed/" in f"/{frame.file}"
 
 
 MIN_SAMPLES = 50  # of a rank's loop: with fewer, chance alone moves a share of a fifth by a quarter of it
 MIN_SPREAD = 0.02  # of the loop: smaller differences between ranks are not worth a look
-MIN_SIGMA = (
-    4.0  # a difference must be so many times what chance makes of samples, as the extremes of all ranks are taken
-)
+MIN_SIGMA = 4.0  # times what chance makes of samples: so large must be a difference of the extremes of all ranks
 MIN_WAIT = 0.05  # of the loop, by which the others must wait longer than the straggler
 MIN_PART = 0.25  # of that: a line must explain so much of it to be named
 NAMED_RANKS = 4  # more are counted
@@ -162,6 +156,15 @@ class _Shares(Struct, frozen=True):
     samples: Int64  # by rank
     keys: pl.DataFrame  # line, phase, waiting, leaf
     share: Floats
+    step_ms: Floats | None  # the mean steady step of every rank; None unless all are known
+    users: UserPaths
+
+    def place(self, key: int | None) -> Place | None:
+        return None if key is None else self.users.place(self.keys["line"][key])
+
+    def amount(self, rank: int, key: int) -> str:
+        share = float(self.share[rank, key])
+        return f"{100 * share:.0f} %" if self.step_ms is None else f"{share * self.step_ms[rank]:.3g} ms"
 
 
 class _Straggler(Struct, frozen=True):
@@ -190,13 +193,12 @@ def rank_lines(
         several = loop.rows["rank"].drop_nulls().n_unique() > 1
         reason = f"fewer than two ranks have {MIN_SAMPLES} samples in their loop"
         return None, reason if several else "one rank alone was sampled"
-    shares = _shares(loop.rows.join(enough, on="rank", how="semi"), users, per_sample)
+    shares = _shares(context, loop.rows.join(enough, on="rank", how="semi"), users, per_sample)
     together = bool(at(users.passes(_exchanges), rows_of(loop.rows["node"]), False).any())
     found = _straggler(shares) if together and idle is not False else None
-    step_ms = _step_ms(context, shares.ranks)
-    lines = _lines(shares, step_ms, users)
+    lines = _lines(shares)
     if found is not None:
-        verdict = _verdict(found, shares, step_ms, users)
+        verdict = _verdict(found, shares)
     elif idle is False:
         verdict = "waiting was not sampled, so none can be said to wait for another"
     elif not together:
@@ -206,19 +208,19 @@ def rank_lines(
     else:
         verdict = "no line tells the ranks apart"
     return RankLines(
-        unit=SHARES if step_ms is None else MS,
+        unit=SHARES if shares.step_ms is None else MS,
         ranks=shares.ranks,
         lines=lines,
         straggler=None if found is None else shares.ranks[found.rank],
-        straggler_place=None if found is None else _place(shares, found.line, users),
+        straggler_place=None if found is None else shares.place(found.line),
         waiters=() if found is None else tuple(shares.ranks[rank] for rank in found.waiters),
-        waiter_place=None if found is None else _place(shares, found.wait, users),
+        waiter_place=None if found is None else shares.place(found.wait),
         verdict=verdict,
         source=f"sampled stacks of main threads, {loop.basis}",
     ), ""
 
 
-def _shares(rows: pl.DataFrame, users: UserPaths, per_sample: int) -> _Shares:
+def _shares(context: Context, rows: pl.DataFrame, users: UserPaths, per_sample: int) -> _Shares:
     nodes = rows_of(rows["node"])
     waits = pl.Series(at(users.marked(_waits), nodes, False))
     by_rank = rows.select(
@@ -239,11 +241,15 @@ def _shares(rows: pl.DataFrame, users: UserPaths, per_sample: int) -> _Shares:
         .with_row_index("key")
     )
     cells = by_rank.group_by("rank", *_KEY).agg(pl.col("samples").sum()).join(keys.drop("leaf"), on=_KEY)
-    ranks, row = np.unique(cells["rank"].to_numpy(), return_inverse=True)
+    numbers, row = np.unique(cells["rank"].to_numpy(), return_inverse=True)
+    ranks = tuple(numbers.tolist())
     count = np.zeros((len(ranks), keys.height), np.int64)
     count[row, cells["key"].to_numpy()] = cells["samples"].to_numpy()
     samples = count.sum(axis=1)
-    return _Shares(tuple(ranks.tolist()), np.maximum(samples // per_sample, 1), keys, count / samples[:, None])
+    means = dict(context.labelled.steady().group_by("rank").agg(pl.col("wall_ns").mean() / 1e6).iter_rows())
+    known = [means.get(rank) for rank in ranks]
+    step_ms = None if None in known else np.array(known, np.float64)
+    return _Shares(ranks, np.maximum(samples // per_sample, 1), keys, count / samples[:, None], step_ms, users)
 
 
 def _straggler(shares: _Shares) -> _Straggler | None:
@@ -265,43 +271,30 @@ def _straggler(shares: _Shares) -> _Straggler | None:
     return _Straggler(least, line if work[line] >= MIN_PART * ahead else None, int(np.argmax(rest)), waiters)
 
 
-def _lines(shares: _Shares, step_ms: Floats | None, users: UserPaths) -> tuple[RankLine, ...]:
+def _lines(shares: _Shares) -> tuple[RankLine, ...]:
     """The lines whose shares differ by more than chance, largest difference first."""
     most, least = shares.share.argmax(axis=0), shares.share.argmin(axis=0)
     high, low = shares.share.max(axis=0), shares.share.min(axis=0)
     chance = _sigma((high + low) / 2, shares.samples[most], shares.samples[least])
     notable = pl.Series(high - low >= np.maximum(MIN_SPREAD, MIN_SIGMA * chance))
-    values = shares.share if step_ms is None else shares.share * step_ms[:, None]
+    values = shares.share if shares.step_ms is None else shares.share * shares.step_ms[:, None]
     found = []
     for row in shares.keys.filter(notable & (pl.col("line") >= 0)).iter_rows(named=True):
-        own, place = values[:, row["key"]], users.place(row["line"])
+        own, place = values[:, row["key"]], shares.place(row["key"])
         if place is not None:
-            found.append(
-                RankLine(
-                    place=place,
-                    phase=row["phase"],
-                    by_rank=dict(zip(shares.ranks, own.tolist(), strict=True)),
-                    spread=float(own.max() - own.min()),
-                    most=shares.ranks[int(own.argmax())],
-                    waiting=row["waiting"],
-                    leaf=row["leaf"],
-                )
-            )
+            by_rank, spread = dict(zip(shares.ranks, own.tolist(), strict=True)), float(own.max() - own.min())
+            slow = shares.ranks[int(own.argmax())]
+            found.append(RankLine(place, row["phase"], by_rank, spread, slow, row["waiting"], row["leaf"]))
     return tuple(sorted(found, key=lambda line: (-line.spread, line.place.file, line.place.line or 0))[:MAX_LINES])
 
 
-def _verdict(found: _Straggler, shares: _Shares, step_ms: Floats | None, users: UserPaths) -> str:
+def _verdict(found: _Straggler, shares: _Shares) -> str:
     rank, waiters = shares.ranks[found.rank], [shares.ranks[waiter] for waiter in found.waiters]
-
-    def amount(position: int, key: int) -> str:
-        share = float(shares.share[position, key])
-        return f"{100 * share:.0f} %" if step_ms is None else f"{share * step_ms[position]:.3g} ms"
-
-    of = "of its loop" if step_ms is None else "a step"
-    line, wait = _place(shares, found.line, users), _place(shares, found.wait, users)
+    of = "of its loop" if shares.step_ms is None else "a step"
+    line, wait = shares.place(found.line), shares.place(found.wait)
     works = f"rank {rank} works longer than the others, at no single line"
     if line is not None and found.line is not None:
-        works = f"rank {rank} spends {amount(found.rank, found.line)} {of} at {_short(line)}"
+        works = f"rank {rank} spends {shares.amount(found.rank, found.line)} {of} at {_short(line)}"
     who = f"{len(waiters)} of {len(shares.ranks)} ranks wait"
     if len(waiters) == 1:
         who = f"rank {waiters[0]} waits"
@@ -313,8 +306,8 @@ def _verdict(found: _Straggler, shares: _Shares, step_ms: Floats | None, users: 
         return f"{works}; {who} for it"
     longest = found.waiters[int(np.argmax(shares.share[found.waiters, found.wait]))]
     where = f"at {_short(wait)} in {shares.keys['phase'][found.wait]}"
-    mine = f"rank {rank} {amount(found.rank, found.wait)}"
-    return f"{works}; {who} for it {where}: {amount(longest, found.wait)} {of}, {mine}"
+    mine = f"rank {rank} {shares.amount(found.rank, found.wait)}"
+    return f"{works}; {who} for it {where}: {shares.amount(longest, found.wait)} {of}, {mine}"
 
 
 def _short(place: Place) -> str:
@@ -322,20 +315,9 @@ def _short(place: Place) -> str:
     return f"{posixpath.basename(place.file)}{line}"
 
 
-def _place(shares: _Shares, key: int | None, users: UserPaths) -> Place | None:
-    return None if key is None else users.place(shares.keys["line"][key])
-
-
 def _sigma(share: Floats | float, samples: Int64 | int, others: Int64 | int) -> Floats:
     """What chance makes of the difference of two shares."""
     return np.sqrt(np.maximum(share * (1.0 - share), 0.0) * (1.0 / np.asarray(samples) + 1.0 / np.asarray(others)))
-
-
-def _step_ms(context: Context, ranks: tuple[int, ...]) -> Floats | None:
-    """The mean steady step of every rank; None unless all are known."""
-    means = dict(context.labelled.steady().group_by("rank").agg(pl.col("wall_ns").mean() / 1e6).iter_rows())
-    known = [means.get(rank) for rank in ranks]
-    return None if None in known else np.array(known, np.float64)
 
 
 def _exchanges(frame: Frame) -> bool:

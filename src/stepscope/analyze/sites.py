@@ -12,7 +12,7 @@ from typing import Any
 
 import polars as pl
 
-from stepscope.engine.journal import event_data, parse_json, place_of
+from stepscope.engine.journal import event_data, place_of
 from stepscope.model import FrameworkFacts, Note, Place, Settings, Site, StepFacts
 from stepscope.read.text import string
 from stepscope.tables.schema import Tables
@@ -46,13 +46,7 @@ _Data = dict[str, Any]
 def facts(tables: Tables) -> tuple[Site, ...]:
     """One per construction, in order of time."""
     return tuple(
-        Site(
-            what=str(data.get("what") or "?"),
-            place=place_of(data),
-            arguments=_arguments(data),
-            rank=row["rank"] if row["rank"] is not None else 0,
-            via=string(data.get("via")),
-        )
+        Site(str(data.get("what") or "?"), place_of(data), _arguments(data), row["rank"] or 0, string(data.get("via")))
         for row, data in event_data(tables, "site")
     )
 
@@ -63,23 +57,22 @@ def settings(tables: Tables, event: _Data | None, trained_by: FrameworkFacts | N
     In recordings that know none, it is told by who made the loader of `event`, else by who was told its settings. Of
     several such lines the last before the loader was made; None where no framework was seen.
     """
-    built, unseen = _framework(_made(tables, event)), event is None
-    before = event.get("_time") if event is not None else None
-    told: dict[str, list[_Data]] = {}
+    built, before = _framework(_made(tables, event)), (event or {}).get("_time")
+    told: dict[str, _Data] = {}
     for row, data in event_data(tables, "site"):
         own = _told(data)
         if own is not None and not (own in told and before is not None and row["time_ns"] > before):
-            told.setdefault(own, []).append(data)
-    seen = None
+            told[own] = data
     if trained_by is not None:
         seen = "fabric" if trained_by.name == "Fabric" else PACKAGES.get(trained_by.package)
+    else:
+        seen = None
     guessed = built if built in BUILDERS else next((name for name in FRAMEWORKS if name in told), None)
     name = guessed if seen is None else seen
     if name is None:
         return None
-    place = place_of(told[name][-1]) if name in told else None
     # fastai's loaders are none of torch's: nobody saw them made
-    return Settings(name, place, loaders=name == built or (name == "fastai" and unseen))
+    return Settings(name, place_of(told.get(name)), loaders=name == built or (name == "fastai" and event is None))
 
 
 def site_of(tables: Tables, event: _Data | None) -> _Data | None:
@@ -91,16 +84,14 @@ def site_of(tables: Tables, event: _Data | None) -> _Data | None:
     if not any("id" in data for data in sites):
         return _most_alike(sites, event)
     made = _made(tables, event)
-    framework = _framework(made)
-    if made is None or framework is None or framework == "fastai":
+    if made is None or _framework(made) in (None, "fastai"):
         return made
     own = [data for data in sites if data.get("dataset") is not None and data["dataset"] == made.get("dataset")]
     places = {place_of(data) for data in own if _framework(data) is None}
     found = settings(tables, event)
     of_settings = found.place if found is not None and found.loaders else None
     place = places.pop() if len(places) == 1 else of_settings
-    file, line, function = (place.file, place.line, place.function) if place is not None else (None, None, None)
-    return {**made, "file": file, "line": line, "function": function}
+    return {**made, **{name: getattr(place, name, None) for name in ("file", "line", "function")}}
 
 
 def _made(tables: Tables, event: _Data | None) -> _Data | None:
@@ -137,16 +128,14 @@ def _told(site: _Data) -> str | None:
 
 
 def _most_alike(sites: list[_Data], event: _Data | None) -> _Data | None:
-    usual = {"num_workers": 0, "batch_size": 1}
-
     def likeness(data: _Data) -> int:
-        said = _arguments(data)
+        said, seen = _arguments(data), event or {}
+        usual = {"num_workers": 0, "batch_size": 1} if event is not None else {}
         return sum(
-            first_int(said.get(name), value) == first_int((event or {}).get(name), value)
-            for name, value in usual.items()
+            first_int(said.get(name), value) == first_int(seen.get(name), value) for name, value in usual.items()
         )
 
-    return max(sites, key=likeness if event is not None else lambda _: 0, default=None)
+    return max(sites, key=likeness, default=None)
 
 
 def first_int(*values: object) -> int | None:
@@ -166,13 +155,14 @@ def thread_count(value: object) -> int | None:
 
 def threads_set(tables: Tables) -> tuple[int, Place | None] | None:
     """What the script last gave `torch.set_num_threads`, and where; None where it never did."""
-    last = None
-    for _, data in event_data(tables, "site"):
-        if data.get("what") == "set_num_threads":
-            counts = (thread_count(value) for value in _arguments(data).values())
-            count = next((count for count in counts if count is not None), None)
-            last = last if count is None else (count, place_of(data))
-    return last
+    given = [
+        (count, place_of(data))
+        for _, data in event_data(tables, "site")
+        if data.get("what") == "set_num_threads"
+        for count in [thread_count(value) for value in _arguments(data).values()]
+        if count is not None
+    ]
+    return given[-1] if given else None
 
 
 def _arguments(data: _Data) -> dict[str, Any]:
@@ -185,13 +175,14 @@ BATCHES, OPTIMIZER_STEPS = "batches", "optimizer steps"  # what a framework may 
 
 def framework(tables: Tables, train: StepFacts | None) -> FrameworkFacts | None:
     """The framework that trained first, on the first rank that tells of one; None where none was recognised."""
-    written = tables.journal.filter(pl.col("kind") == "framework").sort("rank", "time_ns")
-    events = [event for text in written["data"].to_list() if isinstance(event := parse_json(text), dict)]
+    told = sorted(event_data(tables, "framework"), key=lambda one: -1 if one[0]["rank"] is None else one[0]["rank"])
+    events = [data for _, data in told]
     if not events:
         return None
     first = events[0]
     name, counts = string(first.get("name")) or "?", string(first.get("counts"))
     counted, cut, parted = _counts(tables, counts)
+    on_top = [entry for entry in first.get("on_top") or () if isinstance(entry, dict)]
     return FrameworkFacts(
         name=name,
         package=string(first.get("package")) or "",
@@ -205,12 +196,10 @@ def framework(tables: Tables, train: StepFacts | None) -> FrameworkFacts | None:
         trainer=string(first.get("trainer")) or "",
         on_top=tuple(
             f"{entry['name']} {entry.get('version') or ''}".strip()
-            for entry in first.get("on_top") or ()
-            if isinstance(entry, dict) and isinstance(entry.get("name"), str)
+            for entry in on_top
+            if isinstance(entry.get("name"), str)
         ),
-        also=tuple(
-            dict.fromkeys(other for event in events if (other := string(event.get("name"))) not in (name, None))
-        ),
+        also=tuple(dict.fromkeys(other for other in _texts([event.get("name") for event in events]) if other != name)),
         cut_by=train.signal if train is not None else None,
         steps_counted=counted,
         steps_cut=cut,

@@ -12,9 +12,9 @@ tell one step time. A last step whose device work was not recorded whole is left
 
 from __future__ import annotations
 
+from collections import defaultdict
 from itertools import pairwise
 from operator import itemgetter
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -22,8 +22,7 @@ import polars as pl
 from stepscope.engine.journal import event_data, mean
 from stepscope.engine.step_labels import EDGE, STEADY, LabelledSteps
 from stepscope.model import PHASES, FixedCosts, LoaderFacts, PartitionPart, StepFacts, WindowFacts
-from stepscope.model.machine import MachineFacts, ProfilerFacts
-from stepscope.model.ranks import Pipeline, RankWait
+from stepscope.model.machine import MachineFacts, Pipeline, ProfilerFacts, RankWait
 from stepscope.read.text import integer, number
 from stepscope.tables.arrays import Floats
 from stepscope.tables.categories import ANNOTATION, OPERATORS
@@ -36,8 +35,37 @@ SERIES_POINTS = 500  # as many as a chart of that width can draw
 
 def step_facts(labelled: LabelledSteps) -> tuple[StepFacts, ...]:
     """One `StepFacts` per kind that has steps, "train" first."""
-    kinds = sorted(labelled.frame["kind"].unique().drop_nulls().to_list(), key=lambda kind: (kind != "train", kind))
-    return tuple(_facts(labelled, kind) for kind in kinds)
+    frame, found = labelled.frame, []
+    for kind in sorted(frame["kind"].unique().drop_nulls().to_list(), key=lambda kind: (kind != "train", kind)):
+        own, steady = frame.filter(pl.col("kind") == kind), labelled.steady(kind)
+        wall_ms = steady["wall_ns"] / 1e6
+        mean_ms = mean(wall_ms)
+        left_out = own.filter(pl.col("reason") != STEADY).group_by("reason").len().sort("reason")
+        first = own.filter(pl.col("first_batch").fill_null(False) & ~pl.col("in_window").fill_null(False))
+        lead = own.sort("rank", "process")["process"][0]
+        series = own.filter(pl.col("process") == lead).select("step", pl.col("wall_ns") / 1e6).rows()
+        signals = steady["signal"].drop_nulls().value_counts(sort=True)
+        per_second = pl.col("samples").sum() * 1e9 / pl.col("wall_ns").sum()
+        rates = steady.drop_nulls("samples").group_by("rank").agg(rate=per_second)
+        facts = StepFacts(
+            kind=kind,
+            count=steady.height,
+            signal=signals["signal"][0] if signals.height else "unknown",
+            ranks=tuple(sorted(own["rank"].unique().drop_nulls().to_list())),
+            mean_ms=mean_ms,
+            median_ms=wall_ms.quantile(0.5, interpolation="linear") or 0.0,
+            p95_ms=wall_ms.quantile(0.95, interpolation="linear") or 0.0,
+            per_second=1000.0 / mean_ms,
+            samples_per_second=float(rates["rate"].sum()) if rates.height else None,
+            partition=partition(steady),
+            excluded={str(reason): int(count) for reason, count in left_out.rows()},
+            first_batch_ms=mean(first["wall_ns"]) / 1e6 if first.height else None,
+            low_confidence=steady.height < FEW_STEPS or kind in labelled.fallback,
+            series=thin([(int(step), float(ms)) for step, ms in series]),
+            by_rank=tuple(n for _, n in steady.drop_nulls("rank").group_by("rank").len().sort("rank").rows()),
+        )
+        found.append(facts)
+    return tuple(found)
 
 
 def partition(steady: pl.DataFrame) -> tuple[PartitionPart, ...]:
@@ -89,37 +117,6 @@ def thin(points: list[tuple[int, float]], limit: int = SERIES_POINTS) -> tuple[t
     return tuple(point for both in ends for point in sorted(both))
 
 
-def _facts(labelled: LabelledSteps, kind: str) -> StepFacts:
-    own = labelled.frame.filter(pl.col("kind") == kind)
-    steady = labelled.steady(kind)
-    wall_ms = steady["wall_ns"] / 1e6
-    mean_ms = mean(wall_ms)
-    left_out = own.filter(pl.col("reason") != STEADY).group_by("reason").len().sort("reason")
-    first = own.filter(pl.col("first_batch").fill_null(False) & ~pl.col("in_window").fill_null(False))
-    lead = own.sort("rank", "process")["process"][0]
-    series = own.filter(pl.col("process") == lead).select("step", pl.col("wall_ns") / 1e6).rows()
-    signals = steady["signal"].drop_nulls().value_counts(sort=True)
-    per_second = pl.col("samples").sum() * 1e9 / pl.col("wall_ns").sum()
-    rates = steady.drop_nulls("samples").group_by("rank").agg(rate=per_second)
-    return StepFacts(
-        kind=kind,
-        count=steady.height,
-        signal=signals["signal"][0] if signals.height else "unknown",
-        ranks=tuple(sorted(own["rank"].unique().drop_nulls().to_list())),
-        mean_ms=mean_ms,
-        median_ms=wall_ms.quantile(0.5, interpolation="linear") or 0.0,
-        p95_ms=wall_ms.quantile(0.95, interpolation="linear") or 0.0,
-        per_second=1000.0 / mean_ms,
-        samples_per_second=float(rates["rate"].sum()) if rates.height else None,
-        partition=partition(steady),
-        excluded={str(reason): int(count) for reason, count in left_out.rows()},
-        first_batch_ms=mean(first["wall_ns"]) / 1e6 if first.height else None,
-        low_confidence=steady.height < FEW_STEPS or kind in labelled.fallback,
-        series=thin([(int(step), float(ms)) for step, ms in series]),
-        by_rank=tuple(n for _, n in steady.drop_nulls("rank").group_by("rank").len().sort("rank").rows()),
-    )
-
-
 def fixed_costs(tables: Tables, labelled: LabelledSteps) -> FixedCosts:
     """`warmup_s` is the excess of the first steps, what they compile included, over as many steady ones.
 
@@ -129,14 +126,17 @@ def fixed_costs(tables: Tables, labelled: LabelledSteps) -> FixedCosts:
     train = labelled.frame.filter(pl.col("kind") == "train")
     steps = train if train.height else labelled.frame
     first = steps.filter(pl.col("start_ns").is_not_null()).sort("start_ns").head(1)
-    before = first_step = None
     if started is None and first["in_window"].fill_null(False).all():
         return FixedCosts(None, None, None, None, None)  # traces of others begin anywhere in a run
-    if first.height:
-        first_step = first["wall_ns"][0] / 1e9
-        if started is not None:
-            before = max(0.0, (first["start_ns"][0] - started) / 1e9)
-    warmup, windows = _warmup(steps), _windows(tables, labelled)
+    before = max(0.0, (first["start_ns"][0] - started) / 1e9) if first.height and started is not None else None
+    first_step = first["wall_ns"][0] / 1e9 if first.height else None
+    # of the first steps the mean excess over processes: they warm up beside each other
+    steady, warmup = steps.filter(pl.col("reason") == STEADY)["wall_ns"], None
+    slow = steps.filter(pl.col("warmup") & ~pl.col("in_window").fill_null(False))
+    if len(steady) and slow.height:
+        excess = float((slow["wall_ns"] - steady.sum() / len(steady)).clip(lower_bound=0).sum())
+        warmup = excess / slow["process"].n_unique() / 1e9
+    windows = _windows(tables, labelled)
     known = [part for part in (before, first_step if warmup is None else warmup, windows) if part is not None]
     return FixedCosts(
         total_s=sum(known) if known else None,
@@ -147,29 +147,17 @@ def fixed_costs(tables: Tables, labelled: LabelledSteps) -> FixedCosts:
     )
 
 
-def _warmup(steps: pl.DataFrame) -> float | None:
-    """Mean over processes: they warm up beside each other."""
-    steady = steps.filter(pl.col("reason") == STEADY)
-    slow = steps.filter(pl.col("warmup") & ~pl.col("in_window").fill_null(False))
-    if steady.is_empty() or slow.is_empty():
-        return None
-    mean = steady["wall_ns"].sum() / steady.height
-    excess = float((slow["wall_ns"] - mean).clip(lower_bound=0).sum())
-    return excess / slow["process"].n_unique() / 1e9
-
-
 def _windows(tables: Tables, labelled: LabelledSteps) -> float | None:
     """What windows took to start, stop and export: ours between steps, the script's own what its steps took longer."""
-    spent: dict[str, float] = {}
+    spent: dict[str, float] = defaultdict(float)
     for row, data in event_data(tables, "window"):
-        parts = [data.get("stop_duration_ns"), data.get("export_duration_ns")]
-        known = [part for part in parts if isinstance(part, int)]
-        if known:
-            spent[row["process"]] = spent.get(row["process"], 0) + sum(known)
+        for name in ("stop_duration_ns", "export_duration_ns"):
+            if (spent_ns := integer(data.get(name))) is not None:
+                spent[row["process"]] += spent_ns
     for row in labelled.frame.filter(pl.col("reason") == EDGE).iter_rows(named=True):
         usual = labelled.steady(row["kind"]).filter(pl.col("process") == row["process"])["wall_ns"]
         if not usual.is_empty():
-            spent[row["process"]] = spent.get(row["process"], 0) + max(0.0, row["wall_ns"] - mean(usual))
+            spent[row["process"]] += max(0.0, row["wall_ns"] - mean(usual))
     return max(spent.values()) / 1e9 if spent else None
 
 
@@ -183,12 +171,12 @@ def pipeline(
     """None without training steps."""
     if train is None or train.mean_ms <= 0:
         return None
-    steady = labelled.steady()
-    known = steady.filter(pl.col("data_wait_ns").is_not_null())
+    known = labelled.steady().filter(pl.col("data_wait_ns").is_not_null())
     wait = next((part.ms for part in train.partition if part.category == "data_wait"), None)
-    with_loader = loader is not None and (loader.num_workers is not None or loader.site is not None)
-    workers = (loader.num_workers or 0) if loader is not None and with_loader else None
-    cpu = machine.cpu
+    workers = None
+    if loader is not None and (loader.num_workers is not None or loader.site is not None):
+        workers = loader.num_workers or 0
+    waits = known.drop_nulls("rank").group_by("rank").agg(pl.col("wall_ns", "data_wait_ns").mean()).sort("rank")
     return Pipeline(
         mean_ms=train.mean_ms,
         wait_ms=wait,
@@ -196,15 +184,8 @@ def pipeline(
         workers=workers,
         workers_ms=loader.load_ms if loader is not None and workers else None,
         cores=loader.cpu_limit / loader.ranks_on_host if loader is not None else None,
-        contended_ms=cpu.own_ms_per_step if cpu is not None else None,
-        ranks=tuple(
-            RankWait(rank, wall / 1e6, data / 1e6)
-            for rank, wall, data in known.filter(pl.col("rank").is_not_null())
-            .group_by("rank")
-            .agg(pl.col("wall_ns").mean(), pl.col("data_wait_ns").mean())
-            .sort("rank")
-            .iter_rows()
-        ),
+        contended_ms=machine.cpu.own_ms_per_step if machine.cpu is not None else None,
+        ranks=tuple(RankWait(rank, wall / 1e6, data / 1e6) for rank, wall, data in waits.rows()),
     )
 
 
@@ -220,71 +201,63 @@ def _worst(steady: pl.DataFrame) -> float:
 
 def profiler_windows(tables: Tables, labelled: LabelledSteps) -> tuple[WindowFacts, ...]:
     """One per recorded window, the user's own included."""
-    found = [
-        _ours(row, data, labelled) for row, data in event_data(tables, "window") if data.get("status") != "dropped"
-    ]
+    found = []
+    for row, data in event_data(tables, "window"):
+        if data.get("status") == "dropped":
+            continue
+        first, count = integer(data.get("first_step")), integer(data.get("steps")) or 0
+        inside = _train(labelled, row["process"]).filter(pl.col("in_window").fill_null(False))
+        if first is not None and count:
+            inside = inside.filter(pl.col("step").is_between(first, first + count - 1))
+        stop_ns, export_ns = (number(data.get(name)) for name in ("stop_duration_ns", "export_duration_ns"))
+        window = WindowFacts(
+            rank=row["rank"] or 0,
+            trace=str(data.get("trace") or ""),
+            owner="stepscope",
+            steps=count,
+            low_confidence=data.get("confidence") == "low",
+            reason=str(data.get("reason") or ""),
+            stop_ms=None if stop_ns is None else stop_ns / 1e6,
+            export_ms=None if export_ns is None else export_ns / 1e6,
+            bytes=integer(data.get("bytes")),
+            overhead_ratio=_ratio(labelled, row["process"], inside["wall_ns"]),
+        )
+        found.append(window)
     known = {window.trace for window in found}
     for row, data in event_data(tables, "user_trace"):
         name = str(data.get("trace") or data.get("path") or "")
-        if name not in known:
-            found.append(_users(tables, row, name, labelled))
-            known.add(name)
+        if name in known:
+            continue
+        known.add(name)
+        stem = name.rsplit("/", 1)[-1]
+        own = tables.events.filter((pl.col("process") == row["process"]) & pl.col("trace").str.ends_with(stem))
+        marked = pl.col("name").str.starts_with(MARK) & (pl.col("category") == ANNOTATION)
+        marks = own.filter(marked & (pl.col("duration_ns") > 0) & pl.col("stream").is_null())["duration_ns"]
+        inside = _train(labelled, row["process"]).filter(pl.col("in_window").fill_null(False))
+        window = WindowFacts(
+            rank=row["rank"] or 0,
+            trace=name,
+            owner="user",
+            steps=len(marks) or own["step"].drop_nulls().n_unique(),
+            low_confidence=False,
+            reason="written by the training script's own profiler",
+            stop_ms=None,
+            export_ms=None,
+            bytes=None,
+            overhead_ratio=_ratio(labelled, row["process"], marks if len(marks) else inside["wall_ns"]),
+        )
+        found.append(window)
     return tuple(found)
 
 
-def _ours(row: dict[str, Any], data: dict[str, Any], labelled: LabelledSteps) -> WindowFacts:
-    first, count = integer(data.get("first_step")), integer(data.get("steps"))
-    stop_ns, export_ns = (number(data.get(name)) for name in ("stop_duration_ns", "export_duration_ns"))
-    return WindowFacts(
-        rank=row["rank"] if row["rank"] is not None else 0,
-        trace=str(data.get("trace") or ""),
-        owner="stepscope",
-        steps=count or 0,
-        low_confidence=data.get("confidence") == "low",
-        reason=str(data.get("reason") or ""),
-        stop_ms=None if stop_ns is None else stop_ns / 1e6,
-        export_ms=None if export_ns is None else export_ns / 1e6,
-        bytes=integer(data.get("bytes")),
-        overhead_ratio=_overhead(labelled, row["process"], first, count),
-    )
-
-
-def _users(tables: Tables, row: dict[str, Any], name: str, labelled: LabelledSteps) -> WindowFacts:
-    stem = name.rsplit("/", 1)[-1]
-    own = tables.events.filter((pl.col("process") == row["process"]) & pl.col("trace").str.ends_with(stem))
-    marks = own.filter(
-        pl.col("name").str.starts_with(MARK) & (pl.col("category") == ANNOTATION) & (pl.col("duration_ns") > 0)
-    ).filter(pl.col("stream").is_null())
-    count = marks.height or (own["step"].drop_nulls().n_unique() if own.height else 0)
-    return WindowFacts(
-        rank=row["rank"] if row["rank"] is not None else 0,
-        trace=name,
-        owner="user",
-        steps=count,
-        low_confidence=False,
-        reason="written by the training script's own profiler",
-        stop_ms=None,
-        export_ms=None,
-        bytes=None,
-        overhead_ratio=_ratio(labelled, row["process"], marks["duration_ns"])
-        if marks.height
-        else _overhead(labelled, row["process"], None, None),
-    )
-
-
-def _overhead(labelled: LabelledSteps, process: str, first: int | None, count: int | None) -> float | None:
-    """Mean wall of the window's train steps over the mean of the steady ones of the same process."""
-    own = labelled.frame.filter((pl.col("process") == process) & (pl.col("kind") == "train"))
-    inside = own.filter(pl.col("in_window").fill_null(False))
-    if first is not None and count:
-        inside = inside.filter(pl.col("step").is_between(first, first + count - 1))
-    return _ratio(labelled, process, inside["wall_ns"])
+def _train(labelled: LabelledSteps, process: str) -> pl.DataFrame:
+    return labelled.frame.filter((pl.col("process") == process) & (pl.col("kind") == "train"))
 
 
 def _ratio(labelled: LabelledSteps, process: str, inside_ns: pl.Series) -> float | None:
     """Their mean over that of the steady train steps of the process; None without either."""
-    own = (pl.col("process") == process) & (pl.col("kind") == "train") & (pl.col("reason") == "steady")
-    outside = labelled.frame.filter(own & ~pl.col("in_window").fill_null(False))
+    steady = (pl.col("reason") == STEADY) & ~pl.col("in_window").fill_null(False)
+    outside = _train(labelled, process).filter(steady)
     if inside_ns.is_empty() or outside.is_empty():
         return None
     return mean(inside_ns) / mean(outside["wall_ns"])
@@ -308,18 +281,13 @@ def profiler_cost(tables: Tables, labelled: LabelledSteps) -> ProfilerFacts | No
         traced = steps.with_columns(reason=pl.lit(TRACE), profiled=pl.lit(True))
         train, source = pl.concat([train, traced]), TRACE
     measured = train.filter(pl.col("profiled") | (pl.col("reason") == STEADY))
-    both = measured.group_by("process").agg(both=pl.col("profiled").n_unique() == 2).filter("both").sort("process")
-    train, measured = (each.join(both, on="process", how="semi") for each in (train, measured))
+    here, usual = (pl.col("wall_ns").filter(pl.col("profiled") == inside) for inside in (True, False))
+    longer = pl.min_horizontal(here.mean() - usual.mean(), here.median() - usual.median()).clip(lower_bound=0)
+    both = measured.group_by("process").agg(lost=here.len() * longer).drop_nulls("lost").sort("process")
     if both.is_empty():
         return None
-    lost = 0.0
-    for process in both["process"]:
-        here, usual = (
-            measured.filter((pl.col("process") == process) & (pl.col("profiled") == inside))["wall_ns"]
-            for inside in (True, False)
-        )
-        medians = float(np.median(here.to_numpy())) - float(np.median(usual.to_numpy()))
-        lost += len(here) * max(0.0, min(mean(here) - mean(usual), medians))
+    lost = sum(both["lost"].to_list())
+    train, measured = (each.join(both, on="process", how="semi") for each in (train, measured))
     inside, outside = (measured.filter(pl.col("profiled") == profiled) for profiled in (True, False))
     return ProfilerFacts(
         inside=inside.height,

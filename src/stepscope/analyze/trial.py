@@ -5,11 +5,10 @@ All of it is input of unknown origin: entries that make no sense are passed over
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter, defaultdict
 from typing import Any
 
-from msgspec import Struct
-
+from stepscope.analyze.machine.readings import manifest_objects
 from stepscope.engine.journal import event_data
 from stepscope.model.comparison import AppliedKnob, TrialFacts
 from stepscope.read.text import integer, number, string
@@ -23,31 +22,24 @@ SILENT_RANK = "this rank never said what became of it"
 _WORDS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 
 
-class _Skipped(Struct):
-    count: int = 0
-
-
 def facts(tables: Tables) -> TrialFacts | None:
     """None of a run without knobs, seed and losses."""
-    skipped = _Skipped()
+    skipped: list[Any] = []  # entries that were passed over
     wanted, seed = _wanted(tables, skipped)
     knobs = _applied(tables, wanted, skipped)
     rank, losses = _losses(tables, skipped)
     told = [integer(data.get("value")) for _, data in event_data(tables, "seed")]
     seed = next((value for value in (seed, *told) if value is not None), None)
-    if not (knobs or losses or skipped.count) and seed is None:
+    if not (knobs or losses or skipped) and seed is None:
         return None
-    return TrialFacts(knobs=knobs, losses=losses, seed=seed, losses_rank=rank, skipped=skipped.count)
+    return TrialFacts(knobs=knobs, losses=losses, seed=seed, losses_rank=rank, skipped=len(skipped))
 
 
-def _wanted(tables: Tables, skipped: _Skipped) -> tuple[tuple[tuple[str, str], ...], int | None]:
+def _wanted(tables: Tables, skipped: list[Any]) -> tuple[dict[str, str], int | None]:
     """(knobs, seed) as the manifests' options give them."""
     knobs: dict[str, str] = {}
     seed = None
-    for manifest in tables.manifests:
-        options = manifest.get("options")
-        if not isinstance(options, dict):
-            continue
+    for options in manifest_objects(tables, "options"):
         seed = integer(options.get("seed")) if seed is None else seed
         listed = options.get("knobs")
         for item in listed[:MAX_KNOBS] if isinstance(listed, list) else ():
@@ -55,84 +47,69 @@ def _wanted(tables: Tables, skipped: _Skipped) -> tuple[tuple[tuple[str, str], .
             if isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, str) for part in pair):
                 knobs.setdefault(pair[0][:MAX_TEXT], pair[1][:MAX_TEXT])
             else:
-                skipped.count += 1
-    return tuple(knobs.items()), seed
+                skipped.append(item)
+    return knobs, seed
 
 
-def _applied(tables: Tables, wanted: tuple[tuple[str, str], ...], skipped: _Skipped) -> tuple[AppliedKnob, ...]:
+def _applied(tables: Tables, wanted: dict[str, str], skipped: list[Any]) -> tuple[AppliedKnob, ...]:
     """Reports in order of knobs as they were asked for, then of ranks; with one for each rank that said nothing."""
     found: dict[AppliedKnob, None] = {}
     for row, data in event_data(tables, "knob"):
-        knob = _knob(row, data)
-        if knob is None or len(found) >= MAX_KNOBS:
-            skipped.count += 1
-        else:
-            found.setdefault(knob)
-    names = {**dict(wanted), **{knob.knob: knob.value for knob in found}}
-    ranks = sorted({rank.rank for rank in tables.ranks})
+        knob, value, applied = string(data.get("knob")), string(data.get("value")), data.get("applied")
+        if not knob or value is None or not isinstance(applied, bool) or len(found) >= MAX_KNOBS:
+            skipped.append(row)
+            continue
+        observed, reason, file = (_text(data.get(name)) for name in ("observed", "reason", "file"))
+        line = integer(data.get("line"))
+        line = line if file is not None and line is not None and line > 0 else None
+        report = AppliedKnob(
+            knob[:MAX_TEXT],
+            value[:MAX_TEXT],
+            applied,
+            observed=observed,
+            reason=reason,
+            file=file,
+            line=line,
+            rank=row["rank"],
+        )
+        found.setdefault(report)
     told: list[AppliedKnob] = []
-    for name, value in names.items():
-        own = [knob for knob in found if knob.knob == name]
-        missing: list[int | None] = [] if any(knob.rank is None for knob in own) else list(ranks)
-        reports = [knob for knob in own if knob.rank not in missing]
-        for rank in missing:
-            of_rank = [knob for knob in own if knob.rank == rank]
-            reports += of_rank or [AppliedKnob(name, value, applied=False, reason=SILENT_RANK, rank=rank)]
+    for name, value in {**wanted, **{report.knob: report.value for report in found}}.items():
+        own = [report for report in found if report.knob == name]
         if not own:
-            reports = [AppliedKnob(name, value, applied=False, reason=SILENT)]
-        told += reports
+            told.append(AppliedKnob(name, value, applied=False, reason=SILENT))
+            continue
+        ranks = set() if any(report.rank is None for report in own) else {rank.rank for rank in tables.ranks}
+        told += [report for report in own if report.rank not in ranks]
+        for rank in sorted(ranks):
+            silent = AppliedKnob(name, value, applied=False, reason=SILENT_RANK, rank=rank)
+            told += [report for report in own if report.rank == rank] or [silent]
     return tuple(told)
-
-
-def _knob(row: dict[str, Any], data: dict[str, Any]) -> AppliedKnob | None:
-    name, value, applied = string(data.get("knob")), string(data.get("value")), data.get("applied")
-    if not name or value is None or not isinstance(applied, bool):
-        return None
-    file, line = _text(data.get("file")), integer(data.get("line"))
-    return AppliedKnob(
-        knob=name[:MAX_TEXT],
-        value=value[:MAX_TEXT],
-        applied=applied,
-        observed=_text(data.get("observed")),
-        reason=_text(data.get("reason")),
-        file=file,
-        line=line if file is not None and line is not None and line > 0 else None,
-        rank=row["rank"],
-    )
 
 
 def _text(value: Any) -> str | None:
     return value[:MAX_TEXT] if isinstance(value, str) and value else None
 
 
-def _losses(tables: Tables, skipped: _Skipped) -> tuple[int | None, tuple[tuple[int, float], ...]]:
+def _losses(tables: Tables, skipped: list[Any]) -> tuple[int | None, tuple[tuple[int, float], ...]]:
     """(rank, step and loss) of the first rank that has any; of a step's several backward passes the mean."""
-    by_rank: dict[int, dict[int, list[float]]] = {}
-    counts: dict[int, int] = {}
+    by_rank: dict[int, dict[int, list[float]]] = defaultdict(dict)
+    counts: Counter[int] = Counter()
     for row, data in event_data(tables, "loss"):
         rank = row["rank"] if row["rank"] is not None else 0
-        steps = by_rank.setdefault(rank, {})
-        for step, value in _points(data, skipped):
-            counts[rank] = counts.get(rank, 0) + 1
-            if counts[rank] > MAX_LOSSES:
-                skipped.count += 1
+        steps, values = data.get("steps"), data.get("values")
+        if not isinstance(steps, list) or not isinstance(values, list) or len(steps) != len(values):
+            skipped.append(row)
+            continue
+        for step, value in zip(steps, values, strict=True):
+            at = integer(step)
+            loss = _WORDS.get(value) if isinstance(value, str) else number(value)
+            known = at is not None and at >= 0 and loss is not None
+            counts[rank] += known
+            if at is None or loss is None or not known or counts[rank] > MAX_LOSSES:
+                skipped.append(step)
             else:
-                steps.setdefault(step, []).append(value)
-    for rank, steps in sorted(by_rank.items()):
-        if steps:
-            return rank, tuple((step, sum(values) / len(values)) for step, values in sorted(steps.items()))
+                by_rank[rank].setdefault(at, []).append(loss)
+    for rank, own in sorted(by_rank.items()):
+        return rank, tuple((step, sum(values) / len(values)) for step, values in sorted(own.items()))
     return None, ()
-
-
-def _points(data: dict[str, Any], skipped: _Skipped) -> Iterator[tuple[int, float]]:
-    steps, values = data.get("steps"), data.get("values")
-    if not isinstance(steps, list) or not isinstance(values, list) or len(steps) != len(values):
-        skipped.count += 1
-        return
-    for step, value in zip(steps, values, strict=True):
-        at = integer(step)
-        loss = _WORDS.get(value) if isinstance(value, str) else number(value)
-        if at is None or at < 0 or loss is None:
-            skipped.count += 1
-        else:
-            yield at, loss

@@ -30,9 +30,8 @@ PIPE_CLOSED = 141  # 128 + SIGPIPE
 
 
 class Command(NamedTuple):
-    """One line of the command table. `target` is "module:function"; the function's docstring is its full help."""
+    """One line of the table: the function in the module of its name is what it does, its docstring is the full help."""
 
-    target: str
     summary: str
     examples: tuple[str, ...]
     settings: Mapping[str, Any] = MappingProxyType({})  # context settings of the command's parser
@@ -40,7 +39,6 @@ class Command(NamedTuple):
 
 COMMANDS: dict[str, Command] = {
     "run": Command(
-        "stepscope.cli.run:run",
         "Record a training command and report where its time goes.",
         (
             "stepscope run -- python train.py",
@@ -51,7 +49,6 @@ COMMANDS: dict[str, Command] = {
         {"allow_interspersed_args": False},
     ),
     "analyze": Command(
-        "stepscope.cli.analyze:analyze",
         "Show the report of a recorded run, or of third-party traces.",
         (
             "stepscope analyze stepscope-runs/20260101-120000-train",
@@ -63,7 +60,6 @@ COMMANDS: dict[str, Command] = {
         ),
     ),
     "hotspots": Command(
-        "stepscope.cli.hotspots:hotspots",
         "Name the functions that the sampled stacks stand in.",
         (
             "stepscope hotspots stepscope-runs/20260101-120000-train",
@@ -72,7 +68,6 @@ COMMANDS: dict[str, Command] = {
         ),
     ),
     "flamegraph": Command(
-        "stepscope.cli.flamegraph:flamegraph",
         "Draw sampled stacks as an interactive flame graph in one file.",
         (
             "stepscope flamegraph stepscope-runs/20260101-120000-train",
@@ -82,7 +77,6 @@ COMMANDS: dict[str, Command] = {
         ),
     ),
     "view": Command(
-        "stepscope.cli.view:view",
         "Show runs and traces in a browser, live while a run goes on.",
         (
             "stepscope view stepscope-runs/20260101-120000-train",
@@ -91,12 +85,10 @@ COMMANDS: dict[str, Command] = {
         ),
     ),
     "attach": Command(
-        "stepscope.cli.attach:attach",
         "Sample a running job, and show its hotspots.",
         ("stepscope attach 4242", "stepscope attach 4242 --seconds 120 --out runs/slow"),
     ),
     "compare": Command(
-        "stepscope.cli.compare:compare",
         "Say whether a run is faster than another, and what changed.",
         (
             "stepscope compare runs/before runs/after",
@@ -106,17 +98,14 @@ COMMANDS: dict[str, Command] = {
         ),
     ),
     "export": Command(
-        "stepscope.cli.export:export",
         "Cut traces and merge ranks into one file that Perfetto opens.",
         ("stepscope export RUN --steps 5:7 -o cut.json.gz", "stepscope export rank0.json rank1.json -o both.json.gz"),
     ),
     "slurm": Command(
-        "stepscope.cli.slurm:slurm",
         "Write a copy of a batch script with recording switched on.",
         ("stepscope slurm train.sbatch", "stepscope slurm train.sbatch -o recorded.sbatch"),
     ),
     "experiment": Command(
-        "stepscope.cli.experiment:experiment",
         "Try changes on a training command, and say with an interval which help.",
         (
             "stepscope experiment --try loader.num_workers=2,4 -- python train.py",
@@ -128,7 +117,6 @@ COMMANDS: dict[str, Command] = {
         {"allow_interspersed_args": False},
     ),
     "doctor": Command(
-        "stepscope.cli.doctor:doctor",
         "Say what this machine allows, and what each limit costs the report.",
         ("stepscope doctor",),
     ),
@@ -166,7 +154,6 @@ class CommandGroup(TyperGroup):
 
 def load(name: str, command: Command) -> Any:
     """Import the function behind `command` and build its parser."""
-    module, _, function = command.target.partition(":")
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     # "\b" keeps the parser from joining the examples into one paragraph
     epilog = "\n".join(["\b", "Example:" if len(command.examples) == 1 else "Examples:"])
@@ -174,7 +161,7 @@ def load(name: str, command: Command) -> Any:
     register = app.command(name, epilog=epilog, context_settings=dict(command.settings))
     from stepscope.cli.options import ungrouped
 
-    register(ungrouped(getattr(importlib.import_module(module), function)))
+    register(ungrouped(getattr(importlib.import_module(f"stepscope.cli.{name}"), name)))
     return typer.main.get_command(app)
 
 

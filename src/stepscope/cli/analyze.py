@@ -19,6 +19,8 @@ from stepscope.cli.options import (
     NoSource,
     OptionGroup,
     Reading,
+    argument,
+    option,
     parse_checks,
     spare_memory,
 )
@@ -38,55 +40,36 @@ DEFAULT_ROWS = 30  # of a table on a terminal; files get all
 class TableOptions(OptionGroup, frozen=True):
     """What was asked for of tables."""
 
-    table: Annotated[
-        str | None, typer.Option("--table", metavar="NAME", help="Show one table in full; names above.")
-    ] = None
+    table: Annotated[str | None, option("--table NAME", "Show one table in full; names above.")] = None
     sort: Annotated[
         str | None,
-        typer.Option(
-            "--sort",
-            metavar="COLUMN",
-            help="Order of a table: self_device, total_device, self_host, total_host, calls, self_memory, mean, max "
+        option(
+            "--sort COLUMN",
+            "Order of a table: self_device, total_device, self_host, total_host, calls, self_memory, mean, max "
             "or a column of it.",
         ),
     ] = None
-    top: Annotated[
-        int | None, typer.Option("--top", metavar="N", help="Rows of a table; 0 is all. 30 on a terminal.")
-    ] = None
+    top: Annotated[int | None, option("--top N", "Rows of a table; 0 is all. 30 on a terminal.")] = None
     filter_: Annotated[
-        str | None,
-        typer.Option("--filter", metavar="REGEX", help="Rows of a table whose name matches; of stacks, the operator."),
+        str | None, option("--filter REGEX", "Rows of a table whose name matches; of stacks, the operator.")
     ] = None
     group: Annotated[
         str | None,
-        typer.Option(
-            "--group",
-            metavar="BY",
-            help="Rows of operators: name or shapes; of kernels: name or launch; of compiles: cause or change; of "
+        option(
+            "--group BY",
+            "Rows of operators: name or shapes; of kernels: name or launch; of compiles: cause or change; of "
             "compile-steps: kind or step.",
         ),
     ] = None
-    worker: Annotated[
-        str | None, typer.Option("--worker", metavar="NAME", help="The worker a table is of; all by default.")
-    ] = None
-    span: Annotated[
-        int | None, typer.Option("--span", metavar="N", help="The span a table is of, from 1 on; all by default.")
-    ] = None
-    device: Annotated[
-        int | None, typer.Option("--device", metavar="N", help="The device a table is of; all by default.")
-    ] = None
-    step: Annotated[int | None, typer.Option("--step", metavar="N", help="Operators of one step only.")] = None
-    define: Annotated[bool, typer.Option("--define", help="Say below a table what its columns mean.")] = False
+    worker: Annotated[str | None, option("--worker NAME", "The worker a table is of; all by default.")] = None
+    span: Annotated[int | None, option("--span N", "The span a table is of, from 1 on; all by default.")] = None
+    device: Annotated[int | None, option("--device N", "The device a table is of; all by default.")] = None
+    step: Annotated[int | None, option("--step N", "Operators of one step only.")] = None
+    define: Annotated[bool, option("--define", "Say below a table what its columns mean.")] = False
     csv: CsvFile = None
-    diff: Annotated[
-        Path | None, typer.Option("--diff", metavar="PATH", help="Compare with this run, trace or folder of traces.")
-    ] = None
-    diff_worker: Annotated[
-        str | None, typer.Option("--diff-worker", metavar="NAME", help="The worker of it to compare with.")
-    ] = None
-    diff_span: Annotated[
-        int | None, typer.Option("--diff-span", metavar="N", help="The span of it to compare with.")
-    ] = None
+    diff: Annotated[Path | None, option("--diff PATH", "Compare with this run, trace or folder of traces.")] = None
+    diff_worker: Annotated[str | None, option("--diff-worker NAME", "The worker of it to compare with.")] = None
+    diff_span: Annotated[int | None, option("--diff-span N", "The span of it to compare with.")] = None
 
     def check(self, json_file: str | None, html_file: str | None, *, force: bool) -> bool:
         """Whether a table was asked for, and not the report.
@@ -130,8 +113,7 @@ class TableOptions(OptionGroup, frozen=True):
 
 def analyze(
     paths: Annotated[
-        list[Path],
-        typer.Argument(metavar="PATH...", help="A run folder, or files of traces, stacks or torch_xla, and folders."),
+        list[Path], argument("PATH...", "A run folder, or files of traces, stacks or torch_xla, and folders.")
     ],
     reading: Reading,
     json_file: JsonFile = None,
@@ -188,7 +170,7 @@ def analyze(
     elif of_table:
         _show_table(run, wanted, json_file)
     else:
-        from stepscope.dashboard import single
+        from stepscope.dashboard import single, terminal
 
         render = single.renderer(run, source=not no_source)
         with outputs.progress("making the page"):
@@ -196,7 +178,7 @@ def analyze(
         if not plan.uses_stdout:
             names = " ".join(shlex.quote(str(path)) for path in paths)
             again = None if run.recorded else f"stepscope analyze {names} --html report.html"
-            outputs.show(report, page=page, again=again)
+            terminal.show_report(report, page=page, again=again)
         plan.write(report, render)
     if checks:
         from stepscope.cli.checks import judge

@@ -5,22 +5,20 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
-import typer
-
 from stepscope.cli import say
-from stepscope.cli.options import CsvFile, Force, JsonFile, Rate, Rows, RunFolder
+from stepscope.cli.options import CsvFile, Force, JsonFile, Rate, Rows, RunFolder, argument, option
 from stepscope.record.host.options import DEFAULT_RATE_HZ
 
 _ENDINGS = {"interrupt": ", ended by Ctrl-C", "job": ", until the job ended"}
 
 
 def attach(
-    pid: Annotated[int, typer.Argument(metavar="PID", help="The training process, or the launcher of all ranks.")],
-    seconds: Annotated[float, typer.Option("--seconds", metavar="N", help="How long to sample.")] = 30.0,
+    pid: Annotated[int, argument("PID", "The training process, or the launcher of all ranks.")],
+    seconds: Annotated[float, option("--seconds N", "How long to sample.")] = 30.0,
     rate: Rate = DEFAULT_RATE_HZ,
     out: RunFolder = None,
     native: Annotated[
-        bool, typer.Option("--native", help="C and C++ frames too; stops the job for a moment at each sample.")
+        bool, option("--native", "C and C++ frames too; stops the job for a moment at each sample.")
     ] = False,
     rows: Rows = None,
     json_file: JsonFile = None,

@@ -5,52 +5,47 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from stepscope.cli import say
 from stepscope.cli.checks import FAILED, NOT_JUDGED, OUTCOMES, PASSED
-from stepscope.cli.options import Force, Library, NoCache, NoSource, PathMap, Quiet, Reading, SourceRoot
+from stepscope.cli.options import (
+    Force,
+    Library,
+    NoCache,
+    NoSource,
+    PathMap,
+    Quiet,
+    Reading,
+    SourceRoot,
+    argument,
+    option,
+)
 from stepscope.errors import UsageError
-
-if TYPE_CHECKING:
-    from stepscope.model.comparison import Comparison
 
 _CHECK = re.compile(r"slower=([0-9]{1,6}(?:\.[0-9]{1,6})?)\s?%")
 
 
 def compare(
-    a: Annotated[Path, typer.Argument(metavar="A", help="The baseline: a run, a folder of runs, or traces.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="What is compared with it.")],
-    worker: Annotated[str | None, typer.Option("--worker", metavar="NAME", help="Of A: only traces of it.")] = None,
-    span: Annotated[int | None, typer.Option("--span", metavar="N", help="Of A: only this span, from 1 on.")] = None,
-    against_worker: Annotated[
-        str | None, typer.Option("--against-worker", metavar="NAME", help="Of B: only traces of this worker.")
-    ] = None,
-    against_span: Annotated[
-        int | None, typer.Option("--against-span", metavar="N", help="Of B: only this span, from 1 on.")
-    ] = None,
-    top: Annotated[
-        int | None, typer.Option("--top", metavar="N", help="Rows of each kind on the terminal; 0 is all. 5 usually.")
-    ] = None,
+    a: Annotated[Path, argument("A", "The baseline: a run, a folder of runs, or traces.")],
+    b: Annotated[Path, argument("B", "What is compared with it.")],
+    worker: Annotated[str | None, option("--worker NAME", "Of A: only traces of it.")] = None,
+    span: Annotated[int | None, option("--span N", "Of A: only this span, from 1 on.")] = None,
+    against_worker: Annotated[str | None, option("--against-worker NAME", "Of B: only traces of this worker.")] = None,
+    against_span: Annotated[int | None, option("--against-span N", "Of B: only this span, from 1 on.")] = None,
+    top: Annotated[int | None, option("--top N", "Rows of each kind on the terminal; 0 is all. 5 usually.")] = None,
     fail_on: Annotated[
         list[str] | None,
-        typer.Option(
-            "--fail-on",
-            metavar="CHECK",
-            help="slower=X%: end with status 1 if B is slower by X % or more, with 4 if that cannot be told.",
+        option(
+            "--fail-on CHECK",
+            "slower=X%: end with status 1 if B is slower by X % or more, with 4 if that cannot be told.",
         ),
     ] = None,
-    json_file: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write the comparison as JSON; - is stdout.")
-    ] = None,
-    html_file: Annotated[
-        str | None, typer.Option("--html", metavar="FILE", help="Write the comparison as a page; - is stdout.")
-    ] = None,
-    csv_file: Annotated[
-        str | None, typer.Option("--csv", metavar="FILE", help="Write what changed as CSV; - is stdout.")
-    ] = None,
+    json_file: Annotated[str | None, option("--json FILE", "Write the comparison as JSON; - is stdout.")] = None,
+    html_file: Annotated[str | None, option("--html FILE", "Write the comparison as a page; - is stdout.")] = None,
+    csv_file: Annotated[str | None, option("--csv FILE", "Write what changed as CSV; - is stdout.")] = None,
     source_root: SourceRoot = None,
     map_: PathMap = None,
     library: Library = None,
@@ -76,6 +71,8 @@ def compare(
     from stepscope import comparing
     from stepscope.analyze.views.select import Selection
     from stepscope.comparison.thresholds import THRESHOLD, Limits
+    from stepscope.comparison.verdicts import slower_by
+    from stepscope.dashboard import terminal
     from stepscope.dashboard.pages import compare as page
     from stepscope.report import comparison_report, outputs
     from stepscope.report.values import json_bytes
@@ -111,19 +108,12 @@ def compare(
     if csv_file is not None:
         outputs.emit(csv_file, comparison_report.to_csv(found.changes))
     if outputs.STDOUT not in files.values() and not quiet:
-        comparison_report.render(document, outputs.console(sys.stdout), top=top)
+        terminal.show_comparison(document, outputs.console(sys.stdout), top=top)
     if limit is not None:
-        raise typer.Exit(_judge(found, limit, quiet=quiet))
-
-
-def _judge(found: Comparison, limit: float, *, quiet: bool) -> int:
-    """Say what the check came to, and return the exit status."""
-    from stepscope.comparison.verdicts import slower_by
-
-    slower, seen = slower_by(found, limit)
-    name = f"slower={limit * 100:g}%"
-    status = NOT_JUDGED if slower is None else FAILED if slower else PASSED
-    if not quiet:
-        outcome = f"{name} cannot be judged" if slower is None else f"{OUTCOMES[status]}: {name}"
-        say(f"{outcome}: {seen}")
-    return status
+        slower, seen = slower_by(found, limit)
+        name = f"slower={limit * 100:g}%"
+        status = NOT_JUDGED if slower is None else FAILED if slower else PASSED
+        if not quiet:
+            outcome = f"{name} cannot be judged" if slower is None else f"{OUTCOMES[status]}: {name}"
+            say(f"{outcome}: {seen}")
+        raise typer.Exit(status)

@@ -7,9 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from stepscope.cli.options import Force
+from stepscope.cli.options import Force, option
 from stepscope.errors import UsageError
 from stepscope.report import outputs
 
@@ -22,12 +20,8 @@ _STYLES = {"ok": "green", "limited": "yellow", "missing": "yellow", "unknown": "
 
 
 def doctor(
-    python: Annotated[
-        str | None, typer.Option("--python", metavar="FILE", help="The training environment's interpreter.")
-    ] = None,
-    json_file: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write the facts as JSON; - is stdout.")
-    ] = None,
+    python: Annotated[str | None, option("--python FILE", "The training environment's interpreter.")] = None,
+    json_file: Annotated[str | None, option("--json FILE", "Write the facts as JSON; - is stdout.")] = None,
     force: Force = False,
 ) -> None:
     """Say what this machine allows, and what each limit costs the report."""

@@ -6,6 +6,7 @@ progress, how many are to come and the time they take.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stepscope.cli import say
-from stepscope.cli.options import Force, HtmlFile, JsonFile, OptionGroup, Quiet
+from stepscope.cli.options import Force, HtmlFile, JsonFile, OptionGroup, Quiet, argument, option
 from stepscope.errors import EnvironmentRefusal, StepscopeError, UsageError
 
 if TYPE_CHECKING:
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
     from stepscope.experiment.folder import Made
     from stepscope.experiment.plan import Request, Slot
     from stepscope.experiment.propose import Proposals
-    from stepscope.model.comparison import Outcome
-    from stepscope.model.experiment import Candidate, Experiment
+    from stepscope.model.comparison import Candidate, Experiment, Outcome
     from stepscope.report import outputs
 
 _PAIRS = re.compile(r"(\d{1,3})(?::(\d{1,3}))?")
@@ -39,69 +39,44 @@ class Asked(OptionGroup, frozen=True):
     """What is tried and how: all that makes one experiment, and the folder it is in."""
 
     tries: Annotated[
-        list[str] | None,
-        typer.Option("--try", metavar="KNOB=V1,V2", help="A change to try, one candidate per value; repeatable."),
+        list[str] | None, option("--try KNOB=V1,V2", "A change to try, one candidate per value; repeatable.")
     ] = None
     source: Annotated[
         str | None,
-        typer.Option(
-            "--from",
-            metavar="RUN|findings",
-            help="Try what the findings of this run suggest; findings: of a run that is recorded first.",
+        option(
+            "--from RUN|findings",
+            "Try what the findings of this run suggest; findings: of a run that is recorded first.",
         ),
     ] = None
     together: Annotated[
-        bool, typer.Option("--together", help="All --try are one candidate (several values: every combination).")
+        bool, option("--together", "All --try are one candidate (several values: every combination).")
     ] = False
     itself: Annotated[
-        bool, typer.Option("--self", help="The baseline against itself: the smallest effect this machine can show.")
+        bool, option("--self", "The baseline against itself: the smallest effect this machine can show.")
     ] = False
     screen: Annotated[
-        bool,
-        typer.Option("--screen", help="Switch all knobs in a two-level design, then confirm the best combination."),
+        bool, option("--screen", "Switch all knobs in a two-level design, then confirm the best combination.")
     ] = False
     base: Annotated[
-        list[str] | None,
-        typer.Option("--base", metavar="KNOB=VALUE", help="A setting of every run, baseline included; repeatable."),
+        list[str] | None, option("--base KNOB=VALUE", "A setting of every run, baseline included; repeatable.")
     ] = None
     quiet_machine: Annotated[
-        bool,
-        typer.Option(
-            "--quiet-machine", help="Pin cores and threads, freeze garbage, of every run; name what stays noisy."
-        ),
+        bool, option("--quiet-machine", "Pin cores and threads, freeze garbage, of every run; name what stays noisy.")
     ] = False
     pairs: Annotated[
         str | None,
-        typer.Option(
-            "--pairs",
-            metavar="MIN:MAX",
-            help="Pairs of runs per candidate, 5:10 by default; a clear effect ends after 3.",
-        ),
+        option("--pairs MIN:MAX", "Pairs of runs per candidate, 5:10 by default; a clear effect ends after 3."),
     ] = None
-    steps: Annotated[
-        int | None, typer.Option("--steps", metavar="N", help="Measured steps of a run; chosen from the step time.")
-    ] = None
-    warmup: Annotated[
-        int | None, typer.Option("--warmup", metavar="N", help="Most steps of warm-up before them; found in the run.")
-    ] = None
-    width: Annotated[
-        str, typer.Option("--width", metavar="X%", help="A candidate's runs end when its interval is +-X %.")
-    ] = "2%"
-    threshold: Annotated[
-        str, typer.Option("--threshold", metavar="X%", help="Effects below this do not matter to you.")
-    ] = "1%"
-    loss_band: Annotated[
-        str, typer.Option("--loss-band", metavar="X%", help="How far a candidate's loss may lie from the baseline's.")
-    ] = "5%"
-    budget: Annotated[
-        float | None, typer.Option("--budget", metavar="MIN", help="Start no run that would end after MIN minutes.")
-    ] = None
-    seed: Annotated[
-        int, typer.Option("--seed", metavar="N", help="Seed of the first pair; every further pair has the next.")
-    ] = 0
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="The experiment's folder; named after it by default.")
-    ] = None
+    steps: Annotated[int | None, option("--steps N", "Measured steps of a run; chosen from the step time.")] = None
+    warmup: Annotated[int | None, option("--warmup N", "Most steps of warm-up before them; found in the run.")] = None
+    width: Annotated[str, option("--width X%", "A candidate's runs end when its interval is +-X %.")] = "2%"
+    threshold: Annotated[str, option("--threshold X%", "Effects below this do not matter to you.")] = "1%"
+    loss_band: Annotated[str, option("--loss-band X%", "How far a candidate's loss may lie from the baseline's.")] = (
+        "5%"
+    )
+    budget: Annotated[float | None, option("--budget MIN", "Start no run that would end after MIN minutes.")] = None
+    seed: Annotated[int, option("--seed N", "Seed of the first pair; every further pair has the next.")] = 0
+    out: Annotated[Path | None, option("--out DIR", "The experiment's folder; named after it by default.")] = None
 
     def request(self, command: list[str]) -> Request:
         """Raises `UsageError` for what cannot be tried or contradicts itself."""
@@ -132,19 +107,14 @@ class Asked(OptionGroup, frozen=True):
             cwd=cwd,
             candidates=candidates_of(self.tries or (), together=self.together),
             source=source if source in (None, FINDINGS) else os.path.abspath(str(source)),
-            screen=self.screen,
-            itself=self.itself,
-            quiet_machine=self.quiet_machine,
             base_knobs=fixed,
-            steps=self.steps,
-            warmup=self.warmup,
             least_pairs=least,
             most_pairs=most,
             width=_fraction("--width", self.width),
             threshold=_fraction("--threshold", self.threshold),
             loss_band=_fraction("--loss-band", self.loss_band),
-            seed=self.seed,
             budget_s=None if self.budget is None else self.budget * 60,
+            **{name: getattr(self, name) for name in _AS_TYPED},
         )
 
     def line(self, command: list[str]) -> str:
@@ -161,6 +131,7 @@ class Asked(OptionGroup, frozen=True):
         return shlex.join([*words, "--", *command])
 
 
+_AS_TYPED = ("screen", "itself", "quiet_machine", "steps", "warmup", "seed")
 _SPELLED = {"tries": "try", "source": "from", "itself": "self"}  # options whose name is another one in Python
 _IN_LINE = (
     *("out", "tries", "base", "source", "pairs", "steps", "warmup", "together", "itself", "screen"),
@@ -169,11 +140,9 @@ _IN_LINE = (
 
 
 def experiment(
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="The training command, unchanged.")],
+    command: Annotated[list[str], argument("COMMAND...", "The training command, unchanged.")],
     asked: Asked,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start anew where an unfinished experiment could be continued.")
-    ] = False,
+    fresh: Annotated[bool, option("--fresh", "Start anew where an unfinished experiment could be continued.")] = False,
     json_file: JsonFile = None,
     html_file: HtmlFile = None,
     force: Force = False,
@@ -212,6 +181,7 @@ def experiment(
     script = find_script(request.command, os.environ, Path.cwd()).label
     folder, resumed = find(key(request), script, asked.out, fresh=fresh)
 
+    @functools.cache
     def propose(pilot: Path | None, named: tuple[Candidate, ...]) -> Proposals:
         """What the findings of a run suggest, after what the user named."""
         from stepscope import api
@@ -223,10 +193,8 @@ def experiment(
         base = baseline_of(run.analysis, run.diagnosis)
         return proposals(base, named, Limits(threshold=request.threshold, width=request.width))
 
-    known: list[Proposals] = []
     if request.source not in (None, FINDINGS) and not resumed:
-        # a run that cannot be read is an error before anything is started
-        known.append(propose(None, request.candidates))
+        propose(None, request.candidates)  # a run that cannot be read is an error before anything is started
 
     def write(found: Experiment) -> None:
         outputs.write_file(folder / experiment_report.NAME, experiment_report.dumps(found))
@@ -239,7 +207,7 @@ def experiment(
             repeat=asked.line(command),
             run=Processes(stop),
             write=write,
-            propose=lambda pilot, named: known[0] if known else propose(pilot, named),
+            propose=propose,
             listener=progress,
             stop=stop,
         ).conduct()
@@ -257,7 +225,7 @@ def _show(request: Request, found: Experiment, folder: Path, files: outputs.Plan
     That run is the one that the findings are of, else one of the baseline.
     """
     from stepscope import api
-    from stepscope.dashboard import single
+    from stepscope.dashboard import single, terminal
     from stepscope.dashboard.pages import experiments
     from stepscope.experiment.folder import RUNS
     from stepscope.experiment.plan import FINDINGS
@@ -285,7 +253,7 @@ def _show(request: Request, found: Experiment, folder: Path, files: outputs.Plan
     if not quiet:
         stream = sys.stderr if files.uses_stdout else sys.stdout
         document = experiment_report.experiment_document(found)
-        experiment_report.render(document, outputs.console(stream), page=str(page))
+        terminal.show_experiment(document, outputs.console(stream), page=str(page))
     if files.json_file is not None:
         outputs.emit(files.json_file, experiment_report.dumps(found))
     if files.html_file is not None:

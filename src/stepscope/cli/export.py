@@ -8,28 +8,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from stepscope.cli import say
-from stepscope.cli.options import Force, Steps, parse_steps
+from stepscope.cli.options import Force, Steps, argument, option, parse_steps
 
 
 def export(
-    paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH...", help="Traces, folders of traces, or the folder of a run.")
-    ],
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write; packed if it ends in .gz.")
-    ],
+    paths: Annotated[list[Path], argument("PATH...", "Traces, folders of traces, or the folder of a run.")],
+    out: Annotated[Path, option("--out -o FILE", "The file to write; packed if it ends in .gz.")],
     steps: Steps = None,
     time_range: Annotated[
-        str | None,
-        typer.Option("--range", metavar="START:END", help="Only this time since the trace's start: 100ms:1.5s."),
+        str | None, option("--range START:END", "Only this time since the trace's start: 100ms:1.5s.")
     ] = None,
-    rank: Annotated[list[int] | None, typer.Option("--rank", metavar="N", help="Only this rank; repeatable.")] = None,
+    rank: Annotated[list[int] | None, option("--rank N", "Only this rank; repeatable.")] = None,
     categories: Annotated[
-        list[str] | None,
-        typer.Option("--categories", metavar="NAMES", help="Only slices of these categories: kernel,cpu_op."),
+        list[str] | None, option("--categories NAMES", "Only slices of these categories: kernel,cpu_op.")
     ] = None,
     force: Force = False,
 ) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from msgspec.structs import replace
 
 from stepscope.cli.options import (
@@ -21,6 +20,8 @@ from stepscope.cli.options import (
     ProcessKind,
     Reading,
     SourceRoot,
+    argument,
+    option,
 )
 from stepscope.errors import UsageError
 
@@ -43,16 +44,13 @@ _MIN_NODES = 500  # of a tree; a page of so few boxes fits whatever their names 
 
 def flamegraph(
     paths: Annotated[
-        list[Path],
-        typer.Argument(metavar="PATH...", help="A run folder, or files of stacks, or traces, and folders of them."),
+        list[Path], argument("PATH...", "A run folder, or files of stacks, or traces, and folders of them.")
     ],
     out: Annotated[
         str | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="NAME",
-            help="The file to write: .html, .svg, .speedscope.json or .collapsed. INPUT.flame.html here by default.",
+        option(
+            "--out -o NAME",
+            "The file to write: .html, .svg, .speedscope.json or .collapsed. INPUT.flame.html here by default.",
         ),
     ] = None,
     phase: Phase = None,
@@ -60,22 +58,15 @@ def flamegraph(
     process: ProcessKind = "all",
     by: Annotated[
         str | None,
-        typer.Option(
-            "--by",
-            metavar="WHAT",
-            help="One box per function or per line of it: function by default, line where ranks are compared.",
+        option(
+            "--by WHAT", "One box per function or per line of it: function by default, line where ranks are compared."
         ),
     ] = None,
-    tree: Annotated[
-        str | None, typer.Option("--tree", metavar="KEY", help="The tree to begin with, or to write: process:main.")
-    ] = None,
+    tree: Annotated[str | None, option("--tree KEY", "The tree to begin with, or to write: process:main.")] = None,
     diff: Annotated[
-        str | None,
-        typer.Option("--diff", metavar="PATH", help="Compare with this run or file; others compares --rank with them."),
+        str | None, option("--diff PATH", "Compare with this run or file; others compares --rank with them.")
     ] = None,
-    min_share: Annotated[
-        float, typer.Option("--min-share", metavar="PERCENT", help="Leave out paths below this share of a tree.")
-    ] = 0.05,
+    min_share: Annotated[float, option("--min-share PERCENT", "Leave out paths below this share of a tree.")] = 0.05,
     parked: Parked = False,
     source_root: SourceRoot = None,
     map_: PathMap = None,

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from msgspec import Struct
 
 from stepscope.cli.options import (
@@ -21,6 +20,8 @@ from stepscope.cli.options import (
     Reading,
     Rows,
     SourceRoot,
+    argument,
+    option,
 )
 from stepscope.errors import UnreadableInputError, UsageError
 
@@ -38,30 +39,26 @@ NO_STACKS = (
 
 def hotspots(
     paths: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="PATH...", help="A run folder, or files of sampled stacks and folders of them."),
+        list[Path] | None, argument("PATH...", "A run folder, or files of sampled stacks and folders of them.")
     ] = None,
     library: Annotated[
         str | None,
-        typer.Option(
-            "--library",
-            metavar="NAME|PATH",
-            help="Name the innermost frame of this library in each row: a whole part of the path (flow is flow.py and "
+        option(
+            "--library NAME|PATH",
+            "Name the innermost frame of this library in each row: a whole part of the path (flow is flow.py and "
             "pkg/flow/net.py, not workflow.py), a module (pkg.flow), or with a slash a path. Your own code by default.",
         ),
     ] = None,
     aggregate: Annotated[
         bool,
-        typer.Option(
+        option(
             "--aggregate-leaf-paths/--no-aggregate-leaf-paths",
-            help="One row for all call paths that end in the same frame and pass the same frame of the library, or one "
+            "One row for all call paths that end in the same frame and pass the same frame of the library, or one "
             "row for each call path.",
         ),
     ] = True,
     rows: Rows = None,
-    by: Annotated[
-        str, typer.Option("--by", metavar="WHAT", help="What a row is: line, function, file or module.")
-    ] = "line",
+    by: Annotated[str, option("--by WHAT", "What a row is: line, function, file or module.")] = "line",
     phase: Phase = None,
     rank: OneRank = None,
     process: ProcessKind = "all",
@@ -71,9 +68,9 @@ def hotspots(
     source_root: SourceRoot = None,
     map_: PathMap = None,
     force: Force = False,
-    file: Annotated[list[Path] | None, typer.Option("--file", hidden=True)] = None,
-    library_name: Annotated[str | None, typer.Option("--library-name", hidden=True)] = None,
-    num_rows: Annotated[str | None, typer.Option("--num-rows", hidden=True)] = None,
+    file: Annotated[list[Path] | None, option("--file", None, hidden=True)] = None,
+    library_name: Annotated[str | None, option("--library-name", None, hidden=True)] = None,
+    num_rows: Annotated[str | None, option("--num-rows", None, hidden=True)] = None,
 ) -> None:
     """Show which functions the sampled stacks stand in, most samples first.
 
@@ -101,9 +98,9 @@ def hotspots(
             "nothing to read; name a run folder, or a file of sampled stacks: stepscope hotspots profile.txt"
         )
     wanted = Wanted(parse_rows(_one("--rows", rows, "--num-rows", num_rows)), json_file, csv_file)
-    for option, value, known in (("--by", by, tuple(GROUPS)), ("--process", process, PROCESSES)):
+    for spelled, value, known in (("--by", by, tuple(GROUPS)), ("--process", process, PROCESSES)):
         if value not in known:
-            raise UsageError(f"{option} {value}: unknown; use {', '.join(known)}")
+            raise UsageError(f"{spelled} {value}: unknown; use {', '.join(known)}")
     outputs.check_files({"--json": json_file, "--csv": csv_file}, force=force)
     options = HotspotOptions(
         library=_one("--library", library, "--library-name", library_name),

@@ -53,67 +53,56 @@ def ungrouped(function: Any) -> Any:
     return command
 
 
+def option(spelled: str, help: str | None, **more: Any) -> Any:
+    """An option, spelled as its help shows it: its names, and behind them what it takes (`--out -o FILE`)."""
+    words = spelled.split()
+    names = [word for word in words if word.startswith("-")]
+    return typer.Option(*names, metavar=" ".join(words[len(names) :]) or None, help=help, **more)
+
+
+def argument(metavar: str, help: str, **more: Any) -> Any:
+    """What is given by its place."""
+    return typer.Argument(metavar=metavar, help=help, **more)
+
+
 RunFolder = Annotated[
-    Path | None,
-    typer.Option(
-        "--out", metavar="DIR", help="The run folder, new or empty; stepscope-runs/<time>-<script> by default."
-    ),
+    Path | None, option("--out DIR", "The run folder, new or empty; stepscope-runs/<time>-<script> by default.")
 ]
-JsonFile = Annotated[
-    str | None, typer.Option("--json", metavar="FILE", help="Write what is shown as JSON; - is stdout.")
-]
-HtmlFile = Annotated[
-    str | None, typer.Option("--html", metavar="FILE", help="Write the report as a page; - is stdout.")
-]
-Rate = Annotated[float, typer.Option("--rate", metavar="HZ", help="Stack samples per second.")]
-Rows = Annotated[
-    str | None,
-    typer.Option("--rows", metavar="N|all", help="Rows to show; 10 on a terminal, all in files by default."),
-]
-NoSource = Annotated[bool, typer.Option("--no-source", help="Quote no line of source text anywhere.")]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite existing files.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing of ours.")]
+JsonFile = Annotated[str | None, option("--json FILE", "Write what is shown as JSON; - is stdout.")]
+HtmlFile = Annotated[str | None, option("--html FILE", "Write the report as a page; - is stdout.")]
+Rate = Annotated[float, option("--rate HZ", "Stack samples per second.")]
+Rows = Annotated[str | None, option("--rows N|all", "Rows to show; 10 on a terminal, all in files by default.")]
+NoSource = Annotated[bool, option("--no-source", "Quote no line of source text anywhere.")]
+Force = Annotated[bool, option("--force", "Overwrite existing files.")]
+Quiet = Annotated[bool, option("--quiet", "Print nothing of ours.")]
 SourceRoot = Annotated[
     list[Path] | None,
-    typer.Option(
-        "--source-root",
-        metavar="DIR",
-        help="A folder of your code, by default all that is no known library; repeatable.",
-    ),
+    option("--source-root DIR", "A folder of your code, by default all that is no known library; repeatable."),
 ]
 PathMap = Annotated[
-    list[str] | None,
-    typer.Option("--map", metavar="OLD=NEW", help="Paths in the trace that begin with OLD lie in NEW; repeatable."),
+    list[str] | None, option("--map OLD=NEW", "Paths in the trace that begin with OLD lie in NEW; repeatable.")
 ]
-Library = Annotated[
-    list[str] | None,
-    typer.Option("--library", metavar="NAME", help="A module or folder that is not your code; repeatable."),
-]
-NoCache = Annotated[bool, typer.Option("--no-cache", help="Keep no tables of traces.")]
-Steps = Annotated[str | None, typer.Option("--steps", metavar="A:B", help="Read steps A to B of traces only.")]
-CsvFile = Annotated[str | None, typer.Option("--csv", metavar="FILE", help="Write the table as CSV; - is stdout.")]
+Library = Annotated[list[str] | None, option("--library NAME", "A module or folder that is not your code; repeatable.")]
+NoCache = Annotated[bool, option("--no-cache", "Keep no tables of traces.")]
+Steps = Annotated[str | None, option("--steps A:B", "Read steps A to B of traces only.")]
+CsvFile = Annotated[str | None, option("--csv FILE", "Write the table as CSV; - is stdout.")]
 FailOn = Annotated[
     list[str] | None,
-    typer.Option(
-        "--fail-on",
-        metavar="CHECK",
-        help="End with status 1 if the run holds one, with 4 if nothing could tell: recompile, graph-break; "
+    option(
+        "--fail-on CHECK",
+        "End with status 1 if the run holds one, with 4 if nothing could tell: recompile, graph-break; "
         "repeatable, or with commas.",
     ),
 ]
 Phase = Annotated[
     str | None,
-    typer.Option(
-        "--phase",
-        metavar="NAME",
-        help="Only main threads in this phase: data_wait, forward, backward, optimizer, other or startup.",
+    option(
+        "--phase NAME", "Only main threads in this phase: data_wait, forward, backward, optimizer, other or startup."
     ),
 ]
-OneRank = Annotated[int | None, typer.Option("--rank", metavar="N", help="Only this rank and its workers.")]
-ProcessKind = Annotated[
-    str, typer.Option("--process", metavar="KIND", help="Only main processes or loader workers: main, workers, all.")
-]
-Parked = Annotated[bool, typer.Option("--parked", help="Keep helper threads that are parked in a wait.")]
+OneRank = Annotated[int | None, option("--rank N", "Only this rank and its workers.")]
+ProcessKind = Annotated[str, option("--process KIND", "Only main processes or loader workers: main, workers, all.")]
+Parked = Annotated[bool, option("--parked", "Keep helper threads that are parked in a wait.")]
 
 CHECKS = ("recompile", "graph-break")  # of `stepscope.analyze.compilers`, which takes long to import
 
@@ -136,8 +125,7 @@ class Reading(OptionGroup, frozen=True):
     library: Library = None
     steps: Steps = None
     tables: Annotated[
-        Path | None,
-        typer.Option("--tables", metavar="DIR", help="Keep the tables of traces there, not in the user cache."),
+        Path | None, option("--tables DIR", "Keep the tables of traces there, not in the user cache.")
     ] = None
     no_cache: NoCache = False
 

@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 import typer
 
 from stepscope.cli import checks, say
-from stepscope.cli.options import FailOn, Force, JsonFile, NoSource, Quiet, Rate, RunFolder, parse_checks
+from stepscope.cli.options import (
+    FailOn,
+    Force,
+    JsonFile,
+    NoSource,
+    Quiet,
+    Rate,
+    RunFolder,
+    argument,
+    option,
+    parse_checks,
+)
 from stepscope.cli.settings import ignored_rules
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.record.agent.knobs import parse
@@ -30,49 +41,35 @@ if TYPE_CHECKING:
 
 
 def run(
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="The training command, unchanged.")],
+    command: Annotated[list[str], argument("COMMAND...", "The training command, unchanged.")],
     out: RunFolder = None,
-    name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="A name for the run; the script's by default.")
-    ] = None,
-    tag: Annotated[
-        list[str] | None, typer.Option("--tag", metavar="TAG", help="A tag to find the run by; repeatable.")
-    ] = None,
+    name: Annotated[str | None, option("--name NAME", "A name for the run; the script's by default.")] = None,
+    tag: Annotated[list[str] | None, option("--tag TAG", "A tag to find the run by; repeatable.")] = None,
     rate: Rate = DEFAULT_RATE_HZ,
     window: Annotated[
         str | None,
-        typer.Option(
-            "--window",
-            metavar="SCHEDULE",
-            help="When torch.profiler records: skip_first=,wait=,warmup=,active=,repeat=. Once step time is steady by "
+        option(
+            "--window SCHEDULE",
+            "When torch.profiler records: skip_first=,wait=,warmup=,active=,repeat=. Once step time is steady by "
             "default.",
         ),
     ] = None,
-    no_window: Annotated[bool, typer.Option("--no-window", help="Never open torch.profiler.")] = False,
-    window_memory: Annotated[bool, typer.Option("--window-memory", help="Record memory in windows too.")] = False,
+    no_window: Annotated[bool, option("--no-window", "Never open torch.profiler.")] = False,
+    window_memory: Annotated[bool, option("--window-memory", "Record memory in windows too.")] = False,
     max_steps: Annotated[
         int | None,
-        typer.Option(
-            "--max-steps",
-            metavar="N",
-            help="End the command with SIGINT after N steps (SIGTERM where it ignores that).",
-        ),
+        option("--max-steps N", "End the command with SIGINT after N steps (SIGTERM where it ignores that)."),
     ] = None,
     knob: Annotated[
-        list[str] | None,
-        typer.Option("--knob", metavar="KNOB=VALUE", help="Train with a change, the script unedited; repeatable."),
+        list[str] | None, option("--knob KNOB=VALUE", "Train with a change, the script unedited; repeatable.")
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option("--seed", metavar="N", help="Seed Python, numpy and torch before the script starts.")
-    ] = None,
+    seed: Annotated[int | None, option("--seed N", "Seed Python, numpy and torch before the script starts.")] = None,
     losses: Annotated[
         bool,
-        typer.Option(
-            "--losses", envvar="STEPSCOPE_LOSSES", help="Keep the loss of every step; always with --knob or --seed."
-        ),
+        option("--losses", "Keep the loss of every step; always with --knob or --seed.", envvar="STEPSCOPE_LOSSES"),
     ] = False,
     no_report: Annotated[
-        bool, typer.Option("--no-report", help="Record only; `stepscope analyze` makes the report later.")
+        bool, option("--no-report", "Record only; `stepscope analyze` makes the report later.")
     ] = False,
     quiet: Quiet = False,
     json_file: JsonFile = None,
@@ -147,9 +144,9 @@ def _report(
 ) -> Run | None:
     """Show and write the report, where it is ours to make and there is time for it: then the run is returned."""
     from stepscope import api
-    from stepscope.dashboard import single
+    from stepscope.dashboard import single, terminal
     from stepscope.record.host.folder import Part
-    from stepscope.record.host.signals import RaiseOnTermination
+    from stepscope.record.host.signals import interrupted_on_termination
 
     if outcome.problem and not quiet:
         say(outcome.problem)
@@ -161,13 +158,13 @@ def _report(
         if part is Part.WORD and not quiet:
             say(f"recorded into {outcome.run}; when all its tasks have ended: stepscope analyze {outcome.run}")
         return None
-    with RaiseOnTermination():
+    with interrupted_on_termination():
         run = api.open_run(outcome.run, options=api.ReadOptions(ignored=ignored))
         with contextlib.nullcontext() if quiet else outputs.progress("making the report"):
             report, render = run.report(source=source), single.renderer(run, source=source)
             page = outputs.write(report, outcome.run, render)[1]
         if not quiet:
-            outputs.show(report, sys.stderr, page=str(page))
+            terminal.show_report(report, sys.stderr, page=str(page))
             plan.write(report, render)
         elif plan.json_file is not None:
             outputs.write_file(Path(plan.json_file), report_bytes(report), make_folder=True)

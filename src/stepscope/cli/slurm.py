@@ -9,10 +9,8 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from stepscope.cli import say
-from stepscope.cli.options import Force
+from stepscope.cli.options import Force, argument, option
 from stepscope.errors import UnreadableInputError, UsageError
 
 _STDOUT = "-"
@@ -21,14 +19,11 @@ _LONGEST_LINE = 10_000  # of the difference shown; the file has all of it
 
 
 def slurm(
-    script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="The script that is handed to sbatch.")],
+    script: Annotated[Path, argument("SCRIPT", "The script that is handed to sbatch.")],
     out: Annotated[
-        str | None,
-        typer.Option("--out", "-o", metavar="FILE", help="The copy; NAME.stepscope.sbatch by default; - is stdout."),
+        str | None, option("--out -o FILE", "The copy; NAME.stepscope.sbatch by default; - is stdout.")
     ] = None,
-    program: Annotated[
-        str, typer.Option("--stepscope", metavar="PATH", help="How stepscope is called in the job.")
-    ] = "stepscope",
+    program: Annotated[str, option("--stepscope PATH", "How stepscope is called in the job.")] = "stepscope",
     force: Force = False,
 ) -> None:
     """Write a copy of a batch script that records every training it starts.

@@ -10,10 +10,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from stepscope.cli import INTERRUPTED, say
-from stepscope.cli.options import NoSource, Reading
+from stepscope.cli.options import NoSource, Reading, argument, option
 from stepscope.errors import EnvironmentRefusal, UsageError
 
 if TYPE_CHECKING:
@@ -25,29 +23,21 @@ NICE = 10  # a training on the same machine goes first
 def view(
     runs: Annotated[
         list[Path] | None,
-        typer.Argument(
-            metavar="RUN...",
-            help="Run folders, experiments, traces, or folders of them; stepscope-runs by default.",
+        argument(
+            "RUN...",
+            "Run folders, experiments, traces, or folders of them; stepscope-runs by default.",
             show_default=False,
         ),
     ] = None,
     port: Annotated[
-        int | None,
-        typer.Option("--port", metavar="N", help="The port; 0 is any free one. 6107 by default, or a free one."),
+        int | None, option("--port N", "The port; 0 is any free one. 6107 by default, or a free one.")
     ] = None,
-    host: Annotated[
-        str, typer.Option("--host", metavar="ADDRESS", help="Listen at this address, not on this machine alone.")
-    ] = "127.0.0.1",
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="Open no browser.")] = False,
-    base_path: Annotated[
-        str,
-        typer.Option("--base-path", metavar="PATH", help="Where a proxy shows it, e.g. /user/ann/proxy/6107."),
-    ] = "/",
+    host: Annotated[str, option("--host ADDRESS", "Listen at this address, not on this machine alone.")] = "127.0.0.1",
+    no_browser: Annotated[bool, option("--no-browser", "Open no browser.")] = False,
+    base_path: Annotated[str, option("--base-path PATH", "Where a proxy shows it, e.g. /user/ann/proxy/6107.")] = "/",
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(
-            "--allow-host", metavar="NAME", help="A name by which a proxy reaches the server, or NAME:PORT; repeatable."
-        ),
+        option("--allow-host NAME", "A name by which a proxy reaches the server, or NAME:PORT; repeatable."),
     ] = None,
     *,
     reading: Reading,

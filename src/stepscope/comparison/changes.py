@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from stepscope.analyze.views import trace_diff as views
 from stepscope.analyze.views.trace_diff import STEP
@@ -29,7 +30,7 @@ from stepscope.comparison.profile import (
     relative_to,
 )
 from stepscope.comparison.verdicts import margin
-from stepscope.model import Finding
+from stepscope.model import Diagnosis, Finding
 from stepscope.model.comparison import Change, Measure
 from stepscope.model.views import Diff
 
@@ -69,7 +70,6 @@ def changes(
     unphased = "traces know no phases; categories are the parts of their steps" if profiled else None
     categories, note = _categories(diffs, floor)
     kernels, on_device = _traced(diffs, "kernels"), _unit(diffs, device=True)  # by time on the device
-    all_kernels = _sum(kernels, ALL_KERNELS, "kernel", on_device, floor)
     findings, silent = _findings(ours, theirs, floor)
     utilisation = utilisation_changes([one.utilisation for one in ours], [one.utilisation for one in theirs])
     environment = environment_changes([one.environment for one in ours], [one.environment for one in theirs])
@@ -84,7 +84,7 @@ def changes(
         ("function", _sampled("function", pairs, lambda one: one.functions, floor), _why(sides, "function")),
         ("line", _lines(pairs, floor), _why(sides, "line")),
         ("operator", _operators(diffs, floor), _untraced(sides, diffs, "operators")),
-        ("kernel", [*all_kernels, *rows("kernel", on_device, kernels, floor)], _untraced(sides, diffs, "kernels")),
+        ("kernel", rows("kernel", on_device, kernels, floor, together=ALL_KERNELS), _untraced(sides, diffs, "kernels")),
         ("finding", findings, _why(sides, "finding")),
         ("utilisation", utilisation, None),
         ("environment", environment, None),
@@ -164,19 +164,8 @@ def _operators(diffs: Sequence[Diff], floor: float) -> list[Change]:
     """Operators by self time of the host, and by self time of the device where there is one; their sum first."""
     host, device = _traced(diffs, "operators"), _traced(diffs, "operators", device=True)
     unit = _unit(diffs)
-    sums = _sum(host, ALL_OPERATORS, "operator", unit, floor)
     on_device = rows("operator", _unit(diffs, device=True), device, floor)
-    return [*sums, *rows("operator", unit, host, floor), *on_device]
-
-
-def _sum(pairs: Sequence[Pair], name: str, kind: str, unit: str, floor: float) -> list[Change]:
-    """The row of all together, kept where nothing changed: that all stayed the same is worth a line."""
-
-    def total(side: Amounts) -> Amounts:
-        return {Thing(name): Amount(math.fsum(amount.value for amount in side.values()))} if side else {}
-
-    sums = [(total(one), total(other)) for one, other in pairs]
-    return [row(kind, Thing(name), unit, sums, floor)] if any(one or other for one, other in sums) else []
+    return [*rows("operator", unit, host, floor, together=ALL_OPERATORS), *on_device]
 
 
 def _unit(diffs: Sequence[Diff], *, device: bool = False) -> str:
@@ -204,10 +193,8 @@ def _traced(diffs: Sequence[Diff], table: str, *, device: bool = False) -> list[
 def _lines(pairs: Profiles, floor: float) -> list[Change]:
     """Lines of the user's code whose time differs, of the training process and of the device that they keep busy."""
     device = [(one.device_lines, other.device_lines) for one, other in pairs if one.device_lines and other.device_lines]
-    return [
-        *_sampled("line", pairs, lambda one: one.lines, floor),
-        *rows("line", DEVICE_PER_STEP, _matched(device), floor),
-    ]
+    on_device = rows("line", DEVICE_PER_STEP, _matched(device), floor)
+    return [*_sampled("line", pairs, lambda one: one.lines, floor), *on_device]
 
 
 def _sampled(kind: str, pairs: Profiles, of: Callable[[Profile], Amounts], floor: float) -> list[Change]:
@@ -248,25 +235,31 @@ def _findings(
     A rule that was not judged on a side says nothing there: such a finding is neither gone nor new. Of several runs a
     side has a finding when more than half of them do; its cost is the mean over those.
     """
-    sides = [[one for one in side if one.diagnosis is not None] for side in (baseline, candidate)]
+    sides = [
+        [(one.diagnosis, relative_to(one.roots)) for one in side if one.diagnosis is not None]
+        for side in (baseline, candidate)
+    ]
     if not all(sides):
         return [], {}
     ours, theirs = (_usual(side) for side in sides)
-    silent = [_not_judged(side) for side in sides]
+    silent = [_not_judged([diagnosis for diagnosis, _ in side]) for side in sides]
     found, absent = [], {}
     for before, after in _same_findings(ours, theirs):
         runs = [ours[before] if before else [], theirs[after] if after else []]
         shown, file = (runs[1] or runs[0])[0]
-        lacking = next((side for side in (0, 1) if not runs[side]), None)
-        why = silent[lacking].get(shown.rule) if lacking is not None else None
-        if why is not None:
-            absent[shown.rule] = why
+        why = [
+            reasons[shown.rule]
+            for side, reasons in zip(runs, silent, strict=True)
+            if not side and shown.rule in reasons
+        ]
+        if why:
+            absent[shown.rule] = why[0]
             continue
         costs = [math.fsum(one.cost_ms_per_step for one, _ in side) / len(side) if side else None for side in runs]
         difference = (costs[1] or 0.0) - (costs[0] or 0.0)
         status = NEW if costs[0] is None else GONE if costs[1] is None else GREW if difference > 0 else SHRANK
         least = max(floor, thresholds.SAME_SHARE * max(each or 0.0 for each in costs))
-        if lacking is not None or abs(difference) >= least:
+        if status in {NEW, GONE} or abs(difference) >= least:
             line = shown.where[0].line if shown.where else None
             cost, other = costs
             found.append(
@@ -288,13 +281,12 @@ def _same_findings(ours: Found, theirs: Found) -> list[tuple[Finder | None, Find
     return [*pairs, *((None, key) for key in right if key not in matched)]
 
 
-def _usual(side: Sequence[Profile]) -> Found:
+def _usual(side: Sequence[tuple[Diagnosis, Callable[[str], str]]]) -> Found:
     """The findings of more than half of the runs."""
     seen: Found = {}
-    for one in side:
-        name = relative_to(one.roots)
+    for diagnosis, name in side:
         of_run: dict[Finder, tuple[Finding, str | None]] = {}
-        for finding in one.diagnosis.findings if one.diagnosis is not None else ():
+        for finding in diagnosis.findings:
             place = finding.where[0] if finding.where else None
             file = name(place.file) if place is not None else None
             inside = (place.function or place.line) if place is not None else None
@@ -304,16 +296,13 @@ def _usual(side: Sequence[Profile]) -> Found:
     return {key: runs for key, runs in seen.items() if 2 * len(runs) > len(side)}
 
 
-def _not_judged(side: Sequence[Profile]) -> dict[str, str]:
+def _not_judged(side: Sequence[Diagnosis]) -> dict[str, str]:
     """Rule -> what it lacked, of those that were judged in no run of the side."""
-    found: dict[str, str] = {}
-    judged: set[str] = set()
-    for diagnosis in (one.diagnosis for one in side if one.diagnosis is not None):
-        found |= {one.rule: one.needs for one in diagnosis.abstained if not one.quiet}
-        found |= {one.rule: f"ignored: {one.reason}" for one in diagnosis.ignored}
-    for diagnosis in (one.diagnosis for one in side if one.diagnosis is not None):
-        judged |= found.keys() - {one.rule for one in diagnosis.abstained} - {one.rule for one in diagnosis.ignored}
-    return {rule: why for rule, why in found.items() if rule not in judged}
+    found = {one.rule: one.needs for diagnosis in side for one in diagnosis.abstained if not one.quiet}
+    found |= {one.rule: f"ignored: {one.reason}" for diagnosis in side for one in diagnosis.ignored}
+    silent = [{one.rule for one in each.abstained} | {one.rule for one in each.ignored} for each in side]
+    nowhere = set.intersection(*silent)
+    return {rule: why for rule, why in found.items() if rule in nowhere}
 
 
 def text_changes(
@@ -333,25 +322,18 @@ def text_changes(
 
 
 def environment_changes(baseline: Sequence[Mapping[str, str]], candidate: Sequence[Mapping[str, str]]) -> list[Change]:
-    """What differs between the sides, in the order of the report. A value that varies within a side names them all."""
+    """What differs between the sides, in the order of the report. A value that varies within a side names them all.
+
+    What one side does not know is no difference, nor are mean loads that are alike.
+    """
     found = text_changes("environment", baseline, candidate, lambda values: ", ".join(sorted(values))[:LONGEST])
-    return [
-        one
-        for one in found
-        if one.status != SAME
-        and not (one.name == LOAD and _is_near(one.baseline, one.candidate))
-        # not known is no difference
-        and (one.status == CHANGED or one.name.startswith(_PRESENCE))
-    ]
-
-
-def _is_near(before: str | None, after: str | None) -> bool:
-    """Whether mean loads are alike."""
-    try:
-        means = [statistics.fmean(map(float, (text or "").split(", "))) for text in (before, after)]
-    except ValueError:
-        return False
-    return abs(means[0] - means[1]) < thresholds.LOAD_FLOOR
+    differ = [one for one in found if one.status == CHANGED or (one.status != SAME and one.name.startswith(_PRESENCE))]
+    for one in [one for one in differ if one.name == LOAD]:
+        with suppress(ValueError):
+            before, after = (statistics.fmean(map(float, text.split(", "))) for text in (one.baseline, one.candidate))
+            if abs(before - after) < thresholds.LOAD_FLOOR:
+                differ.remove(one)
+    return differ
 
 
 def utilisation_changes(
@@ -364,23 +346,34 @@ def utilisation_changes(
         if not all(sides):
             continue
         before, after = (math.fsum(side) / len(side) for side in sides)
-        unit, least = ("%", thresholds.UTILISATION_FLOOR)
-        if name == CORES_USED:
-            unit, least = "cores", thresholds.CORES_FLOOR
+        of_cores = name == CORES_USED
+        unit, least = ("cores", thresholds.CORES_FLOOR) if of_cores else ("%", thresholds.UTILISATION_FLOOR)
         if abs(after - before) >= least:
             status = GREW if after > before else SHRANK
             found.append(Change("utilisation", name, before, after, after - before, unit, status))
     return ordered(found)
 
 
-def rows(kind: str, unit: str, pairs: Sequence[Pair], floor: float) -> list[Change]:
-    """A row for each thing that differs, the largest difference first."""
+def rows(kind: str, unit: str, pairs: Sequence[Pair], floor: float, *, together: str | None = None) -> list[Change]:
+    """A row for each thing that differs, the largest difference first.
+
+    `together` names the row of all of them, which is kept where nothing changed: that all stayed the same is worth a
+    line.
+    """
     things = dict.fromkeys(thing for pair in pairs for side in pair for thing in side)
     found = (row(kind, thing, unit, pairs, floor) for thing in things)
-    return ordered(change for change in found if change.status != SAME)
+    differ = ordered(change for change in found if change.status != SAME)
+    if together is None or not things:
+        return differ
+    whole = Thing(together)
+    sums = [
+        tuple({whole: Amount(math.fsum(amount.value for amount in side.values()))} if side else {} for side in pair)
+        for pair in pairs
+    ]
+    return [row(kind, whole, unit, sums, floor), *differ]
 
 
-def row(kind: str, thing: Thing, unit: str, pairs: Sequence[Pair], floor: float) -> Change:
+def row(kind: str, thing: Thing, unit: str, pairs: Sequence[Sequence[Amounts]], floor: float) -> Change:
     """Of one thing, also where it stayed the same. Values are means over the runs of a side."""
     values = [[side.get(thing) for side in pair] for pair in pairs]
     known = [any(value[side] is not None for value in values) for side in (0, 1)]

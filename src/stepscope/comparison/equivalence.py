@@ -16,16 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.comparison.thresholds import (
-    INTERVAL_PAIRS,
-    LEAST_LOSSES,
-    LOSS_BAND,
-    LOSS_CONFIDENCE,
-    LOSS_NOISE,
-    LOSS_PROGRESS,
-    LOSS_SPREADS,
-    LOSS_WIDEST_BAND,
-)
+from stepscope.comparison import thresholds
 from stepscope.comparison.verdicts import percent, student
 from stepscope.model.comparison import Equivalence
 
@@ -33,7 +24,9 @@ Losses = Sequence[tuple[int, float]]  # (step, value); a step may have several, 
 Floats = NDArray[np.float64]
 
 
-def equivalence(baseline: Sequence[Losses], candidate: Sequence[Losses], band: float = LOSS_BAND) -> Equivalence:
+def equivalence(
+    baseline: Sequence[Losses], candidate: Sequence[Losses], band: float = thresholds.LOSS_BAND
+) -> Equivalence:
     """Of the losses of each run on either side. `band` is a fraction; runs without losses are left aside."""
     ours, theirs = ([_by_step(run) for run in side if run] for side in (baseline, candidate))
     if not ours or not theirs:
@@ -53,8 +46,8 @@ def equivalence(baseline: Sequence[Losses], candidate: Sequence[Losses], band: f
         if bad.any():
             text = f"the {side}'s loss is no finite number at step {steps[int(np.argmax(bad))]}, the other's always is"
             return Equivalence(True, False, False, None, band, len(steps), text)
-    if len(steps) < LEAST_LOSSES:
-        text = f"only {len(steps)} steps have a loss on both sides, {LEAST_LOSSES} are needed"
+    if len(steps) < thresholds.LEAST_LOSSES:
+        text = f"only {len(steps)} steps have a loss on both sides, {thresholds.LEAST_LOSSES} are needed"
         return not_judged(text, band, len(steps))
     with np.errstate(over="ignore", invalid="ignore"):
         return _judge(before, after, band)
@@ -93,7 +86,7 @@ def _judge(before: Floats, after: Floats, band: float) -> Equivalence:
     # With the same batches on both sides most of the noise is common to them and the differences are quiet; a candidate
     # that diverges makes the differences loud. So the quieter way counts.
     quieter = min(math.sqrt(2) * _step_noise(ours), _step_noise(theirs - ours))
-    noise = LOSS_NOISE * quieter / math.sqrt(steps - half)
+    noise = thresholds.LOSS_NOISE * quieter / math.sqrt(steps - half)
     among = _chance(before[:, half:].mean(axis=1), after[:, half:].mean(axis=1))
     difference = missed / size
     accepted = max(band, among / size, noise / size)
@@ -103,11 +96,11 @@ def _judge(before: Floats, after: Floats, band: float) -> Equivalence:
         finite = difference if math.isfinite(difference) else None
         return Equivalence(True, False, False, finite, accepted, steps, text)
     progress, unsure = first - last, max(noise, among)
-    if progress > unsure and missed > unsure and missed > LOSS_PROGRESS * progress:
+    if progress > unsure and missed > unsure and missed > thresholds.LOSS_PROGRESS * progress:
         text = f"the baseline's loss falls from {first:.4g} to {last:.4g}; the candidate's misses "
         text += f"{percent(missed / progress)} % of that"
         return Equivalence(True, False, False, difference, accepted, steps, text)
-    if accepted > LOSS_WIDEST_BAND:
+    if accepted > thresholds.LOSS_WIDEST_BAND:
         return not_judged(f"equal runs' losses may differ by {percent(accepted)} %", accepted, steps)
     return Equivalence(True, True, False, difference, accepted, steps, f"{figures}, accepted: {percent(accepted)} %")
 
@@ -115,15 +108,15 @@ def _judge(before: Floats, after: Floats, band: float) -> Equivalence:
 def _chance(ours: Floats, theirs: Floats) -> float:
     """How far the means of runs that train alike may be apart: by how much pairs differ among each other, or, where
     there are too few, by how much the baselines do."""
-    if len(ours) != len(theirs) or len(ours) < INTERVAL_PAIRS:
-        return LOSS_SPREADS * float(np.ptp(ours))
+    if len(ours) != len(theirs) or len(ours) < thresholds.INTERVAL_PAIRS:
+        return thresholds.LOSS_SPREADS * float(np.ptp(ours))
     differences = theirs - ours
     count, spread = len(differences), float(differences.std(ddof=1))
     # A script that seeds torch itself gives a loader's workers the same numbers in every pair: then all candidates are
     # one draw, whose own chance no number of pairs averages out.
     one_draw = not np.ptp(ours) or not np.ptp(theirs)
     part = math.sqrt(1 + 1 / count) if one_draw else math.sqrt(1 / count)
-    return student(LOSS_CONFIDENCE, count - 1) * spread * part
+    return student(thresholds.LOSS_CONFIDENCE, count - 1) * spread * part
 
 
 def _step_noise(values: Floats) -> float:

@@ -9,9 +9,9 @@ Telemetry comes once a second: of a measured part of some seconds figures are mi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -175,8 +175,10 @@ def _others(found: pl.DataFrame) -> float | None:
     """
     parts = []
     for rows in found.partition_by("host", maintain_order=True):
-        own = rows.filter(pl.col("metric") == "cpu_pct").group_by("time_ns").agg(pl.col("value").sum()).sort("time_ns")
-        others = cores.others(rows, float(own["value"].sum()) / own.height / 100.0) if own.height else None
+        own = rows.filter(pl.col("metric") == "cpu_pct")
+        others = (
+            cores.others(rows, float(own["value"].sum()) / own["time_ns"].n_unique() / 100.0) if own.height else None
+        )
         parts += [] if others is None else [others]
     return sum(parts) / len(parts) if parts else None
 
@@ -242,32 +244,27 @@ def _dead_workers(tables: Tables, measured: MeasuredSteps) -> Iterator[Flag]:
     of it is over, which may be at any time: the flag then withholds nothing.
     """
     for process, (start, end) in measured.spans.items():
-        loaders = [data for row, data in event_data(tables, "loader") if row["process"] == process]
-        loaders = [data for data in loaders if isinstance(data.get("num_workers"), int) and data["num_workers"] > 0]
+        loaders = [
+            data
+            for row, data in event_data(tables, "loader")
+            if row["process"] == process and isinstance(data.get("num_workers"), int)
+        ]
         most = max((data["num_workers"] for data in loaders), default=0)
-        sized = all(isinstance(data.get("length"), int) for data in loaders)
-        for together in _generations(_workers(tables, process).sort("start_ns", "pid").to_dicts()):
-            if not 2 <= len(together) <= most:
+        sized = all(isinstance(data.get("length"), int) for data in loaders if data["num_workers"] > 0)
+        workers = _workers(tables, process).sort("start_ns", "pid")
+        apart = pl.col("start_ns").diff() > thresholds.WORKERS_START_S * 1e9  # those that start in a row are together
+        for together in workers.with_columns(together=apart.cum_sum().fill_null(0)).partition_by("together"):
+            if not 2 <= together.height <= most:
                 continue  # none to compare with, or workers of several iterators at once
-            ends = [row["end_ns"] for row in together if row["end_ns"] is not None]
-            last = end if len(ends) < len(together) else min(max(ends), end)
+            ends = together["end_ns"].drop_nulls().to_list()
+            last = end if len(ends) < together.height else min(max(ends), end)
             alone_ns = thresholds.WORKER_ALONE_S * 1e9
             gone = [each for each in ends if start < each < end and last - each >= alone_ns]
             if gone:
                 apart_s = (last - min(gone)) / 1e9
-                text = f"{len(gone)} of {len(together)} loader workers ended {apart_s:.0f} s before the others"
+                text = f"{len(gone)} of {together.height} loader workers ended {apart_s:.0f} s before the others"
                 yield Flag("dead_workers", text, "processes.jsonl", withholds=sized)
                 break
-
-
-def _generations(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Workers that started one right after the other."""
-    found: list[list[dict[str, Any]]] = []
-    for row in rows:
-        if not found or row["start_ns"] - found[-1][-1]["start_ns"] > thresholds.WORKERS_START_S * 1e9:
-            found.append([])
-        found[-1].append(row)
-    return found
 
 
 def _allocator(tables: Tables, measured: MeasuredSteps) -> Iterator[Flag]:
@@ -330,13 +327,32 @@ def with_flags_of_set(*sides: Sequence[Measure]) -> tuple[tuple[Measure, ...], .
 def _beside(one: Measure, same: Sequence[Measure], elsewhere: Sequence[Measure]) -> Iterator[Flag]:
     """Flags of a run among others of its side and those of other sides."""
     others = (*same, *elsewhere)
-    yield from _cold(one, others)
-    own, usual = _against(one, others, OTHERS)
-    known = one.conditions.get(CORES)
-    if own is not None and usual is not None and known and own - usual >= thresholds.CROWDED_SHARE * known:
-        text = f"other processes used {own:.1f} of {known:g} cores, during the other runs {usual:.1f}"
-        yield Flag("machine_busier", text, "system.jsonl", withholds=False)
-    yield from _mapped(one, others)
+    usual_ms = median([other.mean_ms for other in others] or [one.mean_ms])
+    known = one.conditions.get(CORES, math.inf)
+    longer = one.mean_ms >= thresholds.MAPPED_LONGER * usual_ms
+    read = "it read {:.1f} MB a step from storage, the other runs {:.1f} MB"
+    faults = "{:.1f} page faults a step read a disk, in the other runs {:.1f}"
+    busier = f"other processes used {{:.1f}} of {known:g} cores, during the other runs {{:.1f}}"
+    mapped = "{:,.0f} page faults a step, in the other runs {:,.0f}: they are part of what makes its step "
+    mapped += f"{one.mean_ms:.3g} ms long, not {usual_ms:.3g}"
+    told: set[str] = set()
+    # what it had more of: by how much at least, by how many times, and whether that withholds
+    for flag, figure, more, times, text, withholds in (
+        # a run that had to bring from storage what the others found in memory, which the first of several often does
+        ("cold_cache", READ, thresholds.COLD_BYTES_PER_S * one.mean_ms / 1e3, thresholds.COLD_RATIO, read, True),
+        ("cold_cache", FAULTS, thresholds.COLD_FAULTS, thresholds.COLD_RATIO, faults, True),
+        ("machine_busier", OTHERS, thresholds.CROWDED_SHARE * known, 0.0, busier, False),
+        # more pages mapped anew in longer steps: how memory happened to lie differs from run to run of one program
+        ("page_faults_differ", MAPPED, thresholds.MAPPED_FAULTS, thresholds.MAPPED_RATIO, mapped, False),
+    ):
+        own, usual = _against(one, others, figure)
+        if own is None or usual is None or own - usual < more or own < times * usual:
+            continue
+        if flag not in told and (figure != MAPPED or longer):
+            told.add(flag)
+            unit = 1e6 if figure == READ else 1.0
+            source = "steps.jsonl" if figure == MAPPED else "system.jsonl"
+            yield Flag(flag, text.format(own / unit, usual / unit), source, withholds)
     # the CPU's clock is a mean over its cores, those that idle among them, and says less than that of a busy GPU
     for name, what, share, withholds in (
         (CPU_CLOCK, "the CPU", thresholds.CPU_CLOCK_SHARE, False),
@@ -346,47 +362,14 @@ def _beside(one: Measure, same: Sequence[Measure], elsewhere: Sequence[Measure])
         if own is not None and usual is not None and own < (1.0 - share) * usual:
             text = f"{what} ran at {own:.0f} MHz, in the other runs at {usual:.0f} MHz"
             yield Flag("clocks_differ", text, "system.jsonl", withholds)
-    yield from _cut(one, others)
-
-
-def _cut(one: Measure, others: Sequence[Measure]) -> Iterator[Flag]:
-    """Steps that end at other places may be other steps; with as many samples in each they are not."""
-    usual = sorted({other.signal for other in others if other.signal is not None})
-    if one.signal is None or not usual or one.signal in usual:
-        return
-    own = one.samples_per_step
-    known = [other.samples_per_step for other in others if other.samples_per_step is not None]
-    alike = own is not None and all(abs(own / samples - 1.0) <= thresholds.ANOTHER_BATCH for samples in known)
-    text = f"its steps were cut by {one.signal}, those of the other runs by {' or '.join(usual)}"
-    yield Flag("cut_differently", text, "steps.jsonl", withholds=not (alike and known))
-
-
-def _cold(one: Measure, others: Sequence[Measure]) -> Iterator[Flag]:
-    """A run that had to bring from storage what the others found in memory, which the first of several often does."""
-    least_bytes = thresholds.COLD_BYTES_PER_S * one.mean_ms / 1e3
-    for name, least, unit, text in (
-        (READ, least_bytes, 1e6, "it read {:.1f} MB a step from storage, the other runs {:.1f} MB"),
-        (FAULTS, thresholds.COLD_FAULTS, 1.0, "{:.1f} page faults a step read a disk, in the other runs {:.1f}"),
-    ):
-        own, usual = _against(one, others, name)
-        if own is None or usual is None or own < thresholds.COLD_RATIO * usual or own - usual < least:
-            continue
-        yield Flag("cold_cache", text.format(own / unit, usual / unit), "system.jsonl", withholds=True)
-        return
-
-
-def _mapped(one: Measure, others: Sequence[Measure]) -> Iterator[Flag]:
-    """More pages mapped anew in longer steps: how memory happened to lie differs from run to run of one program."""
-    own, usual = _against(one, others, MAPPED)
-    if own is None or usual is None or own - usual < thresholds.MAPPED_FAULTS or own < thresholds.MAPPED_RATIO * usual:
-        return
-    usual_ms = median(other.mean_ms for other in others)
-    if one.mean_ms >= thresholds.MAPPED_LONGER * usual_ms:
-        text = (
-            f"{own:,.0f} page faults a step, in the other runs {usual:,.0f}: they are part of what makes its step "
-            f"{one.mean_ms:.3g} ms long, not {usual_ms:.3g}"
-        )
-        yield Flag("page_faults_differ", text, "steps.jsonl", withholds=False)
+    # Steps that end at other places may be other steps; with as many samples in each they are not.
+    signals = sorted({other.signal for other in others if other.signal is not None})
+    if one.signal is not None and signals and one.signal not in signals:
+        samples = [other.samples_per_step for other in others if other.samples_per_step is not None]
+        own = one.samples_per_step
+        alike = own is not None and all(abs(own / each - 1.0) <= thresholds.ANOTHER_BATCH for each in samples)
+        text = f"its steps were cut by {one.signal}, those of the other runs by {' or '.join(signals)}"
+        yield Flag("cut_differently", text, "steps.jsonl", withholds=not (alike and samples))
 
 
 def _against(one: Measure, others: Sequence[Measure], name: str) -> tuple[float | None, float | None]:

@@ -14,14 +14,7 @@ import polars as pl
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from stepscope.comparison.thresholds import (
-    WARMUP_EXTREME_STEP,
-    WARMUP_LEAST_CHANGE,
-    WARMUP_SHARE,
-    WARMUP_SLOW_STEP,
-    WARMUP_SPREADS,
-    WARMUP_WINDOW,
-)
+from stepscope.comparison import thresholds
 from stepscope.engine.journal import event_data
 from stepscope.read.text import integer
 from stepscope.tables.schema import Tables
@@ -127,13 +120,11 @@ def restarts_ns(tables: Tables, measured: MeasuredSteps) -> float:
     That is making the iterator, workers included, and before it ending the old workers. The latter is counted up to a
     time that goes by how long starting them took, since other work lies there too.
     """
-    made: dict[str, list[tuple[int, int]]] = {}
-    for row, _ in event_data(tables, "loader"):
-        if row["process"] is not None and row["time_ns"] is not None and row["duration_ns"]:
-            made.setdefault(row["process"], []).append((row["time_ns"], row["duration_ns"]))
+    made = [row for row, _ in event_data(tables, "loader") if row["time_ns"] is not None and row["duration_ns"]]
     total = 0.0
     for process, (first, last) in measured.spans.items():
-        events = [event for event in made.get(process, ()) if first < event[0] < last]
+        own = [row for row in made if row["process"] == process and first < row["time_ns"] < last]
+        events = [(row["time_ns"], row["duration_ns"]) for row in own]
         if not events:
             continue
         of_process = pl.col("process") == process
@@ -182,7 +173,7 @@ def warmup_end(walls: Sequence[float], *, limit: int | None = None) -> int:
 
     `walls` are the wall times of all steps in order, in any unit. One that is no finite number counts as the slowest.
     """
-    most = int(len(walls) * WARMUP_SHARE)
+    most = int(len(walls) * thresholds.WARMUP_SHARE)
     if limit is not None:
         most = min(most, max(0, limit))
     if most == 0:
@@ -195,24 +186,24 @@ def warmup_end(walls: Sequence[float], *, limit: int | None = None) -> int:
     later = times[most:]
     dropped = 0
     with np.errstate(over="ignore", invalid="ignore"):
-        slow = WARMUP_SLOW_STEP * float(np.quantile(later, _ORDINARY))
-        if len(later) >= 2 * WARMUP_WINDOW:  # of fewer no level is known
+        slow = thresholds.WARMUP_SLOW_STEP * float(np.quantile(later, _ORDINARY))
+        if len(later) >= 2 * thresholds.WARMUP_WINDOW:  # of fewer no level is known
             levels = _moving_median(later)
             level = float(np.median(levels))
             spread = _MAD * float(np.median(np.abs(levels - level)))
-            off = max(WARMUP_SPREADS * spread, WARMUP_LEAST_CHANGE * abs(level))
-            reached = np.flatnonzero(np.abs(_moving_median(times[: most + WARMUP_WINDOW]) - level) <= off)
+            off = max(thresholds.WARMUP_SPREADS * spread, thresholds.WARMUP_LEAST_CHANGE * abs(level))
+            reached = np.flatnonzero(np.abs(_moving_median(times[: most + thresholds.WARMUP_WINDOW]) - level) <= off)
             dropped = int(reached[0]) if len(reached) else most
             # of a run that gets faster throughout, the first steps are slower than any later one
             slow = max(slow, level + off)
         for index in np.flatnonzero(times[dropped:most] > slow) + dropped:
-            if index >= dropped + WARMUP_WINDOW:
+            if index >= dropped + thresholds.WARMUP_WINDOW:
                 break
             dropped = int(index) + 1
-        extreme = np.flatnonzero(times[:most] > WARMUP_EXTREME_STEP * later.max())
+        extreme = np.flatnonzero(times[:most] > thresholds.WARMUP_EXTREME_STEP * later.max())
     return max(dropped, int(extreme[-1]) + 1) if len(extreme) else dropped
 
 
 def _moving_median(times: NDArray[np.float64]) -> NDArray[np.float64]:
-    windows = np.lib.stride_tricks.sliding_window_view(times, WARMUP_WINDOW)
+    windows = np.lib.stride_tricks.sliding_window_view(times, thresholds.WARMUP_WINDOW)
     return np.asarray(np.median(windows, axis=1), dtype=np.float64)

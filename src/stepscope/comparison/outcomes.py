@@ -9,6 +9,7 @@ its own p-value corrected for the candidates. Where the batch size differs, samp
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Sequence
@@ -127,14 +128,12 @@ def _judged(found: Outcome, tried: int, limits: Limits, candidates: int, alpha: 
 
 def _void(found: Outcome) -> str | None:
     """Why no timing counts; None where it does."""
-    refused = next((flag for flag in found.flags if flag.name == NOT_APPLIED), None)
-    if refused is not None:
-        return refused.text
-    for knob in found.knobs:
-        for _, candidate in found.pairs:
-            reason = refusal(knob, candidate)
-            if reason is not None:
-                return f"{knob.knob}={knob.value} was not applied: {reason}"
+    flagged = (flag.text for flag in found.flags if flag.name == NOT_APPLIED)
+    refused = ((knob, refusal(knob, candidate)) for knob in found.knobs for _, candidate in found.pairs)
+    said = (f"{knob.knob}={knob.value} was not applied: {reason}" for knob, reason in refused if reason is not None)
+    not_applied = next(itertools.chain(flagged, said), None)
+    if not_applied is not None:
+        return not_applied
     if not found.pairs:
         withheld = next((flag for flag in found.flags if flag.withholds), None)
         return f"no pair is left: {withheld.text}" if withheld else "no pair of runs was measured"

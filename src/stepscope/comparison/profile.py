@@ -74,10 +74,17 @@ class Amount(Struct, frozen=True):
 Amounts = Mapping[Thing, Amount]
 
 
+class Steps(Struct, frozen=True):
+    """The measure of some steps, and the percentiles of their times."""
+
+    measure: Measure
+    spread: Mapping[str, float]
+
+
 class Profile(Struct, frozen=True, kw_only=True):
     """One run, trace or span.
 
-    `measure` is of the steps that the journal holds, outside windows; `profiled` of the steps in windows or traces.
+    `measured` are the steps that the journal holds, outside windows; `profiled` those in windows or traces.
     `functions` and `lines` are ms per step of the main thread, or shares of samples where no step is known (`shares`).
     `absent` says of a kind of change why this side has none.
     """
@@ -88,10 +95,8 @@ class Profile(Struct, frozen=True, kw_only=True):
     recorded: bool
     traced: DiffSide
     started_ns: int | None = None
-    measure: Measure | None = None
-    profiled: Measure | None = None
-    spread: Mapping[str, float] = field(default_factory=dict)  # percentiles of the steps of `measure`
-    profiled_spread: Mapping[str, float] = field(default_factory=dict)  # of those of `profiled`
+    measured: Steps | None = None
+    profiled: Steps | None = None
     diagnosis: Diagnosis | None = None  # None of a span
     functions: Amounts = field(default_factory=dict)
     lines: Amounts = field(default_factory=dict)
@@ -116,6 +121,10 @@ def profile(run: Run, label: str, selection: Selection | None = None, *, side: s
     path, facts = str(run.paths[0]), run.tables.run
     marked = [one for one in traced.overviews if one.has_steps]
     several = {STEP_TIME: SEVERAL} if len({one.span.run for one in marked}) > 1 else {}
+    profiled: Steps | None = None
+    if marked and not several:
+        walls = [step.wall_ns for one in marked for step in one.steps]
+        profiled = Steps(of_overviews(marked, label=label, path=path), percentiles(walls))
     found = Profile(
         label=label,
         side=side,
@@ -123,8 +132,7 @@ def profile(run: Run, label: str, selection: Selection | None = None, *, side: s
         recorded=run.recorded,
         traced=traced,
         started_ns=facts.started_ns,
-        profiled=of_overviews(marked, label=label, path=path) if marked and not several else None,
-        profiled_spread=percentiles([step.wall_ns for one in marked for step in one.steps]),
+        profiled=profiled,
         environment=_bases("basis of the traces", traced),
         windows=_profiled_steps(traced),
         roots=tuple(root for root in (facts.cwd, *facts.user_roots) if root),
@@ -160,15 +168,15 @@ def _with_run(found: Profile, run: Run, absent: dict[str, str]) -> Profile:
     )
     if not lines and not device_lines:
         absent["line"] = f"{NO_STACKS}, and no device time by line" if sampled is None else "no line of your own code"
-    steps, selected = None, None  # traces of others have no steps but those under the profiler
-    if run.recorded:
-        steps = measure(tables, analysis, label=found.label, path=found.path)
-        selected = select(tables)
+    steps: Steps | None = None  # traces of others have none but those under the profiler
+    selected = select(tables) if run.recorded else None
+    own = measure(tables, analysis, label=found.label, path=found.path) if selected is not None else None
+    if selected is not None and own is not None:
+        steps = Steps(own, percentiles(selected.together()["wall_ns"].to_list()))
     return msgspec.structs.replace(
         found,
         started_ns=analysis.run.started_ns,
-        measure=steps,
-        spread=percentiles(selected.together()["wall_ns"].to_list()) if selected is not None else {},
+        measured=steps,
         diagnosis=run.diagnosis,
         functions=merged(
             (Thing(row.name, name(row.path or "") or None), amount) for row, amount in weighted if row.name is not None
@@ -178,7 +186,7 @@ def _with_run(found: Profile, run: Run, absent: dict[str, str]) -> Profile:
         shares=sampled is not None and sampled.mean_step_ms is None,
         utilisation=_utilisation(analysis),
         environment={**_environment(analysis, tables.manifests), **found.environment},
-        windows={**_measured_steps(analysis, steps), **found.windows},
+        windows={**_measured_steps(analysis, own), **found.windows},
         source_files=analysis.source_files,
         absent=absent,
     )
@@ -234,27 +242,29 @@ def _utilisation(analysis: Analysis) -> dict[str, float]:
 
 def _environment(analysis: Analysis, manifests: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """What the run was made with: command, knobs, versions, hardware, settings; only what is known."""
-    run, trial, loader = analysis.run, analysis.trial, analysis.loader
-    found: dict[str, Any] = {"command": shlex.join(run.command) or None}
-    if trial is not None:
-        found |= {f"knob {item.knob}": item.value for item in trial.knobs if item.applied}
-        found["seed"] = trial.seed
-    if loader is not None:
-        found |= {f"DataLoader {name}": value for name, value in loader.arguments.items() if name != "dataset"}
-        found |= {"DataLoader num_workers": loader.num_workers, "DataLoader batch_size": loader.batch_size}
-    found |= {f"{name} version": version for name, version in run.versions.items()}
-    found |= {"host": ", ".join(run.hosts) or None, "world size": run.world_size}
-    found |= {label: run.hardware.get(key) for key, label in _HARDWARE.items()}
+    run, trial, loader, cpu = analysis.run, analysis.trial, analysis.loader, analysis.machine.cpu
     gpus = run.hardware.get("gpus") if isinstance(run.hardware.get("gpus"), list) else None
     names = [gpu.get("name") or "unknown" if isinstance(gpu, Mapping) else gpu for gpu in gpus or ()]
-    found["GPUs"] = ", ".join(map(str, names)) or None
-    found |= {label: run.noise.get(key) for key, label in _NOISE.items()}
-    found[LOAD] = run.noise.get("load_1m")
-    found |= {label: (run.git or {}).get(key) for key, label in _GIT.items()}
-    found["kind of device"] = ", ".join(analysis.devices) or None
-    cpu = analysis.machine.cpu if analysis.machine is not None else None
-    found["threads of torch"] = cpu.threads if cpu is not None else None
     variables = manifests[0].get("environment") if manifests else None
+    given = {name: value for name, value in loader.arguments.items() if name != "dataset"} if loader is not None else {}
+    if loader is not None:
+        given |= {"num_workers": loader.num_workers, "batch_size": loader.batch_size}
+    found: dict[str, Any] = {
+        "command": shlex.join(run.command) or None,
+        **{f"knob {item.knob}": item.value for item in (trial.knobs if trial is not None else ()) if item.applied},
+        "seed": trial.seed if trial is not None else None,
+        **{f"DataLoader {name}": value for name, value in given.items()},
+        **{f"{name} version": version for name, version in run.versions.items()},
+        "host": ", ".join(run.hosts) or None,
+        "world size": run.world_size,
+        **{label: run.hardware.get(key) for key, label in _HARDWARE.items()},
+        "GPUs": ", ".join(map(str, names)) or None,
+        **{label: run.noise.get(key) for key, label in _NOISE.items()},
+        LOAD: run.noise.get("load_1m"),
+        **{label: (run.git or {}).get(key) for key, label in _GIT.items()},
+        "kind of device": ", ".join(analysis.devices) or None,
+        "threads of torch": cpu.threads if cpu is not None else None,
+    }
     if isinstance(variables, Mapping):
         found |= {f"${name}": value for name, value in variables.items() if str(name) not in _OF_A_RUN}
     # what the script constructed, with its arguments: the optimizer, DDP, the gradient scaler; not the loader
@@ -288,30 +298,27 @@ def _bases(name: str, side: DiffSide) -> dict[str, str]:
 
 def _measured_steps(analysis: Analysis, measure: Measure | None) -> dict[str, str]:
     """Of the journal: steps measured and left out, windows, sampled stacks."""
-    found: dict[str, str] = {}
+    found: dict[str, object] = {}
     if measure is not None:
-        found = {"measured steps": str(measure.steps), "warm-up steps left out": str(measure.dropped)}
-        if measure.signal:
-            found["steps cut by"] = measure.signal
+        found = {"measured steps": measure.steps, "warm-up steps left out": measure.dropped}
+        found |= {"steps cut by": measure.signal} if measure.signal else {}
         if analysis.steps:
-            found["steps in windows, left out"] = str(analysis.steps[0].excluded.get("window", 0))
+            found["steps in windows, left out"] = analysis.steps[0].excluded.get("window", 0)
     if analysis.stacks is not None:
         found["sampled stacks"] = f"{analysis.stacks.source}, {analysis.stacks.rate_hz:g} Hz"
-    return found
+    return {name: str(value) for name, value in found.items()}
 
 
 def _profiled_steps(side: DiffSide) -> dict[str, str]:
     """Of the traces: which steps were profiled, and whether they hold work of a device."""
-    found = _bases("traces hold", side)
-    if not found:
-        return {}
     steps = [step.step for one in side.overviews if one.has_steps for step in one.steps]
     spans = len({one.span for one in side.overviews})
-    if spans > 1:
-        found["traces"] = str(spans)
     named = ", ".join(steps[:SHOWN_STEPS]) + (" …" if len(steps) > SHOWN_STEPS else "")
-    found["profiled steps"] = f"{len(steps)} ({named})" if steps else "none marked"
     dropped = sum(one.dropped_steps for one in side.overviews)
-    if dropped:
-        found["profiled steps left out, cut at the end"] = str(dropped)
-    return found
+    found = {
+        "traces": str(spans) if spans > 1 else None,
+        "profiled steps": f"{len(steps)} ({named})" if steps else "none marked",
+        "profiled steps left out, cut at the end": str(dropped) if dropped else None,
+    }
+    known = {name: text for name, text in found.items() if text is not None}
+    return _bases("traces hold", side) | known if side.overviews else {}

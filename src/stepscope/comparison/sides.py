@@ -16,7 +16,7 @@ from stepscope.comparison import outcomes
 from stepscope.comparison.changes import changes
 from stepscope.comparison.flags import with_flags_of_set
 from stepscope.comparison.measure import QUANTILES
-from stepscope.comparison.profile import STEP_TIME, Profile
+from stepscope.comparison.profile import STEP_TIME, Profile, Steps
 from stepscope.comparison.thresholds import Limits
 from stepscope.model.comparison import Comparison, Measure, SideFacts
 from stepscope.model.run_facts import SourceFiles
@@ -58,10 +58,10 @@ def compare(baseline: Side, candidate: Side, limits: Limits | None = None) -> Co
             f"{longer.label} holds {len(longer.profiles)} runs and {shorter.label} {len(shorter.profiles)}: "
             f"the last {runs} of {longer.label} {'is' if more == 1 else 'are'} left out"
         )
-    steps = _steps(pairs, profiled=False)
+    steps = _known((one.measured, other.measured) for one, other in pairs)
     profiled = not steps  # journals where any pair has both; else the profiled steps of both
-    steps = steps or _steps(pairs, profiled=True)
-    measures = [both for both, _ in steps]
+    steps = steps or _known((one.profiled, other.profiled) for one, other in pairs)
+    measures = [(one.measure, other.measure) for one, other in steps]
     if profiled and measures:
         notes.append(PROFILED)
         few = min(measure.steps for pair in measures for measure in pair)
@@ -78,8 +78,8 @@ def compare(baseline: Side, candidate: Side, limits: Limits | None = None) -> Co
     outcome = outcomes.outcome(_knobs(measures), measures, limits or Limits()) if measures else None
     clean = outcome.pairs if outcome is not None and outcome.pairs else measures
     return Comparison(
-        baseline=_facts(baseline, ours, [one for one, _ in clean], [spread for _, (spread, _) in steps]),
-        candidate=_facts(candidate, theirs, [other for _, other in clean], [spread for _, (_, spread) in steps]),
+        baseline=_facts(baseline, ours, [one for one, _ in clean], [one.spread for one, _ in steps]),
+        candidate=_facts(candidate, theirs, [other for _, other in clean], [other.spread for _, other in steps]),
         outcome=outcome,
         changes=rows,
         absent=absent if measures else {STEP_TIME: _why(pairs), **absent},
@@ -87,17 +87,9 @@ def compare(baseline: Side, candidate: Side, limits: Limits | None = None) -> Co
     )
 
 
-def _steps(
-    pairs: Pairs, *, profiled: bool
-) -> list[tuple[tuple[Measure, Measure], tuple[Mapping[str, float], Mapping[str, float]]]]:
-    """The measures of the pairs in which both sides have some, each with the percentiles of their steps."""
-    found = []
-    for one, other in pairs:
-        ours, theirs = (one.profiled, other.profiled) if profiled else (one.measure, other.measure)
-        if ours is not None and theirs is not None:
-            spreads = (one.profiled_spread, other.profiled_spread) if profiled else (one.spread, other.spread)
-            found.append(((ours, theirs), spreads))
-    return found
+def _known(pairs: Iterable[tuple[Steps | None, Steps | None]]) -> list[tuple[Steps, Steps]]:
+    """The pairs in which both sides have steps."""
+    return [(one, other) for one, other in pairs if one is not None and other is not None]
 
 
 def _why(pairs: Pairs) -> str:
@@ -107,7 +99,7 @@ def _why(pairs: Pairs) -> str:
     lacking = known or [
         f"{side.side}: {'no steps were recorded' if side.recorded else 'the trace marks no steps'}"
         for side in (one, other)
-        if side.measure is None and side.profiled is None
+        if side.measured is None and side.profiled is None
     ]
     if lacking:
         return "; ".join(lacking)

@@ -23,15 +23,8 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from stepscope.comparison.thresholds import (
-    BLURRED,
-    CONFIDENCE,
-    FIXED_ALPHA,
-    INTERVAL_PAIRS,
-    MOST_PAIRS_WORTH_NAMING,
-    Alpha,
-    Limits,
-)
+from stepscope.comparison import thresholds
+from stepscope.comparison.thresholds import Alpha, Limits
 from stepscope.model.comparison import (
     FASTER,
     NO_DIFFERENCE,
@@ -70,14 +63,14 @@ def half_width(found: Effect) -> float | None:
     return None if found.spread is None else margin(found.spread, found.pairs)
 
 
-def margin(spread: float, count: int, confidence: float = CONFIDENCE) -> float | None:
+def margin(spread: float, count: int, confidence: float = thresholds.CONFIDENCE) -> float | None:
     """Half of Student's interval of a mean of `count` values with this standard deviation; None with too few."""
-    return None if count < INTERVAL_PAIRS else student(confidence, count - 1) * spread / math.sqrt(count)
+    return None if count < thresholds.INTERVAL_PAIRS else student(confidence, count - 1) * spread / math.sqrt(count)
 
 
 def p_value(found: Effect) -> float | None:
     """Two-sided, that the ratio is 1, for this effect alone; None without an interval."""
-    if found.spread is None or found.pairs < INTERVAL_PAIRS:
+    if half_width(found) is None or found.spread is None:
         return None
     size = math.inf if found.ratio <= 0 else abs(math.log(found.ratio))
     return two_sided(size, found.spread / math.sqrt(found.pairs), found.pairs - 1)
@@ -105,11 +98,13 @@ def holm(values: Sequence[float | None]) -> list[float | None]:
     return corrected
 
 
-def pairs_needed(spread: float, half_width: float, confidence: float = CONFIDENCE) -> int:
+def pairs_needed(spread: float, half_width: float, confidence: float = thresholds.CONFIDENCE) -> int:
     """The least number of pairs whose interval is as narrow, if the spread stays what it is; at most 1,000."""
     if half_width <= 0:
-        return INTERVAL_PAIRS if spread == 0 else _MOST
-    enough = (n for n in range(INTERVAL_PAIRS, _MOST) if (margin(spread, n, confidence) or 0.0) <= half_width)
+        return thresholds.INTERVAL_PAIRS if spread == 0 else _MOST
+    enough = (
+        n for n in range(thresholds.INTERVAL_PAIRS, _MOST) if (margin(spread, n, confidence) or 0.0) <= half_width
+    )
     return next(enough, _MOST)
 
 
@@ -126,7 +121,7 @@ def exp(value: float) -> float:
     return math.inf if value > 709 else math.exp(value)
 
 
-def _further(effect: Effect, half_width: float, confidence: float = CONFIDENCE) -> int:
+def _further(effect: Effect, half_width: float, confidence: float = thresholds.CONFIDENCE) -> int:
     """How many more pairs until the interval is as narrow, if effect and spread stay; at least one."""
     return max(1, pairs_needed(effect.spread or 0.0, half_width, confidence) - effect.pairs)
 
@@ -140,7 +135,7 @@ def verdict(
     *,
     more_is_better: bool = False,
     candidates: int = 1,
-    alpha: float = FIXED_ALPHA.mean,
+    alpha: float = thresholds.FIXED_ALPHA.mean,
     at_most: int | None = None,
 ) -> Verdict:
     """What `effect` shows by itself: faster, slower, no_difference or undecided.
@@ -155,10 +150,10 @@ def verdict(
     threshold, size, pairs = limits.threshold, abs(effect.ratio - 1), _pairs(effect.pairs)
     change = f"{percent(effect.ratio - 1, sign=True)} %"
     if low is None or high is None:
-        said = f"{change} in {pairs}; an interval needs {INTERVAL_PAIRS}"
+        said = f"{change} in {pairs}; an interval needs {thresholds.INTERVAL_PAIRS}"
         if effect.pairs == 1:
             said = f"{change} in one run each; how much runs of the same program differ is not known"
-        return Verdict(UNDECIDED, f"undecided: {said}", pairs_needed=max(1, INTERVAL_PAIRS - effect.pairs))
+        return Verdict(UNDECIDED, f"undecided: {said}", pairs_needed=max(1, thresholds.INTERVAL_PAIRS - effect.pairs))
     excluded = low > 1 or high < 1
     slower = (effect.ratio > 1) != more_is_better
     distances = sorted(abs(limit - 1) for limit in (low, high))
@@ -180,14 +175,19 @@ def verdict(
         said += "show that by chance" if candidates > 1 else "be chance"
     else:
         said = f"{change} (95 %: {percent(low - 1, sign=True)} to {percent(high - 1, sign=True)} %), {pairs}"
-    outlook = f"about {more} more {'pair' if more == 1 else 'pairs'} needed"
-    if more > MOST_PAIRS_WORTH_NAMING:
-        outlook = f"runs differ so much that over {MOST_PAIRS_WORTH_NAMING} more pairs are needed"
+    outlook = _outlook(more)
+    if more > thresholds.MOST_PAIRS_WORTH_NAMING:
+        outlook = f"runs differ so much that over {thresholds.MOST_PAIRS_WORTH_NAMING} more pairs are needed"
     return Verdict(UNDECIDED, f"undecided: {said}; {outlook}", pairs_needed=more)
 
 
 def step_verdict(
-    mean: Effect | None, median: Effect | None, limits: Limits, *, candidates: int = 1, alpha: Alpha = FIXED_ALPHA
+    mean: Effect | None,
+    median: Effect | None,
+    limits: Limits,
+    *,
+    candidates: int = 1,
+    alpha: Alpha = thresholds.FIXED_ALPHA,
 ) -> Verdict:
     """What the mean step and the median step show together; as `verdict`, and the text names the median if it decided.
 
@@ -236,7 +236,7 @@ def _by_median(mean: Effect, median: Effect) -> str:
     sizes = [percent(direction * (effect.ratio - 1)) for effect in (median, mean)]
     ends = [sorted(direction * ((end or 0.0) - 1) for end in (effect.low, effect.high)) for effect in (median, mean)]
     spans = [" to ".join(map(percent, each)) for each in ends]
-    blurred = (mean.spread or 0.0) > BLURRED * (median.spread or 0.0)
+    blurred = (mean.spread or 0.0) > thresholds.BLURRED * (median.spread or 0.0)
     return (
         f"{'slower' if slower else 'faster'} by {sizes[0]} % by the median step (95 %: {spans[0]} %), "
         f"{_pairs(median.pairs)}; the mean, which {'stalls blur' if blurred else 'is less certain'}, says "
@@ -287,7 +287,7 @@ def slower_by(comparison: Comparison, by: float) -> tuple[bool | None, str]:
         ratio, low, high = 1 / ratio, high and 1 / high, low and 1 / low
     if low is None or high is None:
         pairs = "1 pair gives" if effect.pairs == 1 else f"{effect.pairs} pairs give"
-        needed = _outlook(max(1, INTERVAL_PAIRS - effect.pairs))
+        needed = _outlook(max(1, thresholds.INTERVAL_PAIRS - effect.pairs))
         return None, f"{percent(ratio - 1, sign=True)} %, but {pairs} no interval; {needed}"
     change, *ends = (f"{percent(value - 1, sign=True)} %" for value in (ratio, low, high))
     seen = f"{change} (95 %: {' to '.join(ends)}), {effect.pairs} pairs"
@@ -301,6 +301,6 @@ def slower_by(comparison: Comparison, by: float) -> tuple[bool | None, str]:
 
 
 def _outlook(pairs: int) -> str:
-    if pairs > MOST_PAIRS_WORTH_NAMING:
-        return f"over {MOST_PAIRS_WORTH_NAMING} more pairs would be needed"
+    if pairs > thresholds.MOST_PAIRS_WORTH_NAMING:
+        return f"over {thresholds.MOST_PAIRS_WORTH_NAMING} more pairs would be needed"
     return f"about {pairs} more pair{'' if pairs == 1 else 's'} needed"

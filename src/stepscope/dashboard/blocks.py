@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from msgspec import Struct
 
+from stepscope.report import words
 from stepscope.report.escape import plain
-from stepscope.report.metrics import Metric, metric, metric_of
 
 if TYPE_CHECKING:
     from stepscope.dashboard.pages import PageContext
+    from stepscope.report.metrics import Metric
 
 Block: TypeAlias = dict[str, Any]
 Help: TypeAlias = dict[str, Any]
@@ -252,13 +253,23 @@ def help_(text: str, picture: str | None = None) -> Help:
 
 
 def meaning(record: str, key: str) -> Help | None:
-    """The definition of a figure of a record of the analysis ("StepFacts"), as docs/metrics.md has it."""
-    return _defined(key, metric_of(record, key))
+    """The definition of a figure of a record of the analysis ("StepFacts"), as docs/metrics.md has it; None of ""."""
+    return _defined(key, _metric_of(record, key))
 
 
 def column_meaning(table: str, key: str) -> Help | None:
     """The definition of a column of a table of `stepscope analyze --table`."""
+    from stepscope.report.metrics import metric
+
     return _defined(key, metric(table, key))
+
+
+def _metric_of(record: str, key: str) -> Metric | None:
+    if not record:
+        return None
+    from stepscope.report.metrics import metric_of  # reads all definitions, which a terminal does not need
+
+    return metric_of(record, key)
 
 
 def _defined(key: str, found: Metric | None) -> Help | None:
@@ -299,11 +310,43 @@ def link(label: str, page: str, params: Mapping[str, Any] | None = None) -> Link
     return {"label": plain(label), "page": page, "params": given}
 
 
+# ---- words and figures -----------------------------------------------------------------------------------------------
+
+
+def value_text(value: Any, unit: str, *, signed: bool = False) -> str:
+    """A value as the terminal shows it; missing is a dash, a place its short form."""
+    if isinstance(value, Mapping):
+        return ("~" if value.get("guess") else "") + str(value["shown"])
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None or isinstance(value, str):
+        return words.MISSING if value is None else value
+    said = _UNITS.get(unit, words.count)(abs(value) if signed else value)
+    return said if not signed or value == 0 else ("+" if value > 0 else "-") + said
+
+
+_UNITS: dict[str, Callable[[Any], str]] = {
+    "text": str,
+    "ns": words.nanoseconds,
+    "us": lambda value: words.milliseconds(value / 1e3),
+    "ms": words.milliseconds,
+    "s": words.seconds,
+    "bytes": words.size,
+    "share": words.percent,
+    "pct": lambda value: words.percent(value / 100),
+    "per_s": lambda value: f"{words.number(value)} /s",
+    "bytes_per_s": lambda value: f"{words.size(value)}/s",
+    "celsius": lambda value: f"{words.count(value)} °C",
+    "W": lambda value: f"{words.count(value)} W",
+    "MHz": lambda value: f"{words.count(value)} MHz",
+}
+
+
 # ---- blocks of text --------------------------------------------------------------------------------------------------
 
 
 def text(words: str, tone: str = "plain") -> Block:
-    """A paragraph. `tone` is "plain", "note", "warning" or "good"."""
+    """A paragraph. `tone` is "plain", "note", "warning", "good", or "head": a heading up to the first colon."""
     return {"kind": "text", "text": plain(words, MAX_TEXT), "tone": tone}
 
 
@@ -365,7 +408,7 @@ def measures(record: Any, text: str, *, of: str = "", missing: str | None = None
 
 
 def _stated(record: str, key: str) -> str:
-    found = metric_of(record, key)
+    found = _metric_of(record, key)
     return found.unit if found else ""
 
 
@@ -516,14 +559,15 @@ def rows_table(
     total: int | None = None,
     sorted_by: str | None = None,
     whole: bool = False,
+    limit: int | None = None,
 ) -> list[Block]:
     """The table, with the definitions that `record` has of its figures; nothing where there is no row.
 
-    Columns in which no row says anything are left out, unless it is `whole`.
+    Columns in which no row says anything are left out, unless it is `whole`. `limit` stands for that of the context.
     """
     made = [{each.key: _cell(each, row, context) for each in columns} for row in rows or ()]
     used = [each for each in columns if whole or any(_says(each, row[each.key]) for row in made)]
-    limit = context.limit
+    limit = context.limit if limit is None else limit
     shown = table(id, title, heads(record, used), made, limit=limit, total=total, sorted_by=sorted_by, notes=notes)
     return [shown] if made else []
 

@@ -40,27 +40,28 @@ def diagnose(analysis: Analysis, *, ignored: Mapping[str, str] = _NOTHING) -> Di
         raise UsageError(f"no rule is called {unknown[0]}; ignore one of: {names}")
     findings: dict[str, Finding] = {}
     abstained: list[Abstention] = []
-    for rule in RULES:
-        if rule.name in ignored:
-            continue
-        missing = _missing(rule.needs, analysis)
-        if not missing:
-            found = rule.findings(analysis)
-            for finding in found:
-                worded = in_framework(_entered(tempered(finding, rule, analysis), analysis), analysis)
-                findings.setdefault(finding.id, worded)
-            missing = [] if found else _missing(rule.helps, analysis)
+
+    def lacks(name: str, needs: Iterable[Need[Any]]) -> bool:
+        missing = [need for need in needs if not need.present(analysis)]
         if missing:
-            abstained.append(_abstention(rule.name, missing))
+            needed, quiet = " and ".join(need.name for need in missing), any(need.quiet for need in missing)
+            abstained.append(Abstention(name, needed, quiet=quiet))
+        return bool(missing)
+
+    for rule in RULES:
+        if rule.name in ignored or lacks(rule.name, rule.needs):
+            continue
+        found = rule.findings(analysis)
+        for finding in found:
+            worded = in_framework(_entered(tempered(finding, rule, analysis), analysis), analysis)
+            findings.setdefault(finding.id, worded)
+        if not found:
+            lacks(rule.name, rule.helps)
     ordered = sorted(findings.values(), key=lambda finding: (-finding.cost_ms_per_step, finding.id))
-    known_causes = explained(weighed(ordered, analysis), analysis)
-    ordered = [based(_no_louder_than_sure(finding), analysis) for finding in known_causes]
+    ordered = [based(finding, analysis) for finding in explained(weighed(ordered, analysis), analysis)]
     risks: dict[str, Risk] = {}
     for risk_rule in RISKS:
-        missing = _missing(risk_rule.needs, analysis)
-        if risk_rule.name not in ignored and missing:
-            abstained.append(_abstention(risk_rule.name, missing))
-        elif risk_rule.name not in ignored:
+        if risk_rule.name not in ignored and not lacks(risk_rule.name, risk_rule.needs):
             for risk in risk_rule.judge(analysis, ordered):
                 risks.setdefault(risk.id, in_framework(risk, analysis))
     below = {name for finding in ordered for name in finding.explains}
@@ -81,17 +82,3 @@ def _entered(finding: Finding, analysis: Analysis) -> Finding:
     lines = sorted(analysis.python or (), key=lambda line: -line.ms_per_step)
     entry = next((line.entry for line in lines if line.entry is not None), None)
     return finding if entry is None else replace(finding, where=(*finding.where, entry))
-
-
-def _no_louder_than_sure(finding: Finding) -> Finding:
-    """A finding of low confidence is never critical: nobody should change a script first for what may not be so."""
-    quiet = finding.confidence == "low" and finding.severity == "critical"
-    return replace(finding, severity="warning") if quiet else finding
-
-
-def _missing(needs: Iterable[Need[Any]], analysis: Analysis) -> list[Need[Any]]:
-    return [need for need in needs if not need.present(analysis)]
-
-
-def _abstention(name: str, missing: list[Need[Any]]) -> Abstention:
-    return Abstention(name, " and ".join(need.name for need in missing), quiet=any(need.quiet for need in missing))

@@ -1,25 +1,27 @@
-"""Recompilations of torch.compile by cause, the limit of versions, slow compilations and graph breaks.
+"""Compilers: what recompilations, limits of versions, slow compilations, graph breaks and reads of values cost.
 
 Per function the strongest statement is made: it ran into its limit, it is close to it, or a cause compiled it again.
-A rule makes a `Loss`: a claim without its cost, and the time it says was lost. `settle` hands that time out, strongest
-first and once, so that one loss never speaks twice and shares stay within the run. `compiled_run` has the rules.
-How a cause is called, and what to do about it, goes by the words of `tables.compile_reasons`.
+A rule makes a `Loss`: a claim on all time of the run that it says was lost. `settle` hands that time out, strongest
+first and once, so that one loss never speaks twice and shares stay within the run. `compiled_run` has the rules and
+what is said of a compiler as a whole; here is what is said of causes, and of graph breaks. How a cause is called, and
+what to do about it, goes by the words of `tables.compile_reasons`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stepscope.diagnose.rule import ALL, REPORT_FLOOR, Claim, Thresholds, lowest, ms, shown
+from stepscope.diagnose.rule import ALL, REPORT_FLOOR, Claim, Thresholds, at, at_place, distinct, ms, shown
 from stepscope.model import Evidence, Place
 from stepscope.model.compilers import Change, CompilerCause, CompilerFacts, CompilersView, EagerAfterLimit
 
 
-class Compile(Thresholds, frozen=True):
+class COMPILE(Thresholds):
     """When compiling during training counts. The rates per step of the run-level rules stand in `analyze/compilers`."""
 
     close: float = 0.75  # of the limit of versions: 6 of torch's default 8; chosen, untuned
@@ -35,24 +37,27 @@ class Compile(Thresholds, frozen=True):
     changes_shown: int = 3
 
 
-COMPILE = Compile()
 TORCH = "torch.compile"
 XLA = "torch_xla"
+LIMIT_HIT = "compile.limit_hit"
 SOURCE_SHOWN = 120  # characters
+TEXT_SHOWN = 160  # characters of a compiler's own text
 NAME_SHOWN = 80
 SHORTEST_MS = 1e-6  # a nanosecond, the unit of clocks: less is no time
 AMORTISED = "Compiling is paid once per version: of a longer run it takes a smaller share."
 _RESUMED = re.compile(r"(?:torch_dynamo_)?resume_in_(.{1,200})_at_(\d{1,9})$")
 
 
-class Basis(Struct, frozen=True):
-    """The steps of a backend. `steps` is the number of the main kind.
+class Backend(Struct, frozen=True):
+    """A compiler of a run, and the steps that its costs are spread over. `steps` is the number of the main kind.
 
     `loop_ms` is the wall time of all kinds. It adds what recompiling took between steps, so that time lost is never
     more than time spent, and leaves out what the first versions took in the first steps: that is paid once, and a
     longer run gains by the rest.
     """
 
+    view: CompilersView
+    facts: CompilerFacts
     steps: int
     kind: str
     loop_ms: float
@@ -64,58 +69,102 @@ class Basis(Struct, frozen=True):
         """The run's mean step: its wall time by the steps of the main kind."""
         return self.loop_ms / self.steps
 
+    def causes(self, *kinds: str) -> list[CompilerCause]:
+        """Causes of these kinds, in the view's order."""
+        return causes(self.view, self.facts, *kinds)
+
+    def confidence(self, items: Sequence[CompilerCause]) -> str:
+        """Measured times are exact; rates are not, few steps exaggerate, and an unknown cause is half a finding."""
+        doubtful = self.estimated or self.steps < COMPILE.few_steps
+        return "low" if any(unclear(cause) for cause in items) else "medium" if doubtful else "high"
+
+    def loss(
+        self,
+        rule: str,
+        lost_ms: float,
+        items: Sequence[CompilerCause],
+        *,
+        compile_ms: float = 0.0,
+        late_ms: float = 0.0,
+        **said: Any,
+    ) -> Loss:
+        """The claim that these causes lost so much, with what else a claim says; its id is stable over runs."""
+        usual = {
+            "key": items[0].id if items else self.facts.backend,
+            "where": places(items),
+            "ranks": tuple(sorted({rank for cause in items for rank in cause.ranks})) or self.facts.ranks,
+        }
+        return Loss(self, rule, Claim(cost_ms=lost_ms, **{**usual, **said}), compile_ms, late_ms)
+
 
 class Loss(Struct, frozen=True):
-    """What a rule says was lost: a claim without its cost, and the time it is, `lost_ms` of the whole run.
+    """What a rule says was lost: a claim whose cost is of the whole run.
 
-    `floor` is the share below which it is not worth a word. `compile_ms` is what of it are compilations that came
-    again, `late_ms` first ones after warm-up: time that no rule on the run as a whole may tell again.
+    `compile_ms` is what of it are compilations that came again, `late_ms` first ones after warm-up: time that no rule
+    on the run as a whole may tell again.
     """
 
+    backend: Backend
     rule: str
     claim: Claim
-    lost_ms: float
-    floor: float
-    compile_ms: float = 0.0
-    late_ms: float = 0.0
+    compile_ms: float
+    late_ms: float
 
-    def spoken(self, base: Basis) -> bool:
+    @property
+    def spoken(self) -> bool:
         """Whether it is worth a finding."""
-        return self.lost_ms > 0 and self.lost_ms >= self.floor * base.loop_ms
+        return self.claim.cost_ms > 0 and self.claim.cost_ms >= self.claim.floor * self.backend.loop_ms
 
 
-def basis(view: CompilersView, facts: CompilerFacts) -> Basis | None:
-    """What costs of `facts.backend` are spread over; None where nothing told how long steps take."""
-    rows = [row for row in view.steps if row.backend == facts.backend and row.steps > 0]
-    timed = [row for row in rows if (row.wall_ms or 0.0) >= SHORTEST_MS]
-    between = sum(
-        max(0.0, cause.total_ms - cause.in_main_steps_ms)
-        for cause in recompiled(view, facts.backend)
-        if cause.total_ms is not None and cause.in_main_steps_ms is not None
-    )
-    if timed:
-        main = next((row for row in timed if row.kind == "train"), timed[0])
-        wall = sum(row.wall_ms or 0.0 for row in timed)
-        estimated = any(row.estimated for row in timed)
-        source = "rates of the torch_xla report" if estimated else "wall time of all steps"
-        first = causes(view, facts.backend, "compile")
-        once = sum(cause.in_main_steps_ms or 0.0 for cause in first if cause not in late(first))
-        lost = total_ms(recompiled(view, facts.backend))
-        return Basis(main.steps, main.kind, max(wall - once, lost - between, SHORTEST_MS) + between, estimated, source)
-    if (facts.step_estimate_ms or 0.0) >= SHORTEST_MS and facts.marked_steps:
-        wall = (facts.step_estimate_ms or 0.0) * facts.marked_steps
-        return Basis(facts.marked_steps, "train", wall, True, "rates of the torch_xla report")
-    return None
+def backends(view: CompilersView) -> Iterator[Backend]:
+    """The compilers whose costs can be spread over steps: something told how long these take."""
+    for facts in view.backends:
+        rows = [row for row in view.steps if row.backend == facts.backend and row.steps > 0]
+        steps = [row for row in rows if (row.wall_ms or 0.0) >= SHORTEST_MS]
+        again = causes(view, facts, "recompile", "limit_hit")
+        between = sum(
+            max(0.0, cause.total_ms - cause.in_main_steps_ms)
+            for cause in again
+            if cause.total_ms is not None and cause.in_main_steps_ms is not None
+        )
+        if steps:
+            main = next((row for row in steps if row.kind == "train"), steps[0])
+            wall = sum(row.wall_ms or 0.0 for row in steps)
+            estimated = any(row.estimated for row in steps)
+            source = "rates of the torch_xla report" if estimated else "wall time of all steps"
+            first = causes(view, facts, "compile")
+            once = sum(cause.in_main_steps_ms or 0.0 for cause in first if cause not in late(first))
+            loop_ms = max(wall - once, total_ms(again) - between, SHORTEST_MS) + between
+            yield Backend(view, facts, main.steps, main.kind, loop_ms, estimated, source)
+        elif (facts.step_estimate_ms or 0.0) >= SHORTEST_MS and facts.marked_steps:
+            wall = (facts.step_estimate_ms or 0.0) * facts.marked_steps
+            yield Backend(view, facts, facts.marked_steps, "train", wall, True, "rates of the torch_xla report")
 
 
-def causes(view: CompilersView, backend: str, *kinds: str) -> list[CompilerCause]:
-    """Causes of these kinds, in the view's order."""
-    return [cause for cause in view.causes if cause.backend == backend and cause.kind in kinds]
+def settle(losses: Iterable[Loss]) -> Iterator[tuple[str, Claim]]:
+    """(rule, claim) of the losses, in their order. Each gets the time that those before it left."""
+    left = 1.0
+    for loss in losses:
+        backend, lost_ms = loss.backend, loss.claim.cost_ms
+        share = max(0.0, min(left, lost_ms / backend.loop_ms))
+        if share <= 0 or share < loss.claim.floor:
+            continue
+        left -= share
+        mean = ms(f"mean of all {backend.steps} {backend.kind} steps", backend.mean_ms, backend.source)
+        claim = replace(
+            loss.claim,
+            cost_ms=share * backend.mean_ms,
+            step_ms=backend.mean_ms,
+            floor=0.0,  # of its share
+            basis=ALL,
+            evidence=(mean, *loss.claim.evidence),
+        )
+        yield loss.rule, claim
 
 
-def recompiled(view: CompilersView, backend: str) -> list[CompilerCause]:
-    """What a cure would save: every version of a function but its first."""
-    return causes(view, backend, "recompile", "limit_hit")
+def causes(view: CompilersView, facts: CompilerFacts, *kinds: str) -> list[CompilerCause]:
+    """Causes of a backend of these kinds, in the view's order."""
+    return [cause for cause in view.causes if cause.backend == facts.backend and cause.kind in kinds]
 
 
 def total_ms(items: Iterable[CompilerCause]) -> float:
@@ -145,12 +194,6 @@ def function_name(name: str | None) -> str:
     return whole.rsplit(".", 1)[-1][:NAME_SHOWN]
 
 
-def resumed_at(name: str | None) -> tuple[str, int] | None:
-    """Of the function behind a graph break: the function it goes on with, and the line of the break."""
-    match = _RESUMED.search(name or "")
-    return (match.group(1).rsplit(".", 1)[-1], int(match.group(2))) if match else None
-
-
 def spot(cause: CompilerCause) -> Place | None:
     """The nearest line of the user's: the cause, else the call, else where the function begins."""
     return cause.place or cause.call or cause.definition
@@ -158,36 +201,8 @@ def spot(cause: CompilerCause) -> Place | None:
 
 def places(items: Iterable[CompilerCause]) -> tuple[Place, ...]:
     """Lines of causes, each once, in their order; behind them where their functions are called and begin."""
-    items = list(items)
-    found: dict[tuple[str, int | None], Place] = {}
-    for pick in ("place", "call", "definition"):
-        for cause in items:
-            place: Place | None = getattr(cause, pick)
-            if place is not None:
-                found.setdefault((place.file, place.line), replace(place, share=None))
-    return tuple(found.values())[: COMPILE.places_shown]
-
-
-def at(place: Place | None) -> str:
-    """` (train.py:18)`, or nothing."""
-    return f" ({shown(place)})" if place else ""
-
-
-def ranks(items: Iterable[CompilerCause]) -> tuple[int, ...]:
-    """All ranks of these causes."""
-    return tuple(sorted({rank for cause in items for rank in cause.ranks}))
-
-
-def confidence(base: Basis, items: Iterable[CompilerCause]) -> str:
-    """Measured times are exact; rates are not, few steps exaggerate, and an unknown cause is half a finding."""
-    levels = ["high"]
-    if base.estimated:
-        levels.append("medium")
-    if base.steps < COMPILE.few_steps:
-        levels.append("medium")
-    if any(unclear(cause) for cause in items):
-        levels.append("low")
-    return lowest(levels)
+    lines = [*(one.place for one in items), *(one.call for one in items), *(one.definition for one in items)]
+    return distinct(replace(place, share=None) for place in lines if place is not None)[: COMPILE.places_shown]
 
 
 def fact(metric: str, value: object, unit: str, source: str) -> Evidence:
@@ -197,29 +212,9 @@ def fact(metric: str, value: object, unit: str, source: str) -> Evidence:
     return Evidence(metric, value, unit, text if len(text) <= SOURCE_SHOWN else f"{parts[0][:SOURCE_SHOWN]} and others")
 
 
-def settle(losses: Iterable[tuple[Basis, Loss]]) -> Iterator[tuple[str, Claim]]:
-    """(rule, claim) of the losses, in their order. Each gets the time that those before it left."""
-    left = 1.0
-    for base, loss in losses:
-        share = max(0.0, min(left, loss.lost_ms / base.loop_ms)) if base.loop_ms > 0 else 0.0
-        if loss.lost_ms <= 0 or share <= 0 or share < loss.floor:
-            continue
-        left -= share
-        mean = ms(f"mean of all {base.steps} {base.kind} steps", base.mean_ms, base.source)
-        yield (
-            loss.rule,
-            replace(
-                loss.claim,
-                cost_ms=share * base.mean_ms,
-                step_ms=base.mean_ms,
-                basis=ALL,
-                evidence=(mean, *loss.claim.evidence),
-            ),
-        )
-
+# ------------------------------------------------------------------------------------------ what causes are called
 
 _TENSOR_SIZE = re.compile(r"(.{1,80}?)\.size\((-?\d{1,3})\)$")
-TEXT_SHOWN = 160  # characters of a compiler's own text
 
 # What changed, where the compiler names no subject.
 _SUBJECTS = {
@@ -279,6 +274,13 @@ _BREAKS = {
 _BREAK = "Rewrite{place} with what the compiler supports, or move it out of the compiled part"
 
 
+_REASONS = {
+    "item": "a tensor's value is read",
+    "print": "something is printed",
+    "data_dependent": "what to do next depends on a tensor's values",
+}
+
+
 def what(cause: CompilerCause) -> str:
     """What changed."""
     if unclear(cause) and not cause.subject:
@@ -292,33 +294,26 @@ def clipped(text: str, limit: int = TEXT_SHOWN) -> str:
     return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
 
 
-def how_often(cause: CompilerCause) -> str:
-    """`changes every step` or `grows every step`, else how many times it did."""
-    if cause.first_step is not None and cause.last_step is not None and cause.count >= COMPILE.same_cause:
-        span = cause.last_step - cause.first_step + 1
-        if cause.step_count >= COMPILE.same_cause and cause.step_count >= COMPILE.every * span:
-            return "grows every step" if cause.cause == "shape" and grows(cause) else "changes every step"
-    return f"changed {cause.count} times" if cause.count != 1 else "changed"
-
-
 def because(cause: CompilerCause) -> str:
-    """`s.calls changes every step`; of a wording nobody knows, the wording."""
+    """`s.calls changes every step`, `grows every step` or how many times it changed; of a wording nobody knows, it."""
     if unclear(cause):
-        return (
-            f"the compiler says: {clipped(cause.text, 80)}" if cause.text else "this version of torch does not say why"
-        )
-    return f"{what(cause)} {how_often(cause)}"
+        text = clipped(cause.text, 80)
+        return f"the compiler says: {text}" if text else "this version of torch does not say why"
+    if cause.first_step is not None and cause.last_step is not None and cause.step_count >= COMPILE.same_cause:
+        span = cause.last_step - cause.first_step + 1
+        if cause.count >= COMPILE.same_cause and cause.step_count >= COMPILE.every * span:
+            return f"{what(cause)} {'grows' if cause.cause == 'shape' and grows(cause) else 'changes'} every step"
+    return f"{what(cause)} changed" + (f" {cause.count} times" if cause.count != 1 else "")
 
 
-def changes(items: Sequence[Change]) -> str | None:
-    """`8 to 12 (step 2), 12 to 16 (step 3)`."""
+def changes(items: Sequence[Change]) -> str:
+    """`8 to 12 (step 2), 12 to 16 (step 3)`; nothing where no value is known."""
     parts = []
     for change in items[: COMPILE.changes_shown]:
-        if change.old is None and change.new is None:
-            continue
         values = " to ".join(clipped(value, 40) for value in (change.old, change.new) if value is not None)
-        parts.append(f"{values} (step {change.step})" if change.step is not None else values)
-    return ", ".join(parts) or None
+        if values:
+            parts.append(f"{values} (step {change.step})" if change.step is not None else values)
+    return ", ".join(parts)
 
 
 def grows(cause: CompilerCause) -> bool:
@@ -331,50 +326,25 @@ def grows(cause: CompilerCause) -> bool:
 
 def recompile_fix(cause: CompilerCause) -> str:
     """What removes the cause, with the compiler's own hint where there is one."""
-    place = f" at {shown(cause.place)}" if cause.place else ""
-    call = f" at {shown(cause.call)}" if cause.call else ""
+    call = at_place(cause.call)
+    size = _TENSOR_SIZE.match(cause.subject or "")
+    arguments = f"({size.group(1)}, {size.group(2)})" if size else ""
+    dynamic = f"torch._dynamo.mark_dynamic{arguments} before the call{call}, or torch.compile(..., dynamic=True)"
     if unclear(cause) and not cause.text:
         text = "Record the run with torch 2.9 or newer, or TORCH_LOGS=recompiles, which name the cause; then remove it"
-    elif cause.cause == "shape":
-        text = _shape_fix(cause, call)
-    else:
-        name = cause.subject if cause.subject and cause.subject.isidentifier() else "value"
-        text = _FIXES.get(cause.cause, _UNKNOWN).format(what=what(cause), place=place, call=call, name=name)
-    return text + hinted(cause)
-
-
-def _shape_fix(cause: CompilerCause, call: str) -> str:
-    match = _TENSOR_SIZE.match(cause.subject or "")
-    marked = (
-        f"torch._dynamo.mark_dynamic({match.group(1)}, {match.group(2)})" if match else "torch._dynamo.mark_dynamic"
-    )
-    dynamic = f"{marked} before the call{call}, or torch.compile(..., dynamic=True)"
-    if grows(cause):
-        begin = cause.definition or cause.place
-        inside = f" {function_name(cause.function)}{f' ({shown(begin)})' if begin else ''}"
-        return (
-            f"{what(cause)} grows: take what accumulates (a torch.cat or a list) out of the compiled{inside} "
+    elif cause.cause == "shape" and grows(cause):
+        inside = function_name(cause.function) + at(cause.definition or cause.place)
+        text = (
+            f"{what(cause)} grows: take what accumulates (a torch.cat or a list) out of the compiled {inside} "
             f"and join it behind the loop; where it must stay, {dynamic}"
         )
-    return f"Let the size change without a new version: {dynamic}; or pad to a few fixed sizes"
-
-
-def break_reason(cause: CompilerCause) -> str:
-    """Why a graph breaks, in a few words."""
-    if cause.cause == "unsupported_call" and cause.operator:
-        return f"the compiler cannot follow {clipped(cause.operator, 60)}"
-    known = {
-        "item": "a tensor's value is read",
-        "print": "something is printed",
-        "data_dependent": "what to do next depends on a tensor's values",
-    }
-    return known.get(cause.cause) or clipped(cause.text, 60) or "for a reason that was not told"
-
-
-def break_fix(cause: CompilerCause) -> str:
-    """What removes a graph break."""
-    place = f" at {shown(cause.place)}" if cause.place else ""
-    return _BREAKS.get(cause.cause, _BREAK).format(place=place) + hinted(cause)
+    elif cause.cause == "shape":
+        text = f"Let the size change without a new version: {dynamic}; or pad to a few fixed sizes"
+    else:
+        name = cause.subject if cause.subject and cause.subject.isidentifier() else "value"
+        template = _FIXES.get(cause.cause, _UNKNOWN)
+        text = template.format(what=what(cause), place=at_place(cause.place), call=call, name=name)
+    return text + hinted(cause)
 
 
 def hinted(cause: CompilerCause) -> str:
@@ -384,98 +354,127 @@ def hinted(cause: CompilerCause) -> str:
 
 def without(cause: CompilerCause) -> str:
     """The experiment that would prove a finding wrong: `With s.calls kept equal over all calls`."""
-    place = spot(cause)
-    if unclear(cause):
-        return f"With what the compiler names{f' at {shown(place)}' if place else ''} kept equal over all calls"
-    return f"With {what(cause)} kept equal over all calls"
+    equal = f"what the compiler names{at_place(spot(cause))}" if unclear(cause) else what(cause)
+    return f"With {equal} kept equal over all calls"
 
 
-def cause_losses(view: CompilersView, base: Basis) -> Iterator[Loss]:
+# ----------------------------------------------------------------------------------------- what compiled again
+
+
+def cause_losses(backend: Backend) -> Iterator[Loss]:
     """Limits first, then functions close to it, then causes that compiled a function again."""
     functions: dict[object, list[CompilerCause]] = {}
-    for cause in recompiled(view, TORCH):
-        functions.setdefault(_function(cause), []).append(cause)
-    rest = []
+    for cause in backend.causes("recompile", "limit_hit"):
+        # a function's code begins in one place; without any name a cause stands alone
+        begin = cause.definition
+        named = (cause.function, begin.file if begin else None, begin.line if begin else None)
+        functions.setdefault(cause.id if named == (None, None, None) else named, []).append(cause)
     for group in functions.values():
         limit = next((cause for cause in group if cause.kind == "limit_hit"), None)
         if limit is not None:
-            yield from _limit_loss(view, base, limit, group)
-        else:
-            rest.append(group)
+            yield from _limit_loss(backend, limit, group)
     single = []
-    for group in rest:
-        if timed(group) and _close(group):
-            yield _close_loss(base, group)
-        else:
-            single += group
+    for group in functions.values():
+        if all(cause.kind == "recompile" for cause in group):
+            full = max(group, key=lambda cause: (cause.cache_entries or 0) / cause.limit if cause.limit else 0.0)
+            if timed(group) and full.limit and (full.cache_entries or 0) >= COMPILE.close * full.limit:
+                yield _close_loss(backend, full, group)
+            else:
+                single += group
     for rule in ("compile.same_cause", "compile.recompiles"):
         for cause in single:
             if timed([cause]) and (rule == "compile.same_cause") == (cause.count >= COMPILE.same_cause):
-                yield _cause_loss(base, cause, rule)
+                times = "once" if cause.count == 1 else f"{cause.count} times"
+                name = f"{function_name(cause.function)}{at(spot(cause))}"
+                evaluation = " in evaluation" if cause.kinds == ("eval",) else ""
+                title = f"{name} was compiled again {times}{evaluation}: {because(cause)}"
+                yield _again(backend, rule, title, [cause], total_ms([cause]))
 
 
-def _function(cause: CompilerCause) -> object:
-    """The compiled function: its code begins in one place. Without any name a cause stands alone."""
-    if cause.function is None and cause.definition is None:
-        return cause.id
-    begin = cause.definition
-    return (cause.function, begin.file if begin else None, begin.line if begin else None)
+def _close_loss(backend: Backend, full: CompilerCause, group: list[CompilerCause]) -> Loss:
+    lead = max(group, key=lambda cause: (cause.count, cause.total_ms or 0.0))
+    title = (
+        f"{function_name(lead.function)}{at(spot(lead))} has {full.cache_entries} of {full.limit} compiled "
+        f"versions, and runs eagerly beyond: {because(lead)}"
+    )
+    versions = fact("compiled versions", full.cache_entries, f"of {full.limit}", full.source or TORCH)
+    others = [cause for cause in group if cause is not lead]
+    return _again(backend, "compile.close_to_limit", title, [lead, *others], total_ms(group), versions)
 
 
-def _close(group: Iterable[CompilerCause]) -> bool:
-    return any(
-        cause.cache_entries is not None and cause.limit and cause.cache_entries >= COMPILE.close * cause.limit
-        for cause in group
+def _again(
+    backend: Backend, rule: str, title: str, items: list[CompilerCause], lost_ms: float, *first: Evidence
+) -> Loss:
+    """Compilations that came again, the first of `items` leading."""
+    lead = items[0]
+    return backend.loss(
+        rule,
+        lost_ms,
+        items,
+        compile_ms=lost_ms,
+        title=title,
+        levels=(backend.confidence([lead]),),
+        worst="warning" if rule == "compile.recompiles" else "critical",
+        evidence=(*first, *_evidence(backend, items)),
+        fix=recompile_fix(lead),
+        caveat=AMORTISED,
+        falsified_by=f"{without(lead)}, {function_name(lead.function)} is still compiled as often, or the mean step "
+        "does not get shorter",
     )
 
 
-# --------------------------------------------------------------------------------------------------- the limit
-
-
-def _limit_loss(view: CompilersView, base: Basis, limit: CompilerCause, group: list[CompilerCause]) -> Iterator[Loss]:
-    eager = next((each for each in view.limits if each.cause == limit.id), None)
+def _limit_loss(backend: Backend, limit: CompilerCause, group: list[CompilerCause]) -> Iterator[Loss]:
+    limits = {each.cause: each for each in backend.view.limits}
+    kinds = {cause.id: cause.kinds for cause in backend.view.causes}
+    eager = limits.get(limit.id)
     excess = _excess_ms(eager)
-    counted = excess if limit.id in _counted_limits(view) else 0.0
     if not timed(group) and excess is None:
         return
-    lead = _lead(limit, group)
-    name, place = function_name(limit.function or lead.function), spot(lead) or spot(limit)
+    # of several limits in the same kind of steps the dearest one counts, or the same steps would count twice
+    known = {name: more for name, each in limits.items() if (more := _excess_ms(each)) is not None}
+    same_steps = [name for name in known if kinds.get(name, ()) == limit.kinds]
+    counted = excess if limit.id == max(same_steps, key=lambda name: known[name], default=None) else 0.0
+    # what filled the versions: the recompilations of the limit's own cause, else the most frequent ones
+    again = [cause for cause in group if cause.kind == "recompile"]
+    same = [cause for cause in again if (cause.cause, cause.subject) == (limit.cause, limit.subject)]
+    lead = max(same or (again if unclear(limit) else ()), key=lambda cause: cause.count, default=limit)
+    name = function_name(limit.function or lead.function)
     since = f"Since step {limit.first_step}" if limit.first_step is not None else "After its limit"
     versions = f"{limit.limit} compiled versions" if limit.limit else "compiled versions"
-    title = f"{since}, inputs of {name}{at(place)} that match none of its {versions} run eagerly: {because(lead)}"
-    ordered = [lead, *_others(lead, group)]
-    claim = Claim(
-        title=title,
-        cost_ms=0.0,
+    ordered = [lead, *(cause for cause in again if cause is not lead)]
+    source = limit.source or TORCH
+    evidence = []
+    if limit.limit is not None:
+        evidence.append(fact("compiled versions at most", limit.limit, "", source))
+    if limit.first_step is not None:
+        evidence.append(fact("step of the limit", limit.first_step, "", source))
+    if eager is not None and excess is not None:
+        before, after = f"steps.jsonl, {eager.before_steps} steps", f"steps.jsonl, {eager.after_steps} steps"
+        evidence.append(ms("median step before the limit, compiling left out", eager.before_ms or 0.0, before))
+        evidence.append(ms("median step after the limit", eager.after_ms or 0.0, after))
+    evidence += _evidence(backend, ordered)
+    if limit.text:
+        evidence.append(fact("the compiler's reason", clipped(limit.text), "", source))
+    caveat = "is the difference of two medians: other changes at that step count in."
+    if excess is None:
+        caveat = "was not measured: too few steps that did not compile."
+    elif excess and not counted:
+        caveat = "is counted with another function that ran into its limit."
+    yield backend.loss(
+        LIMIT_HIT,
+        total_ms(group) + (counted or 0.0),
+        ordered,
+        floor=0.0,
+        compile_ms=total_ms(group),
         key=limit.id,
-        levels=(confidence(base, [lead]), "medium" if counted else "high"),
-        where=places(ordered),
-        ranks=ranks(ordered),
-        evidence=(*_limit_evidence(limit, eager), *_evidence(base, ordered), *_reason(limit)),
+        title=f"{since}, inputs of {name}{at(spot(lead) or spot(limit))} that match none of its {versions} run "
+        f"eagerly: {because(lead)}",
+        levels=(backend.confidence([lead]), "medium" if counted else "high"),
+        evidence=evidence,
         fix=recompile_fix(lead),
-        caveat=f"{_eager_caveat(excess, counted)} {AMORTISED}",
+        caveat=f"What running eagerly costs {caveat} {AMORTISED}",
         falsified_by=f"{without(lead)}, {name} still runs into the limit, or the mean step does not get shorter",
     )
-    yield Loss("compile.limit_hit", claim, total_ms(group) + (counted or 0.0), 0.0, compile_ms=total_ms(group))
-
-
-def _lead(limit: CompilerCause, group: list[CompilerCause]) -> CompilerCause:
-    """What filled the versions: the recompilations of the limit's own cause, else the most frequent ones."""
-    same = [cause for cause in group if cause is not limit and _same(cause, limit)]
-    others = [cause for cause in group if cause.kind == "recompile"]
-    if same:
-        return max(same, key=lambda cause: cause.count)
-    if unclear(limit) and others:
-        return max(others, key=lambda cause: cause.count)
-    return limit
-
-
-def _same(cause: CompilerCause, limit: CompilerCause) -> bool:
-    return cause.kind == "recompile" and (cause.cause, cause.subject) == (limit.cause, limit.subject)
-
-
-def _others(lead: CompilerCause, group: list[CompilerCause]) -> list[CompilerCause]:
-    return [cause for cause in group if cause is not lead and cause.kind == "recompile"]
 
 
 def _excess_ms(eager: EagerAfterLimit | None) -> float | None:
@@ -488,150 +487,73 @@ def _excess_ms(eager: EagerAfterLimit | None) -> float | None:
     return more * eager.after_steps if more >= COMPILE.eager * eager.before_ms else 0.0
 
 
-def _counted_limits(view: CompilersView) -> set[str]:
-    """Limits whose eager steps count: of several in the same kind of steps one, or the same steps would count twice."""
-    kinds = {cause.id: cause.kinds for cause in view.causes}
-    largest: dict[tuple[str, ...], tuple[float, str]] = {}
-    for each in view.limits:
-        kind, excess = kinds.get(each.cause, ()), _excess_ms(each)
-        if excess is not None and excess > largest.get(kind, (-1.0, ""))[0]:
-            largest[kind] = (excess, each.cause)
-    return {cause for _, cause in largest.values()}
-
-
-def _eager_caveat(excess: float | None, counted: float | None) -> str:
-    if excess is None:
-        return "What running eagerly costs was not measured: too few steps that did not compile."
-    if excess and not counted:
-        return "What running eagerly costs is counted with another function that ran into its limit."
-    return "What running eagerly costs is the difference of two medians: other changes at that step count in."
-
-
-def _limit_evidence(limit: CompilerCause, eager: EagerAfterLimit | None) -> Iterator[Evidence]:
-    if limit.limit is not None:
-        yield fact("compiled versions at most", limit.limit, "", limit.source or TORCH)
-    if limit.first_step is not None:
-        yield fact("step of the limit", limit.first_step, "", limit.source or TORCH)
-    if eager is not None and _excess_ms(eager) is not None:
-        before, after = f"steps.jsonl, {eager.before_steps} steps", f"steps.jsonl, {eager.after_steps} steps"
-        yield ms("median step before the limit, compiling left out", eager.before_ms or 0.0, before)
-        yield ms("median step after the limit", eager.after_ms or 0.0, after)
-
-
-def _reason(limit: CompilerCause) -> Iterator[Evidence]:
-    if limit.text:
-        yield fact("the compiler's reason", clipped(limit.text), "", limit.source or TORCH)
-
-
-# ------------------------------------------------------------------------------------------- below the limit
-
-
-def _close_loss(base: Basis, group: list[CompilerCause]) -> Loss:
-    lead = max(group, key=lambda cause: (cause.count, cause.total_ms or 0.0))
-    full = max(group, key=lambda cause: (cause.cache_entries or 0) / (cause.limit or 1))
-    title = (
-        f"{function_name(lead.function)}{at(spot(lead))} has {full.cache_entries} of {full.limit} compiled versions, "
-        f"and runs eagerly beyond: {because(lead)}"
-    )
-    versions = fact("compiled versions", full.cache_entries, f"of {full.limit}", full.source or TORCH)
-    return _again(base, "compile.close_to_limit", [lead, *_others(lead, group)], title, versions, total_ms(group))
-
-
-def _cause_loss(base: Basis, cause: CompilerCause, rule: str) -> Loss:
-    times = "once" if cause.count == 1 else f"{cause.count} times"
-    evaluation = " in evaluation" if cause.kinds == ("eval",) else ""
-    title = f"{function_name(cause.function)}{at(spot(cause))} was compiled again {times}{evaluation}: {because(cause)}"
-    return _again(base, rule, [cause], title, None, total_ms([cause]))
-
-
-def _again(
-    base: Basis, rule: str, items: list[CompilerCause], title: str, first: Evidence | None, lost_ms: float
-) -> Loss:
-    """Compilations that came again, the first of `items` leading; its id is stable over runs of the same code."""
-    lead = items[0]
-    claim = Claim(
-        title=title,
-        cost_ms=0.0,
-        key=lead.id,
-        levels=(confidence(base, [lead]),),
-        worst="warning" if rule == "compile.recompiles" else "critical",
-        where=places(items),
-        ranks=ranks(items),
-        evidence=(*((first,) if first is not None else ()), *_evidence(base, items)),
-        fix=recompile_fix(lead),
-        caveat=AMORTISED,
-        falsified_by=f"{without(lead)}, {function_name(lead.function)} is still compiled as often, or the mean step "
-        "does not get shorter",
-    )
-    return Loss(rule, claim, lost_ms, REPORT_FLOOR, compile_ms=lost_ms)
-
-
 # ------------------------------------------------------------------------------------------------ graph breaks
 
 
-def break_losses(view: CompilersView, base: Basis) -> Iterator[Loss]:
+def break_losses(backend: Backend) -> Iterator[Loss]:
     """Breaks that cost more than the floor, each; the others of the steps together."""
     small: list[tuple[CompilerCause, list[CompilerCause]]] = []
-    compiled = causes(view, TORCH, "compile")
-    for cause in causes(view, TORCH, "graph_break"):
+    compiled = backend.causes("compile")
+    for cause in backend.causes("graph_break"):
         behind = [each for each in compiled if _behind(each, cause)]
         if not cause.step_count or not timed(behind):
             continue
-        if total_ms(behind) >= REPORT_FLOOR * base.loop_ms:
-            yield _break_loss([(cause, behind)])
+        if total_ms(behind) >= REPORT_FLOOR * backend.loop_ms:
+            yield _break_loss(backend, [(cause, behind)])
         else:
             small.append((cause, behind))
     if small:
-        yield _break_loss(sorted(small, key=lambda pair: -total_ms(pair[1])))
+        yield _break_loss(backend, sorted(small, key=lambda pair: -total_ms(pair[1])))
 
 
 def _behind(compiled: CompilerCause, broken: CompilerCause) -> bool:
-    """Whether this is the function that goes on behind the break."""
-    resumed, place = resumed_at(compiled.function), broken.place
-    if resumed is None or place is None or resumed[1] != place.line:
+    """Whether this is the function that goes on behind the break: its name holds the line."""
+    resumed, place = _RESUMED.search(compiled.function or ""), broken.place
+    if resumed is None or place is None or int(resumed.group(2)) != place.line:
         return False
     same_file = compiled.definition is None or compiled.definition.file == place.file
-    return same_file and (broken.function is None or resumed[0] == function_name(broken.function))
+    resumes = resumed.group(1).rsplit(".", 1)[-1]
+    return same_file and (broken.function is None or resumes == function_name(broken.function))
 
 
-def _break_loss(pairs: list[tuple[CompilerCause, list[CompilerCause]]]) -> Loss:
+def _break_loss(backend: Backend, pairs: list[tuple[CompilerCause, list[CompilerCause]]]) -> Loss:
     broken, behind = [cause for cause, _ in pairs], {each.id: each for _, compiled in pairs for each in compiled}
     first = broken[0]
-    reason = break_reason(first)
-    if len(pairs) == 1:
-        title = f"The graph of {function_name(first.function)} breaks{at(first.place)}: {reason}"
-    else:
-        title = (
-            f"Graphs break at {len(pairs)} lines of the step, {shown(first.place or Place('?', None))} first: {reason}"
-        )
+    reason = _REASONS.get(first.cause) or clipped(first.text, 60) or "for a reason that was not told"
+    if first.cause == "unsupported_call" and first.operator:
+        reason = f"the compiler cannot follow {clipped(first.operator, 60)}"
+    breaks = f"The graph of {function_name(first.function)} breaks{at(first.place)}"
+    if len(pairs) > 1:
+        breaks = f"Graphs break at {len(pairs)} lines of the step, {shown(first.place or Place('?', None))} first"
     evidence = []
     for cause, compiled in pairs[: COMPILE.places_shown]:
-        where = shown(cause.place) if cause.place else "an unknown line"
-        evidence.append(fact(f"graph breaks at {where}", cause.count, "", cause.source or TORCH))
+        where, source = shown(cause.place) if cause.place else "an unknown line", cause.source or TORCH
+        evidence.append(fact(f"graph breaks at {where}", cause.count, "", source))
         if cause.text:
-            evidence.append(fact(f"reason at {where}", clipped(cause.text), "", cause.source or TORCH))
+            evidence.append(fact(f"reason at {where}", clipped(cause.text), "", source))
         evidence.append(ms(f"compiling what follows {where}", total_ms(compiled), compiled[0].source or TORCH))
-    claim = Claim(
-        title=title,
-        cost_ms=0.0,
+    fixes = [_BREAKS.get(one.cause, _BREAK).format(place=at_place(one.place)) + hinted(one) for one in broken[:3]]
+    return backend.loss(
+        "compile.graph_break",
+        total_ms(behind.values()),
+        broken,
+        floor=0.0,
+        late_ms=total_ms(late(behind.values())),
         key=first.id if len(pairs) == 1 else f"several-{first.id}",
+        title=f"{breaks}: {reason}",
         levels=("low",),
         worst="warning",
-        where=places(broken),
-        ranks=ranks(broken),
         evidence=evidence,
-        fix="; ".join(dict.fromkeys(break_fix(cause) for cause in broken[:3])),
+        fix="; ".join(dict.fromkeys(fixes)),
         caveat="The cost is the time to compile what follows the break, part of which one whole graph would need "
         "too. What the break costs in each step (a smaller graph, a way through Python) was not measured. "
         f"{AMORTISED}",
         falsified_by="With torch.compile(..., fullgraph=True), which allows no break, the mean step does not get "
         "shorter",
     )
-    late_ms = total_ms(late(behind.values()))
-    return Loss("compile.graph_break", claim, total_ms(behind.values()), 0.0, late_ms=late_ms)
 
 
-def _evidence(base: Basis, items: list[CompilerCause]) -> Iterator[Evidence]:
+def _evidence(backend: Backend, items: list[CompilerCause]) -> Iterator[Evidence]:
     """How often and how long each cause compiled, and what changed."""
     for cause in items[: COMPILE.places_shown]:
         if cause.kind != "recompile":
@@ -647,4 +569,4 @@ def _evidence(base: Basis, items: list[CompilerCause]) -> Iterator[Evidence]:
             yield ms(f"time of {name}", cause.total_ms, source)
         if not seen and cause.text:
             yield fact("the compiler's reason", clipped(cause.text), "", source)
-    yield fact(f"{'training' if base.kind == 'train' else 'evaluation'} steps", base.steps, "", base.source)
+    yield fact(f"{'training' if backend.kind == 'train' else 'evaluation'} steps", backend.steps, "", backend.source)

@@ -4,39 +4,50 @@ A ceiling is from `gains`: what the steps save when they are played again withou
 loss is ns of the mean profiled step. In a recorded run its share is carried over to the steady step outside of
 windows, which the profiler does not slow down. What one step alone lost, as the first of a recording often does, is no
 loss per step: then the median counts.
+
+Rules here are those of a device that waits for the host to launch: gap by gap before short kernels, or for a long piece
+of host work. Gaps before launches are told by one rule alone: of a batch too small for the device, of compiled
+functions, or of many short kernels; those of an optimizer that updates in many kernels and of gradients set to zero by
+rules of their own. And those of host and device that hold each other up: waits of the host, and copies from the host,
+on and between devices.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from stepscope.diagnose.gains import BY_SUBTRACTION, replayed
+from stepscope.diagnose.in_script import of_loader
 from stepscope.diagnose.rule import (
     ON_DEVICE,
     REPORT_FLOOR,
     Claim,
     Need,
+    Rule,
     Thresholds,
     always,
     at,
     clip_share,
     ms,
+    rule,
     traced_confidence,
     traces_source,
     train_steps,
 )
 from stepscope.model import Analysis, Evidence, Place, Try
+from stepscope.model import device_losses as kinds
 from stepscope.model.device_losses import DeviceLosses, Loss
 
 _FUNCTION = re.compile(r"(?:.*/)?([^/]{1,200})\((\d{1,9})\): (.{1,200})")
 _NAME_SHOWN = 60  # characters of a kernel
 
 
-class DeviceLimits(Thresholds, frozen=True):
+class DEVICE(Thresholds):
     """When a loss of the devices in profiled steps counts. The limits of a gap stand in `analyze/device_losses`."""
 
     recurring: float = 0.5  # of the mean: with a median below it few steps make the loss, and the median counts
@@ -45,7 +56,6 @@ class DeviceLimits(Thresholds, frozen=True):
     lines_shown: int = 3
 
 
-DEVICE = DeviceLimits()
 DEVICE_WORK = Need("a profiler trace with device work", lambda a: a.device_losses, traced=always)
 TRACED = (ON_DEVICE, DEVICE_WORK)
 
@@ -81,7 +91,7 @@ class ProfiledLoss(Struct, frozen=True):
     @property
     def at(self) -> str:
         """` (train.py:29)` of the first line, or nothing."""
-        return at(self.where)
+        return at(*self.where)
 
     def names(self, count: int) -> list[str]:
         """Names of what takes most of it."""
@@ -177,6 +187,15 @@ def profiled_losses(analysis: Analysis, kind: str) -> Iterator[ProfiledLoss]:
             yield ProfiledLoss(analysis, losses, loss, cost_ns, use_median)
 
 
+def loss_rule(
+    name: str, kind: str, *needs: Need[Any], learn: str
+) -> Callable[[Callable[[ProfiledLoss], Iterator[Claim]]], Rule]:
+    """Make a function the judge of a rule on each loss of a kind."""
+    return lambda judge: rule(name, *TRACED, *needs, learn=learn)(
+        lambda analysis: [claim for seen in profiled_losses(analysis, kind) for claim in judge(seen)]
+    )
+
+
 def profiled_step_ms(analysis: Analysis, step_ns: float) -> float:
     """The step a share of profiled steps is of: of a recorded run the steady one, of third-party traces their own."""
     train = train_steps(analysis)
@@ -189,3 +208,453 @@ def clipped(name: str) -> str:
     if match is not None:
         name = f"{match[3]} ({match[1]}:{match[2]})"
     return name if len(name) <= _NAME_SHOWN else f"{name[: _NAME_SHOWN - 1]}…"
+
+
+class LAUNCH(Thresholds):
+    """When the device waits for launches. Kernels count as short when the host takes longer to launch one."""
+
+    gaps: float = 20  # launches per step that the device waited for; fewer are no pattern; chosen, untuned
+    filling: float = 0.5  # of the kernels' time with a block for every multiprocessor: below it the device has room
+    mostly: float = 0.5  # of an optimizer's launches: the way it updates most of its parameters
+
+
+BATCH = Need(
+    "the batch by shapes of layers' inputs, and the blocks of kernels",
+    lambda a: any(one.batch_size is not None and one.filling_share is not None for one in a.device_losses),
+)
+LEARN_IDLE = "https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
+LEARN_ZERO = "https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.zero_grad.html"
+SLOWED = "The profiler slows the host, most of all with Python stacks, and not the device: the real gaps are shorter."
+_CUDA_GRAPH = (Try("compile.mode", "reduce-overhead"),)
+
+
+class _Gaps(Struct, frozen=True):
+    """A device that waits for most of its launches, in words."""
+
+    mean_us: str
+    counted: str  # `772 times for 82 µs, while half of its 694 kernels take under 5.8 µs`
+    longest: str
+    evidence: tuple[Evidence, ...]
+
+
+def _gaps(seen: ProfiledLoss) -> _Gaps | None:
+    """Where the gaps are many, and kernels are shorter than the host takes to launch them."""
+    kernel_ns, kernels, calls = seen.losses.median_kernel_ns, seen.losses.kernels_per_step, seen.loss.calls_per_step
+    if kernel_ns is None or calls < LAUNCH.gaps or kernel_ns >= seen.loss.ns_per_step / calls:
+        return None
+    gap_us = seen.loss.ns_per_step / calls / 1e3
+    evidence = (
+        seen.ms("device idle before launches, queue empty", seen.loss.ns_per_step),
+        seen.figure("launches the device waited for, per step", round(calls, 1), "launches"),
+        seen.figure("mean wait before each", round(gap_us, 1), "us"),
+        seen.figure("median kernel", round(kernel_ns / 1e3, 1), "us"),
+        seen.figure("kernels per step", round(kernels, 1), "kernels"),
+        *seen.parts("idle time before launches of {}"),
+    )
+    counted = (
+        f"{calls:.0f} times for {gap_us:.0f} µs, while half of its {kernels:.0f} kernels take under "
+        f"{kernel_ns / 1e3:.1f} µs"
+    )
+    return _Gaps(f"{gap_us:.0f} µs", counted, f", longest for {seen.top}" if seen.top else "", evidence)
+
+
+def _has_room(losses: kinds.DeviceLosses) -> bool:
+    share = losses.filling_share
+    return losses.batch_size is not None and share is not None and share < LAUNCH.filling
+
+
+@loss_rule(
+    "launch.short_kernels", kinds.LAUNCH, learn="https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs"
+)
+def short_kernels(seen: ProfiledLoss) -> Iterator[Claim]:
+    """Gaps before launches add up, and kernels are shorter than the host takes to launch them."""
+    gaps = _gaps(seen)
+    if gaps is None or _has_room(seen.losses):
+        return
+    yield seen.claim(
+        title=f"The device waits for launches, {seen.cost_ms:.1f} ms per step{gaps.longest}: {gaps.counted}{seen.at}",
+        evidence=gaps.evidence,
+        fix="Launch fewer, larger kernels: torch.compile (mode='reduce-overhead' replays a CUDA graph), fused "
+        "modules, a larger batch",
+        caveat=f"{SLOWED} CUDA graphs need fixed shapes and addresses; a larger batch makes a step longer, but "
+        "does more in it.",
+        falsified_by="Replayed as a CUDA graph (or compiled with mode='reduce-overhead'), the mean step does "
+        "not get shorter",
+        tries=_CUDA_GRAPH,
+        most="medium",
+    )
+
+
+@loss_rule("compute.small_batch", kinds.LAUNCH, BATCH, learn=LEARN_IDLE)
+def small_batch(seen: ProfiledLoss) -> Iterator[Claim]:
+    """The same where the batch is known and most kernels leave multiprocessors empty."""
+    gaps = _gaps(seen)
+    if gaps is None or not _has_room(seen.losses):
+        return
+    size = seen.analysis.loader.batch_size if seen.analysis.loader is not None else None
+    room, batch = 1.0 - (seen.losses.filling_share or 0.0), seen.losses.batch_size
+    yield seen.claim(
+        title=f"A batch of {batch} does not fill the device: it waits {seen.cost_ms:.1f} ms per step for launches, "
+        f"{gaps.counted}{seen.at}",
+        evidence=(
+            seen.figure("batch, the first dimension of most layers' inputs", batch, "samples"),
+            seen.figure("time in kernels that leave multiprocessors without a block", round(room, 3), "fraction"),
+            *([] if size is None else [Evidence("batch_size of the DataLoader", size, "samples", "events.jsonl")]),
+            *gaps.evidence,
+        ),
+        fix="Take a larger batch: the same kernels then do more for the same launches. Where the batch has to "
+        "stay, launch fewer kernels: torch.compile(mode='reduce-overhead') replays a CUDA graph",
+        caveat=f"{SLOWED} A step with a larger batch is no shorter, it does more; the learning rate may have to "
+        "follow it, and memory bounds it.",
+        falsified_by="With a batch twice as large a step takes twice as long",
+        tries=_CUDA_GRAPH,
+        most="medium",
+    )
+
+
+@loss_rule(
+    "launch.compiled_kernels", kinds.COMPILED, learn="https://docs.pytorch.org/docs/stable/generated/torch.compile.html"
+)
+def compiled_kernels(seen: ProfiledLoss) -> Iterator[Claim]:
+    """The same inside compiled functions."""
+    gaps = _gaps(seen)
+    if gaps is None:
+        return
+    kernels, made = seen.detail("compiled_kernels"), seen.detail("generated_kernels")
+    how = "none of which a compiler made" if not made else f"{made:.0f} of them made by a compiler"
+    evidence = [
+        *gaps.evidence[:2],
+        seen.figure("kernels launched in compiled functions", round(kernels, 1), "kernels"),
+        seen.figure("of them made by a compiler", round(made, 1), "kernels"),
+        *gaps.evidence[2:],
+    ]
+    if seen.detail("collectives_ns") > 0:
+        evidence.append(seen.ms("of it before launches of collectives", seen.detail("collectives_ns")))
+    yield seen.claim(
+        title=f"Compiled functions launch their {kernels:.0f} kernels one by one, {how}: the device waits "
+        f"{seen.cost_ms:.1f} ms per step, {seen.loss.calls_per_step:.0f} times for {gaps.mean_us}{gaps.longest}"
+        f"{seen.at}",
+        evidence=evidence,
+        fix="Compile with mode='reduce-overhead': it launches all kernels of a function at once, as a CUDA graph"
+        if made
+        else "Compile with backend='inductor', which fuses kernels (the one in use runs PyTorch's own, operator by "
+        "operator), and mode='reduce-overhead', which launches all of a function at once, as a CUDA graph",
+        caveat=f"{SLOWED} CUDA graphs need fixed shapes and addresses, and what cannot be captured, as collectives "
+        "of some backends, splits them.",
+        falsified_by="With mode='reduce-overhead' the mean step does not get shorter",
+        tries=_CUDA_GRAPH,
+        most="medium",
+    )
+
+
+@loss_rule("host.device_idle", kinds.HOST, learn=LEARN_IDLE)
+def device_idle(seen: ProfiledLoss) -> Iterator[Claim]:
+    """The host works for long without launching anything, and the device idles.
+
+    Where stacks of steady steps were sampled, `host.python_on_critical_path` names the lines of the same time.
+    """
+    if seen.analysis.python is not None:
+        return
+    yield seen.claim(
+        title=f"The device idles {seen.cost_ms:.1f} ms per step while the host works without launching anything: "
+        f"{seen.top or 'host work'}{seen.at}",
+        evidence=(
+            seen.ms("device idle in long gaps", seen.loss.ns_per_step),
+            seen.figure("long gaps per step", round(seen.loss.calls_per_step, 2), "gaps"),
+            *seen.parts("idle time while the host ran {}"),
+        ),
+        fix=f"Take the work{seen.at} off the training thread: into the DataLoader's workers, onto the device, once "
+        "before training, or every N steps only",
+        caveat=SLOWED,
+        falsified_by="With this work left out, the mean step does not get shorter",
+        most="medium",
+    )
+
+
+@loss_rule(
+    "launch.unfused_optimizer", kinds.OPTIMIZER, learn="https://docs.pytorch.org/docs/stable/optim.html#algorithms"
+)
+def unfused_optimizer(seen: ProfiledLoss) -> Iterator[Claim]:
+    """An update in many kernels costs more than the floor over one in few."""
+    idle_ns, launches = seen.detail("idle_ns"), seen.detail("launches")
+    # idle time that stays: one call for all parameters takes as long as one of these calls
+    cost_ns = max(0.0, seen.cost_ns - idle_ns / max(1.0, seen.loss.details.get("operator_calls", 1.0)))
+    grouped = seen.detail("foreach_launches") >= LAUNCH.mostly * launches
+    if not (grouped or launches >= LAUNCH.gaps):
+        return
+    how = "operation by operation (foreach)" if grouped else "parameter by parameter"
+    fusable = seen.detail("fusable_launches") >= LAUNCH.mostly * launches
+    knob = "fused" if fusable else "foreach"
+    yield seen.claim(
+        title=f"The optimizer updates {how}, with {launches:.0f} kernels per step: {cost_ns / 1e6:.1f} ms per step "
+        f"more than with {knob}=True{seen.at}",
+        cost_ns=cost_ns,
+        ceiling_ns=idle_ns + seen.detail("kernels_ns"),
+        evidence=(
+            seen.ms("device idle in the optimizer's step, queue empty", idle_ns),
+            seen.ms("all kernels of the optimizer", seen.detail("kernels_ns")),
+            seen.figure("launches of the optimizer per step", round(launches, 1), "launches"),
+            seen.figure("of them for groups (foreach)", round(seen.detail("foreach_launches"), 1), "launches"),
+            seen.figure("operators of the optimizer per step", round(seen.detail("operator_calls"), 1), "calls"),
+            *seen.parts("lost at {}"),
+        ),
+        fix=f"Create the optimizer with {knob}=True, which updates all parameters "
+        f"{'in a few kernels' if fusable else 'at once, operation by operation'}",
+        caveat=f"{SLOWED} fused=True wants floating-point parameters on a device; foreach=True takes memory for "
+        "another copy of the parameters. Results differ in the last digits.",
+        falsified_by=f"With {knob}=True the mean step does not get shorter",
+        tries=(Try(f"optimizer.{knob}", "true"),),
+        most="medium",
+    )
+
+
+@loss_rule("launch.zeroing_gradients", kinds.ZERO_GRAD, learn=LEARN_ZERO)
+def zeroing_gradients(seen: ProfiledLoss) -> Iterator[Claim]:
+    """Setting gradients to zero costs more than the floor."""
+    launches = seen.detail("launches")
+    yield seen.claim(
+        title=f"Setting gradients to zero takes {launches:.0f} launches and {seen.cost_ms:.1f} ms per step{seen.at}",
+        evidence=(
+            seen.ms("device idle while gradients are set to zero", seen.detail("idle_ns")),
+            seen.ms("kernels and fills that set them to zero", seen.detail("kernels_ns")),
+            seen.figure("launches for it per step", round(launches, 1), "launches"),
+            *seen.parts("lost at {}"),
+        ),
+        fix="Call zero_grad(set_to_none=True), the default since PyTorch 2.0: it launches nothing, and the "
+        "backward pass then writes gradients in place of adding to zeros",
+        caveat=f"{SLOWED} Gradients are None until the next backward pass: code that reads or changes them in "
+        "between has to know. Optimizers leave parameters with None out, where a gradient of zero still decays "
+        "weights.",
+        falsified_by="With set_to_none=True the mean step does not get shorter",
+        tries=(Try("zero_grad.set_to_none", "true"),),
+        most="medium",
+    )
+
+
+LEARN_SYNC = (
+    "https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html#avoid-unnecessary-cpu-gpu-synchronization"
+)
+LEARN_PINNED = "https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html"
+LEARN_COPIES = "https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
+
+# What to write instead, by the operator that waits. `{}`: the line.
+_READ = (
+    "Read the value every N steps only{}: add it up in a tensor on the device (detach it first) and call .item() on "
+    "the sum"
+)
+_BRANCH = "Keep the condition on the device{}: torch.where or a factor of 0 or 1 in place of a Python branch"
+_SIZE = "Keep sizes independent of the data{}: torch.where or a mask multiplied in, in place of an index"
+_COPY = (
+    "Copy to the host into pinned memory with non_blocking=True{}, record an event, and read the result a step later"
+)
+_FIXES = {
+    **dict.fromkeys(("aten::item", "aten::_local_scalar_dense"), _READ),
+    **dict.fromkeys(("aten::is_nonzero", "aten::equal", "aten::allclose"), _BRANCH),
+    **dict.fromkeys(
+        ("aten::nonzero", "aten::masked_select", "aten::unique", "aten::_unique2", "aten::unique_consecutive"), _SIZE
+    ),
+    **dict.fromkeys(("aten::copy_", "aten::to", "aten::_to_copy", "aten::cpu"), _COPY),
+}
+
+
+@loss_rule("sync.host_waits", kinds.SYNC, learn=LEARN_SYNC)
+def host_waits(seen: ProfiledLoss) -> Iterator[Claim]:
+    """Waits of the host leave the device idle for more than the floor."""
+    call, copied_ns = next(iter(seen.loss.parts), "a synchronising call"), seen.detail("copied_ns")
+    other = f"Take {clipped(call)}{{}} out of the step, or do it every N steps only"
+    yield seen.claim(
+        title=f"The host waits for the device, which then idles {seen.cost_ms:.1f} ms per step: {clipped(call)}"
+        f"{seen.at}",
+        evidence=(
+            seen.ms("device idle because the host waited", seen.loss.ns_per_step - copied_ns),
+            seen.ms("copies to the host that nothing hid", copied_ns),
+            seen.ms("all time of these waits, the device busy or not", seen.detail("waited_ns")),
+            seen.figure("waits with idle device per step", round(seen.loss.calls_per_step, 2), "calls"),
+            *seen.parts("idle time by {}"),
+        ),
+        fix=_FIXES.get(call, other).replace("{}", seen.at),
+        caveat="Counted is the time in which the device idles under a wait, and behind it as far as the host would "
+        "have been ahead without it; waits while the device works cost nothing. Where the value decides what runs "
+        "next, the wait has to stay.",
+        falsified_by="With these calls left out, the mean step does not get shorter",
+    )
+
+
+_PIN = (Try("loader.pin_memory", "true"),)
+_PAGEABLE = ("pageable_ns", "unpinned_async_ns")
+CUDA = Need(
+    "training on a CUDA device", lambda a: next((one for one in a.devices if one.startswith("cuda")), None), quiet=True
+)
+PINNING = Need("the construction of the DataLoader, which says whether it pins memory", lambda a: _pins(a) is not None)
+
+
+class _KindOfCopy(Struct, frozen=True):
+    """How copies were made: the detail that holds their time, and what to say. `{}`: ms per step, and the line."""
+
+    detail: str
+    evidence: str
+    title: str
+    fix: str
+    tries: tuple[Try, ...] = ()
+
+
+_KINDS_OF_COPY = (
+    _KindOfCopy(
+        "pageable_ns",
+        "lost to copies from pageable memory",
+        "Copies from pageable memory hold the device up for {}",
+        "pin_memory=True in the DataLoader and .to(device, non_blocking=True){}",
+        _PIN,
+    ),
+    _KindOfCopy(
+        "unpinned_async_ns",
+        "lost to copies from pageable memory with non_blocking=True",
+        "non_blocking=True has no effect on copies from pageable memory, which hold the device up for {}",
+        "non_blocking=True needs pinned memory{}: pin_memory=True in the DataLoader",
+        _PIN,
+    ),
+    _KindOfCopy(
+        "pinned_blocking_ns",
+        "lost to copies from pinned memory that block",
+        "Copies from pinned memory block the host and hold the device up for {}",
+        "The memory is pinned but the host waits for the copy: .to(device, non_blocking=True){}",
+    ),
+    _KindOfCopy(
+        "pinned_async_ns",
+        "lost to copies from pinned memory that nothing hides",
+        "Nothing hides copies from the host: they hold the device up for {}",
+        "Copy the next batch while the device works on this one{}: on a stream of its own, or one step ahead; and copy "
+        "less, for example bytes in place of floats",
+    ),
+    _KindOfCopy(
+        "untold_ns",
+        "lost to copies from memory of unknown kind",
+        "Copies from the host hold the device up for {}",
+        "pin_memory=True in the DataLoader and .to(device, non_blocking=True){}: the trace does not tell whether the "
+        "memory is pinned",
+        _PIN,
+    ),
+    _KindOfCopy(
+        "pinning_ns",
+        "lost to pinning memory",
+        "Pinning memory on the training thread holds the device up for {}",
+        "Leave pinning to the DataLoader (pin_memory=True does it on a thread of its own), or copy without pinning{}: "
+        "a plain .to(device) is faster than pin_memory() and a copy in turn",
+        _PIN,
+    ),
+)
+
+
+def _pins(analysis: Analysis) -> bool | None:
+    """Whether the DataLoader pins its batches, by default not; None where its construction was not seen."""
+    loader = analysis.loader
+    if loader is None or loader.site is None:
+        return None
+    return {"True": True, "False": False}.get(str(loader.arguments.get("pin_memory", False)))
+
+
+def _unpinned_ns(seen: ProfiledLoss) -> float:
+    """What of a loss by copies `pinning_off` tells: those from pageable memory, of a loader that does not pin."""
+    if _pins(seen.analysis) is not False or not CUDA.present(seen.analysis):
+        return 0.0
+    part = sum(seen.detail(name) for name in _PAGEABLE) / seen.loss.ns_per_step
+    cost_ns = min(1.0, part) * seen.cost_ns
+    return cost_ns if cost_ns >= REPORT_FLOOR * seen.losses.step_ns else 0.0
+
+
+@rule("transfer.pinning_off", CUDA, DEVICE_WORK, PINNING, learn=LEARN_PINNED)
+def pinning_off(analysis: Analysis) -> Iterator[Claim]:
+    """The DataLoader does not pin its batches, and copying them to a CUDA device costs more than the floor."""
+    loader = analysis.loader
+    for seen in profiled_losses(analysis, kinds.COPY_IN):
+        cost_ns = _unpinned_ns(seen)
+        if not cost_ns or loader is None:
+            continue
+        yield seen.claim(
+            title=f"pin_memory is off while {CUDA.of(analysis)} is fed: copies from pageable memory hold it up for "
+            f"{cost_ns / 1e6:.1f} ms per step{seen.at}",
+            cost_ns=cost_ns,
+            evidence=(
+                Evidence("pin_memory", "False", "", "events.jsonl, the loader's own setting or PyTorch's default"),
+                *(seen.ms(one.evidence, seen.detail(one.detail)) for one in _KINDS_OF_COPY if one.detail in _PAGEABLE),
+                seen.figure("copies from pageable memory", round(seen.detail("pageable_copies"), 2), "copies"),
+                *_rate_evidence(seen),
+            ),
+            fix=f"Have the loader pin its batches: {of_loader(loader.site, analysis.settings, pin_memory=True)}, and "
+            f"copy with .to(device, non_blocking=True){seen.at}",
+            caveat="Pinned memory cannot be swapped out, and a thread of the process copies every batch once more. "
+            "What the script itself makes on the host stays pageable.",
+            falsified_by="With pin_memory=True the copies still come from pageable memory, or the mean step does not "
+            "get shorter",
+            tries=_PIN,
+        )
+
+
+@loss_rule("transfer.host_to_device", kinds.COPY_IN, learn=LEARN_PINNED)
+def host_to_device(seen: ProfiledLoss) -> Iterator[Claim]:
+    """Copies from the host, or pinning memory for them, cost more than the floor; by what makes most of them wait.
+
+    What `pinning_off` tells is left out.
+    """
+    told_ns = _unpinned_ns(seen)
+    cost_ns = seen.cost_ns - told_ns
+    left = [one for one in _KINDS_OF_COPY if not told_ns or one.detail not in _PAGEABLE]
+    kind = max(left, key=lambda one: seen.detail(one.detail))
+    rate = _rate(seen)
+    yield seen.claim(
+        title=kind.title.format(f"{cost_ns / 1e6:.1f} ms per step{f', at {rate:.1f} GB/s' if rate else ''}{seen.at}"),
+        cost_ns=cost_ns,
+        evidence=(
+            seen.ms("copies from the host that nothing hid", seen.detail("exposed_ns")),
+            seen.ms("device idle while the host waited for copies", seen.detail("idle_ns")),
+            seen.figure("copies from the host per step", round(seen.loss.calls_per_step, 2), "copies"),
+            seen.figure("of them from pageable memory", round(seen.detail("pageable_copies"), 2), "copies"),
+            seen.figure("of them with the host waiting", round(seen.detail("blocking_copies"), 2), "copies"),
+            *(seen.ms(one.evidence, seen.detail(one.detail)) for one in _KINDS_OF_COPY if seen.detail(one.detail) > 0),
+            *_rate_evidence(seen),
+        ),
+        fix=kind.fix.format(seen.at),
+        caveat="non_blocking=True from pinned memory returns before the copy is done: do not change the source "
+        "until then, and do not use it towards the host without waiting for an event. Pinned memory cannot be "
+        "swapped out.",
+        falsified_by="With the same batch kept on the device instead of copied, the mean step does not get shorter",
+        tries=kind.tries,
+    )
+
+
+def _rate(seen: ProfiledLoss) -> float | None:
+    """GB/s of the copies while they run; None where sizes are not recorded."""
+    size, time = seen.detail("copied_bytes"), seen.detail("copied_ns")
+    return size / time if size and time else None
+
+
+def _rate_evidence(seen: ProfiledLoss) -> Iterator[Evidence]:
+    rate = _rate(seen)
+    if rate is not None:
+        yield seen.figure("copied per step", round(seen.detail("copied_bytes") / 2**20, 2), "MiB")
+        yield seen.figure("rate of these copies", round(rate, 2), "GB/s")
+
+
+@loss_rule("transfer.device_to_device", kinds.DEVICE_COPY, learn=LEARN_COPIES)
+def device_to_device(seen: ProfiledLoss) -> Iterator[Claim]:
+    """Copies on or between devices, with nothing beside them, cost more than the floor."""
+    between = seen.detail("between_ns") * 2 >= seen.loss.ns_per_step
+    of = f", most of it for {seen.top}" if seen.top else ""
+    yield seen.claim(
+        title=f"Copies {'between devices' if between else 'within the device'} take {seen.cost_ms:.1f} ms per step "
+        f"in which nothing else runs{of}{seen.at}",
+        evidence=(
+            seen.ms("copies with nothing beside them", seen.loss.ns_per_step),
+            seen.ms("of it between devices", seen.detail("between_ns")),
+            seen.figure("copies per step", round(seen.loss.calls_per_step, 1), "copies"),
+            *seen.parts("copied for {}"),
+            *_rate_evidence(seen),
+        ),
+        fix=f"Keep what belongs together on one device{seen.at}; where a model is split over devices, split the "
+        "batch too and let copies of one part run beside the work on another"
+        if between
+        else f"Leave out what copies whole tensors{seen.at}: .clone() and .contiguous() without need, torch.cat of "
+        "tensors that could be written into one buffer, reading a buffer that could be used in place",
+        caveat="Some copies are needed: a kernel may want its input in order, and a result must not change its source.",
+        falsified_by="Without these copies the mean step does not get shorter",
+    )

@@ -15,8 +15,6 @@ follows the loss on the same core finds caches that the loss has filled with its
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-
 from msgspec import Struct
 
 from stepscope.diagnose.rule import Thresholds, accelerator, ms, traces_source
@@ -40,22 +38,18 @@ from stepscope.model.device_losses import (
     POINTWISE,
     SYNC,
     ZERO_GRAD,
-    Replay,
 )
-from stepscope.model.ranks import Pipeline, RanksFacts
+from stepscope.model.machine import Pipeline, RanksFacts
 
 
-class Replayed(Thresholds, frozen=True):
+class REPLAY(Thresholds):
     """When a replay tells so much less than the cost that it is worth a word."""
 
     close: float = 0.01  # of the step: titles and shares are shown to a percent
     unexplained: float = 0.10  # of the step, as much as makes a finding a warning; sound traces stay below 0.05
 
 
-REPLAY = Replayed()
-
-
-class PipelineLimits(Thresholds, frozen=True):
+class PIPELINE(Thresholds):
     """How far a replay of a run's step may be trusted. Ceilings are raised by what it does not know."""
 
     certain: float = 0.9  # of a time beside the main thread: busy shares and profiled kernels are known to some percent
@@ -71,9 +65,6 @@ class PipelineLimits(Thresholds, frozen=True):
     # one thread (benchmarks/cold_caches.py measures it as the rows "copy").
     cold_copies: float = 0.75
     contended: float = 0.02  # of the step without a core because of the run itself: more slows what runs beside, too
-
-
-PIPELINE = PipelineLimits()
 
 
 BY_SUBTRACTION = "The ceiling is by subtraction: these steps could not be replayed without the loss."
@@ -137,43 +128,33 @@ def replayed(analysis: Analysis, run: str, kind: str, *, use_median: bool = Fals
     if replay is None or without is None:
         return None
     # ns of the step as it was and without the loss; then with a host that is never late, where the loss is work
-    lengths = (
-        (replay.unchanged_median_ns, without.median_ns) if use_median else (replay.unchanged_mean_ns, without.mean_ns)
-    )
-    never_late = (
-        (replay.never_late_median_ns, without.never_late_median_ns)
-        if use_median
-        else (replay.never_late_mean_ns, without.never_late_mean_ns)
-    )
-    before, after = lengths
+    which, before, after = "mean", replay.unchanged_mean_ns, without.mean_ns
+    all_work, less_work = replay.never_late_mean_ns, without.never_late_mean_ns
+    if use_median:
+        which, before, after = "median", replay.unchanged_median_ns, without.median_ns
+        all_work, less_work = replay.never_late_median_ns, without.never_late_median_ns
     if before <= 0:
         return None
-    as_recorded = max(0.0, before - after)
-    work = never_late[1] is not None
-    at_most = max(as_recorded, never_late[0] - never_late[1]) if never_late[1] is not None else as_recorded
+    words, traces = _WITHOUT.get(kind.partition("/")[0], "without it"), traces_source(replay.traces)
+    steps = f"{which} of {replay.steps} step{'s' if replay.steps != 1 else ''}"
+    evidence = [
+        ms(f"replayed step {words}", after / 1e6, f"replay of {traces}, {steps}"),
+        ms("the same steps as recorded", before / 1e6, f"{traces}, {steps}"),
+    ]
+    at_most = as_recorded = max(0.0, before - after)
+    if less_work is not None:
+        at_most = max(as_recorded, all_work - less_work)
+        if all_work - less_work > before - after:
+            source = f"replay of {traces}, a host that is never late"
+            evidence.append(ms(f"the same {words}, the host never late", less_work / 1e6, source))
+            evidence.append(ms("the same with all work, the host never late", all_work / 1e6, source))
     return Gain(
         share=min(1.0, at_most / before),
         as_recorded=min(1.0, as_recorded / before),
         unexplained=replay.unexplained_ns / replay.recorded_mean_ns,
-        work=work,
-        evidence=tuple(_evidence(replay, kind, lengths, never_late, use_median=use_median)),
+        work=less_work is not None,
+        evidence=tuple(evidence),
     )
-
-
-def _evidence(
-    replay: Replay, kind: str, lengths: tuple[float, float], never_late: tuple[float, float | None], *, use_median: bool
-) -> Iterator[Evidence]:
-    words = _WITHOUT.get(kind.partition("/")[0], "without it")
-    traces = traces_source(replay.traces)
-    which = f"{'median' if use_median else 'mean'} of {replay.steps} step{'s' if replay.steps != 1 else ''}"
-    before, after = lengths
-    yield ms(f"replayed step {words}", after / 1e6, f"replay of {traces}, {which}")
-    yield ms("the same steps as recorded", before / 1e6, f"{traces}, {which}")
-    all_work, less_work = never_late
-    if less_work is not None and all_work - less_work > before - after:
-        source = f"replay of {traces}, a host that is never late"
-        yield ms(f"the same {words}, the host never late", less_work / 1e6, source)
-        yield ms("the same with all work, the host never late", all_work / 1e6, source)
 
 
 def without_main(analysis: Analysis, loss_ms: float, *, behind: float = 0.0) -> float:
@@ -185,16 +166,20 @@ def without_main(analysis: Analysis, loss_ms: float, *, behind: float = 0.0) -> 
     pipeline = analysis.pipeline
     if pipeline is None:
         return loss_ms
-    mean_ms = pipeline.mean_ms
+    mean_ms, contended_ms = pipeline.mean_ms, pipeline.contended_ms
     gain = _with_warm_caches(analysis, pipeline, min(loss_ms, mean_ms), behind=behind)
-    if not _contended(pipeline):
-        gain = min(gain, mean_ms - _beside_ms(analysis, pipeline))
+    # what runs beside the main thread bounds the gain where it is surely not slowed by it
+    crowded = pipeline.cores is not None and (pipeline.workers or 0) + 1 > pipeline.cores
+    if not crowded and contended_ms is not None and contended_ms < PIPELINE.contended * mean_ms:
+        workers = (pipeline.workers_ms or 0.0) / pipeline.workers if pipeline.workers else 0.0
+        devices = [losses.compute_ns_per_step / 1e6 for losses in analysis.device_losses if losses.has_steps]
+        gain = min(gain, mean_ms - PIPELINE.certain * max(workers, *devices, 0.0))
     return min(mean_ms, max(0.0, gain) + _freed_ms(pipeline, gain))
 
 
 def without_wait(analysis: Analysis) -> float | None:
     """ms by which the mean step gets shorter at most, were every batch there when it is asked for; None if unknown."""
-    pipeline = analysis.pipeline
+    pipeline, ranks = analysis.pipeline, analysis.ranks
     if pipeline is None or pipeline.wait_at_most_ms is None:
         return None
     gain = pipeline.wait_at_most_ms
@@ -203,7 +188,11 @@ def without_wait(analysis: Analysis) -> float | None:
     if len(pipeline.ranks) > 1:
         # ranks wait for each other, and the one that waits longest for data makes the step
         gain = max(gain, *(each.wait_ms * pipeline.mean_ms / max(each.wall_ms, 1e-9) for each in pipeline.ranks))
-        gain = min(gain, _barrier_ms(analysis, {each.rank: each.wait_ms for each in pipeline.ranks}))
+        if ranks is not None and "data_wait" not in ranks.exchange:
+            # by as much as the longest of the ranks' own work shrinks at most, less what each waits
+            waits = {each.rank: each.wait_ms for each in pipeline.ranks}
+            left = max(work.own_ms - waits.get(work.rank, 0.0) for work in ranks.ranks)
+            gain = min(gain, max(0.0, ranks.longest_own_ms - left))
     return min(pipeline.mean_ms, gain + _freed_ms(pipeline, gain))
 
 
@@ -241,32 +230,9 @@ def _with_warm_caches(analysis: Analysis, pipeline: Pipeline, gain: float, *, be
     return gain + max(warmer, behind * min(gain, rest))
 
 
-def _contended(pipeline: Pipeline) -> bool:
-    """Whether what runs beside the main thread is, or may be, slowed by it."""
-    if pipeline.contended_ms is None:
-        return True
-    crowded = pipeline.cores is not None and (pipeline.workers or 0) + 1 > pipeline.cores
-    return crowded or pipeline.contended_ms >= PIPELINE.contended * pipeline.mean_ms
-
-
 def _freed_ms(pipeline: Pipeline, gain: float) -> float:
     """What the rest of the step waits for cores that the run itself holds: it may go with the loss."""
     contended = pipeline.contended_ms or 0.0
     if contended < PIPELINE.contended * pipeline.mean_ms:
         return 0.0
     return contended * max(0.0, 1.0 - gain / pipeline.mean_ms)
-
-
-def _beside_ms(analysis: Analysis, pipeline: Pipeline) -> float:
-    """What runs beside the main thread takes for a step, surely."""
-    workers = (pipeline.workers_ms or 0.0) / pipeline.workers if pipeline.workers else 0.0
-    device = max((losses.compute_ns_per_step / 1e6 for losses in analysis.device_losses if losses.has_steps), default=0)
-    return PIPELINE.certain * max(workers, device)
-
-
-def _barrier_ms(analysis: Analysis, loss_ms: Mapping[int, float]) -> float:
-    """By how much the longest of the ranks' own work shrinks at most, less what each loses."""
-    ranks = analysis.ranks
-    if ranks is None or any(phase == "data_wait" for phase in ranks.exchange):
-        return float("inf")
-    return max(0.0, ranks.longest_own_ms - max(work.own_ms - loss_ms.get(work.rank, 0.0) for work in ranks.ranks))

@@ -5,12 +5,13 @@ And steps that grow slower over the run, which is mostly Python that handles mor
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
 from stepscope.diagnose import gains
-from stepscope.diagnose.machine import asked_for, collections
+from stepscope.diagnose.machine import asked_for
 from stepscope.diagnose.needless_work import told_places
 from stepscope.diagnose.ranks import small_lines
 from stepscope.diagnose.rule import (
@@ -26,8 +27,8 @@ from stepscope.diagnose.rule import (
     clip_share,
     device_doubt,
     figure,
+    figures,
     ms,
-    of_machine,
     rule,
     sampled_confidence,
     shown,
@@ -36,17 +37,16 @@ from stepscope.diagnose.rule import (
     steps_source,
 )
 from stepscope.model import Analysis, Evidence, Interval, IoFacts, LoopFacts, Place, PythonFacts, StepFacts
-from stepscope.model.machine import DriftFacts
 
 
-class Loop(Thresholds, frozen=True):
+class LOOP(Thresholds):
     """When many equal calls are a loop worth vectorising."""
 
     operators_per_call: float = 1.0  # below it the iterations run no torch operator: plain Python, another rule
     steps_for_high: int = 3  # window steps from which a mean over them is no accident
 
 
-class Python(Thresholds, frozen=True):
+class PYTHON(Thresholds):
     """When Python on the main thread counts."""
 
     samples: int = 10  # fewer samples on a function are chance
@@ -57,47 +57,43 @@ class Python(Thresholds, frozen=True):
     doubtful: float = 0.2  # of the cost: with less the answer is the same either way; chosen, untuned
 
 
-class Io(Thresholds, frozen=True):
+class IO(Thresholds):
     """When file I/O inside a step counts."""
 
     samples: int = 10
     of_call: float = 0.2  # as for Python; chosen, untuned
 
 
-class Drift(Thresholds, frozen=True):
+class DRIFT(Thresholds):
     """When steps that grow slower count. How a drift is told from noise stands in `analyze/host/slow_steps.py`."""
 
     phase: float = 0.5  # a phase with more than half of the growth is named
 
 
-LOOP = Loop()
-PYTHON = Python()
-IO = Io()
-DRIFT = Drift()
-
 STACKS = Need("sampled stacks of steady steps", lambda a: a.python is not None)
 WINDOW = Need("a profiler window with complete steps and Python stacks", lambda a: a.loops is not None, traced=always)
 PYTHON_TOLD = Need(
     "a profiler window, to tell Python from operators at lines that call no library in Python",
-    lambda a: a.loops is not None or _on_top(a) < REPORT_FLOOR,
+    # else by the samples with a line of the user's on top, where the sampler shows nothing of what it calls
+    lambda a: (
+        a.loops is not None
+        or sum(
+            line.share
+            for line in (a.stacks.hot_lines if a.stacks is not None else ())
+            if line.role == "rank" and line.phase != "data_wait" and line.library_leaf is None
+        )
+        < REPORT_FLOOR
+    ),
 )
 IO_SEEN = Need(
     "sampled stacks or a profiler window with Python stacks",
     lambda a: a.io is not None,
     traced=lambda a: a.stacks is None,
 )
-MANY_STEPS = Need("60 steady training steps", of_machine(lambda facts: facts.drift))
+MANY_STEPS = Need("60 steady training steps", lambda a: a.machine.drift)
 LEARN = "https://pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
 LEARN_LOGS = "https://docs.python.org/3/library/logging.handlers.html#logging.handlers.QueueHandler"
 LEARN_SAVES = "https://pytorch.org/tutorials/recipes/distributed_async_checkpoint_recipe.html"
-
-
-def _on_top(analysis: Analysis) -> float:
-    """The part of the samples with a line of the user's on top, where the sampler shows nothing of what it calls."""
-    lines = analysis.stacks.hot_lines if analysis.stacks is not None else ()
-    return sum(
-        line.share for line in lines if line.role == "rank" and line.phase != "data_wait" and line.library_leaf is None
-    )
 
 
 # ---------------------------------------------------------------------------------------------------------- loops
@@ -123,11 +119,8 @@ def per_item_loop(analysis: Analysis) -> Iterator[Claim]:
     train = STEPS.of(analysis)
     # A loop over collectives is a loss of communication, and told there; so are passes of the model that train nothing.
     told = (*small_lines(analysis), *told_places(analysis))
-    made = [
-        (loop, _loop_claim(analysis, train, loop))
-        for loop in reported_loops(analysis)
-        if not _told(told, loop.place, None)
-    ]
+    loops = [loop for loop in reported_loops(analysis) if not _told(told, loop.place, None)]
+    made = [(loop, _loop_claim(analysis, train, loop)) for loop in loops]
     for loop, claim in made:
         inner = [other for each, other in made if each.nested_in == loop.place and each is not loop]
         yield replace(claim, explains=tuple(per_item_loop.id_of(other) for other in inner))
@@ -157,72 +150,55 @@ def _loop_ms(loop: LoopFacts) -> float:
 
 
 def _loop_claim(analysis: Analysis, train: StepFacts, loop: LoopFacts) -> Claim:
+    cost, source = _loop_ms(loop), loop.source
     forward = max(loop.ms_per_step, loop.at_most_ms_per_step or 0.0)
     backward = max(loop.backward_ms_per_step or 0.0, loop.backward_at_most_ms_per_step or 0.0)
     size = f" ({loop.dimension})" if loop.dimension else ""
     start = Place(loop.place.file, loop.loop_line or loop.place.line, loop.place.function)
-    # the line that makes the calls, then the line of the `for`
-    where = (replace(loop.place, share=1.0), *((start,) if start.line != loop.place.line else ()))
-    hint = _HINTS.get(loop.callee.removeprefix("aten::"))
-    if hint is None:
-        hint = (
-            "by operators on the whole tensor (broadcasting, einsum, torch.vmap)"
-            if loop.dimension
-            else "by operators on all items at once: one tensor that holds them, or the torch._foreach operators"
-        )
+    by = "by operators on all items at once: one tensor that holds them, or the torch._foreach operators"
+    if loop.dimension:
+        by = "by operators on the whole tensor (broadcasting, einsum, torch.vmap)"
     over = f" over {loop.dimension.split(' = ', 1)[1]}" if loop.dimension else ""
+    # At worst one call over all items takes what the operators of all items took together while they were recorded, and
+    # the backward pass stays as it is; at best it takes what a single item takes.
+    gain, operators = None, loop.operators_ms_per_step
+    if operators is not None and loop.calls_per_invocation >= 2:
+        high = clip_share(cost * (1.0 - 1.0 / loop.calls_per_invocation), train.mean_ms)
+        gain = Interval(low=min(high, clip_share(loop.ms_per_step - operators, train.mean_ms)), high=high)
+    # the window counts calls exactly; how well it times them depends on its steps, or on samples that agree
+    level = "high" if loop.window_steps >= LOOP.steps_for_high and loop.exact_line else "medium"
+    if loop.low_confidence:
+        level = "low" if loop.samples < CONFIDENCE.few_samples else "medium"
+    matched = f"{source}; matched by sequence number, scaled to the steady step"
+    evidence = [
+        figure(f"calls of {loop.callee} per step", loop.calls_per_step, "calls", source, 2),
+        ms("loop per step, forward", loop.ms_per_step, loop.time_source or source),
+    ]
+    if loop.backward_ms_per_step is not None:
+        evidence.append(ms("loop per step, backward", loop.backward_ms_per_step, matched))
+        if backward > loop.backward_ms_per_step:
+            evidence.append(ms("loop per step, backward, at most", backward, matched))
+    if loop.dimension:
+        evidence.append(Evidence("calls equal a dimension", loop.dimension, "", f"{source}; recorded shapes"))
+    evidence.append(figure("operators per call", loop.operators_per_call, "operators", source, 1))
+    if loop.backward_node is not None:
+        evidence += figures(source, (f"{loop.backward_node} per step", loop.backward_calls_per_step, "calls", 2))
     return Claim(
         title=f"A Python loop ({shown(start)}) calls {loop.callee} {loop.calls_per_step:g} times per step{size}",
         steps=train,
-        cost_ms=_loop_ms(loop),
+        cost_ms=cost,
         ceiling_ms=gains.without_main(analysis, forward + backward),
-        expected_gain=_loop_gain(loop, train),
-        levels=(_loop_confidence(loop),),
-        where=where,
-        evidence=_loop_evidence(loop),
-        fix=f"Replace the loop{over} {hint}",
+        expected_gain=gain,
+        levels=(level,),
+        # the line that makes the calls, then the line of the `for`
+        where=(replace(loop.place, share=1.0), *((start,) if start.line != loop.place.line else ())),
+        evidence=evidence,
+        fix=f"Replace the loop{over} {_HINTS.get(loop.callee.removeprefix('aten::'), by)}",
         caveat="One call over all items holds the results of all of them at once: memory grows by the items' size. "
         "Sums in another order differ in the last digits.",
         falsified_by=f"With the loop replaced by one call, {loop.callee} still runs {loop.calls_per_step:g} times per "
         "step, or the mean step does not get shorter",
     )
-
-
-def _loop_gain(loop: LoopFacts, train: StepFacts) -> Interval | None:
-    """What one call over all items gains, None where the loop's operators were not timed.
-
-    At worst it takes what the operators of all items took together while they were recorded, and the backward pass
-    stays as it is; at best it takes what a single item takes.
-    """
-    operators, per_loop = loop.operators_ms_per_step, loop.calls_per_invocation
-    if operators is None or per_loop < 2:
-        return None
-    high = clip_share(_loop_ms(loop) * (1.0 - 1.0 / per_loop), train.mean_ms)
-    return Interval(low=min(high, clip_share(loop.ms_per_step - operators, train.mean_ms)), high=high)
-
-
-def _loop_confidence(loop: LoopFacts) -> str:
-    """The window counts calls exactly; how well it times them depends on its steps, or on samples that agree."""
-    if loop.low_confidence:
-        return "low" if loop.samples < CONFIDENCE.few_samples else "medium"
-    return "high" if loop.window_steps >= LOOP.steps_for_high and loop.exact_line else "medium"
-
-
-def _loop_evidence(loop: LoopFacts) -> Iterator[Evidence]:
-    source = loop.source
-    yield figure(f"calls of {loop.callee} per step", loop.calls_per_step, "calls", source, 2)
-    yield ms("loop per step, forward", loop.ms_per_step, loop.time_source or source)
-    if loop.backward_ms_per_step is not None:
-        matched = f"{source}; matched by sequence number, scaled to the steady step"
-        yield ms("loop per step, backward", loop.backward_ms_per_step, matched)
-        at_most = loop.backward_at_most_ms_per_step
-        if at_most is not None and at_most > loop.backward_ms_per_step:
-            yield ms("loop per step, backward, at most", at_most, matched)
-    if loop.dimension:
-        yield Evidence("calls equal a dimension", loop.dimension, "", f"{source}; recorded shapes")
-    yield figure("operators per call", loop.operators_per_call, "operators", source, 1)
-    if loop.backward_node is not None and loop.backward_calls_per_step is not None:
-        yield figure(f"{loop.backward_node} per step", loop.backward_calls_per_step, "calls", source, 2)
 
 
 # --------------------------------------------------------------------------------------------------------- Python
@@ -234,9 +210,14 @@ def python_on_critical_path(analysis: Analysis) -> Iterator[Claim]:
 
     A call is a function with all it calls, as far as it trains nothing: its helpers and libraries are part of the loss.
     """
-    train, told = STEPS.of(analysis), told_places(analysis)
-    explained = _holding_loops(analysis)
-    pauses = collections(analysis)
+    train, told, pauses = STEPS.of(analysis), told_places(analysis), analysis.machine.pauses
+    inside: dict[object, float] = defaultdict(float)
+    for fact in analysis.python or ():
+        if fact.inside_loop is not None:
+            inside[spot(fact.inside_loop)] += fact.ms_per_step
+    # reported loops whose cost holds the Python in their iterations, so that it is told with them
+    loops = {spot(loop.place): _loop_ms(loop) for loop in reported_loops(analysis)}
+    explained = {line for line, cost in loops.items() if cost >= inside[line] * CAUSES.part}
     collected = {spot(line.place): line.ms_per_step for line in pauses.lines} if pauses is not None else {}
     functions: dict[tuple[str, str], list[PythonFacts]] = {}
     for fact in analysis.python or ():
@@ -256,17 +237,6 @@ def python_on_critical_path(analysis: Analysis) -> Iterator[Claim]:
             yield _python_claim(analysis, train, sorted(facts, key=lambda fact: -fact.ms_per_step), cost, samples)
 
 
-def _holding_loops(analysis: Analysis) -> set[tuple[str, int | None]]:
-    """The lines of reported loops whose cost holds the Python in their iterations, so that it is told with them."""
-    inside: dict[tuple[str, int | None], float] = {}
-    for fact in analysis.python or ():
-        if fact.inside_loop is not None:
-            line = spot(fact.inside_loop)
-            inside[line] = inside.get(line, 0.0) + fact.ms_per_step
-    costs = {spot(loop.place): _loop_ms(loop) for loop in reported_loops(analysis)}
-    return {line for line, cost in costs.items() if cost >= inside.get(line, 0.0) * CAUSES.part}
-
-
 def _python_claim(analysis: Analysis, train: StepFacts, facts: list[PythonFacts], cost: float, samples: int) -> Claim:
     top = facts[0]
     name = bare((top.call or top.place).function)
@@ -275,13 +245,20 @@ def _python_claim(analysis: Analysis, train: StepFacts, facts: list[PythonFacts]
     told = "low" if unknown >= PYTHON.unknown else "high" if known and unknown < PYTHON.doubtful else "medium"
     doubt, words = device_doubt(analysis)
     title, fix = _python_words(top, clip_share(cost, train.mean_ms))
+    of_place: dict[Place, float] = defaultdict(float)  # a line in several phases or loops is one
+    for fact in facts:
+        of_place[fact.place] += fact.ms_per_step
+    lines = sorted(of_place.items(), key=lambda item: (-item[1], item[0].file, item[0].line or 0))
     return Claim(
         title=title,
         steps=train,
         cost_ms=cost,
         ceiling_ms=_python_ceiling(analysis, facts, cost),
         levels=(sampled_confidence(samples), told, *doubt),
-        where=(*_python_places(facts, cost), *((top.entry,) if top.entry is not None else ())),
+        where=(
+            *(replace(place, share=one / cost) for place, one in lines[: PYTHON.lines_shown]),
+            *((top.entry,) if top.entry is not None else ()),
+        ),
         key=top.call or Place(top.place.file, None, top.place.function),
         evidence=_python_evidence(analysis, train, facts),
         fix=fix,
@@ -321,7 +298,7 @@ def _python_words(top: PythonFacts, share: float) -> tuple[str, str]:
 
 def _python_ceiling(analysis: Analysis, facts: list[PythonFacts], cost: float) -> float:
     """ms: the whole call where Python is a notable part of it, else the Python in it; and collections it may cause."""
-    top, pauses = facts[0], collections(analysis)
+    top, pauses = facts[0], analysis.machine.pauses
     own_ms = others_ms = 0.0
     if pauses is not None:
         # what allocates calls for collections, and automatic ones strike anywhere
@@ -333,15 +310,6 @@ def _python_ceiling(analysis: Analysis, facts: list[PythonFacts], cost: float) -
     if top.call_ms_per_step and cost >= PYTHON.of_call * top.call_ms_per_step:
         most = max(most, top.call_at_most_ms_per_step or 0.0)
     return gains.without_main(analysis, most + others_ms)
-
-
-def _python_places(facts: list[PythonFacts], cost: float) -> Iterator[Place]:
-    """The lines with most of the cost; a line in several phases or loops is one."""
-    of_place: dict[Place, float] = {}
-    for fact in facts:
-        of_place[fact.place] = of_place.get(fact.place, 0.0) + fact.ms_per_step
-    lines = sorted(of_place.items(), key=lambda item: (-item[1], item[0].file, item[0].line or 0))
-    return (replace(place, share=one / cost) for place, one in lines[: PYTHON.lines_shown])
 
 
 def _python_evidence(analysis: Analysis, train: StepFacts, facts: list[PythonFacts]) -> Iterator[Evidence]:
@@ -378,42 +346,45 @@ def blocking_in_step(analysis: Analysis) -> Iterator[Claim]:
     Lines of one call, else of one function, are one finding: open, write and close are one habit.
     """
     train = STEPS.of(analysis)
-    facts: dict[tuple[str, object], list[IoFacts]] = {}
+    groups: dict[tuple[str, object], list[IoFacts]] = {}
     for fact in analysis.io or ():
         place = fact.call or fact.place
-        facts.setdefault((place.file, bare(place.function) if place.function else place.line), []).append(fact)
-    for group in facts.values():
-        cost = sum(fact.ms_per_step for fact in group)
-        enough = any(fact.measured for fact in group) or sum(fact.count for fact in group) >= IO.samples
-        if enough and cost >= REPORT_FLOOR * train.mean_ms:
-            group.sort(key=lambda fact: -fact.ms_per_step)
-            yield _io_claim(analysis, train, group, min(cost, train.mean_ms))
-
-
-def _io_claim(analysis: Analysis, train: StepFacts, facts: list[IoFacts], cost: float) -> Claim:
-    top = facts[0]
-    most = cost
-    # the whole call where I/O is a notable part of it: what it computes to write goes as well
-    if top.call_ms_per_step and cost >= IO.of_call * top.call_ms_per_step:
-        most = max(most, top.call_at_most_ms_per_step or 0.0)
-    reached = f", reached from {shown(top.entry)}" if top.entry is not None else ""
-    return Claim(
-        title=f"Every step waits for file I/O: {top.operation} ({shown(top.place)}) takes "
-        f"{clip_share(cost, train.mean_ms):.0%} of the step{reached}",
-        steps=train,
-        cost_ms=cost,
-        ceiling_ms=gains.without_main(analysis, most),
-        levels=("high" if top.measured else sampled_confidence(sum(fact.count for fact in facts)),),
-        where=(
-            *(replace(fact.place, share=fact.ms_per_step / cost if cost else None) for fact in facts),
-            *((top.entry,) if top.entry is not None else ()),
-        ),
-        evidence=_io_evidence(analysis, facts),
-        fix=_io_fix(top),
-        caveat="What is written later or in the background is lost when the process dies before it is written.",
-        learn=LEARN_SAVES if top.operation in _SAVES else LEARN_LOGS,
-        falsified_by=f"With the {top.operation} at {shown(top.place)} left out, the mean step does not get shorter",
-    )
+        groups.setdefault((place.file, bare(place.function) if place.function else place.line), []).append(fact)
+    for facts in groups.values():
+        count = sum(fact.count for fact in facts)
+        cost = min(sum(fact.ms_per_step for fact in facts), train.mean_ms)
+        enough = any(fact.measured for fact in facts) or count >= IO.samples
+        if not enough:
+            continue
+        facts.sort(key=lambda fact: -fact.ms_per_step)
+        top = facts[0]
+        most = cost
+        # the whole call where I/O is a notable part of it: what it computes to write goes as well
+        if top.call_ms_per_step and cost >= IO.of_call * top.call_ms_per_step:
+            most = max(most, top.call_at_most_ms_per_step or 0.0)
+        evidence: list[Evidence] = []
+        for fact in facts:
+            source = fact.source if fact.measured else f"{stacks_source(analysis)}, {fact.source}"
+            evidence.append(ms(f"{fact.operation} at {shown(fact.place)} per step", fact.ms_per_step, source))
+            evidence += figures(fact.source, (f"calls of {fact.operation} per step", fact.calls_per_step, "calls", 3))
+        reached = f", reached from {shown(top.entry)}" if top.entry is not None else ""
+        yield Claim(
+            title=f"Every step waits for file I/O: {top.operation} ({shown(top.place)}) takes "
+            f"{clip_share(cost, train.mean_ms):.0%} of the step{reached}",
+            steps=train,
+            cost_ms=cost,
+            ceiling_ms=gains.without_main(analysis, most),
+            levels=("high" if top.measured else sampled_confidence(count),),
+            where=(
+                *(replace(fact.place, share=fact.ms_per_step / cost if cost else None) for fact in facts),
+                *((top.entry,) if top.entry is not None else ()),
+            ),
+            evidence=evidence,
+            fix=_io_fix(top),
+            caveat="What is written later or in the background is lost when the process dies before it is written.",
+            learn=LEARN_SAVES if top.operation in _SAVES else LEARN_LOGS,
+            falsified_by=f"With the {top.operation} at {shown(top.place)} left out, the mean step does not get shorter",
+        )
 
 
 def _io_fix(top: IoFacts) -> str:
@@ -435,14 +406,6 @@ def _io_fix(top: IoFacts) -> str:
     )
 
 
-def _io_evidence(analysis: Analysis, facts: list[IoFacts]) -> Iterator[Evidence]:
-    for fact in facts:
-        source = fact.source if fact.measured else f"{stacks_source(analysis)}, {fact.source}"
-        yield ms(f"{fact.operation} at {shown(fact.place)} per step", fact.ms_per_step, source)
-        if fact.calls_per_step is not None:
-            yield figure(f"calls of {fact.operation} per step", fact.calls_per_step, "calls", fact.source, 3)
-
-
 # ---------------------------------------------------------------------------------------------------------- drift
 
 
@@ -451,13 +414,16 @@ def step_drift(analysis: Analysis) -> Iterator[Claim]:
     """Steady steps grow slower all through the run, by more than the floor on average."""
     train, drift = STEPS.of(analysis), MANY_STEPS.of(analysis)
     lost_ms = drift.lost_ms_per_step
-    if not drift.rising or lost_ms < REPORT_FLOOR * train.mean_ms:
+    if not drift.rising:
         return
     grown = sum(max(0.0, growth) for growth in drift.phases.values())
     phase = max(drift.phases, key=lambda name: drift.phases[name], default=None)
     named = phase is not None and grown > 0 and drift.phases[phase] >= DRIFT.phase * grown
     lines = {spot(line.place) for line in drift.lines}
     doubt, words = device_doubt(analysis)
+    source = f"{steps_source(train)}, {drift.steps} steady steps"
+    medians = ", ".join(f"{value:.4g}" for value in drift.medians_ms)
+    phases = sorted(drift.phases.items(), key=lambda item: -item[1])
     yield Claim(
         title=f"Steps grow slower over the run, from {drift.early_ms:.3g} to {drift.late_ms:.3g} ms"
         + (f", most of it in {phase}" if named else ""),
@@ -466,7 +432,20 @@ def step_drift(analysis: Analysis) -> Iterator[Claim]:
         ceiling_ms=gains.without_main(analysis, lost_ms),
         levels=("medium", *doubt),
         where=tuple(line.place for line in drift.lines),
-        evidence=_drift_evidence(train, drift),
+        evidence=(
+            ms("level at the start", drift.early_ms, source),
+            ms("level at the end", drift.late_ms, source),
+            Evidence(f"medians of {drift.parts} parts of the run", medians, "ms", source),
+            *(ms(f"growth of {phase}, first part to last", growth, source) for phase, growth in phases if growth > 0),
+            *(
+                ms(
+                    f"main thread at {shown(line.place)}, last third",
+                    line.late_ms_per_step,
+                    f"{line.early_ms_per_step:.3g} ms in the first third; {line.samples} samples",
+                )
+                for line in drift.lines
+            ),
+        ),
         fix="Find what each step has more of than the one before: lists and caches that are never emptied, losses "
         "kept with their graph (use .detach() or .item()), metrics over the whole history, hooks added again",
         caveat="In a longer run the loss grows further. Inputs that grow (longer sequences late in an epoch) and a "
@@ -476,25 +455,5 @@ def step_drift(analysis: Analysis) -> Iterator[Claim]:
             python_on_critical_path.id_of(claim)
             for claim in python_on_critical_path.judge(analysis)
             if any(spot(place) in lines for place in claim.where)
-        ),
-    )
-
-
-def _drift_evidence(train: StepFacts, drift: DriftFacts) -> tuple[Evidence, ...]:
-    source = f"{steps_source(train)}, {drift.steps} steady steps"
-    medians = ", ".join(f"{value:.4g}" for value in drift.medians_ms)
-    phases = sorted(drift.phases.items(), key=lambda item: -item[1])
-    return (
-        ms("level at the start", drift.early_ms, source),
-        ms("level at the end", drift.late_ms, source),
-        Evidence(f"medians of {drift.parts} parts of the run", medians, "ms", source),
-        *(ms(f"growth of {phase}, first part to last", growth, source) for phase, growth in phases if growth > 0),
-        *(
-            ms(
-                f"main thread at {shown(line.place)}, last third",
-                line.late_ms_per_step,
-                f"{line.early_ms_per_step:.3g} ms in the first third; {line.samples} samples",
-            )
-            for line in drift.lines
         ),
     )

@@ -8,6 +8,8 @@ and advice of these rules.
 from __future__ import annotations
 
 import math
+import re
+from collections import defaultdict
 from collections.abc import Iterator
 
 from msgspec import Struct
@@ -24,26 +26,28 @@ from stepscope.diagnose.rule import (
     Need,
     Thresholds,
     accelerator,
+    bare,
     clip_share,
     device_doubt,
     distinct,
     figure,
     figures,
     ms,
-    of_machine,
+    overviews,
     rule,
     sampled_confidence,
     shown,
     stacks_source,
     steps_source,
+    traced_confidence,
 )
 from stepscope.model import Analysis, Evidence, Interval, LoaderFacts, Place, Settings, StepFacts, Try
 from stepscope.model import device_losses as kinds
-from stepscope.model.machine import EpochFacts, StorageFacts, TraceLoader
+from stepscope.model.machine import StorageFacts, TraceLoader
 from stepscope.model.views import DEVICE, Overview
 
 
-class Loader(Thresholds, frozen=True):
+class LOADER(Thresholds):
     """When the workers are the bottleneck and when something behind them is."""
 
     idle: float = 0.6  # workers parked for most of their time make batches faster than they are taken
@@ -65,21 +69,21 @@ class Loader(Thresholds, frozen=True):
     crowded: float = 0.05  # of the time without a core: then nothing can be promised of more processes
 
 
-class TracedLoader(Thresholds, frozen=True):
+class TRACED_LOADER(Thresholds):
     """When the loader of a trace without a journal counts: time in it while the device idles."""
 
     steps_for_high: int = 10
     steps_for_medium: int = 3
 
 
-class Waves(Thresholds, frozen=True):
+class WAVES(Thresholds):
     """When the wait for data is a wave of all workers at once and not one per step."""
 
     share: float = 0.7  # of the wait in one step of N: evenly spread waits put 1/N there
     regular: float = 0.7  # of the distances between waves that are N; an epoch's end breaks one
 
 
-class Storage(Thresholds, frozen=True):
+class STORAGE(Thresholds):
     """When reads are worth telling beside a slow loader, and when they reach a device rather than the page cache."""
 
     bytes_per_s: float = 1e6  # below it a page cache and any disk are alike
@@ -89,24 +93,15 @@ class Storage(Thresholds, frozen=True):
     warm: float = 0.1  # the same in the last third; chosen, untuned
 
 
-LOADER = Loader()
-TRACED_LOADER = TracedLoader()
-WAVES = Waves()
-STORAGE = Storage()
-
 DATA_WAIT = Need(
-    "the data wait of the steps",
-    lambda a: a.loader is not None or bool(profiled(a)),
-    traced=lambda a: a.loader is None,
+    "the data wait of the steps", lambda a: a.loader is not None or bool(profiled(a)), traced=lambda a: a.loader is None
 )
 # Without a DataLoader the data wait is the gap before the first operator: whatever fills it is Python work or file I/O,
 # and the rules for those name its lines.
 A_LOADER = Need("a torch DataLoader in the training process", lambda analysis: _has_loader(analysis))
-IN_WAVES = Need("a DataLoader with two workers or more, and enough steps", of_machine(lambda f: f.waves), quiet=True)
+IN_WAVES = Need("a DataLoader with two workers or more, and enough steps", lambda a: a.machine.waves, quiet=True)
 RESTARTED = Need(
-    "a DataLoader with workers, iterated again while training",
-    of_machine(lambda facts: facts.epochs is not None),
-    quiet=True,
+    "a DataLoader with workers, iterated again while training", lambda a: a.machine.epochs is not None, quiet=True
 )
 LEARN = "https://pytorch.org/docs/stable/data.html#single-and-multi-process-data-loading"
 _SAME_BATCH = "With the same batch handed out again and again instead of loaded, the mean step does not get shorter"
@@ -116,7 +111,7 @@ def _has_loader(analysis: Analysis) -> bool:
     loader = analysis.loader
     if loader is not None:
         return loader.num_workers is not None or loader.site is not None
-    return not profiled(analysis) or (analysis.machine is not None and bool(analysis.machine.trace_loaders))
+    return not profiled(analysis) or bool(analysis.machine.trace_loaders)
 
 
 @rule("input.loader_bound", STEPS, DATA_WAIT, A_LOADER, learn=LEARN)
@@ -139,83 +134,78 @@ def in_waves(analysis: Analysis) -> bool:
 
 def _waiting(analysis: Analysis, loader: LoaderFacts) -> Iterator[Claim]:
     """The claim on a recorded run, whatever the rhythm of its waits."""
-    train = STEPS.of(analysis)
-    cost, hidden = _cost(analysis, train, loader)
-    if cost < REPORT_FLOOR * train.mean_ms:
-        return
-    where = _where(loader)
-    share = clip_share(cost, train.mean_ms)
-    levels = [sampled_confidence(loader.samples)] if loader.samples else []
-    key = loader.site or (where[0] if where else None)
-    gained = _gained_by_workers(analysis, train, loader, share)
-    if gained is not None and loader.batch is not None and gained.high < REPORT_FLOOR:
-        hot = _hottest(where)
-        fix = _fix_without_workers(loader, hot)
-        if fix is not None:
-            yield Claim(
-                title=f"The training process makes every batch itself, {share:.0%} of the step{_named(loader, hot)}",
-                steps=train,
-                cost_ms=cost,
-                ceiling_ms=_ceiling_ms(analysis, train, cost),
-                levels=levels or ["medium"],
-                where=where,
-                key=key,
-                evidence=_evidence(analysis, train, loader),
-                fix=fix,
-                caveat="Worker processes would not help: to hand a batch over takes as long as they would save.",
-                falsified_by=_SAME_BATCH,
-            )
-        return
-    if not loader.samples and analysis.stacks is None:
-        levels.append("medium")  # the wait is measured, its reason is not
-    if hidden:
-        levels.append("low")
-    replay, kept_ms = loader_gain(analysis), 0.0
-    if loader.in_main_process and _hottest(where) is None:
-        # what workers leave of the wait, where nothing but workers is proposed
-        kept_ms = min(loader.data_wait_share, clip_share(_handover_ms(loader), train.mean_ms)) * train.mean_ms
-    title, fix = _words(loader, analysis.settings, where, share)
-    yield Claim(
-        title=title,
+    train, on_device = STEPS.of(analysis), accelerator(analysis) is not None
+    idle, replay = idle_share(analysis), loader_gain(analysis)
+    if on_device and idle is not None:
+        cost, hidden = min(loader.data_wait_ms, idle * train.mean_ms), ""
+    else:
+        cost, hidden = loader.data_wait_ms, device_doubt(analysis)[1].strip()
+    # all waiting, on the rank that waits longest; beside a device what a replay saves
+    most = replay.share * train.mean_ms if replay is not None else 0.0
+    most = most if on_device else gains.without_wait(analysis) or 0.0
+    share, where = clip_share(cost, train.mean_ms), _where(loader)
+    hot = next((place for place in where if place.share is not None), None)  # the first place that samples saw
+    named = _named(loader, hot)
+    claim = Claim(
+        title=f"The training process makes every batch itself, {share:.0%} of the step{named}",
         steps=train,
         cost_ms=cost,
-        ceiling_ms=_ceiling_ms(analysis, train, cost),
+        ceiling_ms=min(train.mean_ms, max(cost, most)),
+        levels=[sampled_confidence(loader.samples)] if loader.samples else [],
+        where=where,
+        key=loader.site or (where[0] if where else None),
+        evidence=tuple(_evidence(analysis, train, loader)),
+        fix="",
+        caveat="Worker processes would not help: to hand a batch over takes as long as they would save.",
+        falsified_by=_SAME_BATCH,
+    )
+    gained = _gained_by_workers(analysis, train, loader, share)
+    if gained is not None and loader.batch is not None and gained.high < REPORT_FLOOR:
+        # where handing batches over costs what workers would gain: what else can be done, as far as that is known
+        if hot is not None:
+            yield replace(
+                claim, levels=claim.levels or ["medium"], fix=f"Shorten the work at {shown(hot)}{_packing(loader)}"
+            )
+        elif loader.arguments.get("dataset") == "TensorDataset" and (loader.batch_size or 1) > 1 and loader.site:
+            order = "RandomSampler" if loader.arguments.get("shuffle") == "True" else "SequentialSampler"
+            fix = (
+                "Take whole batches out of the tensors, not items that are put together again: DataLoader(data, "
+                f"sampler=BatchSampler({order}(data), {loader.batch_size}, drop_last=False), batch_size=None) at "
+                f"{shown(loader.site)}"
+            )
+            yield replace(claim, levels=claim.levels or ["medium"], fix=fix)
+        return
+    # without samples the wait is measured, its reason is not
+    unsure = ["medium"] if not loader.samples and analysis.stacks is None else []
+    kept_ms = 0.0
+    if loader.in_main_process and hot is None:
+        # what workers leave of the wait, where nothing but workers is proposed
+        kept_ms = min(loader.data_wait_share, clip_share(_handover_ms(loader), train.mean_ms)) * train.mean_ms
+    title, fix = _words(loader, analysis.settings, hot, f"{share:.0%} of the step", named)
+    caveat = "Work stored ahead of training costs disk space and fixes random transforms done before it."
+    if loader.in_main_process or loader.suggested_workers > (loader.num_workers or 0):
+        caveat = "Each worker holds its own copy of the data set object and draws its own random numbers."
+        if loader.cpu_limit / loader.ranks_on_host <= 2:
+            caveat += f" {_cores(loader)}: workers compete with the training process on a CPU."
+    if _many_files(loader):
+        caveat += (
+            " Packed files are fast in sequence: shuffle the order of shards and within a buffer, because single items "
+            "picked at random from one large file can be slower than files of their own."
+        )
+    yield replace(
+        claim,
+        title=title,
         kept_ms=kept_ms,
         expected_gain=gained if gained is not None and gained.low > 0 else None,
-        levels=levels,
-        where=where,
-        key=key,
-        evidence=(
-            *_evidence(analysis, train, loader),
-            *(replay.evidence if replay is not None else ()),
-            *_storage_evidence(analysis),
-        ),
+        levels=[*claim.levels, *unsure, *(["low"] if hidden else [])],
+        evidence=(*claim.evidence, *(replay.evidence if replay is not None else ()), *_storage_evidence(analysis)),
         fix=fix + _packing(loader) + _storage_advice(analysis),
-        caveat=" ".join([hidden, _caveat(loader), _packing_caveat(loader)]).strip(),
+        caveat=f"{hidden} {caveat}".strip(),
         tries=_tries(loader),
         falsified_by=f"With num_workers={loader.suggested_workers} the mean step does not get shorter"
         if loader.in_main_process
         else _SAME_BATCH,
     )
-
-
-def _fix_without_workers(loader: LoaderFacts, hot: Place | None) -> str | None:
-    """What else can be done where handing batches over costs what workers would gain; None where that is unknown."""
-    if hot is not None:
-        return f"Shorten the work at {shown(hot)}{_packing(loader)}"
-    if loader.arguments.get("dataset") == "TensorDataset" and (loader.batch_size or 1) > 1 and loader.site:
-        order = "RandomSampler" if loader.arguments.get("shuffle") == "True" else "SequentialSampler"
-        return (
-            "Take whole batches out of the tensors, not items that are put together again: DataLoader(data, "
-            f"sampler=BatchSampler({order}(data), {loader.batch_size}, drop_last=False), batch_size=None) at "
-            f"{shown(loader.site)}"
-        )
-    return None
-
-
-def _hottest(where: tuple[Place, ...]) -> Place | None:
-    """The first place that samples saw."""
-    return next((place for place in where if place.share is not None), None)
 
 
 def _handover_ms(loader: LoaderFacts) -> float:
@@ -226,27 +216,8 @@ def _handover_ms(loader: LoaderFacts) -> float:
     batch = loader.batch
     if batch is None:
         return 0.0
-    one = (
-        LOADER.handover_batch_ms + LOADER.handover_tensor_ms * batch.tensors + LOADER.handover_mb_ms * batch.bytes / 1e6
-    )
-    return one * batch.per_step
-
-
-def _cost(analysis: Analysis, train: StepFacts, loader: LoaderFacts) -> tuple[float, str]:
-    """(ms per step, why it may be less): on an accelerator the time it idles for the loader, by windows."""
-    share = idle_share(analysis) if accelerator(analysis) is not None else None
-    if share is not None:
-        return min(loader.data_wait_ms, share * train.mean_ms), ""
-    return loader.data_wait_ms, device_doubt(analysis)[1].strip()
-
-
-def _ceiling_ms(analysis: Analysis, train: StepFacts, cost: float) -> float:
-    """All waiting, on the rank that waits longest; beside a device what a replay saves."""
-    most = gains.without_wait(analysis) or 0.0
-    if accelerator(analysis) is not None:
-        gain = loader_gain(analysis)
-        most = gain.share * train.mean_ms if gain is not None else 0.0
-    return min(train.mean_ms, max(cost, most))
+    tensors_ms = LOADER.handover_tensor_ms * batch.tensors + LOADER.handover_mb_ms * batch.bytes / 1e6
+    return (LOADER.handover_batch_ms + tensors_ms) * batch.per_step
 
 
 def _where(loader: LoaderFacts) -> tuple[Place, ...]:
@@ -255,16 +226,14 @@ def _where(loader: LoaderFacts) -> tuple[Place, ...]:
     Shares are of the sampled loading time; those of the outer lines include the inner ones.
     """
     lines = (*loader.entries[: LOADER.lines_shown], *loader.lines[: LOADER.lines_shown])
-    places = [Place(line.file, line.line, line.function, line.share) for line in lines]
-    notable = [place for place in places if (place.share or 0.0) >= LOADER.line_share]
+    notable = [Place(one.file, one.line, one.function, one.share) for one in lines if one.share >= LOADER.line_share]
     return distinct([*notable, *((loader.site,) if loader.site is not None else ())])
 
 
-def _words(loader: LoaderFacts, settings: Settings | None, where: tuple[Place, ...], share: float) -> tuple[str, str]:
+def _words(
+    loader: LoaderFacts, settings: Settings | None, hot: Place | None, waits: str, named: str
+) -> tuple[str, str]:
     """(title, fix)."""
-    waits = f"{share:.0%} of the step"
-    hot = _hottest(where)
-    named = _named(loader, hot)
     shorter = f"; then shorten the work at {shown(hot)}" if hot else ""
     wanted, count = loader.suggested_workers, loader.num_workers or 0
     if loader.in_main_process:
@@ -283,11 +252,10 @@ def _words(loader: LoaderFacts, settings: Settings | None, where: tuple[Place, .
             + of_loader(loader.site, settings, prefetch_factor=4),
         )
     if wanted > count:
+        more = of_loader(loader.site, settings, num_workers=wanted)
         return (
             f"{many} cannot keep up: the step waits, {waits}{named}",
-            f"Raise the number of workers from {count}: "
-            + of_loader(loader.site, settings, num_workers=wanted)
-            + shorter,
+            f"Raise the number of workers from {count}: {more}{shorter}",
         )
     place = f"at {shown(hot)}" if hot else "per item"
     return (
@@ -312,22 +280,13 @@ def _packing(loader: LoaderFacts) -> str:
             "WebDataset reads them, LMDB, HDF5, one memory-mapped array), or copy the data to storage of the node first"
         )
     hot = loader.entries[0] if loader.entries else None
-    one_by_one = hot is not None and hot.function.rsplit(".", 1)[-1] == "__getitem__" and (loader.batch_size or 1) > 1
+    one_by_one = hot is not None and bare(hot.function) == "__getitem__" and (loader.batch_size or 1) > 1
     if one_by_one and hot is not None and hot.share >= LOADER.mostly:
         return (
             ". What every item gets alike (scaling, conversion) can be done to a whole batch by tensor operators: in "
             "collate_fn, or behind the loader on the device that trains"
         )
     return ""
-
-
-def _packing_caveat(loader: LoaderFacts) -> str:
-    if not _many_files(loader):
-        return ""
-    return (
-        "Packed files are fast in sequence: shuffle the order of shards and within a buffer, because single items "
-        "picked at random from one large file can be slower than files of their own."
-    )
 
 
 def _parked(loader: LoaderFacts) -> bool:
@@ -343,52 +302,46 @@ def _named(loader: LoaderFacts, hot: Place | None) -> str:
     """The function most of the loading time lies in, else the hottest line."""
     if hot is None:
         return ""
-    of_function: dict[str, float] = {}
+    of_function: dict[str, float] = defaultdict(float)
     for line in loader.entries or loader.lines:
-        of_function[line.function] = of_function.get(line.function, 0.0) + line.share
-    function = max(of_function, key=lambda name: of_function[name], default=None)
-    if function is not None and of_function[function] >= LOADER.mostly:
+        of_function[line.function] += line.share
+    function = max(of_function, key=lambda name: of_function[name], default="")
+    if of_function[function] >= LOADER.mostly:
         return f", mostly in {function} (hottest: {shown(hot)})"
     return f", hottest in {hot.function} ({shown(hot)})"
 
 
 def _evidence(analysis: Analysis, train: StepFacts, loader: LoaderFacts) -> Iterator[Evidence]:
     steps, stacks = steps_source(train), stacks_source(analysis)
+    loading = f"{stacks}, {loader.samples} samples of loading"
     yield ms("data wait per step", loader.data_wait_ms, f"{steps}, {train.count} steady steps")
     yield figure("data wait share of the step", loader.data_wait_share, "fraction", steps)
-    for name, value, unit in (
-        ("num_workers", loader.num_workers, "processes"),
-        ("batch_size", loader.batch_size, "samples"),
-    ):
-        if value is not None:
-            yield Evidence(name, value, unit, "events.jsonl, the loader's own setting")
+    yield from figures(
+        "events.jsonl, the loader's own setting",
+        ("num_workers", loader.num_workers, "processes", 0),
+        ("batch_size", loader.batch_size, "samples", 0),
+    )
     if loader.batch is not None and loader.in_main_process:
         looked = f"events.jsonl, median of {loader.batch.batches} batches that were looked at"
+        handed = f"{looked}, times what one takes"
         yield figure("tensors of a batch", loader.batch.tensors, "tensors", looked, 1)
         yield Evidence("bytes of a batch", round(loader.batch.bytes), "bytes", looked)
-        handed = _handover_ms(loader)
-        yield ms("handing a step's batches over, at least", handed, f"{looked}, times what one takes")
+        yield ms("handing a step's batches over, at least", _handover_ms(loader), handed)
     files = loader.files
     if files is not None and files.samples >= LOADER.file_samples and files.share > 0:
-        source = f"{stacks}, {files.samples} samples of loading"
-        yield figure("loading time in opening and reading files", files.share, "fraction", source)
-        if files.files_per_item is not None:
-            yield figure("files opened per item", files.files_per_item, "files", "profiler window", 3)
-    idle = idle_share(analysis)
-    if idle is not None:
-        yield figure("device idle while the host loads", idle, "fraction", "windows, idle_data")
+        of_files = f"{stacks}, {files.samples} samples of loading"
+        yield figure("loading time in opening and reading files", files.share, "fraction", of_files)
+        yield from figures("profiler window", ("files opened per item", files.files_per_item, "files", 3))
+    yield from figures("windows, idle_data", ("device idle while the host loads", idle_share(analysis), "fraction", 4))
     for line in loader.lines[: LOADER.lines_shown]:
         if line.share >= LOADER.line_share:
             place = shown(Place(line.file, line.line))
-            source = f"{stacks}, {loader.samples} samples of loading"
-            yield figure(f"loading time at {place}", line.share, "fraction", source)
-    if loader.workers_busy_share is not None:
-        yield figure("workers busy", loader.workers_busy_share, "fraction", stacks)
+            yield figure(f"loading time at {place}", line.share, "fraction", loading)
+    yield from figures(stacks, ("workers busy", loader.workers_busy_share, "fraction", 4))
     if loader.load_ms is not None and not loader.in_main_process:
         yield ms("loading work per step", loader.load_ms, "worker samples times step time")
     yield Evidence("cores this process may use", loader.cpu_limit, "cores", "manifest.json, affinity and cgroup")
-    if loader.cores_used is not None:
-        yield figure("cores in use", loader.cores_used, "cores", "system.jsonl", 2)
+    yield from figures("system.jsonl", ("cores in use", loader.cores_used, "cores", 2))
 
 
 def _gained_by_workers(analysis: Analysis, train: StepFacts, loader: LoaderFacts, most: float) -> Interval | None:
@@ -410,20 +363,11 @@ def _gained_by_workers(analysis: Analysis, train: StepFacts, loader: LoaderFacts
         best = max(best, ((loader.cores_used or 0.0) * step + 2 * handed) / cores)
         worst = max(worst, (loader.compute_ms * threads + loader.load_ms) / real)
     worst += LOADER.handover * loader.load_ms + max(LOADER.handover_ms, handed)
-    cpu = analysis.machine.cpu if analysis.machine is not None else None
+    cpu = analysis.machine.cpu
     if cpu is not None and cpu.run_delay_share >= LOADER.crowded:
         worst = step
     high = max(0.0, min(most, loader.data_wait_share, 1.0 - best / step))
     return Interval(low=max(0.0, min(high, 1.0 - worst / step)), high=high)
-
-
-def _caveat(loader: LoaderFacts) -> str:
-    if loader.in_main_process or loader.suggested_workers > (loader.num_workers or 0):
-        text = "Each worker holds its own copy of the data set object and draws its own random numbers."
-        if loader.cpu_limit / loader.ranks_on_host <= 2:
-            text += f" {_cores(loader)}: workers compete with the training process on a CPU."
-        return text
-    return "Work stored ahead of training costs disk space and fixes random transforms done before it."
 
 
 def _tries(loader: LoaderFacts) -> tuple[Try, ...]:
@@ -468,13 +412,14 @@ def prefetch_waves(analysis: Analysis) -> Iterator[Claim]:
 @rule("input.first_batch", STEPS, RESTARTED, learn=LEARN)
 def first_batch(analysis: Analysis) -> Iterator[Claim]:
     """A loader's workers are started for every epoch, at more than the floor of all step time."""
-    train, machine = STEPS.of(analysis), analysis.machine
-    doubt, words = device_doubt(analysis)
-    for fact in (machine.epochs if machine is not None else None) or ():
-        if fact.persistent or fact.lost_ms_per_step < REPORT_FLOOR * fact.total_ms_per_step:
+    train, (doubt, words) = STEPS.of(analysis), device_doubt(analysis)
+    for fact in analysis.machine.epochs or ():
+        if fact.persistent:
             continue
         workers = f"{fact.num_workers} workers" if fact.num_workers != 1 else "its worker"
         kind = "training" if fact.kind == "train" else "evaluation"
+        steps = steps_source(train)
+        most = "with ending the old workers and the slower first steps, at most"
         yield Claim(
             title=f"The {kind} loader starts {workers} anew for every epoch, "
             f"{clip_share(fact.lost_ms_per_step, fact.total_ms_per_step):.0%} of all step time",
@@ -485,7 +430,22 @@ def first_batch(analysis: Analysis) -> Iterator[Claim]:
             ceiling_ms=fact.at_most_ms_per_step,
             levels=("high" if fact.restarts >= 3 else "medium", *doubt),
             where=(fact.site,) if fact.site is not None else (),
-            evidence=_epoch_evidence(train, fact),
+            evidence=(
+                ms(
+                    "making an iterator, median",
+                    fact.make_ms,
+                    f"events.jsonl, {fact.restarts} iterators after the first",
+                ),
+                Evidence("iterators made during training", fact.restarts, "iterators", "events.jsonl"),
+                ms("wait for an epoch's first batch, median", fact.first_wait_ms, steps),
+                ms("wait for the other batches, median", fact.usual_wait_ms, steps),
+                ms(most, fact.at_most_ms_per_step, f"{steps}, per training step"),
+                ms("work for one batch, left out", fact.batch_ms, "worker samples times step time")
+                if fact.batch_ms is not None
+                else Evidence(
+                    "counted of each epoch", "making the iterator", "", "the work for one batch is not known"
+                ),
+            ),
             fix="Keep the workers between epochs: " + of_loader(fact.site, analysis.settings, persistent_workers=True),
             caveat="Workers that stay keep their memory between epochs, and their copy of the data set: what the "
             f"script changes in it later does not reach them. Longer epochs make the loss smaller.{words}",
@@ -494,28 +454,13 @@ def first_batch(analysis: Analysis) -> Iterator[Claim]:
         )
 
 
-def _epoch_evidence(train: StepFacts, fact: EpochFacts) -> tuple[Evidence, ...]:
-    steps = steps_source(train)
-    most = "with ending the old workers and the slower first steps, at most"
-    return (
-        ms("making an iterator, median", fact.make_ms, f"events.jsonl, {fact.restarts} iterators after the first"),
-        Evidence("iterators made during training", fact.restarts, "iterators", "events.jsonl"),
-        ms("wait for an epoch's first batch, median", fact.first_wait_ms, steps),
-        ms("wait for the other batches, median", fact.usual_wait_ms, steps),
-        ms(most, fact.at_most_ms_per_step, f"{steps}, per training step"),
-        ms("work for one batch, left out", fact.batch_ms, "worker samples times step time")
-        if fact.batch_ms is not None
-        else Evidence("counted of each epoch", "making the iterator", "", "the work for one batch is not known"),
-    )
-
-
 # ------------------------------------------------------------------------------------------- traces without a journal
 
 
 class _Wait(Struct, frozen=True):
     """The loader in the profiled steps of one run. ms per step."""
 
-    overviews: tuple[Overview, ...]
+    overviews: list[Overview]
     steps: int
     mean_ms: float
     lost_ms: float
@@ -529,9 +474,7 @@ class _Wait(Struct, frozen=True):
 
 def profiled(analysis: Analysis, run: str | None = None) -> list[Overview]:
     """Overviews whose steps are marked; of one run where it is named."""
-    spans = analysis.views.spans if analysis.views is not None else ()
-    found = [span.overview for span in spans if span.overview is not None and span.overview.has_steps]
-    return [one for one in found if run is None or one.span.run == run]
+    return [one for one in overviews(analysis) if one.has_steps and run in (None, one.span.run)]
 
 
 def idle_share(analysis: Analysis) -> float | None:
@@ -545,16 +488,13 @@ def loader_gain(analysis: Analysis, run: str = "") -> Gain | None:
     return replayed(analysis, run, kinds.LOADER)
 
 
-def _wait(overviews: list[Overview]) -> _Wait | None:
-    with_device = [one for one in overviews if one.basis == DEVICE]
-    chosen = with_device or overviews
-    steps = [step for one in chosen for step in one.steps]
-    wall_ns = sum(step.wall_ns for step in steps)
-    if not wall_ns:
-        return None
-    lost_ns = sum(step.parts_ns.get("idle_data" if with_device else "host_data", 0) for step in steps)
-    count = len(steps)
-    return _Wait(tuple(chosen), count, wall_ns / count / 1e6, lost_ns / count / 1e6, bool(with_device))
+def _wait(found: list[Overview]) -> _Wait | None:
+    with_device = [one for one in found if one.basis == DEVICE]
+    wait = _Wait(with_device or found, 0, 0.0, 0.0, bool(with_device))
+    steps = [step for one in wait.overviews for step in one.steps]
+    wall_ns, lost_ns = sum(step.wall_ns for step in steps), sum(step.parts_ns.get(wait.part, 0) for step in steps)
+    count = max(1, len(steps)) * 1e6
+    return replace(wait, steps=len(steps), mean_ms=wall_ns / count, lost_ms=lost_ns / count) if wall_ns else None
 
 
 _WHO = {
@@ -566,7 +506,7 @@ _WHO = {
 
 def _in_traces(analysis: Analysis) -> Iterator[Claim]:
     """A claim for each run of traces whose loader takes more of the mean profiled step than the floor."""
-    loaders = analysis.machine.trace_loaders if analysis.machine is not None else ()
+    loaders = analysis.machine.trace_loaders
     several = len(loaders) > 1
     for loader in loaders:
         wait = _wait(profiled(analysis, loader.run))
@@ -574,57 +514,48 @@ def _in_traces(analysis: Analysis) -> Iterator[Claim]:
             continue
         gain = loader_gain(analysis, loader.run) if wait.device else None
         place = loader.call or (loader.entries[0] if loader.entries else None)
-        wanted = _workers_of_trace(wait, loader)
         what = "the device idles for it" if wait.device else "that takes"
-        of = f" of {loader.run}" if several and loader.run else ""
         caveat = "A profiler slows the host more than the device, so the share without one may be smaller. "
         if wait.device:
             caveat += (
                 "Device work that is queued while a batch is made is not counted; what else waits behind it may take "
                 f"over. {BY_SUBTRACTION if gain is None else ''}"
             )
-        level = "medium" if wait.steps >= TRACED_LOADER.steps_for_medium else "low"
+        shorter = f"; then shorten the work at {shown(loader.entries[0])}" if loader.entries else ""
+        tries: tuple[Try, ...] = ()
+        rest_ms = wait.mean_ms - wait.lost_ms
+        if loader.workers == "some":
+            fix = (
+                "Raise num_workers as far as there are cores, and shorten the work per item; `stepscope run` samples "
+                "the workers and names its lines"
+            )
+        elif loader.workers == "none" and rest_ms > 0:
+            # as many as keep up, by the time of a fetch and of the rest of the step, and one more for jitter
+            wanted = math.ceil(loader.fetch_ms * loader.fetches / wait.steps / rest_ms) + 1
+            tries = (Try("loader.num_workers", str(wanted)), Try("loader.persistent_workers", "true"))
+            fix = (
+                f"Load in worker processes: num_workers={wanted} keeps up by these times, with persistent_workers=True "
+                f"in the DataLoader{shorter}"
+            )
+        else:
+            fix = f"Load in worker processes that are far enough ahead (num_workers, prefetch_factor){shorter}"
+        level = traced_confidence(wait.steps, TRACED_LOADER.steps_for_high)
         yield Claim(
-            title=f"{_WHO[loader.workers]}: {what} {wait.lost_ms:.3g} of {wait.mean_ms:.3g} ms of the step{of}",
+            title=f"{_WHO[loader.workers]}: {what} {wait.lost_ms:.3g} of {wait.mean_ms:.3g} ms of the step"
+            + (f" of {loader.run}" if several and loader.run else ""),
             step_ms=wait.mean_ms,
             cost_ms=wait.lost_ms,
             ceiling_ms=gain.share * wait.mean_ms if gain is not None else 0.0,
-            levels=("high" if wait.steps >= TRACED_LOADER.steps_for_high else level,),
+            levels=(level if wait.steps >= TRACED_LOADER.steps_for_medium else "low",),
             where=(*loader.entries, *((loader.call,) if loader.call is not None else ())),
             key=Place(loader.run, None, loader_bound.name) if several or place is None else place,
             ranks=tuple(sorted({one.span.rank for one in wait.overviews})),
             evidence=(*_traced_evidence(wait, loader), *(gain.evidence if gain is not None else ())),
-            fix=_traced_fix(loader, wanted),
+            fix=fix,
             caveat=caveat.strip(),
-            tries=(Try("loader.num_workers", str(wanted)), Try("loader.persistent_workers", "true")) if wanted else (),
+            tries=tries,
             falsified_by=_SAME_BATCH,
         )
-
-
-def _workers_of_trace(wait: _Wait, loader: TraceLoader) -> int | None:
-    """How many keep up, by the time of a fetch and of the rest of the step, and one more for jitter.
-
-    None where there are some already, or nothing else takes time.
-    """
-    rest_ms = wait.mean_ms - wait.lost_ms
-    if loader.workers != "none" or rest_ms <= 0:
-        return None
-    return math.ceil(loader.fetch_ms * loader.fetches / wait.steps / rest_ms) + 1
-
-
-def _traced_fix(loader: TraceLoader, wanted: int | None) -> str:
-    shorter = f"; then shorten the work at {shown(loader.entries[0])}" if loader.entries else ""
-    if wanted is not None:
-        return (
-            f"Load in worker processes: num_workers={wanted} keeps up by these times, with persistent_workers=True in "
-            f"the DataLoader{shorter}"
-        )
-    if loader.workers == "some":
-        return (
-            "Raise num_workers as far as there are cores, and shorten the work per item; `stepscope run` samples the "
-            "workers and names its lines"
-        )
-    return f"Load in worker processes that are far enough ahead (num_workers, prefetch_factor){shorter}"
 
 
 def _traced_evidence(wait: _Wait, loader: TraceLoader) -> Iterator[Evidence]:
@@ -644,15 +575,15 @@ def _traced_evidence(wait: _Wait, loader: TraceLoader) -> Iterator[Evidence]:
 # --------------------------------------------------------------------------------------------------------- storage
 
 # Kinds of file systems whose data lies on other machines, as the kernel calls them.
-NETWORK = frozenset(
-    ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "cifs", "smb3", "ceph", "glusterfs", "afs", "panfs", "wekafs")
+NETWORK = re.compile(
+    r"nfs4?|lustre|gpfs|beegfs|cifs|smb3|ceph|glusterfs|afs|panfs|wekafs"
+    r"|fuse(\..*)?"  # fuse.sshfs, fuse.s3fs, fuse.juicefs: a program answers, mostly over a network
 )
-_FUSE = "fuse"  # fuse.sshfs, fuse.s3fs, fuse.juicefs: a program answers, mostly over a network
 
 
 def _storage(analysis: Analysis) -> StorageFacts | None:
     """What is noteworthy of reads: bytes that matter, or mapped pages that a disk had to bring; else None."""
-    facts = analysis.machine.storage if analysis.machine is not None else None
+    facts = analysis.machine.storage
     if facts is None:
         return None
     rate = max(facts.requested_bytes_per_s or 0.0, facts.device_bytes_per_s or 0.0)
@@ -692,7 +623,7 @@ def _storage_advice(analysis: Analysis) -> str:
     if facts is None:
         return ""
     cold = (facts.cold_share or 0.0) >= STORAGE.cold
-    far = next((mount for mount in facts.mounts if is_network(mount.kind)), None)
+    far = next((mount for mount in facts.mounts if NETWORK.fullmatch(mount.kind)), None)
     if cold and facts.late_cold_share is not None and facts.late_cold_share < STORAGE.warm:
         return (
             ". The first pass read the device, later ones come from the page cache: measure those, or read the files "
@@ -709,8 +640,3 @@ def _storage_advice(analysis: Analysis) -> str:
             "on faster storage or, where it fits, in memory"
         )
     return ""
-
-
-def is_network(kind: str) -> bool:
-    """Whether a file system of that kind mostly keeps its data on other machines."""
-    return kind in NETWORK or kind == _FUSE or kind.startswith(f"{_FUSE}.")

@@ -7,6 +7,7 @@ is held below its clock by heat, power, or clocks that were set.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -19,21 +20,21 @@ from stepscope.diagnose.rule import (
     Claim,
     Need,
     Thresholds,
+    at_place,
     clip_share,
     device_doubt,
     figure,
     figures,
     ms,
-    of_machine,
     rule,
     shown,
     steps_source,
 )
 from stepscope.model import Analysis, Evidence, Place, Try
-from stepscope.model.machine import Child, CpuFacts, GpuClocks, PauseFacts
+from stepscope.model.machine import Child, CpuFacts, PauseFacts
 
 
-class Pauses(Thresholds, frozen=True):
+class PAUSES(Thresholds):
     """When garbage collections count."""
 
     count: int = 3  # fewer in a whole run are no rhythm
@@ -41,7 +42,7 @@ class Pauses(Thresholds, frozen=True):
     lines_shown: int = 3
 
 
-class Cores(Thresholds, frozen=True):
+class CORES(Thresholds):
     """When a main thread that waits for a core counts. Others need more: our own recorder is among them, with up to
     2 %, and a scheduler makes any thread wait a few percent."""
 
@@ -55,69 +56,58 @@ class Cores(Thresholds, frozen=True):
     away: float = 0.5  # of the readings on another node than the GPU: then binding is worth a try
 
 
-class MemoryPressure(Thresholds, frozen=True):
+class MEMORY_PRESSURE(Thresholds):
     """When the machine runs out of memory during steps."""
 
     faults_per_step: float = 1.0  # that read a disk; below it pressure is that of others; chosen, untuned
 
 
-class Profiler(Thresholds, frozen=True):
+class PROFILER(Thresholds):
     """When the script's own profiler counts."""
 
     steps: int = 3  # in it: fewer are chance
     steps_for_high: int = 10
 
 
-class Clocks(Thresholds, frozen=True):
+class CLOCKS(Thresholds):
     """When a GPU below its highest clock counts."""
 
     readings: int = 10  # in which it was not idle: ten seconds, more than a board takes to find its clock
 
 
-PAUSES = Pauses()
-CORES = Cores()
-MEMORY_PRESSURE = MemoryPressure()
-PROFILER = Profiler()
-CLOCKS = Clocks()
-
-JOURNAL = Need("the journal of events", of_machine(lambda facts: facts.journaled))
-CPU = Need("telemetry of the main thread's wait for a core", of_machine(lambda facts: facts.cpu))
-THREADS = Need("the number of torch's threads", of_machine(lambda f: f.cpu is not None and f.cpu.threads is not None))
+JOURNAL = Need("the journal of events", lambda a: a.machine.journaled)
+CPU = Need("telemetry of the main thread's wait for a core", lambda a: a.machine.cpu)
+THREADS = Need(
+    "the number of torch's threads", lambda a: a.machine.cpu is not None and a.machine.cpu.threads is not None
+)
 QUOTA = Need(
-    "the throttled time of the cgroup", of_machine(lambda f: f.cpu is not None and f.cpu.throttled_share is not None)
+    "the throttled time of the cgroup",
+    lambda a: a.machine.cpu is not None and a.machine.cpu.throttled_share is not None,
 )
 CHILDREN = Need(
     "processes that the script started",
-    of_machine(lambda f: f.children if f.children is not None and f.children.groups else None),
+    lambda a: a.machine.children if a.machine.children and a.machine.children.groups else None,
     quiet=True,
 )
 PRESSURE = Need(
     "telemetry of page faults and memory pressure",
-    of_machine(lambda f: f.memory if f.memory is not None and f.memory.stalled_pct is not None else None),
+    lambda a: a.machine.memory if a.machine.memory and a.machine.memory.stalled_pct is not None else None,
 )
 OWN_PROFILER = Need(
     "training steps inside and outside the script's own profiler",
-    of_machine(lambda facts: facts.profiler if facts.journaled else None),  # whose windows they are stands there
+    lambda a: a.machine.profiler if a.machine.journaled else None,  # whose windows they are stands there
     quiet=True,
 )
-GPU_READINGS = Need("telemetry of the GPU's clocks", of_machine(lambda facts: facts.gpus))
-LEARN_GC = "https://docs.python.org/3/library/gc.html#gc.freeze"
+GPU_READINGS = Need("telemetry of the GPU's clocks", lambda a: a.machine.gpus)
 LEARN_THREADS = (
     "https://pytorch.org/docs/stable/notes/cpu_threading_torchscript_inference.html#tuning-the-number-of-threads"
 )
-LEARN_CGROUP = "https://docs.kernel.org/scheduler/sched-bwc.html"
 LEARN_DELAY = "https://docs.kernel.org/scheduler/sched-stats.html#proc-pid-schedstat"
-LEARN_PRESSURE = "https://docs.kernel.org/accounting/psi.html"
 LEARN_PROFILER = "https://pytorch.org/docs/stable/profiler.html#torch.profiler.schedule"
 LEARN_CLOCKS = "https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html"
 
 
 # ---------------------------------------------------------------------------------------------------- collections
-
-
-def collections(analysis: Analysis) -> PauseFacts | None:
-    """What is known of garbage collections."""
-    return analysis.machine.pauses if analysis.machine is not None else None
 
 
 def asked_for(analysis: Analysis, pauses: PauseFacts) -> Place | None:
@@ -132,30 +122,22 @@ def asked_for(analysis: Analysis, pauses: PauseFacts) -> Place | None:
     return place if replace(place, share=None) not in entries else None
 
 
-@rule("system.garbage_collection", STEPS, JOURNAL, learn=LEARN_GC)
+@rule("system.garbage_collection", STEPS, JOURNAL, learn="https://docs.python.org/3/library/gc.html#gc.freeze")
 def garbage_collection(analysis: Analysis) -> Iterator[Claim]:
     """Collections inside steps take more than the floor."""
-    train, pauses = STEPS.of(analysis), collections(analysis)
+    train, pauses = STEPS.of(analysis), analysis.machine.pauses
     if pauses is None or pauses.count < PAUSES.count or pauses.ms_per_step < REPORT_FLOOR * train.mean_ms:
         return
     line = asked_for(analysis, pauses)
-    at = f", at {shown(line)}" if line is not None else ""
     doubt, words = device_doubt(analysis)
     fix = "Let the collector look at less: "
     if line is not None:
         fix = f"If {shown(line)} calls gc.collect(), take the call out or make it once per epoch; else "
     source = f"events.jsonl, {pauses.count} collections in {pauses.steps} steady steps"
-    evidence = [
-        ms("collections per step", pauses.ms_per_step, source),
-        Evidence("full collections", pauses.full, "collections", source),
-        ms("longest collection", pauses.longest_ms, source),
-        ms("mean steady step", train.mean_ms, steps_source(train)),
-    ]
-    if pauses.collected is not None:
-        evidence.append(Evidence("objects they freed", pauses.collected, "objects", source))
     yield Claim(
         title=f"Python's garbage collector stops {pauses.steps_struck} of {pauses.steps} steps for up to "
-        f"{pauses.longest_ms:.3g} ms, {clip_share(pauses.ms_per_step, train.mean_ms):.0%} of the mean step{at}",
+        f"{pauses.longest_ms:.3g} ms, {clip_share(pauses.ms_per_step, train.mean_ms):.0%} of the mean step"
+        + (f", at {shown(line)}" if line is not None else ""),
         steps=train,
         cost_ms=pauses.ms_per_step,
         ceiling_ms=gains.without_main(analysis, pauses.ms_per_step),
@@ -165,7 +147,13 @@ def garbage_collection(analysis: Analysis) -> Iterator[Claim]:
             for each in pauses.lines[: PAUSES.lines_shown]
         ),
         key=line,
-        evidence=evidence,
+        evidence=(
+            ms("collections per step", pauses.ms_per_step, source),
+            Evidence("full collections", pauses.full, "collections", source),
+            ms("longest collection", pauses.longest_ms, source),
+            ms("mean steady step", train.mean_ms, steps_source(train)),
+            *figures(source, ("objects they freed", pauses.collected, "objects", 0)),
+        ),
         fix=f"{fix}gc.freeze() after set-up keeps what lives anyway out of every collection, gc.set_threshold with a "
         "larger first number makes them rarer; objects without reference cycles need no collector at all",
         caveat=f"Where cycles are made, memory grows until they are collected: watch it after the change.{words}",
@@ -176,31 +164,30 @@ def garbage_collection(analysis: Analysis) -> Iterator[Claim]:
 # ------------------------------------------------------------------------------------------- memory, profilers
 
 
-@rule("system.swapping_or_faults", STEPS, PRESSURE, learn=LEARN_PRESSURE)
+@rule("system.swapping_or_faults", STEPS, PRESSURE, learn="https://docs.kernel.org/accounting/psi.html")
 def swapping_or_faults(analysis: Analysis) -> Iterator[Claim]:
     """Page faults read the disk in every step and the kernel says that time was lost to it."""
     train, facts = STEPS.of(analysis), PRESSURE.of(analysis)
-    stalled_pct = facts.stalled_pct or 0.0
-    cost = stalled_pct / 100.0 * train.mean_ms
-    if cost < REPORT_FLOOR * train.mean_ms or facts.major_faults_per_step < MEMORY_PRESSURE.faults_per_step:
+    share, faults = (facts.stalled_pct or 0.0) / 100.0, facts.major_faults_per_step
+    if share < REPORT_FLOOR or faults < MEMORY_PRESSURE.faults_per_step:
         return
     doubt, words = device_doubt(analysis)
     whole = facts.stalled_of == "machine"
     others = " The figure is the machine's: what others lack is in it." if whole else ""
-    source = f"system.jsonl, {facts.seconds:.0f} s"
-    evidence = [
-        figure("page faults that read a disk, per step", facts.major_faults_per_step, "faults", source, 3),
-        figure("time something stood still for memory", stalled_pct, "%", source, 2),
-    ]
-    if facts.rss_bytes is not None:
-        evidence.append(Evidence("resident memory of a rank", facts.rss_bytes, "bytes", source))
     yield Claim(
-        title=f"Memory is short: pages come back from the disk {facts.major_faults_per_step:.3g} times per step, "
-        f"up to {clip_share(cost, train.mean_ms):.0%} of it",
+        title=f"Memory is short: pages come back from the disk {faults:.3g} times per step, "
+        f"up to {min(1.0, share):.0%} of it",
         steps=train,
-        cost_ms=cost,
+        cost_ms=share * train.mean_ms,
         levels=("low" if whole else "medium", *doubt),
-        evidence=evidence,
+        evidence=tuple(
+            figures(
+                f"system.jsonl, {facts.seconds:.0f} s",
+                ("page faults that read a disk, per step", faults, "faults", 3),
+                ("time something stood still for memory", facts.stalled_pct, "%", 2),
+                ("resident memory of a rank", facts.rss_bytes, "bytes", 0),
+            )
+        ),
         fix="Need less memory (fewer loader workers, a data set that is not copied into each of them, smaller "
         "caches) or ask for more; swap does not replace it",
         caveat=f"The time counts whenever any task stood still, so it is an upper bound.{others}{words}",
@@ -212,7 +199,7 @@ def swapping_or_faults(analysis: Analysis) -> Iterator[Claim]:
 def profiler_overhead(analysis: Analysis) -> Iterator[Claim]:
     """The script's own profiler makes its steps so much longer that the whole run notices."""
     facts = OWN_PROFILER.of(analysis)
-    if facts.inside < PROFILER.steps or facts.lost_ms_per_step < REPORT_FLOOR * facts.total_ms_per_step:
+    if facts.inside < PROFILER.steps:
         return
     enough = facts.inside >= PROFILER.steps_for_high and facts.outside >= PROFILER.steps_for_high
     yield Claim(
@@ -239,17 +226,29 @@ def profiler_overhead(analysis: Analysis) -> Iterator[Claim]:
 # ---------------------------------------------------------------------------------------------------------- cores
 
 
-def _of_cores(analysis: Analysis, claim: Claim) -> Claim:
+def _of_cores(analysis: Analysis, *, evidence: Iterable[Evidence], caveat: str, **said: Any) -> Claim:
     """A claim whose cost is a part of the main thread's waits, with what all of these stand on."""
     cpu, (doubt, words) = CPU.of(analysis), device_doubt(analysis)
     enough = "high" if cpu.readings >= CORES.readings_for_high else "medium"
-    return replace(
-        claim,
-        steps=STEPS.of(analysis),
-        levels=(*claim.levels, enough, *doubt),
-        evidence=(*claim.evidence, *_cores_evidence(analysis, cpu)),
-        caveat=claim.caveat + words + numa_caveat(analysis),
+    source = f"system.jsonl, {cpu.readings} readings in {cpu.seconds:.0f} s"
+    others = cpu.pool.others_cores if cpu.pool is not None else None
+    levels = (*said.pop("levels", ()), enough, *doubt)
+    common = (
+        figure("main thread ready, without a core", cpu.run_delay_share, "fraction", source),
+        figure("CPU use of the run", cpu.own_cores, "cores", source, 2),
+        figure("cores the run may use", cpu.cores, "cores", "manifest.json, affinity and cgroup", 2),
+        *figures(
+            source,
+            ("CPU use of others", others or None, "cores", 2),
+            ("cores a hypervisor gave to others", cpu.stolen_cores or None, "cores", 2),
+            ("involuntary switches of the main thread", cpu.involuntary_switches_per_s or None, "1/s", 1),
+            ("moves of the main thread to another core", cpu.migrations_per_s or None, "1/s", 1),
+            ("time in which something waited for a core", cpu.pressure_pct or None, "%", 1),
+        ),
+        *numa_evidence(analysis),
     )
+    caveat += words + numa_caveat(analysis)
+    return Claim(steps=STEPS.of(analysis), levels=levels, evidence=(*evidence, *common), caveat=caveat, **said)
 
 
 def _part(analysis: Analysis, cost_ms: float) -> str:
@@ -270,62 +269,55 @@ def threads_beyond_cores(analysis: Analysis) -> Iterator[Claim]:
     cpu = CPU.of(analysis)
     if cpu.threads is None or cpu.threads * cpu.ranks_on_host <= cpu.cores:
         return
-    cost = most = cpu.own_ms_per_step
-    if cpu.pool is not None and cpu.pool.lost_ms_per_step is not None:
-        cost = cpu.pool.lost_ms_per_step
-        most = cpu.pool.at_most_ms_per_step or cost
-    if cost < REPORT_FLOOR * STEPS.of(analysis).mean_ms:
-        return
+    pool, cost, most = cpu.pool, cpu.own_ms_per_step, cpu.own_ms_per_step
+    if pool is not None and pool.lost_ms_per_step is not None:
+        cost, most = pool.lost_ms_per_step, pool.at_most_ms_per_step or pool.lost_ms_per_step
     fits = _fitting_threads(cpu)
     of = f" in each of {cpu.ranks_on_host} ranks" if cpu.ranks_on_host > 1 else ""
     cores = f"{cpu.cores:g} cores" if cpu.cores != 1 else "1 core"
-    at = f" at {shown(cpu.threads_place)}" if cpu.threads_place is not None else ""
-    waits = "the main thread waits for a core" if cpu.pool is None else "the main thread waits for the last of them"
-    claim = Claim(
+    waits = "the main thread waits for a core" if pool is None else "the main thread waits for the last of them"
+    source = f"system.jsonl, schedstat of every thread, {cpu.readings} readings"
+    of_pool = (
+        ()
+        if pool is None
+        else figures(  # what the scheduler counted for all threads of a training process
+            source,
+            ("main thread on a core", pool.main_cpu_share, "fraction", 4),
+            ("main thread asleep", pool.main_off_share, "fraction", 4),
+            ("of it, for data, files or by its own will", pool.other_waits_share, "fraction", 4),
+            ("CPU use of its other threads", pool.used_cores, "cores", 2),
+            ("threads of the pool that were ready without a core", pool.ready_threads, "threads", 2),
+            ("times a thread was put on a core, per step", pool.timeslices_per_step, "times", 1),
+        )
+    )
+    yield _of_cores(
+        analysis,
         title=f"{cpu.threads} torch threads{of} on {cores}: {waits}, {_part(analysis, cost)}",
         cost_ms=cost,
         ceiling_ms=most,
         levels=("medium",),
         where=(cpu.threads_place,) if cpu.threads_place is not None else (),
-        evidence=(Evidence("torch threads per rank", cpu.threads, "threads", cpu.threads_source), *_pool_evidence(cpu)),
-        fix=f"torch.set_num_threads({fits}){at}, or OMP_NUM_THREADS={fits}; for small operators one thread may be "
-        "faster still, since none has to be woken",
+        evidence=(Evidence("torch threads per rank", cpu.threads, "threads", cpu.threads_source), *of_pool),
+        fix=f"torch.set_num_threads({fits}){at_place(cpu.threads_place)}, or OMP_NUM_THREADS={fits}; for small "
+        "operators one thread may be faster still, since none has to be woken",
         caveat="What the other threads compute while the main one waits has to be computed in any case: the gain "
         "is smaller than the wait.",
         tries=(Try("torch.num_threads", str(fits)),),
         falsified_by=f"With {fits} threads the mean step does not get shorter",
     )
-    yield _of_cores(analysis, claim)
 
 
-def _pool_evidence(cpu: CpuFacts) -> Iterable[Evidence]:
-    """What the scheduler counted for all threads of a training process."""
-    pool = cpu.pool
-    if pool is None:
-        return ()
-    return figures(
-        f"system.jsonl, schedstat of every thread, {cpu.readings} readings",
-        ("main thread on a core", pool.main_cpu_share, "fraction", 4),
-        ("main thread asleep", pool.main_off_share, "fraction", 4),
-        ("of it, for data, files or by its own will", pool.other_waits_share, "fraction", 4),
-        ("CPU use of its other threads", pool.used_cores, "cores", 2),
-        ("threads of the pool that were ready without a core", pool.ready_threads, "threads", 2),
-        ("times a thread was put on a core, per step", pool.timeslices_per_step, "times", 1),
-    )
-
-
-@rule("system.cpu_throttled", STEPS, CPU, QUOTA, learn=LEARN_CGROUP)
+@rule("system.cpu_throttled", STEPS, CPU, QUOTA, learn="https://docs.kernel.org/scheduler/sched-bwc.html")
 def cpu_throttled(analysis: Analysis) -> Iterator[Claim]:
     """The cgroup's quota stopped the main thread for more than the floor."""
     cpu = CPU.of(analysis)
     cost = cpu.throttled_ms_per_step or 0.0
-    if cost < REPORT_FLOOR * STEPS.of(analysis).mean_ms:
-        return
     fits = _fitting_threads(cpu)
     workers = analysis.loader.num_workers if analysis.loader is not None else None
     few = cpu.threads is not None and cpu.threads <= fits and not workers  # nothing is left to take away
     source = "system.jsonl, cgroup_throttled_ns"
-    claim = Claim(
+    yield _of_cores(
+        analysis,
         title=f"The CPU quota of {cpu.cores:g} cores stops the run, up to {_part(analysis, cost)}",
         cost_ms=cost,
         evidence=(
@@ -339,7 +331,6 @@ def cpu_throttled(analysis: Analysis) -> Iterator[Claim]:
         tries=() if few else (Try("torch.num_threads", str(fits)),),
         falsified_by="Without a quota the mean step does not get shorter",
     )
-    yield _of_cores(analysis, claim)
 
 
 @rule("system.other_processes", STEPS, CPU, learn=LEARN_DELAY)
@@ -349,7 +340,8 @@ def other_processes(analysis: Analysis) -> Iterator[Claim]:
     cost = cpu.others_ms_per_step
     if cpu.readings < CORES.others_readings or cost < CORES.others_floor * STEPS.of(analysis).mean_ms:
         return
-    claim = Claim(
+    yield _of_cores(
+        analysis,
         title=f"Other processes hold the cores: the main thread waits for one, {_part(analysis, cost)}",
         cost_ms=cost,
         evidence=() if cpu.load is None else (figure("load, 1 minute", cpu.load, "processes", "system.jsonl", 2),),
@@ -358,7 +350,6 @@ def other_processes(analysis: Analysis) -> Iterator[Claim]:
         "the other processes, with 2 % at most.",
         falsified_by="With nothing else on the machine the mean step does not get shorter",
     )
-    yield _of_cores(analysis, claim)
 
 
 @rule("system.children_hold_cores", STEPS, CPU, CHILDREN, learn=LEARN_DELAY)
@@ -366,19 +357,21 @@ def children_hold_cores(analysis: Analysis) -> Iterator[Claim]:
     """Processes that the script started had the cores that the main thread waited for."""
     train, cpu, children = STEPS.of(analysis), CPU.of(analysis), CHILDREN.of(analysis)
     cost, most = children.ms_per_step, children.at_most_ms_per_step
-    if cost is None or cost < REPORT_FLOOR * train.mean_ms:
+    if cost is None:
         return
     if most is not None:
         # what is left of the step without waiting would be quicker too, were the cores and their caches its own
         most += CORES.shared_core * max(0.0, train.mean_ms - most)
     named = [child for child in children.groups if child.cores >= CORES.child_cores * children.cores]
+    named = named or [children.groups[0]]  # the largest, of many small ones
     first = named[0]
     also = f" and {sum(child.processes for child in named[1:])} more" if len(named) > 1 else ""
-    at = f", {shown(first.place)}" if first.place is not None else ""
+    place = f", {shown(first.place)}" if first.place is not None else ""
     started = "that the script started" if first.how is not None else "of the run that neither train nor load"
     source = f"system.jsonl, {cpu.readings} readings; processes.jsonl"
-    claim = Claim(
-        title=f"{_count(first)} {started} ({_command(first)}{at}){also} hold {children.cores:.1f} of {cpu.cores:g} "
+    yield _of_cores(
+        analysis,
+        title=f"{_count(first)} {started} ({_command(first)}{place}){also} hold {children.cores:.1f} of {cpu.cores:g} "
         f"cores: the main thread waits for one, {_part(analysis, cost)}",
         cost_ms=cost,
         ceiling_ms=most or 0.0,
@@ -398,7 +391,6 @@ def children_hold_cores(analysis: Analysis) -> Iterator[Claim]:
         caveat="The wait is divided by the processor time of all that ran beside the main thread.",
         falsified_by="With these processes left out the mean step does not get shorter",
     )
-    yield _of_cores(analysis, claim)
 
 
 def _count(child: Child) -> str:
@@ -410,29 +402,9 @@ def _command(child: Child) -> str:
     return text if len(text) <= CORES.command_shown else f"{text[: CORES.command_shown - 1]}…"
 
 
-def _cores_evidence(analysis: Analysis, cpu: CpuFacts) -> tuple[Evidence, ...]:
-    """What all rules on cores stand on; of others only what there is."""
-    source = f"system.jsonl, {cpu.readings} readings in {cpu.seconds:.0f} s"
-    others = cpu.pool.others_cores if cpu.pool is not None else None
-    return (
-        figure("main thread ready, without a core", cpu.run_delay_share, "fraction", source),
-        figure("CPU use of the run", cpu.own_cores, "cores", source, 2),
-        figure("cores the run may use", cpu.cores, "cores", "manifest.json, affinity and cgroup", 2),
-        *figures(
-            source,
-            ("CPU use of others", others or None, "cores", 2),
-            ("cores a hypervisor gave to others", cpu.stolen_cores or None, "cores", 2),
-            ("involuntary switches of the main thread", cpu.involuntary_switches_per_s or None, "1/s", 1),
-            ("moves of the main thread to another core", cpu.migrations_per_s or None, "1/s", 1),
-            ("time in which something waited for a core", cpu.pressure_pct or None, "%", 1),
-        ),
-        *numa_evidence(analysis),
-    )
-
-
 def numa_evidence(analysis: Analysis) -> Iterator[Evidence]:
     """Nodes the main threads ran on, where a thread moved between nodes or was away from its GPU; else nothing."""
-    numa = analysis.machine.numa if analysis.machine is not None else None
+    numa = analysis.machine.numa
     if numa is None:
         return
     source = "system.jsonl, processor of the main thread; manifest.json, numa_nodes"
@@ -445,7 +417,7 @@ def numa_evidence(analysis: Analysis) -> Iterator[Evidence]:
 
 def numa_caveat(analysis: Analysis) -> str:
     """Advice where a main thread was away from its GPU for most of the time: what it costs cannot be told."""
-    numa = analysis.machine.numa if analysis.machine is not None else None
+    numa = analysis.machine.numa
     if numa is None or (numa.away_share or 0.0) < CORES.away:
         return ""
     return (
@@ -477,7 +449,11 @@ def gpu_clocks(analysis: Analysis) -> Iterator[Claim]:
     if not gpus:
         return
     gpu = max(gpus, key=lambda one: one.lost_share)
-    busy, source = _busy(analysis, gpu)
+    # the share of the step in which kernels run: of windows where there are any, else of telemetry
+    busy, of_busy = (1.0, "not known") if gpu.utilization is None else (gpu.utilization, "system.jsonl, gpu_util_pct")
+    shares = [one.compute_ns_per_step / one.step_ns for one in analysis.device_losses if one.step_ns > 0]
+    if shares:
+        busy, of_busy = max(shares), "profiled steps"
     # lost_share is of all readings: in those in which the GPU idled it had nothing to lose
     share = clip_share(min(busy, 1.0) * gpu.lost_share * gpu.readings / gpu.busy_readings, 1.0)
     if share < REPORT_FLOOR:
@@ -485,47 +461,38 @@ def gpu_clocks(analysis: Analysis) -> Iterator[Claim]:
     reasons = sorted(gpu.reasons, key=lambda name: (-gpu.reasons[name], name))
     slowed = sum(one.lost_share >= REPORT_FLOOR for one in gpus)
     which = f"GPU {gpu.device.partition(':')[2]}" + (f" ({slowed} of {len(gpus)} GPUs)" if len(gpus) > 1 else "")
-    kernels = figure("share of the step with kernels running", busy, "fraction", source)
+    source = f"system.jsonl, {gpu.busy_readings} readings of {gpu.device} that was not idle"
+    others = f"system.jsonl, processes on {gpu.device}"
     yield Claim(
         title=f"{which} runs at {gpu.clock_mhz:.0f} of {gpu.max_clock_mhz:.0f} MHz ({reasons[0]}), up to "
         f"{share:.0%} of the step",
         steps=train,
         cost_ms=share * train.mean_ms,
         levels=("medium" if analysis.device_losses else "low",),
-        evidence=_clocks_evidence(analysis, gpu, kernels),
+        evidence=(
+            Evidence("mean SM clock", round(gpu.clock_mhz), "MHz", source),
+            Evidence("highest SM clock", round(gpu.max_clock_mhz), "MHz", source),
+            figure("share of the step with kernels running", busy, "fraction", of_busy),
+            *(figure(f"slowed by: {name}", part, "fraction", source) for name, part in gpu.reasons.items()),
+            *(
+                Evidence(name, round(value), unit, source)
+                for name, value, unit in (
+                    ("power", gpu.power_w, "W"),
+                    ("power limit", gpu.power_limit_w, "W"),
+                    ("power limit as delivered", gpu.power_default_w, "W"),
+                    ("highest temperature", gpu.temperature_c, "C"),
+                )
+                if value is not None
+            ),
+            *figures(
+                others,
+                (f"processes of others on {gpu.device}", gpu.strangers or None, "processes", 0),
+                (f"memory they hold on {gpu.device}", gpu.strangers_bytes if gpu.strangers else None, "bytes", 0),
+            ),
+            *numa_evidence(analysis),
+        ),
         fix="; ".join(dict.fromkeys(_CLOCK_FIXES[name] for name in reasons)),
         caveat="An upper bound: kernels that wait for memory do not follow the clock, and the highest clock is not "
         "reached under every load." + numa_caveat(analysis),
         falsified_by="On a GPU that keeps its clock the mean step does not get shorter",
     )
-
-
-def _busy(analysis: Analysis, gpu: GpuClocks) -> tuple[float, str]:
-    """(share of the step in which kernels run, source): of windows where there are any, else of telemetry."""
-    shares = [one.compute_ns_per_step / one.step_ns for one in analysis.device_losses if one.step_ns > 0]
-    if shares:
-        return max(shares), "profiled steps"
-    return (1.0, "not known") if gpu.utilization is None else (gpu.utilization, "system.jsonl, gpu_util_pct")
-
-
-def _clocks_evidence(analysis: Analysis, gpu: GpuClocks, busy: Evidence) -> Iterator[Evidence]:
-    source = f"system.jsonl, {gpu.busy_readings} readings of {gpu.device} that was not idle"
-    yield Evidence("mean SM clock", round(gpu.clock_mhz), "MHz", source)
-    yield Evidence("highest SM clock", round(gpu.max_clock_mhz), "MHz", source)
-    yield busy
-    for name, share in gpu.reasons.items():
-        yield figure(f"slowed by: {name}", share, "fraction", source)
-    for name, value, unit in (
-        ("power", gpu.power_w, "W"),
-        ("power limit", gpu.power_limit_w, "W"),
-        ("power limit as delivered", gpu.power_default_w, "W"),
-        ("highest temperature", gpu.temperature_c, "C"),
-    ):
-        if value is not None:
-            yield Evidence(name, round(value), unit, source)
-    if gpu.strangers:
-        source = f"system.jsonl, processes on {gpu.device}"
-        yield Evidence(f"processes of others on {gpu.device}", gpu.strangers, "processes", source)
-        if gpu.strangers_bytes is not None:
-            yield Evidence(f"memory they hold on {gpu.device}", gpu.strangers_bytes, "bytes", source)
-    yield from numa_evidence(analysis)

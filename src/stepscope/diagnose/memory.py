@@ -7,11 +7,11 @@ faulted in and given back in every step.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from stepscope.diagnose.device import TRACED, profiled_losses
+from stepscope.diagnose.device import ProfiledLoss, loss_rule
 from stepscope.diagnose.rule import (
     ON_DEVICE,
     REPORT_FLOOR,
@@ -20,12 +20,12 @@ from stepscope.diagnose.rule import (
     Need,
     RiskRule,
     Thresholds,
+    at,
     clip_share,
     figure,
     figures,
     finding_id,
     ms,
-    of_machine,
     rule,
     shown,
     steps_source,
@@ -36,7 +36,7 @@ from stepscope.model.machine import PageFaultFacts
 from stepscope.model.memory import MemoryGrowth, MemoryLimit, MemoryPeak
 
 
-class Memory(Thresholds, frozen=True):
+class MEMORY(Thresholds):
     """When memory costs, or may end a run. How growth is told from noise stands in `analyze/memory_losses`."""
 
     near: float = 0.92  # of the limit, in tensors at the peak; TraceML warns there
@@ -54,23 +54,21 @@ class Memory(Thresholds, frozen=True):
     lines_shown: int = 3
 
 
-class PageFaults(Thresholds, frozen=True):
+class PAGE_FAULTS(Thresholds):
     """When pages mapped anew in every step count."""
 
     faults_per_step: float = 256.0  # 1 MiB of pages: fewer are Python's and torch's own small change; chosen, untuned
 
 
-MEMORY = Memory()
-PAGE_FAULTS = PageFaults()
 NAMED_STEPS = Need("steps named in the trace", lambda a: any(one.has_steps for one in a.device_losses))
 READINGS = Need(
     "readings of the device's memory in the journal",
     lambda a: a.memory_losses is not None and a.memory_losses.device_readings,
 )
-FAULTS = Need("page faults of steady steps", of_machine(lambda facts: facts.page_faults))
+FAULTS = Need("page faults of steady steps", lambda a: a.machine.page_faults)
 FAULT_COST = Need(
     "what a page fault costs on the machine, measured when the run ended",
-    of_machine(lambda f: f.page_faults is not None and f.page_faults.cost_ms_per_step is not None),
+    lambda a: a.machine.page_faults is not None and a.machine.page_faults.cost_ms_per_step is not None,
 )
 GROWTH_SEEN = Need(
     "ten readings of memory between training steps, or a trace with allocations over three of them",
@@ -82,8 +80,6 @@ PEAKS = Need(
 )
 DEVICE = Need("training on a device", lambda a: ON_DEVICE.present(a) or PEAKS.present(a), quiet=True)
 LEARN = "https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf"
-LEARN_FAULTS = "https://man7.org/linux/man-pages/man3/mallopt.3.html"
-LEARN_GROWTH = "https://docs.pytorch.org/docs/stable/notes/faq.html"
 EXPANDABLE = Try("allocator.conf", "expandable_segments:True")
 _LESS = (
     "hold less of it at the peak: smaller batches with gradient accumulation, activation checkpointing, mixed "
@@ -91,32 +87,31 @@ _LESS = (
 )
 
 
-@rule("memory.allocator_in_steps", *TRACED, NAMED_STEPS, learn=LEARN)
-def allocator_in_steps(analysis: Analysis) -> Iterator[Claim]:
+@loss_rule("memory.allocator_in_steps", ALLOCATOR, NAMED_STEPS, learn=LEARN)
+def allocator_in_steps(seen: ProfiledLoss) -> Iterator[Claim]:
     """Steady steps get or give back device memory, and the device idles meanwhile."""
-    for seen in profiled_losses(analysis, ALLOCATOR):
-        if not seen.losses.has_steps:
-            continue
-        sizes = [gpu.memory_bytes for gpu in seen.losses.gpus if gpu.memory_bytes]
-        room = f" of its {min(sizes) / 2**30:.0f} GiB" if sizes else ""
-        freed = any("free" in name.lower() for name in seen.loss.parts)
-        retried = " Freeing inside steps means it gave blocks back to fit a new one: it is at its limit"
-        calls = " and ".join(seen.names(2)) or "calls of the allocator"
-        yield seen.claim(
-            title=f"{calls} inside the steps leave the device idle for {seen.cost_ms:.1f} ms per step: the caching "
-            f"allocator does not find a block{seen.at}",
-            evidence=(
-                seen.ms("device idle in calls of the allocator", seen.loss.ns_per_step),
-                seen.figure("such calls per step", round(seen.loss.calls_per_step, 2), "calls"),
-                *seen.parts("idle time in {}"),
-            ),
-            fix=f"Leave the allocator more room{room}: a smaller peak, no torch.cuda.empty_cache() in the loop, inputs "
-            "of few different sizes (pad to buckets), and PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
-            f"{retried if freed else ''}",
-            caveat="The first steps of a process always get memory this way: later ones should not.",
-            falsified_by="With PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True as many such calls run inside the "
-            "steps, or the mean step does not get shorter",
-        )
+    if not seen.losses.has_steps:
+        return
+    sizes = [gpu.memory_bytes for gpu in seen.losses.gpus if gpu.memory_bytes]
+    room = f" of its {min(sizes) / 2**30:.0f} GiB" if sizes else ""
+    freed = any("free" in name.lower() for name in seen.loss.parts)
+    retried = " Freeing inside steps means it gave blocks back to fit a new one: it is at its limit"
+    calls = " and ".join(seen.names(2)) or "calls of the allocator"
+    yield seen.claim(
+        title=f"{calls} inside the steps leave the device idle for {seen.cost_ms:.1f} ms per step: the caching "
+        f"allocator does not find a block{seen.at}",
+        evidence=(
+            seen.ms("device idle in calls of the allocator", seen.loss.ns_per_step),
+            seen.figure("such calls per step", round(seen.loss.calls_per_step, 2), "calls"),
+            *seen.parts("idle time in {}"),
+        ),
+        fix=f"Leave the allocator more room{room}: a smaller peak, no torch.cuda.empty_cache() in the loop, inputs "
+        "of few different sizes (pad to buckets), and PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
+        f"{retried if freed else ''}",
+        caveat="The first steps of a process always get memory this way: later ones should not.",
+        falsified_by="With PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True as many such calls run inside the "
+        "steps, or the mean step does not get shorter",
+    )
 
 
 @rule("memory.allocator_retries", STEPS, ON_DEVICE, READINGS, learn=LEARN)
@@ -126,8 +121,6 @@ def allocator_retries(analysis: Analysis) -> Iterator[Claim]:
     retries = losses.retries if losses is not None else None
     if retries is None or not retries.lost_ms_per_step or allocator_in_steps.findings(analysis):
         return  # a trace that holds the allocator's calls tells the same loss more exactly
-    if retries.lost_ms_per_step < REPORT_FLOOR * retries.total_ms_per_step:
-        return
     struck = retries.steps_struck / retries.steps
     ceiling = ((retries.struck_ms or 0.0) - (retries.usual_ms or 0.0)) * struck
     source = "events.jsonl and steps.jsonl"
@@ -168,7 +161,7 @@ _OTHERS = {  # allocators other than glibc's: how they are told to keep memory
 }
 
 
-@rule("memory.page_faults", STEPS, FAULTS, FAULT_COST, learn=LEARN_FAULTS)
+@rule("memory.page_faults", STEPS, FAULTS, FAULT_COST, learn="https://man7.org/linux/man-pages/man3/mallopt.3.html")
 def page_faults(analysis: Analysis) -> Iterator[Claim]:
     """The faults of steady steps, at what one costs on this machine, take more than the floor."""
     train, facts = STEPS.of(analysis), FAULTS.of(analysis)
@@ -179,6 +172,10 @@ def page_faults(analysis: Analysis) -> Iterator[Claim]:
         return
     fix, tries = _faults_fix(facts)
     megabytes = facts.minor_per_step * (1.0 - (facts.kept_share or 0.0)) * facts.page_bytes / 1e6
+    measured = "manifest.json, measured on this machine after the run"
+    settings = " ".join(f"{name}={value}" for name, value in facts.settings.items())
+    allocator = " ".join(part for part in (facts.preloaded or facts.libc or "unknown", settings) if part)
+    huge = facts.huge_pages
     yield Claim(
         title=f"{facts.minor_per_step:,.0f} page faults per step take {facts.cost_ms_per_step:.3g} ms: "
         f"{megabytes:,.0f} MB are given back and mapped anew in every step, {share:.0%} of it",
@@ -186,7 +183,17 @@ def page_faults(analysis: Analysis) -> Iterator[Claim]:
         cost_ms=facts.cost_ms_per_step,
         ceiling_ms=facts.at_most_ms_per_step,
         levels=("medium",),
-        evidence=_faults_evidence(facts, steps_source(train)),
+        evidence=(
+            figure(
+                "page faults per step", facts.minor_per_step, "faults", f"{steps_source(train)}, {facts.steps} steps", 1
+            ),
+            Evidence("a fault of one thread alone", facts.ns_alone or 0.0, "ns", measured),
+            Evidence(f"a fault, with {facts.threads} threads at once", facts.ns_beside or 0.0, "ns", measured),
+            Evidence("a page given back", facts.ns_returned or 0.0, "ns", measured),
+            *figures("system.jsonl", ("faults of the training thread itself", facts.main_share, "share", 4)),
+            Evidence("allocator", allocator, "", "manifest.json"),
+            *(() if huge is None else (Evidence("transparent huge pages", huge, "", "manifest.json"),)),
+        ),
         fix=fix,
         caveat="The process keeps the peak of its memory until it ends. A fault was timed after the run, on a "
         "machine that may have been less busy; the ceiling counts all faults one after another.",
@@ -224,80 +231,60 @@ def _faults_fix(facts: PageFaultFacts) -> tuple[str, tuple[Try, ...]]:
     return words, (*((whatever, below) if above else (below, whatever)), *tries, *huge)
 
 
-def _faults_evidence(facts: PageFaultFacts, source: str) -> tuple[Evidence, ...]:
-    measured = "manifest.json, measured on this machine after the run"
-    settings = " ".join(f"{name}={value}" for name, value in facts.settings.items())
-    allocator = " ".join(part for part in (facts.preloaded or facts.libc or "unknown", settings) if part)
-    huge = facts.huge_pages
-    return (
-        figure("page faults per step", facts.minor_per_step, "faults", f"{source}, {facts.steps} steps", 1),
-        Evidence("a fault of one thread alone", facts.ns_alone or 0.0, "ns", measured),
-        Evidence(f"a fault, with {facts.threads} threads at once", facts.ns_beside or 0.0, "ns", measured),
-        Evidence("a page given back", facts.ns_returned or 0.0, "ns", measured),
-        *figures("system.jsonl", ("faults of the training thread itself", facts.main_share, "share", 4)),
-        Evidence("allocator", allocator, "", "manifest.json"),
-        *(() if huge is None else (Evidence("transparent huge pages", huge, "", "manifest.json"),)),
-    )
-
-
 # ------------------------------------------------------------------------------------------ risks of a full device
 
 
-class _Peak(Struct, frozen=True):
-    """A peak whose limit is known."""
-
-    peak: MemoryPeak
-    limit: MemoryLimit
-
-    @property
-    def share(self) -> float:
-        """Of the limit, what tensors took."""
-        return self.peak.allocated_bytes / self.limit.bytes
-
-    @property
-    def ratio(self) -> float:
-        return (self.peak.reserved_bytes or 0) / max(1, self.peak.allocated_bytes)
-
-    @property
-    def failed(self) -> bool:
-        """The allocator met the limit."""
-        return bool(self.peak.retries or self.peak.out_of_memory)
-
-    @property
-    def confidence(self) -> str:
-        """A trace sees a few steps, and neither fraction nor others."""
-        return "high" if self.peak.retries is not None else "medium"
+def _risk(rule: str, place: Place, **said: Any) -> Risk:
+    """With what all risks of memory share; its id is stable over runs of the same code."""
+    return Risk(id=finding_id(rule, place), rule=rule, category="memory", **{"learn": LEARN, **said})
 
 
-def _peaks(analysis: Analysis) -> list[_Peak]:
-    return [_Peak(one, one.limit) for one in PEAKS.of(analysis) if one.limit is not None and one.limit.bytes > 0]
+def _peaks(analysis: Analysis) -> list[tuple[MemoryPeak, MemoryLimit, float]]:
+    """(peak, its limit, the part of that which tensors took) where the limit is known."""
+    known = [(one, one.limit) for one in PEAKS.of(analysis) if one.limit is not None and one.limit.bytes > 0]
+    return [(peak, limit, peak.allocated_bytes / limit.bytes) for peak, limit in known]
+
+
+def _confidence(peak: MemoryPeak) -> str:
+    """A trace sees a few steps, and neither fraction nor others."""
+    return "high" if peak.retries is not None else "medium"
 
 
 def _near_limit(analysis: Analysis, findings: Sequence[Finding]) -> list[Risk]:
     """One risk: of the device that came nearest the limit that holds for its process, or ran out of memory."""
-    near = [one for one in _peaks(analysis) if one.failed or one.share >= MEMORY.near]
+    near = [
+        (bool(peak.retries or peak.out_of_memory), share, -(peak.rank or 0), peak, limit)
+        for peak, limit, share in _peaks(analysis)
+        if peak.retries or peak.out_of_memory or share >= MEMORY.near
+    ]
     if not near:
         return []
-    worst = max(near, key=lambda one: (one.failed, one.share, -(one.peak.rank or 0)))
-    peak, limit = worst.peak, worst.limit
+    _, share, _, peak, limit = max(near, key=lambda one: one[:3])
     held = f"{gib(peak.allocated_bytes)} of {gib(limit.bytes)}"
     tried = ", and its allocator had to give its cache back" if peak.retries else ""
     ran_out = ", and an allocation has failed for want of memory" if peak.out_of_memory else ""
+    by, more_room = "of the device", ""
+    if limit.reason == "fraction":
+        by = f"that the fraction of {limit.fraction or 0:g} leaves to this process"
+        more_room = f"; or raise the fraction of torch.cuda.set_per_process_memory_fraction{at(limit.place)}"
+    elif limit.reason == "others":
+        by = f"that others leave, who hold {gib(limit.others_bytes or 0)}"
+        more_room = "; or end the other processes on the device (nvidia-smi lists them)"
+    elif limit.reason == "slice":
+        by, more_room = "of its slice of the GPU", "; or take a larger slice of the GPU"
     return [
-        Risk(
-            id=finding_id(near_limit.name, Place(peak.device, None)),
-            rule=near_limit.name,
-            category="memory",
-            title=f"{peak.device} is nearly full: tensors take {held} at the peak, all {_of(limit)}{tried}{ran_out}",
-            severity="critical" if worst.share >= MEMORY.full or peak.out_of_memory else "warning",
-            confidence=worst.confidence,
+        _risk(
+            near_limit.name,
+            Place(peak.device, None),
+            title=f"{peak.device} is nearly full: tensors take {held} at the peak, all {by}{tried}{ran_out}",
+            severity="critical" if share >= MEMORY.full or peak.out_of_memory else "warning",
+            confidence=_confidence(peak),
             where=at_peak(analysis, peak.device),
-            ranks=_ranks(near),
-            evidence=tuple(_peak_evidence(worst)),
-            fix=f"To be safe, {_LESS}{_more_room(limit)}",
+            ranks=_ranks([one[3] for one in near]),
+            evidence=tuple(_peak_evidence(peak, limit)),
+            fix=f"To be safe, {_LESS}{more_room}",
             caveat="Costs no time as long as nothing more is needed: a longer sequence, an evaluation or another "
             "process may end the run with an out-of-memory error.",
-            learn=LEARN,
             try_=(EXPANDABLE,) if peak.retries else (),
             falsified_by="A batch a tenth larger than the largest one runs without a retry of the allocator",
             explains=_allocator_losses(findings),
@@ -309,39 +296,35 @@ def _fragmentation(analysis: Analysis, findings: Sequence[Finding]) -> list[Risk
     """One risk when the allocator holds far more than tensors ever took, and that brings it to the limit."""
     explained = _allocator_losses(findings)
     found = [
-        one
-        for one in _peaks(analysis)
-        if one.peak.reserved_bytes is not None
-        and one.peak.reserved_bytes > MEMORY.fragmented * one.peak.allocated_bytes
-        and (one.peak.retries or explained or one.peak.reserved_bytes >= MEMORY.held * one.limit.bytes)
+        (held / max(1, peak.allocated_bytes), -(peak.rank or 0), held, peak, limit)
+        for peak, limit, _ in _peaks(analysis)
+        if (held := peak.reserved_bytes or 0) > MEMORY.fragmented * peak.allocated_bytes
+        and (peak.retries or explained or held >= MEMORY.held * limit.bytes)
     ]
     if not found:
         return []
-    worst = max(found, key=lambda one: (one.ratio, -(one.peak.rank or 0)))
-    device = worst.peak.device
+    ratio, _, held, peak, limit = max(found, key=lambda one: one[:2])
     view = analysis.views.memory if analysis.views is not None else None
     gaps = tuple(
         Evidence("gaps that empty_cache() cannot give back", state.fragmented_bytes, "bytes", state.worker)
         for state in (view.states if view is not None else ())
-        if state.device == device and state.fragmented_bytes
+        if state.device == peak.device and state.fragmented_bytes
     )
     return [
-        Risk(
-            id=finding_id(fragmentation.name, Place(device, None)),
-            rule=fragmentation.name,
-            category="memory",
-            title=f"Memory of {device} is fragmented: {gib(worst.peak.reserved_bytes or 0)} held, "
-            f"{worst.ratio:.1f} times of what tensors took at their peak",
+        _risk(
+            fragmentation.name,
+            Place(peak.device, None),
+            title=f"Memory of {peak.device} is fragmented: {gib(held)} held, {ratio:.1f} times of what tensors took at "
+            "their peak",
             severity="warning",
-            confidence=worst.confidence,
-            where=at_peak(analysis, device),
-            ranks=_ranks(found),
-            evidence=(*_peak_evidence(worst), *gaps),
+            confidence=_confidence(peak),
+            where=at_peak(analysis, peak.device),
+            ranks=_ranks([one[3] for one in found]),
+            evidence=(*_peak_evidence(peak, limit), *gaps),
             fix="Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; keep inputs to few different sizes (pad to "
             "buckets); allocate what lives long before the loop",
             caveat="Peaks of both are compared, whenever they were: an evaluation or cuDNN's search for algorithms may "
             "have held that much for a moment.",
-            learn=LEARN,
             try_=(EXPANDABLE,),
             falsified_by="With expandable segments as much is held",
             explains=explained,
@@ -349,8 +332,8 @@ def _fragmentation(analysis: Analysis, findings: Sequence[Finding]) -> list[Risk
     ]
 
 
-def _ranks(found: Sequence[_Peak]) -> tuple[int, ...]:
-    return tuple(sorted({one.peak.rank for one in found if one.peak.rank is not None}))
+def _ranks(found: Sequence[MemoryPeak | MemoryGrowth]) -> tuple[int, ...]:
+    return tuple(sorted({one.rank for one in found if one.rank is not None}))
 
 
 def _allocator_losses(findings: Sequence[Finding]) -> tuple[str, ...]:
@@ -359,43 +342,20 @@ def _allocator_losses(findings: Sequence[Finding]) -> tuple[str, ...]:
     return tuple(finding.id for finding in findings if finding.rule in rules)
 
 
-def _of(limit: MemoryLimit) -> str:
-    """What sets the limit, in words."""
-    if limit.reason == "fraction" and limit.fraction is not None:
-        return f"that the fraction of {limit.fraction:g} leaves to this process"
-    if limit.reason == "others" and limit.others_bytes is not None:
-        return f"that others leave, who hold {gib(limit.others_bytes)}"
-    return "of its slice of the GPU" if limit.reason == "slice" else "of the device"
-
-
-def _more_room(limit: MemoryLimit) -> str:
-    if limit.reason == "fraction":
-        at = f" ({shown(limit.place)})" if limit.place is not None else ""
-        return f"; or raise the fraction of torch.cuda.set_per_process_memory_fraction{at}"
-    if limit.reason == "others":
-        return "; or end the other processes on the device (nvidia-smi lists them)"
-    return "; or take a larger slice of the GPU" if limit.reason == "slice" else ""
-
-
-def _peak_evidence(one: _Peak) -> Iterator[Evidence]:
+def _peak_evidence(peak: MemoryPeak, limit: MemoryLimit) -> Iterator[Evidence]:
     """Of the peak what is known and not nothing, of its limit what is not the limit itself."""
-    peak, limit = one.peak, one.limit
     for metric, value, unit in (
         ("tensors at the peak", peak.allocated_bytes, "bytes"),
         ("held by the allocator at most", peak.reserved_bytes, "bytes"),
         ("limit of this process", limit.bytes, "bytes"),
-        ("retries of the allocator", peak.retries, "retries"),
-        ("allocations that failed", peak.out_of_memory, "failures"),
-    ):
-        if value is not None and (unit == "bytes" or value):
-            yield Evidence(metric, value, unit, peak.source)
-    for metric, part, unit in (
-        ("memory of the device", limit.total_bytes, "bytes"),
-        ("in use by others and the driver", limit.others_bytes, "bytes"),
+        ("retries of the allocator", peak.retries or None, "retries"),
+        ("allocations that failed", peak.out_of_memory or None, "failures"),
+        ("memory of the device", limit.total_bytes if limit.total_bytes != limit.bytes else None, "bytes"),
+        ("in use by others and the driver", limit.others_bytes if limit.others_bytes != limit.bytes else None, "bytes"),
         ("fraction this process may use", limit.fraction if (limit.fraction or 1) < 1 else None, "share"),
     ):
-        if part is not None and part != limit.bytes:
-            yield Evidence(metric, part, unit, peak.source)
+        if value is not None:
+            yield Evidence(metric, value, unit, peak.source)
 
 
 def at_peak(analysis: Analysis, device: str) -> tuple[Place, ...]:
@@ -434,8 +394,7 @@ def _growth(analysis: Analysis, findings: Sequence[Finding]) -> list[Risk]:
         own = [one for one in counted if (one.device == HOST) is on_host]
         if own:
             worst = min(own, key=lambda one: (_time_left(one), -one.bytes_per_step, one.rank or 0))
-            ranks = tuple(sorted({one.rank for one in own if one.rank is not None}))
-            risks.append(_growth_risk(worst, ranks, findings))
+            risks.append(_growth_risk(worst, _ranks(own), findings))
     return risks
 
 
@@ -445,68 +404,60 @@ def _time_left(one: MemoryGrowth) -> float:
 
 def _counts(one: MemoryGrowth) -> bool:
     """Whether it is more than noise, and may end a job."""
-    if one.traced and one.bytes_per_step < MEMORY.traced_bytes:
-        return False
+    grown = one.late_bytes - one.early_bytes
     least = MEMORY.grown_bytes if one.device == HOST else MEMORY.grown_device_bytes
-    if not one.traced and one.late_bytes - one.early_bytes < least:
+    if one.bytes_per_step < MEMORY.traced_bytes if one.traced else grown < least:
         return False
     if one.seconds_left is not None:
         return one.seconds_left <= MEMORY.horizon_s
-    return one.traced or one.late_bytes - one.early_bytes >= MEMORY.confirmed_bytes
+    return one.traced or grown >= MEMORY.confirmed_bytes
 
 
 def _growth_risk(one: MemoryGrowth, ranks: tuple[int, ...], findings: Sequence[Finding]) -> Risk:
+    on_host = one.device == HOST
     total = max(sum(line.bytes_per_step for line in one.lines), one.bytes_per_step, 1.0)
     where = tuple(replace(line.place, share=line.bytes_per_step / total) for line in one.lines[: MEMORY.lines_shown])
-    of = "of the process" if one.device == HOST else f"of {one.device}"
-    at = f": {shown(where[0])} allocates what outlives its step" if where else ""
+    of = "of the process" if on_host else f"of {one.device}"
+    outlives = f": {shown(where[0])} allocates what outlives its step" if where else ""
     left = f", and is full in {_duration(one.seconds_left)} at this rate" if one.seconds_left is not None else ""
     enough = one.steps >= MEMORY.traced_steps if one.traced else one.points >= MEMORY.readings_for_high
     levels = ("low", "medium") if one.traced else ("medium", "high")
-    return Risk(
-        id=finding_id(growth.name, where[0] if where else Place(one.device, None)),
-        rule=growth.name,
-        category="memory",
-        title=f"Memory {of} grows by {gib(one.bytes_per_step)} in every step{left}{at}",
+    snapshot = "" if on_host else ", or with a snapshot of the allocator"
+    to_find = f"To have the lines named, record again with --window-memory{snapshot}"
+    if where:
+        to_find = f"Look for what keeps the tensors that {shown(where[0])} makes"
+    source = f"{one.source}, {one.points} {'steps' if one.traced else 'readings'} over {_duration(one.seconds)}"
+    evidence = [
+        Evidence("growth per step", round(one.bytes_per_step), "bytes", source),
+        Evidence(f"grown over {one.steps} steps", round(one.late_bytes - one.early_bytes), "bytes", source),
+    ]
+    if one.limit is not None:
+        what = _SIZES.get(one.limit.reason, "limit of this process")
+        evidence.append(Evidence(what, one.limit.bytes, "bytes", "manifest.json" if on_host else one.source))
+    if one.steps_left is not None:
+        evidence.append(Evidence("steps until it is full, at most", round(one.steps_left), "steps", source))
+    for line in one.lines[: MEMORY.lines_shown]:
+        by = f" by {line.operator}" if line.operator else ""
+        metric = f"still there a step later, allocated at {shown(line.place)}{by}"
+        evidence.append(Evidence(metric, round(line.bytes_per_step), "bytes", f"trace {one.lines_source}"))
+    return _risk(
+        growth.name,
+        where[0] if where else Place(one.device, None),
+        title=f"Memory {of} grows by {gib(one.bytes_per_step)} in every step{left}{outlives}",
         severity="critical" if _time_left(one) <= MEMORY.soon_s else "warning",
         confidence=levels[enough],
         where=where,
         ranks=ranks,
-        evidence=tuple(_growth_evidence(one)),
-        fix=_growth_fix(one, where),
+        evidence=tuple(evidence),
+        fix="Let go of what a step made when it ends: append loss.item() or loss.detach() to lists and running sums, "
+        "not the loss with its graph; move kept outputs off the device or reduce them; empty lists and caches. "
+        f"{to_find}",
         caveat="A cache that fills while the first epoch runs looks the same, and ends with the epoch."
         + (" A trace shows a few steps: whether the growth goes on is not seen." if one.traced else ""),
-        learn=LEARN_GROWTH,
+        learn="https://docs.pytorch.org/docs/stable/notes/faq.html",
         falsified_by="In a run twice as long, memory does not grow further",
-        explains=tuple(finding.id for finding in findings if finding.rule in _BEHIND[one.device == HOST]),
+        explains=tuple(finding.id for finding in findings if finding.rule in _BEHIND[on_host]),
     )
-
-
-def _growth_fix(one: MemoryGrowth, where: tuple[Place, ...]) -> str:
-    advice = (
-        "Let go of what a step made when it ends: append loss.item() or loss.detach() to lists and running sums, not "
-        "the loss with its graph; move kept outputs off the device or reduce them; empty lists and caches"
-    )
-    if where:
-        return f"{advice}. Look for what keeps the tensors that {shown(where[0])} makes"
-    snapshot = "" if one.device == HOST else ", or with a snapshot of the allocator"
-    return f"{advice}. To have the lines named, record again with --window-memory{snapshot}"
-
-
-def _growth_evidence(one: MemoryGrowth) -> Iterator[Evidence]:
-    points = f"{one.points} {'steps' if one.traced else 'readings'}"
-    source = f"{one.source}, {points} over {_duration(one.seconds)}"
-    yield Evidence("growth per step", round(one.bytes_per_step), "bytes", source)
-    yield Evidence(f"grown over {one.steps} steps", round(one.late_bytes - one.early_bytes), "bytes", source)
-    if one.limit is not None:
-        what = _SIZES.get(one.limit.reason, "limit of this process")
-        yield Evidence(what, one.limit.bytes, "bytes", "manifest.json" if one.device == HOST else one.source)
-    if one.steps_left is not None:
-        yield Evidence("steps until it is full, at most", round(one.steps_left), "steps", source)
-    for line in one.lines[: MEMORY.lines_shown]:
-        by = f" by {line.operator}" if line.operator else ""
-        metric = f"still there a step later, allocated at {shown(line.place)}{by}"
-        yield Evidence(metric, round(line.bytes_per_step), "bytes", f"trace {one.lines_source}")
 
 
 def _duration(seconds: float) -> str:

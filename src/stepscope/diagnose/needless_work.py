@@ -7,7 +7,7 @@ copy; `told_places` names what is told here, so that no time is told twice.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from msgspec.structs import replace
 
@@ -35,12 +35,11 @@ from stepscope.diagnose.rule import (
     traces_source,
     train_steps,
 )
-from stepscope.model import Analysis, Evidence, Place, StepFacts
+from stepscope.model import Analysis, Evidence, Place
 from stepscope.model.device_losses import ExtraCall, ModelCopy, PassFacts, PassLine, WideGradients
-from stepscope.model.trace import GpuProperties
 
 
-class Passes(Thresholds, frozen=True):
+class PASSES(Thresholds):
     """When work that training does not need counts."""
 
     recurring: float = 0.5  # of the profiled steps; a call in fewer is made every few steps already; chosen, untuned
@@ -50,7 +49,7 @@ class Passes(Thresholds, frozen=True):
     lines_shown: int = 3
 
 
-class Doubles(Thresholds, frozen=True):
+class DOUBLES(Thresholds):
     """What float32 gives in place of float64."""
 
     saved: float = 0.5  # half of the bytes, and twice as many numbers to an instruction, on CPUs and on every GPU
@@ -59,16 +58,11 @@ class Doubles(Thresholds, frozen=True):
     fast_capabilities: tuple[str, ...] = ("6.0", "7.0", "8.0", "9.0", "10.0")  # NVIDIA's, with one unit to two
 
 
-class Recompute(Thresholds, frozen=True):
+class RECOMPUTE(Thresholds):
     """When activation checkpointing counts."""
 
     full: float = 0.7  # of the device's memory: kept activations would hardly fit; chosen, untuned
     most: float = 1.1  # of the time of the work that is done again: keeping random states and hooks; chosen, untuned
-
-
-PASSES = Passes()
-DOUBLES = Doubles()
-RECOMPUTE = Recompute()
 
 
 def _trained(has: Callable[[PassFacts], bool]) -> Callable[[Analysis], bool]:
@@ -86,11 +80,10 @@ INPUT_SHAPES = Need("shapes of operators' inputs in the trace", _trained(lambda 
 NODES = Need("numbers of autograd nodes in the trace", _trained(lambda run: run.numbered))
 LEARN_NO_GRAD = "https://pytorch.org/docs/stable/notes/autograd.html#locally-disabling-gradient-computation"
 LEARN_AVERAGE = "https://pytorch.org/docs/stable/optim.html#weight-averaging-swa-and-ema"
-LEARN_CPU = "https://pytorch.org/docs/stable/notes/numerical_accuracy.html"
 LEARN_GPU = "https://docs.nvidia.com/cuda/cuda-c-programming-guide/#arithmetic-instructions"
-LEARN_CHECKPOINT = "https://pytorch.org/docs/stable/checkpoint.html"
 LEARN_UNBIND = "https://pytorch.org/docs/stable/generated/torch.unbind.html"
 MIB = 1 << 20
+_OTHER_MAKERS = ("AMD", "Radeon", "Instinct")  # their numbers have the form of a capability and mean something else
 
 
 def _runs(analysis: Analysis) -> tuple[PassFacts, ...]:
@@ -215,7 +208,8 @@ def model_copied_in_step(analysis: Analysis) -> Iterator[Claim]:
     By samples of the steady steps where there are enough of them, else as profiled: a profiler slows Python most.
     """
     train, sampled = train_steps(analysis), []
-    if train is not None and _by_samples(analysis):
+    # samples tell host time, of steady steps; what devices hide of it only a trace can tell
+    if train is not None and not any(run.on_device and run.functions for run in _runs(analysis)):
         sampled = [
             copy
             for copy in (analysis.passes.copies if analysis.passes is not None else None) or ()
@@ -229,14 +223,14 @@ def model_copied_in_step(analysis: Analysis) -> Iterator[Claim]:
                 claim = _copy_claim(analysis, copy, run.step_ms, f"{copy.call} at {shown(copy.place)}, per step")
                 yield _of_run(analysis, run, claim if recorded else replace(claim, ceiling_ms=0.0))
     for copy in sampled:
-        if train is not None:
-            yield _sampled_copy(analysis, train, copy)
-
-
-def _by_samples(analysis: Analysis) -> bool:
-    """Samples tell host time, of steady steps; what devices hide of it only a trace can tell."""
-    sampled = analysis.passes is not None and analysis.passes.copies is not None
-    return sampled and not any(run.on_device and run.functions for run in _runs(analysis))
+        if train is None:
+            break
+        doubt, words = device_doubt(analysis)
+        mean = ms("mean steady step", train.mean_ms, steps_source(train))
+        metric = f"main thread below {copy.call} at {shown(copy.place)}"
+        claim = _copy_claim(analysis, copy, train.mean_ms, metric)
+        levels, evidence = (sampled_confidence(copy.samples), *doubt), (mean, *claim.evidence)
+        yield replace(claim, steps=train, levels=levels, evidence=evidence, caveat=claim.caveat + words)
 
 
 def _copy_claim(analysis: Analysis, copy: ModelCopy, step_ms: float, metric: str) -> Claim:
@@ -254,19 +248,6 @@ def _copy_claim(analysis: Analysis, copy: ModelCopy, step_ms: float, metric: str
     )
 
 
-def _sampled_copy(analysis: Analysis, train: StepFacts, copy: ModelCopy) -> Claim:
-    doubt, words = device_doubt(analysis)
-    metric = f"main thread below {copy.call} at {shown(copy.place)}"
-    claim = _copy_claim(analysis, copy, train.mean_ms, metric)
-    return replace(
-        claim,
-        steps=train,
-        levels=(sampled_confidence(copy.samples), *doubt),
-        evidence=(ms("mean steady step", train.mean_ms, steps_source(train)), *claim.evidence),
-        caveat=claim.caveat + words,
-    )
-
-
 # ---------------------------------------------------------------------------------------------------------- float64
 
 
@@ -279,9 +260,10 @@ def double_precision(analysis: Analysis) -> Iterator[Claim]:
             continue
         compute_ms, conversion_ms = doubles.compute_ms_per_step, doubles.conversion_ms_per_step
         cost = conversion_ms + DOUBLES.saved * compute_ms
-        if not _counts(run, cost):
-            continue
-        slow = run.on_device and any(slow_in_double(gpu) for gpu in run.gpus)
+        # NVIDIA's GPUs that do 32 or 64 operations in float32 for one in float64
+        known = [gpu for gpu in run.gpus if gpu.capability]
+        named = [gpu for gpu in known if not any(maker in (gpu.name or "") for maker in _OTHER_MAKERS)]
+        slow = run.on_device and any(gpu.capability not in DOUBLES.fast_capabilities for gpu in named)
         where, source = _places(doubles.lines, cost), _source(run)
         names = ", ".join(list(doubles.parts)[:3])
         gpus = ", ".join(sorted({f"{gpu.name or 'GPU'} ({gpu.capability})" for gpu in run.gpus if gpu.capability}))
@@ -295,8 +277,8 @@ def double_precision(analysis: Analysis) -> Iterator[Claim]:
         if gpus:
             evidence.append(Evidence("GPU (compute capability)", gpus, "", source))
         claim = Claim(
-            title=f"Float64 takes {clip_share(conversion_ms + compute_ms, run.step_ms):.0%} of the step{at(where)}; in "
-            "float32 it would take half or less",
+            title=f"Float64 takes {clip_share(conversion_ms + compute_ms, run.step_ms):.0%} of the step{at(*where)}; "
+            "in float32 it would take half or less",
             cost_ms=cost,
             ceiling_ms=conversion_ms + (DOUBLES.most_slow if slow else DOUBLES.most) * compute_ms,
             where=where,
@@ -306,30 +288,20 @@ def double_precision(analysis: Analysis) -> Iterator[Claim]:
             caveat="Some methods need float64: sums of many small numbers, differences of nearly equal ones, "
             "ill-conditioned linear algebra. Compare losses over some hundred steps.",
             falsified_by="With these operators in float32 the mean step does not get shorter",
-            learn=LEARN_GPU if run.on_device else LEARN_CPU,
+            learn=LEARN_GPU if run.on_device else "https://pytorch.org/docs/stable/notes/numerical_accuracy.html",
         )
         yield _of_run(analysis, run, claim)
-
-
-_OTHER_MAKERS = ("AMD", "Radeon", "Instinct")  # their numbers have the form of a capability and mean something else
-
-
-def slow_in_double(gpu: GpuProperties) -> bool:
-    """Whether it is an NVIDIA GPU that does 32 or 64 operations in float32 for one in float64."""
-    if gpu.capability is None or any(maker in (gpu.name or "") for maker in _OTHER_MAKERS):
-        return False
-    return gpu.capability not in DOUBLES.fast_capabilities
 
 
 # ------------------------------------------------------------------------------------------------- the backward pass
 
 
-@rule("compute.recompute", TRAINED, NODES, learn=LEARN_CHECKPOINT)
+@rule("compute.recompute", TRAINED, NODES, learn="https://pytorch.org/docs/stable/checkpoint.html")
 def recompute(analysis: Analysis) -> Iterator[Claim]:
     """A run computes much of its forward pass twice although its memory is not full."""
     for run in _runs(analysis):
         again = run.recompute
-        if again is None or not _counts(run, again.ms_per_step) or (again.memory_share or 0.0) >= RECOMPUTE.full:
+        if again is None or (again.memory_share or 0.0) >= RECOMPUTE.full:
             continue
         where, source = _places(again.lines, again.ms_per_step), _source(run)
         known = again.memory_share is not None
@@ -342,7 +314,7 @@ def recompute(analysis: Analysis) -> Iterator[Claim]:
             evidence.append(figure("peak of the device's memory", again.memory_share, "fraction", source, 3))
         claim = Claim(
             title="The backward pass computes forward work again, "
-            f"{clip_share(again.ms_per_step, run.step_ms):.0%} of the step{at(where)}: activation checkpointing",
+            f"{clip_share(again.ms_per_step, run.step_ms):.0%} of the step{at(*where)}: activation checkpointing",
             cost_ms=again.ms_per_step,
             ceiling_ms=again.ms_per_step * RECOMPUTE.most,
             levels=() if known else ("medium",),
@@ -383,17 +355,28 @@ def _loop_ms(analysis: Analysis, place: Place | None) -> float:
 
 
 def _gradients(analysis: Analysis, run: PassFacts, parts: list[WideGradients]) -> Claim:
-    top = max(parts, key=lambda one: one.ms_per_step)
+    top, source = max(parts, key=lambda one: one.ms_per_step), _source(run)
     where = (replace(top.place, share=1.0),) if top.place is not None else ()
     mib = top.bytes_per_call / MIB * top.calls_per_step
     operator = bare((top.forward or top.node.removesuffix("Backward0").lower()).replace("::", "."))
+    evidence, shapes = [], f"{source}; recorded shapes"
+    for one in parts[: PASSES.lines_shown]:
+        size, each = f"{_shape(one)} {one.dtype}", one.bytes_per_call / MIB
+        evidence += [
+            ms(f"{one.node} and the sums of its results, per step", one.ms_per_step, source),
+            figure(f"{one.node} over {size}, per step", one.calls_per_step, "calls", source, 1),
+            figure(f"zeros per call for {size}", each, "MiB", shapes, 3),
+            figure("zeros per step", one.calls_per_step * each, "MiB", f"calls x bytes; {source}", 1),
+        ]
+        if one.dimension:
+            evidence.append(Evidence("calls equal a dimension", one.dimension, "", shapes))
     return Claim(
         title=f"{top.node} makes {top.calls_per_step:.0f} gradients of {_shape(top)} per step for small parts of it, "
-        f"{mib:.0f} MiB in all{at(where)}",
+        f"{mib:.0f} MiB in all{at(*where)}",
         cost_ms=min(sum(one.ms_per_step for one in parts), _loop_ms(analysis, top.place)),
         ceiling_ms=sum(one.at_most_ms_per_step for one in parts),
         where=where,
-        evidence=_gradients_evidence(parts[: PASSES.lines_shown], _source(run)),
+        evidence=evidence,
         fix=f"Take the parts by one operator: torch.unbind or torch.split in front of the loop in place of {operator} "
         "in it (their backward pass builds the gradient once), or compute on the whole tensor without a loop",
         caveat="The parts' gradients are then held together until all are there, which takes as much as one gradient "
@@ -405,16 +388,3 @@ def _gradients(analysis: Analysis, run: PassFacts, parts: list[WideGradients]) -
 
 def _shape(one: WideGradients) -> str:
     return "x".join(str(size) for size in one.shape)
-
-
-def _gradients_evidence(parts: Iterable[WideGradients], source: str) -> Iterator[Evidence]:
-    shapes = f"{source}; recorded shapes"
-    for one in parts:
-        size = f"{_shape(one)} {one.dtype}"
-        mib = one.bytes_per_call / MIB
-        yield ms(f"{one.node} and the sums of its results, per step", one.ms_per_step, source)
-        yield figure(f"{one.node} over {size}, per step", one.calls_per_step, "calls", source, 1)
-        yield figure(f"zeros per call for {size}", mib, "MiB", shapes, 3)
-        yield figure("zeros per step", one.calls_per_step * mib, "MiB", f"calls x bytes; {source}", 1)
-        if one.dimension:
-            yield Evidence("calls equal a dimension", one.dimension, "", shapes)

@@ -8,18 +8,18 @@ model to all devices in every step, is a rule here too.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from statistics import median
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from stepscope.diagnose import gains
-from stepscope.diagnose.device import DEVICE_WORK, TRACED, profiled_losses, profiled_step_ms
+from stepscope.diagnose.device import DEVICE_WORK, TRACED, ProfiledLoss, loss_rule, profiled_losses, profiled_step_ms
 from stepscope.diagnose.gains import BY_SUBTRACTION, replayed
 from stepscope.diagnose.rule import (
     ON_DEVICE,
-    REPORT_FLOOR,
     STEPS,
     Claim,
     Need,
@@ -27,11 +27,14 @@ from stepscope.diagnose.rule import (
     accelerator,
     always,
     at,
+    at_place,
     bare,
     clip_share,
     figure,
+    figures,
     lowest,
     ms,
+    overviews,
     rule,
     sampled_confidence,
     shown,
@@ -41,12 +44,12 @@ from stepscope.diagnose.rule import (
 )
 from stepscope.model import Analysis, Evidence, Interval, Place, StepFacts
 from stepscope.model import device_losses as kinds
-from stepscope.model.ranks import RanksFacts
+from stepscope.model.machine import RanksFacts
 from stepscope.model.trace import SpanRef
-from stepscope.model.views import DEVICE, HOST, CollectiveRow, Overview, WorkerShare
+from stepscope.model.views import DEVICE, HOST, Overview, WorkerShare
 
 
-class Ranks(Thresholds, frozen=True):
+class RANKS(Thresholds):
     """When one rank keeps the others waiting, rather than jitter or a slow moment."""
 
     persistent: float = 0.8  # of the steps one rank is the slowest; TraceML names a cause from as much coverage on
@@ -63,7 +66,7 @@ class Ranks(Thresholds, frozen=True):
     ranks_shown: int = 4
 
 
-class Collectives(Thresholds, frozen=True):
+class COLLECTIVES(Thresholds):
     """When communication costs more than it has to."""
 
     exposed: float = 0.10  # of the step, where PyTorch's TensorBoard plugin begins to warn
@@ -75,18 +78,13 @@ class Collectives(Thresholds, frozen=True):
     kinds_shown: int = 3
 
 
-RANKS = Ranks()
-COLLECTIVES = Collectives()
-
 CALLED = Need(
     "a profiler window or trace with collectives",
     lambda a: a.views.communication if a.views is not None else (),
     traced=always,
 )
 COMMUNICATES = Need(
-    "several ranks",
-    lambda a: len(a.run.ranks) > 1 or (a.run.world_size or 1) > 1 or CALLED.present(a),
-    quiet=True,
+    "several ranks", lambda a: len(a.run.ranks) > 1 or (a.run.world_size or 1) > 1 or CALLED.present(a), quiet=True
 )
 SEVERAL_RANKS = Need("several ranks", lambda a: len(a.run.ranks) > 1, quiet=True)
 RANK_STEPS = Need("steady steps of every rank, with their phases", lambda a: a.ranks)
@@ -115,19 +113,27 @@ class _Late(Struct, frozen=True):
     by_phase: dict[str, float]
     evidence: tuple[Evidence, ...]
     level: str
-    ranks: tuple[int, ...] = ()  # all that are late for the same reason
+    ranks: tuple[int, ...]  # all that are late for the same reason
 
 
 @rule("communication.straggler", *_RANKS, learn=LEARN)
 def straggler(analysis: Analysis) -> Iterator[Claim]:
     """One rank makes the others wait, and larger batches are not the reason."""
-    train, ranks = STEPS.of(analysis), RANK_STEPS.of(analysis)
+    train, ranks, loader = STEPS.of(analysis), RANK_STEPS.of(analysis), analysis.loader
     if unequal(ranks):
         return
-    late = _by_steps(ranks) or _by_lines(analysis, ranks)
-    if late is None or late.cost_ms < REPORT_FLOOR * train.mean_ms:
+    late = _by_lines(analysis, ranks)
+    if persistent(ranks):
+        agrees = RANKS.agree <= ranks.waited_ms / ranks.excess_ms <= 1 / RANKS.agree
+        sure = ranks.steps >= RANKS.steps_for_high and agrees and not ranks.exchange_source.startswith("assumed")
+        level = "high" if sure else "medium"
+        by_phase, slow = ranks.excess_by_phase_ms, ranks.slow or (ranks.slowest,)
+        late = _Late(ranks.slowest, _waited_ms(ranks), by_phase, _step_evidence(ranks), level, slow)
+    if late is None:
         return
-    from_input = _from_input(analysis, late)
+    # without a loader that phase is the gap before the forward pass
+    has_loader = loader is not None and (loader.num_workers is not None or loader.site is not None)
+    from_input = has_loader and late.by_phase.get("data_wait", 0.0) >= RANKS.mostly * late.cost_ms
     where = _lines(analysis, late, from_input)
     title, fix = _words(ranks, late, where, from_input)
     on_device = accelerator(analysis) is not None
@@ -139,7 +145,7 @@ def straggler(analysis: Analysis) -> Iterator[Claim]:
         expected_gain=_expected(analysis, train, ranks, late),
         levels=(late.level, *(("medium",) if on_device else ())),
         where=where,
-        ranks=late.ranks or (late.rank,),
+        ranks=late.ranks,
         evidence=late.evidence,
         fix=fix,
         caveat="Phases are times of the host, which on a device runs ahead of the work: what the device alone does "
@@ -172,22 +178,6 @@ def _waited_ms(ranks: RanksFacts) -> float:
     return max(0.0, min(ranks.excess_ms, ranks.waited_ms, gains.lead_ms(ranks)))
 
 
-def _by_steps(ranks: RanksFacts) -> _Late | None:
-    """By the phases of the steps."""
-    if not persistent(ranks):
-        return None
-    agrees = RANKS.agree <= ranks.waited_ms / ranks.excess_ms <= 1 / RANKS.agree
-    sure = ranks.steps >= RANKS.steps_for_high and agrees and not ranks.exchange_source.startswith("assumed")
-    return _Late(
-        ranks.slowest,
-        _waited_ms(ranks),
-        ranks.excess_by_phase_ms,
-        _step_evidence(ranks),
-        "high" if sure else "medium",
-        ranks.slow,
-    )
-
-
 def _by_lines(analysis: Analysis, ranks: RanksFacts) -> _Late | None:
     """By sampled lines: work inside a phase in which ranks also wait cannot be told from the steps."""
     lines = analysis.sampled.rank_lines if analysis.sampled is not None else None
@@ -210,21 +200,11 @@ def _by_lines(analysis: Analysis, ranks: RanksFacts) -> _Late | None:
         ms(f"longer at {shown(line.place)} on rank {late}", extra, lines.source),
         ms("longer wait of the others", waited, lines.source),
     )
-    return _Late(late, min(extra, waited), {}, evidence, lowest(["medium", sampled_confidence(count)]))
+    return _Late(late, min(extra, waited), {}, evidence, lowest(["medium", sampled_confidence(count)]), (late,))
 
 
 def _median_of_others(by_rank: dict[int, float], rank: int) -> float:
-    ordered = sorted(value for other, value in by_rank.items() if other != rank)
-    middle = len(ordered) // 2
-    return (ordered[middle] + ordered[~middle]) / 2 if ordered else 0.0
-
-
-def _from_input(analysis: Analysis, late: _Late) -> bool:
-    """Whether the slow rank waits for its loader. Without a loader that phase is the gap before the forward pass."""
-    loader = analysis.loader
-    if loader is None or (loader.num_workers is None and loader.site is None):
-        return False
-    return late.by_phase.get("data_wait", 0.0) >= RANKS.mostly * late.cost_ms
+    return median([value for other, value in by_rank.items() if other != rank] or [0.0])
 
 
 def _lines(analysis: Analysis, late: _Late, from_input: bool) -> tuple[Place, ...]:
@@ -254,22 +234,23 @@ _PHASES = {"forward": "the forward pass", "backward": "the backward pass", "opti
 
 def _words(ranks: RanksFacts, late: _Late, where: tuple[Place, ...], from_input: bool) -> tuple[str, str]:
     """(title, fix)."""
-    rank, others = late.rank, len(ranks.ranks) - max(1, len(late.ranks))
-    also = f" (and {len(late.ranks) - 1} more)" if len(late.ranks) > 1 else ""
+    rank, others = late.rank, len(ranks.ranks) - len(late.ranks)
+    slow = f"Rank {rank}" + (f" (and {len(late.ranks) - 1} more)" if len(late.ranks) > 1 else "")
     waits = "the other rank waits" if others == 1 else f"{others} other ranks wait"
-    amount = f"{late.cost_ms:.1f} ms longer a step than the others{at(where)}"
+    amount = f"{late.cost_ms:.1f} ms longer a step than the others{at(*where)}"
     if from_input:
+        shorten = f", and shorten the work{at_place(where[0])}" if where else ""
         return (
-            f"Rank {rank}{also} loads its batches {amount}: {waits} for it",
+            f"{slow} loads its batches {amount}: {waits} for it",
             f"Find what makes the input of rank {rank} slower: other files, another format or another storage than on "
             "the other ranks. Give all ranks equal work to load, or load ahead of the step in worker processes"
-            + (f", and shorten the work at {shown(where[0])}" if where else ""),
+            f"{shorten}",
         )
     phase = max(late.by_phase, key=lambda name: late.by_phase[name], default=None)
     inside = f", in {_PHASES[phase]}" if phase in _PHASES and not where else ""
     return (
-        f"Rank {rank}{also} works {amount}{inside}: {waits} for it",
-        f"Take the work that rank {rank} alone does out of the step{at(where)}: do it every N steps, share it among "
+        f"{slow} works {amount}{inside}: {waits} for it",
+        f"Take the work that rank {rank} alone does out of the step{at(*where)}: do it every N steps, share it among "
         "the ranks, or move it to a thread or process beside the training",
     )
 
@@ -319,9 +300,11 @@ def unbalanced_work(analysis: Analysis) -> Iterator[Claim]:
     if not unequal(ranks) or not persistent(ranks):
         return
     cost, most, level = _imbalance(analysis, ranks)
-    if cost < REPORT_FLOOR * train.mean_ms:
-        return
-    where = _loaders(analysis)
+    # The user's own constructions, else the line that the framework makes its loader by.
+    found = [site.place for site in analysis.sites if site.what == "DataLoader" and site.via is None and site.place]
+    if not found and analysis.loader is not None and analysis.loader.site is not None:
+        found.append(analysis.loader.site)
+    where = _distinct(found)[: RANKS.lines_shown]
     known = [(work.rank, work.samples) for work in ranks.ranks[: RANKS.ranks_shown] if work.samples is not None]
     counts = ", ".join(f"rank {rank}: {samples:.0f}" for rank, samples in known)
     more = " …" if len(ranks.ranks) > RANKS.ranks_shown else ""
@@ -383,14 +366,6 @@ def _imbalance(analysis: Analysis, ranks: RanksFacts) -> tuple[float, float, str
     return cost, most, "high" if transfers else "medium"
 
 
-def _loaders(analysis: Analysis) -> tuple[Place, ...]:
-    """The user's own constructions, else the line that the framework makes its loader by."""
-    found = [site.place for site in analysis.sites if site.what == "DataLoader" and site.via is None and site.place]
-    if not found and analysis.loader is not None and analysis.loader.site is not None:
-        found.append(analysis.loader.site)
-    return _distinct(found)[: RANKS.lines_shown]
-
-
 # ------------------------------------------------------------------------------------------------ small messages
 
 
@@ -411,7 +386,7 @@ class _Small(Struct, frozen=True):
 @rule("communication.many_small_collectives", COMMUNICATES, CALLED, learn=LEARN)
 def many_small_collectives(analysis: Analysis) -> Iterator[Claim]:
     """A step makes many calls for messages that one call could carry."""
-    spans = _small(analysis)
+    spans = list(_small(analysis))
     if not spans:
         return
     alone, step_ns, kept, calls, size = (
@@ -425,8 +400,6 @@ def many_small_collectives(analysis: Analysis) -> Iterator[Claim]:
     all_ms = measured if measured is not None else alone / step_ns * step_ms
     all_ms = max(0.0, all_ms - straggler_ms(analysis))
     cost = all_ms * (1.0 - min(1.0, kept / alone))
-    if clip_share(cost, step_ms) < REPORT_FLOOR:
-        return
     lines = {spot(place) for place in where}
     around = [loop.ms_per_step for loop in analysis.loops or () if spot(loop.place) in lines]  # it goes with the calls
     source = _spans_source(one.span for one in spans)
@@ -441,12 +414,14 @@ def many_small_collectives(analysis: Analysis) -> Iterator[Claim]:
     if measured is not None:
         evidence.append(ms("time at that line, per steady step", measured, "sampled stacks"))
     yield Claim(
-        title=f"{calls:.0f} small collectives per step, {_size(size / calls)} each on average{at(where)}: their "
+        title=f"{calls:.0f} small collectives per step, {_size(size / calls)} each on average{at(*where)}: their "
         "number costs more than their bytes",
         step_ms=step_ms,
         cost_ms=cost,
         ceiling_ms=max(all_ms, max(around, default=0.0)),
-        levels=(_trace_confidence(most.steps, measured is not None),),
+        levels=(
+            traced_confidence(most.steps, COLLECTIVES.steps_for_high, "high" if measured is not None else "medium"),
+        ),
         where=where,
         ranks=tuple(sorted({one.span.rank for one in spans})),
         evidence=evidence,
@@ -464,44 +439,32 @@ def small_lines(analysis: Analysis) -> tuple[Place, ...]:
     return tuple(place for claim in many_small_collectives.judge(analysis) for place in claim.where)
 
 
-def _small(analysis: Analysis) -> list[_Small]:
+def _small(analysis: Analysis) -> Iterator[_Small]:
     """Spans with many small calls per step whose bytes would take one call notably less."""
-    rows: dict[SpanRef, list[CollectiveRow]] = defaultdict(list)
-    for row in CALLED.find(analysis) or ():
-        rows[row.span].append(row)
-    found = []
-    for span in analysis.views.spans if analysis.views is not None else ():
-        overview = span.overview
-        if overview is None or not overview.has_steps or not overview.steps:
+    for overview in overviews(analysis):
+        rows = [row for row in CALLED.find(analysis) or () if row.span == overview.span]
+        small = [row for row in rows if row.message_bytes is not None and row.message_bytes < COLLECTIVES.small_bytes]
+        steps = len(overview.steps)
+        if not small or not steps or not overview.has_steps:
             continue
-        one = _small_of(span.span, rows.get(span.span, []), overview)
-        if one is not None and one.calls >= COLLECTIVES.calls and one.exposed_ns > one.kept_ns and one.step_ns > 0:
-            found.append(one)
-    return found
-
-
-def _small_of(ref: SpanRef, rows: list[CollectiveRow], overview: Overview) -> _Small | None:
-    steps = len(overview.steps)
-    small = [row for row in rows if row.message_bytes is not None and row.message_bytes < COLLECTIVES.small_bytes]
-    if not small:
-        return None
-    latency = min(row.min_ns for row in small)
-    best = max(((row.message_bytes or 0) / row.min_ns for row in rows if row.min_ns > 0), default=0.0)
-    total = sum((row.message_bytes or 0) * row.calls for row in small) / steps
-    times: dict[str, int] = defaultdict(int)
-    for row in small:
-        times[row.name] += row.total_ns
-    return _Small(
-        span=ref,
-        calls=sum(row.calls for row in small) / steps,
-        bytes=total,
-        exposed_ns=sum(row.exposed_ns for row in small) / steps,
-        kept_ns=latency + (total / best if best > 0 else 0.0),
-        step_ns=overview.wall.mean_ns,
-        steps=steps,
-        name=max(times, key=lambda name: (times[name], name)),
-        largest=max(row.message_bytes or 0 for row in small),
-    )
+        best = max(((row.message_bytes or 0) / row.min_ns for row in rows if row.min_ns > 0), default=0.0)
+        total = sum((row.message_bytes or 0) * row.calls for row in small) / steps
+        times: Counter[str] = Counter()
+        for row in small:
+            times[row.name] += row.total_ns
+        one = _Small(
+            span=overview.span,
+            calls=sum(row.calls for row in small) / steps,
+            bytes=total,
+            exposed_ns=sum(row.exposed_ns for row in small) / steps,
+            kept_ns=min(row.min_ns for row in small) + (total / best if best > 0 else 0.0),
+            step_ns=overview.wall.mean_ns,
+            steps=steps,
+            name=max(times, key=lambda name: (times[name], name)),
+            largest=max(row.message_bytes or 0 for row in small),
+        )
+        if one.calls >= COLLECTIVES.calls and one.exposed_ns > one.kept_ns and one.step_ns > 0:
+            yield one
 
 
 def _line(analysis: Analysis, name: str) -> tuple[tuple[Place, ...], float | None]:
@@ -550,8 +513,8 @@ def exposed(analysis: Analysis) -> Iterator[Claim]:
     for one in _communicating(analysis):
         if one.span.run not in told:
             runs[one.span.run].append(one)
-    for run, overviews in sorted(runs.items()):
-        yield from _exposed(analysis, run if len(runs) > 1 else "", overviews)
+    for run, found in sorted(runs.items()):
+        yield from _exposed(analysis, run if len(runs) > 1 else "", found)
 
 
 def exposed_share(analysis: Analysis) -> float:
@@ -559,29 +522,27 @@ def exposed_share(analysis: Analysis) -> float:
 
     Waiting for other ranks, where it is known, is left out: that somebody waits explains nothing.
     """
-    found = list(_communicating(analysis))
+    found = _communicating(analysis)
     if not found:
         return 0.0
     waiting = _waiting(analysis, {one.span for one in found}) or 0.0
     return (1.0 - waiting) * sum(one.parts[_EXPOSED[one.basis]].share for one in found) / len(found)
 
 
-def _communicating(analysis: Analysis) -> Iterator[Overview]:
+def _communicating(analysis: Analysis) -> list[Overview]:
     """Of each trace with collectives where its steps go."""
     called = {row.span for row in CALLED.find(analysis) or ()}
-    for span in analysis.views.spans if analysis.views is not None else ():
-        one = span.overview
-        if one is not None and _EXPOSED[one.basis] in one.parts and (one.basis == DEVICE or one.span in called):
-            yield one
+    found = [one for one in overviews(analysis) if _EXPOSED[one.basis] in one.parts]
+    return [one for one in found if one.basis == DEVICE or one.span in called]
 
 
-def _exposed(analysis: Analysis, run: str, overviews: list[Overview]) -> Iterator[Claim]:
-    exposed_ns = sum(one.parts[_EXPOSED[one.basis]].mean_ns for one in overviews) / len(overviews)
-    step_ns = sum(one.wall.mean_ns for one in overviews) / len(overviews)
+def _exposed(analysis: Analysis, run: str, found: list[Overview]) -> Iterator[Claim]:
+    exposed_ns = sum(one.parts[_EXPOSED[one.basis]].mean_ns for one in found) / len(found)
+    step_ns = sum(one.wall.mean_ns for one in found) / len(found)
     step_ms = profiled_step_ms(analysis, step_ns)
-    spans = {one.span for one in overviews}
+    spans = {one.span for one in found}
     waiting = _waiting(analysis, spans)
-    on_host = all(one.basis == HOST for one in overviews)
+    on_host = all(one.basis == HOST for one in found)
     most = share = clip_share(exposed_ns, step_ns)
     if on_host:
         # Ranks that share a machine's cores wait for each other by turns, whatever they send. A window slows Python and
@@ -592,44 +553,38 @@ def _exposed(analysis: Analysis, run: str, overviews: list[Overview]) -> Iterato
     if share < COLLECTIVES.exposed:
         return
     rows = [row for row in CALLED.find(analysis) or () if row.span in spans]
-    times: dict[str, int] = defaultdict(int)
+    times: Counter[str] = Counter()
     for row in rows:
         times[row.name] += row.exposed_ns
     names = sorted((name for name in times if times[name] > 0), key=lambda name: (-times[name], name))
-    steps = max(1, sum(len(one.steps) for one in overviews))
-    source = _spans_source(spans)
-    evidence = [
-        ms("communication that nothing hides, per step", exposed_ns / 1e6, source),
-        ms("mean profiled step", step_ns / 1e6, source),
-    ]
-    calls = sum(row.calls for row in rows) / steps
-    if calls:
-        evidence.append(figure("collectives per step", calls, "calls", source, 1))
-    evidence += [ms(f"of it in {name}", times[name] / steps / 1e6, source) for name in names[: COLLECTIVES.kinds_shown]]
-    if waiting is not None:
-        evidence.append(figure("waiting for other ranks, of all communication", waiting, "fraction", source))
-    late = _last_rank(analysis, spans)
-    if late is not None and waiting is not None and waiting >= COLLECTIVES.waiting:
-        evidence.append(Evidence("rank that came last where others waited longest", late, "rank", source))
-    name = overviews[0].span.run
+    steps = max(1, sum(len(one.steps) for one in found))
+    name, source = found[0].span.run, _spans_source(spans)
     layers = sum(losses.sync_batch_norms_per_step for losses in analysis.device_losses if losses.run == name)
-    if layers:
-        evidence.append(figure("SyncBatchNorm layers per step", layers, "calls", source, 1))
+    late = _last_rank(analysis, spans) if waiting is not None and waiting >= COLLECTIVES.waiting else None
     gain = replayed(analysis, name, kinds.COLLECTIVES)
     known = gain.caveat(share) if gain is not None else BY_SUBTRACTION
-    of_kind = f" ({names[0]})" if names else ""
     in_ceiling = "Waiting for other ranks is in the ceiling, not in the cost." if on_host and waiting else ""
     yield Claim(
-        title=f"Nothing hides {exposed_ns / 1e6:.1f} ms of communication per step{of_kind}"
+        title=f"Nothing hides {exposed_ns / 1e6:.1f} ms of communication per step"
+        + (f" ({names[0]})" if names else "")
         + (f" of {run}" if run else ""),
         step_ms=step_ms,
         cost_ms=share * step_ms,
         ceiling_ms=max(most, gain.share if gain is not None else 0.0) * step_ms,
-        levels=(_steps_confidence(overviews, not on_host), "high" if waiting is not None else "medium"),
+        levels=(_steps_confidence(found, not on_host), "high" if waiting is not None else "medium"),
         where=_line(analysis, names[0])[0] or _line(analysis, "")[0] if on_host and names else (),
         key=Place(run, None) if run else None,
         ranks=tuple(sorted({span.rank for span in spans})),
-        evidence=(*evidence, *(gain.evidence if gain is not None else ())),
+        evidence=(
+            ms("communication that nothing hides, per step", exposed_ns / 1e6, source),
+            ms("mean profiled step", step_ns / 1e6, source),
+            *figures(source, ("collectives per step", sum(row.calls for row in rows) / steps or None, "calls", 1)),
+            *(ms(f"of it in {one}", times[one] / steps / 1e6, source) for one in names[: COLLECTIVES.kinds_shown]),
+            *figures(source, ("waiting for other ranks, of all communication", waiting, "fraction", 4)),
+            *figures(source, ("rank that came last where others waited longest", late, "rank", 0)),
+            *figures(source, ("SyncBatchNorm layers per step", layers or None, "calls", 1)),
+            *(gain.evidence if gain is not None else ()),
+        ),
         fix=exposed_fix(waiting, layers),
         caveat=f"{_exposed_caveat(analysis, waiting)} {in_ceiling} {known}".strip(),
         falsified_by="With the collectives left out (DistributedDataParallel.no_sync(), or one rank alone on the same "
@@ -693,21 +648,15 @@ def _exposed_caveat(analysis: Analysis, waiting: float | None) -> str:
 @rule("communication.gloo_on_gpu", COMMUNICATES, *TRACED, CALLED, learn=LEARN_BACKENDS)
 def gloo_on_gpu(analysis: Analysis) -> Iterator[Claim]:
     """Tensors of GPUs are exchanged by gloo, which goes through the host's memory."""
-    overviews = {
-        span.span: span.overview
-        for span in (analysis.views.spans if analysis.views is not None else ())
-        if span.overview is not None and span.overview.basis == DEVICE
-    }
-    rows = [row for row in CALLED.of(analysis) if row.library == "gloo" and row.span in overviews]
+    on_device = {one.span: one for one in overviews(analysis) if one.basis == DEVICE}
+    rows = [row for row in CALLED.of(analysis) if row.library == "gloo" and row.span in on_device]
     if not rows:
         return
-    used = [overviews[span] for span in {row.span for row in rows}]
+    used = [on_device[span] for span in {row.span for row in rows}]
     steps = max(1, sum(len(one.steps) for one in used))
     lost_ms = sum(row.exposed_ns for row in rows) / steps / 1e6
     step_ns = sum(one.wall.mean_ns for one in used) / len(used)
     share = clip_share(lost_ms, step_ns / 1e6)
-    if share < REPORT_FLOOR:
-        return
     step_ms = profiled_step_ms(analysis, step_ns)
     source = _spans_source(row.span for row in rows)
     yield Claim(
@@ -728,34 +677,30 @@ def gloo_on_gpu(analysis: Analysis) -> Iterator[Claim]:
     )
 
 
-@rule("communication.data_parallel", *TRACED, learn=LEARN_DATA_PARALLEL)
-def data_parallel(analysis: Analysis) -> Iterator[Claim]:
+@loss_rule("communication.data_parallel", kinds.DATA_PARALLEL, learn=LEARN_DATA_PARALLEL)
+def data_parallel(seen: ProfiledLoss) -> Iterator[Claim]:
     """What DataParallel does around the model costs more than the floor."""
-    for seen in profiled_losses(analysis, kinds.DATA_PARALLEL):
-        devices = seen.detail("devices")
-        yield seen.claim(
-            title=f"DataParallel copies the model to {devices:.0f} devices and splits and gathers batches in every "
-            f"step: {seen.cost_ms:.1f} ms per step that nothing hides{seen.at}",
-            evidence=(
-                seen.ms("replicating, scattering and gathering with no kernel beside it", seen.loss.ns_per_step),
-                seen.figure("devices", round(devices), "devices"),
-                *seen.parts("of it in {}"),
-            ),
-            fix="Wrap the model in DistributedDataParallel and start one process for each GPU (torchrun): each keeps "
-            "its model, and only gradients are exchanged, during the backward pass",
-            caveat="The cost leaves out that one Python process launches for all devices in turn, and that the first "
-            "device computes the loss alone. Under DistributedDataParallel the batch size is that of one process.",
-            falsified_by="With DistributedDataParallel on the same GPUs and the same total batch the mean step does "
-            "not get shorter",
-        )
+    devices = seen.detail("devices")
+    yield seen.claim(
+        title=f"DataParallel copies the model to {devices:.0f} devices and splits and gathers batches in every "
+        f"step: {seen.cost_ms:.1f} ms per step that nothing hides{seen.at}",
+        evidence=(
+            seen.ms("replicating, scattering and gathering with no kernel beside it", seen.loss.ns_per_step),
+            seen.figure("devices", round(devices), "devices"),
+            *seen.parts("of it in {}"),
+        ),
+        fix="Wrap the model in DistributedDataParallel and start one process for each GPU (torchrun): each keeps "
+        "its model, and only gradients are exchanged, during the backward pass",
+        caveat="The cost leaves out that one Python process launches for all devices in turn, and that the first "
+        "device computes the loss alone. Under DistributedDataParallel the batch size is that of one process.",
+        falsified_by="With DistributedDataParallel on the same GPUs and the same total batch the mean step does "
+        "not get shorter",
+    )
 
 
-def _trace_confidence(steps: int, sure: bool) -> str:
+def _steps_confidence(found: Iterable[Overview], sure: bool) -> str:
+    steps = min(len(one.steps) if one.has_steps else 0 for one in found)
     return traced_confidence(steps, COLLECTIVES.steps_for_high, "high" if sure else "medium")
-
-
-def _steps_confidence(overviews: Iterable[Overview], sure: bool) -> str:
-    return _trace_confidence(min(len(one.steps) if one.has_steps else 0 for one in overviews), sure)
 
 
 def _spans_source(spans: Iterable[SpanRef]) -> str:

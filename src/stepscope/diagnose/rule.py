@@ -17,7 +17,7 @@ from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from stepscope.model import SEVERITIES, Analysis, Evidence, Finding, Interval, Place, Risk, StepFacts, Try
-from stepscope.model.machine import MachineFacts
+from stepscope.model.views import Overview
 
 Fact = TypeVar("Fact")
 
@@ -26,33 +26,29 @@ Fact = TypeVar("Fact")
 REPORT_FLOOR = 0.05
 
 
-class Thresholds(Struct, frozen=True):
+class Thresholds:
     """Numbers that rules decide by, each with its reason. Shares are fractions of the mean steady step."""
 
 
-class Severity(Thresholds, frozen=True):
+class SEVERITY(Thresholds):
     """Shares from which a finding is called a warning or critical, whatever its rule."""
 
     warning: float = 0.10  # where other trainers' diagnosers begin to warn about their phases
     critical: float = 0.25  # a quarter of the training time: worth stopping a running job for
 
 
-class Confidence(Thresholds, frozen=True):
+class CONFIDENCE(Thresholds):
     """How much evidence a sampled share needs. n samples give a share of 10 % a standard error of 0.3 / sqrt(n)."""
 
     few_samples: int = 30  # +- 5 points: enough to rank, not to quote
     many_samples: int = 100  # +- 3 points
 
 
-class Causes(Thresholds, frozen=True):
+class CAUSES(Thresholds):
     """When one finding explains another."""
 
     part: float = 0.5  # of the other's cost that lies in the cause's code, and that the cause's cost could hold: most
 
-
-SEVERITY = Severity()
-CONFIDENCE = Confidence()
-CAUSES = Causes()
 
 STEADY, PROFILED, ALL = "steady", "profiled", "all"  # which steps a share is of
 _SAME_STEP = 1e-3  # two means that differ by less, as rounding does, are of one step
@@ -111,6 +107,19 @@ class Claim(Struct, frozen=True, kw_only=True):
     tries: tuple[Try, ...] = ()
     explains: tuple[str, ...] = ()
     basis: str = ""
+    floor: float = REPORT_FLOOR  # below this share of the step it is not worth a word
+
+    @property
+    def mean_ms(self) -> float:
+        """The mean of the step that it is of."""
+        mean_ms = self.steps.mean_ms if self.step_ms is None and self.steps is not None else self.step_ms
+        assert mean_ms is not None, f"a claim says which step it is of: {self.title}"
+        return mean_ms
+
+    @property
+    def share(self) -> float:
+        """The cost as a fraction of the step."""
+        return clip_share(self.cost_ms, self.mean_ms)
 
 
 class Rule(Struct, frozen=True):
@@ -139,29 +148,24 @@ class Rule(Struct, frozen=True):
         key = claim.key
         if isinstance(key, str):
             return f"{self.name}-{key}"
-        if isinstance(key, UnsetType):
-            key = claim.where[0] if claim.where else None
-        return finding_id(self.name, key)
+        return finding_id(self.name, next(iter(claim.where), None) if isinstance(key, UnsetType) else key)
 
     def findings(self, analysis: Analysis) -> list[Finding]:
         """What the rule finds."""
         return [self._finding(claim) for claim in self.judge(analysis)]
 
     def _finding(self, claim: Claim) -> Finding:
-        steps, step_ms = claim.steps, claim.step_ms
-        levels, ranks = claim.levels, claim.ranks
-        if steps is not None:
-            step_ms = steps.mean_ms if step_ms is None else step_ms
-            levels = (*levels, steps_confidence(steps))
-            ranks = steps.ranks if ranks is None else ranks
-        assert step_ms is not None, f"{self.name}: a claim says which step it is of"
-        share = clip_share(claim.cost_ms, step_ms)
+        share, step_ms, levels, ranks = claim.share, claim.mean_ms, [*claim.levels], claim.ranks or ()
+        if claim.steps is not None:
+            levels.append(steps_confidence(claim.steps))
+            ranks = claim.steps.ranks if claim.ranks is None else ranks
+        worst = "critical" if share >= SEVERITY.critical else "warning" if share >= SEVERITY.warning else "info"
         return Finding(
             id=self.id_of(claim),
             rule=self.name,
             category=self.category,
             title=claim.title,
-            severity=max(severity(share), claim.worst, key=SEVERITIES.index),
+            severity=max(worst, claim.worst, key=SEVERITIES.index),
             confidence=lowest(levels),
             cost_ms_per_step=min(claim.cost_ms, step_ms),
             share=share,
@@ -171,7 +175,7 @@ class Rule(Struct, frozen=True):
             fix=claim.fix,
             falsified_by=claim.falsified_by,
             expected_gain=claim.expected_gain,
-            ranks=ranks or (),
+            ranks=ranks,
             caveat=claim.caveat,
             learn=claim.learn or self.learn,
             try_=claim.tries,
@@ -195,8 +199,18 @@ class RiskRule(Struct, frozen=True):
 def rule(
     name: str, *needs: Need[Any], helps: tuple[Need[Any], ...] = (), learn: str = ""
 ) -> Callable[[Callable[[Analysis], Iterable[Claim]]], Rule]:
-    """Make a function the judge of a rule. `learn`: where to read on."""
-    return lambda judge: Rule(name, needs, judge, helps, learn)
+    """Make a function the judge of a rule, but for claims that cost too little to be worth a word.
+
+    `learn`: where to read on.
+    """
+
+    def worth_a_word(judge: Callable[[Analysis], Iterable[Claim]]) -> Rule:
+        def claims(analysis: Analysis) -> list[Claim]:
+            return [claim for claim in judge(analysis) if claim.share >= claim.floor]
+
+        return Rule(name, needs, claims, helps, learn)
+
+    return worth_a_word
 
 
 def always(_analysis: Analysis) -> bool:
@@ -209,12 +223,13 @@ def train_steps(analysis: Analysis) -> StepFacts | None:
     return next((fact for fact in analysis.steps if fact.kind == "train" and fact.count and fact.mean_ms > 0), None)
 
 
+def overviews(analysis: Analysis) -> list[Overview]:
+    """Where the profiled steps of each trace go."""
+    spans = analysis.views.spans if analysis.views is not None else ()
+    return [span.overview for span in spans if span.overview is not None]
+
+
 STEPS = Need("training steps", train_steps)
-
-
-def of_machine(get: Callable[[MachineFacts], Fact | None]) -> Callable[[Analysis], Fact | None]:
-    """A fact about the machine, for a need."""
-    return lambda analysis: get(analysis.machine) if analysis.machine is not None else None
 
 
 def accelerator(analysis: Analysis) -> str | None:
@@ -226,31 +241,24 @@ ON_DEVICE = Need("training on a device", lambda a: bool(a.device_losses) or acce
 
 
 def based(finding: Finding, analysis: Analysis) -> Finding:
-    """With the kind of step that its share is of, and an expectation within what can be gained at most."""
-    train = train_steps(analysis)
-    same = (
-        train is not None
-        and finding.step_ms is not None
-        and math.isclose(finding.step_ms, train.mean_ms, rel_tol=_SAME_STEP)
-    )
-    basis = STEADY if same and finding.basis in ("", ALL) else finding.basis or PROFILED
-    expected = finding.expected_gain
-    if expected is not None and expected.high > finding.gain_ceiling:
-        expected = Interval(min(expected.low, finding.gain_ceiling), finding.gain_ceiling)
-    return replace(finding, basis=basis, expected_gain=expected)
+    """With the kind of step that its share is of, an expectation within what can be gained at most, and no louder than
+    sure: of low confidence it is never critical, as nobody should change a script first for what may not be so.
+    """
+    train, step_ms, expected = train_steps(analysis), finding.step_ms, finding.expected_gain
+    basis = finding.basis or PROFILED
+    if finding.basis in ("", ALL) and train is not None and step_ms is not None:
+        basis = STEADY if math.isclose(step_ms, train.mean_ms, rel_tol=_SAME_STEP) else basis
+    if expected is not None:
+        expected = Interval(min(expected.low, finding.gain_ceiling), min(expected.high, finding.gain_ceiling))
+    quiet = finding.confidence == "low" and finding.severity == "critical"
+    severity = "warning" if quiet else finding.severity
+    return replace(finding, basis=basis, expected_gain=expected, severity=severity)
 
 
 def finding_id(rule: str, place: Place | None) -> str:
     """Stable over runs of the same code: the rule and the place, without machine-made numbers."""
     text = f"{place.file}|{place.function}|{place.line}" if place else ""
     return f"{rule}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-
-
-def severity(share: float) -> str:
-    """By the share of the step."""
-    if share >= SEVERITY.critical:
-        return "critical"
-    return "warning" if share >= SEVERITY.warning else "info"
 
 
 def sampled_confidence(samples: int) -> str:
@@ -293,9 +301,14 @@ def shown(place: Place) -> str:
     return f"{name}:{place.line}" if place.line is not None else name
 
 
-def at(where: Sequence[Place]) -> str:
+def at(*where: Place | None) -> str:
     """` (train.py:29)` of the first place, or nothing."""
-    return f" ({shown(where[0])})" if where else ""
+    return f" ({shown(where[0])})" if where and where[0] is not None else ""
+
+
+def at_place(place: Place | None) -> str:
+    """` at train.py:29`, or nothing."""
+    return f" at {shown(place)}" if place is not None else ""
 
 
 def bare(function: str | None) -> str:

@@ -25,11 +25,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from statistics import fmean, stdev
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stepscope.diagnose import compiled_run, compute, host, input, launch, machine, ranks
+from stepscope.diagnose import compute, device, host, input, machine, ranks
+from stepscope.diagnose.compile import LIMIT_HIT
 from stepscope.diagnose.device import DEVICE_WORK
 from stepscope.diagnose.input import idle_share, profiled
 from stepscope.diagnose.needless_work import TRAINED
@@ -44,6 +46,7 @@ from stepscope.diagnose.rule import (
     bare,
     clip_share,
     lower,
+    overviews,
     spot,
     stacks_source,
     steps_source,
@@ -55,14 +58,14 @@ from stepscope.model.machine import CpuFacts
 from stepscope.model.views import DEVICE, HOST, IDLE_PARTS, Overview
 
 
-class Trace(Thresholds, frozen=True):
+class TRACE(Thresholds):
     """When a trace is too poor to be believed as it stands."""
 
     lost: float = 0.01  # of its events: a loss that could hide a whole kind of operator
     linked: float = 0.9  # of the device time launched in it; sound traces reach 0.99
 
 
-class Agreement(Thresholds, frozen=True):
+class AGREEMENT(Thresholds):
     """When two sources that tell the same quantity disagree."""
 
     sigmas: float = 4.0  # standard errors of a sampled share: a handful of comparisons, so chance speaks in no run
@@ -71,7 +74,7 @@ class Agreement(Thresholds, frozen=True):
     utilization: float = 0.20  # NVML counts a sixth of a second to a second as busy where any kernel ran in it
 
 
-class Silence(Thresholds, frozen=True):
+class SILENCE(Thresholds):
     """When "nothing worth fixing" may be said."""
 
     # of the step that nobody explained: from there on a finding of the same size would have been a warning. Healthy
@@ -79,27 +82,17 @@ class Silence(Thresholds, frozen=True):
     unexplained: float = SEVERITY.warning
 
 
-TRACE = Trace()
-AGREEMENT = Agreement()
-SILENCE = Silence()
-
 _EFFECTS = ("sync", "launch", "transfer", "compute", "memory", machine.garbage_collection.name)
 _SHOWS_IN: Mapping[str, tuple[str, ...]] = {  # of a rule, else of its category: rules and categories
     "host": ("host", "io", *_EFFECTS, "communication"),
     # the rest of a line's time is its operators' and the collector's
-    host.python_on_critical_path.name: (
-        "launch",
-        "communication",
-    ),
+    host.python_on_critical_path.name: ("launch", "communication"),
     host.step_drift.name: (),  # of a line's time only what grew
-    launch.device_idle.name: ("communication",),
+    device.device_idle.name: ("communication",),
     "io": ("sync", "transfer", "launch", "communication"),
     # what a device idles for the loader no other rule counts
-    "input": (
-        machine.garbage_collection.name,
-        "communication",
-    ),
-    compiled_run.limit_hit.name: ("launch", compute.unfused_pointwise.name),  # what runs eagerly since
+    "input": (machine.garbage_collection.name, "communication"),
+    LIMIT_HIT: ("launch", compute.unfused_pointwise.name),  # what runs eagerly since
     **dict.fromkeys(("sync", "launch", "transfer", "compute", "memory"), ("communication",)),
 }
 _CODE = ("host", "io")
@@ -161,7 +154,13 @@ def explained(findings: Sequence[Finding], analysis: Analysis) -> tuple[Finding,
 
 
 def _explains(cause: Finding, symptom: Finding, codes: Mapping[str, _Code], analysis: Analysis) -> bool:
-    if not _could_hold(cause, symptom):
+    waits = symptom.category == "communication"
+    others = waits and cause.category == "communication"  # one rank keeps the others waiting: they need share none
+    if cause.ranks and symptom.ranks and not others and not set(cause.ranks) & set(symptom.ranks):
+        return False
+    # what one rank loses is less in the mean of all ranks
+    at_most = cause.cost_ms_per_step * (max(1, len(cause.ranks)) if waits else 1)
+    if at_most < CAUSES.part * symptom.cost_ms_per_step:
         return False
     if symptom.id in cause.explains or _meeting(cause, symptom, analysis):
         return True
@@ -169,28 +168,18 @@ def _explains(cause: Finding, symptom: Finding, codes: Mapping[str, _Code], anal
     if symptom.rule == host.step_drift.name or not ({symptom.rule, symptom.category} & set(shows_in)):
         return False
     code = codes[cause.id]
-    if symptom.category not in _CODE or symptom.rule == launch.device_idle.name:
+    if symptom.category not in _CODE or symptom.rule == device.device_idle.name:
         return _part(symptom, code) >= CAUSES.part
     # both are of the user's code: who calls is the cause
     lead = symptom.where[0] if symptom.where else None
     return lead is not None and code.calls(lead) and not codes[symptom.id].calls(cause.where[0])
 
 
-def _could_hold(cause: Finding, symptom: Finding) -> bool:
-    """Whether the cause's cost and ranks allow for it. What one rank loses is less in the mean of all ranks."""
-    waits = symptom.category == "communication"
-    others = waits and cause.category == "communication"  # one rank keeps the others waiting: they need share none
-    if cause.ranks and symptom.ranks and not others and not set(cause.ranks) & set(symptom.ranks):
-        return False
-    ranks = max(1, len(cause.ranks)) if waits else 1
-    return cause.cost_ms_per_step * ranks >= CAUSES.part * symptom.cost_ms_per_step
-
-
 def _meeting(cause: Finding, symptom: Finding, analysis: Analysis) -> bool:
     """Losses that meet in a phase or a resource, and not at a line."""
     pair = (cause.rule, symptom.rule)
     if symptom.rule == host.step_drift.name and cause.rule in _LOADERS:
-        drift = analysis.machine.drift if analysis.machine is not None else None
+        drift = analysis.machine.drift
         waits = drift.phases.get("data_wait", 0.0) if drift is not None else 0.0
         grown = sum(max(0.0, ms) for ms in drift.phases.values()) if drift is not None else 0.0
         return grown > 0 and waits >= CAUSES.part * grown  # the loader's finding counts all of that phase
@@ -223,17 +212,15 @@ def _part(symptom: Finding, code: _Code) -> float:
 
 def _code(finding: Finding, analysis: Analysis) -> _Code:
     lines = frozenset((place.file, place.line) for place in finding.where if place.line is not None)
-    whole = finding.rule == compiled_run.limit_hit.name
+    whole = finding.rule == LIMIT_HIT
     functions = frozenset((place.file, bare(place.function)) for place in finding.where if whole and place.function)
-    return _Code(lines, tuple(_ranges(lines, analysis)), frozenset(_below(lines, analysis)), functions)
-
-
-def _ranges(lines: frozenset[Line], analysis: Analysis) -> Iterator[tuple[str, int, int]]:
-    """From the `for` to the last line of each loop that has one of the lines as its own."""
-    for loop in analysis.loops or ():
-        own = (loop.place.file, loop.place.line or 0)
-        if own in lines and loop.loop_line is not None:
-            yield loop.place.file, loop.loop_line, max(loop.loop_line, loop.place.line or 0, loop.loop_end or 0)
+    ranges = tuple(
+        # from the `for` to the last line of each loop that has one of the lines as its own
+        (loop.place.file, loop.loop_line, max(loop.loop_line, loop.place.line or 0, loop.loop_end or 0))
+        for loop in analysis.loops or ()
+        if loop.loop_line is not None and (loop.place.file, loop.place.line or 0) in lines
+    )
+    return _Code(lines, ranges, frozenset(_below(lines, analysis)), functions)
 
 
 def _below(lines: frozenset[Line], analysis: Analysis) -> Iterator[Line]:
@@ -268,10 +255,10 @@ _IDLE = tuple(rule.name for rule in RULES if DEVICE_WORK in rule.needs and rule.
 
 
 class _Conflict(Struct, frozen=True):
-    """`rules` are those whose findings use one of the figures; `told`: they have lowered their confidence for it."""
+    """`rules` use one of the figures; `told`: they have lowered their confidence for it."""
 
-    said: Disagreement
     rules: tuple[str, ...]
+    said: Disagreement
     told: bool = False
 
 
@@ -287,38 +274,34 @@ def weighed(findings: Iterable[Finding], analysis: Analysis) -> tuple[Finding, .
     return tuple(found)
 
 
-def _data_wait_sampled(analysis: Analysis) -> Iterator[_Conflict]:
-    """Measured in every step, and sampled: a sampler that does not stop the process tears some stacks of a wait."""
-    train, loader, stacks = train_steps(analysis), analysis.loader, analysis.stacks
-    total = sum(stacks.by_phase.values()) if stacks is not None else 0
-    if train is None or loader is None or stacks is None or not total:
+def _of_shares(
+    rules: tuple[str, ...], quantity: str, value: float, source: str, other: float, other_source: str
+) -> _Conflict:
+    return _Conflict(rules, Disagreement(quantity, "fraction", round(value, 4), source, round(other, 4), other_source))
+
+
+def _waits(analysis: Analysis) -> Iterator[_Conflict]:
+    """The wait for data: measured in every step, sampled, and in windows without a device, which hides nothing of it.
+
+    A sampler that does not stop the process tears some stacks of a wait.
+    """
+    train, loader, total = train_steps(analysis), analysis.loader, _samples(analysis)
+    if train is None or loader is None:
         return
-    sampled = stacks.by_phase.get("data_wait", 0) / total
-    if abs(sampled - loader.data_wait_share) > _sampling(loader.data_wait_share, total):
-        source = f"{stacks_source(analysis)}, {total} samples"
-        yield _Conflict(
-            _shares("data wait, part of the step", loader.data_wait_share, steps_source(train), sampled, source),
-            _LOADERS,
-        )
-
-
-def _data_wait_in_windows(analysis: Analysis) -> Iterator[_Conflict]:
-    """The journal's wait, and the loader's part of windows without a device, which hides nothing of it."""
-    train, loader = train_steps(analysis), analysis.loader
+    measured, figure = loader.data_wait_share, "data wait, part of the step"
+    if analysis.stacks is not None and total:
+        sampled = analysis.stacks.by_phase.get("data_wait", 0) / total
+        if abs(sampled - measured) > _sampling(measured, total):
+            source = f"{stacks_source(analysis)}, {total} samples"
+            yield _of_shares(_LOADERS, figure, measured, steps_source(train), sampled, source)
     windows = _windows(analysis, HOST)
-    if train is None or loader is None or not windows:
-        return
-    shares = [step.parts_ns.get("host_data", 0) / step.wall_ns for one in windows for step in one.steps if step.wall_ns]
-    if len(shares) < 2:
-        return
-    seen = sum(shares) / len(shares)
-    # recording Python makes a window's steps longer, and the other parts smaller
-    slowing = max((one.parts["host_python"].share for one in windows if "host_python" in one.parts), default=0.0)
-    if abs(seen - loader.data_wait_share) > max(AGREEMENT.share, AGREEMENT.sigmas * _error(shares)) + slowing:
-        source = f"window, {len(shares)} steps"
-        yield _Conflict(
-            _shares("data wait, part of the step", loader.data_wait_share, steps_source(train), seen, source), _LOADERS
-        )
+    shares = _shares(windows, "host_data")
+    if len(shares) >= 2:
+        # recording Python makes a window's steps longer, and the other parts smaller
+        slowing = max((one.parts["host_python"].share for one in windows if "host_python" in one.parts), default=0.0)
+        if abs(fmean(shares) - measured) > max(AGREEMENT.share, AGREEMENT.sigmas * _error(shares)) + slowing:
+            source = f"window, {len(shares)} steps"
+            yield _of_shares(_LOADERS, figure, measured, steps_source(train), fmean(shares), source)
 
 
 def _python_in_windows(analysis: Analysis) -> Iterator[_Conflict]:
@@ -326,25 +309,17 @@ def _python_in_windows(analysis: Analysis) -> Iterator[_Conflict]:
 
     Collections strike few steps, and the window has few: they are left out.
     """
-    train, windows, facts, stacks = train_steps(analysis), _windows(analysis, HOST), analysis.python, analysis.stacks
-    total = sum(stacks.by_phase.values()) if stacks is not None else 0
-    shares = [
-        step.parts_ns.get("host_python", 0) / step.wall_ns for one in windows for step in one.steps if step.wall_ns
-    ]
+    train, facts, total = train_steps(analysis), analysis.python, _samples(analysis)
+    shares = _shares(_windows(analysis, HOST), "host_python")
     if train is None or not facts or not total or len(shares) < 2:
         return
-    pauses = analysis.machine.pauses if analysis.machine is not None else None
+    pauses = analysis.machine.pauses
     collected = pauses.ms_per_step / train.mean_ms if pauses is not None else 0.0
     sampled = max(0.0, min(1.0, sum(fact.share for fact in facts)) - collected)
-    seen = sum(shares) / len(shares)
-    if sampled - seen > _sampling(sampled, total) + AGREEMENT.sigmas * _error(shares):
-        yield _Conflict(
-            _shares(
-                "Python on the main thread, part of the step",
-                *(sampled, f"{stacks_source(analysis)}, {total} samples", seen, f"window, {len(shares)} steps"),
-            ),
-            (host.python_on_critical_path.name,),
-        )
+    if sampled - fmean(shares) > _sampling(sampled, total) + AGREEMENT.sigmas * _error(shares):
+        source, window = f"{stacks_source(analysis)}, {total} samples", f"window, {len(shares)} steps"
+        python, figure = (host.python_on_critical_path.name,), "Python on the main thread, part of the step"
+        yield _of_shares(python, figure, sampled, source, fmean(shares), window)
 
 
 def _idle_by_telemetry(analysis: Analysis) -> Iterator[_Conflict]:
@@ -354,82 +329,58 @@ def _idle_by_telemetry(analysis: Analysis) -> Iterator[_Conflict]:
     if not windows or not isinstance(used, int | float) or len(compute.gpu_names(analysis)) > len(analysis.run.ranks):
         return
     steps = sum(len(one.steps) for one in windows)
-    idle = sum(_idle(one) * len(one.steps) for one in windows) / steps
-    by_driver = 1.0 - min(100.0, float(used)) / 100.0
+    idle = sum(one.parts[part].share * len(one.steps) for one in windows for part in IDLE_PARTS if part in one.parts)
+    idle, by_driver = idle / steps, 1.0 - min(100.0, float(used)) / 100.0
     if abs(idle - by_driver) > AGREEMENT.utilization:
-        yield _Conflict(
-            _shares(
-                "device idle, part of the time",
-                *(idle, f"window, {steps} steps", by_driver, "system.jsonl, utilization by the driver"),
-            ),
-            (*_IDLE, *_LOADERS),
-        )
-
-
-def _idle(overview: Overview) -> float:
-    return sum(overview.parts[part].share for part in IDLE_PARTS if part in overview.parts)
+        source, driver = f"window, {steps} steps", "system.jsonl, utilization by the driver"
+        yield _of_shares((*_IDLE, *_LOADERS), "device idle, part of the time", idle, source, by_driver, driver)
 
 
 def _slowed_windows(analysis: Analysis) -> Iterator[_Conflict]:
     """The mean step outside of windows and inside: shares of a window whose steps are slowed are shares of those."""
     train = train_steps(analysis)
     ratios = [window.overhead_ratio for window in analysis.windows if window.overhead_ratio is not None]
-    if train is None or not ratios:
-        return
-    ratio = sum(ratios) / len(ratios)
-    if ratio > AGREEMENT.slowed:
-        inside = round(ratio * train.mean_ms, 3)
-        said = Disagreement(
-            *("mean step", "ms", round(train.mean_ms, 3), steps_source(train), inside, "steps.jsonl, in windows")
-        )
-        yield _Conflict(said, _CARRIED)
+    if train is not None and ratios and fmean(ratios) > AGREEMENT.slowed:
+        outside, inside = round(train.mean_ms, 3), round(fmean(ratios) * train.mean_ms, 3)
+        source = steps_source(train)
+        yield _Conflict(_CARRIED, Disagreement("mean step", "ms", outside, source, inside, "steps.jsonl, in windows"))
 
 
-def _ranks_wait(analysis: Analysis) -> Iterator[_Conflict]:
-    """What one rank works longer is what the others wait longer."""
-    facts = analysis.ranks
-    if facts is None or facts.excess_ms <= 0:
-        return
-    agree = facts.waited_ms / facts.excess_ms
-    if not RANKS.agree <= agree <= 1 / RANKS.agree:
-        source = f"steps.jsonl of {len(facts.ranks)} ranks"
-        said = Disagreement(
-            "a rank works longer, the others wait longer",
-            *("ms", round(facts.excess_ms, 3), f"{source}, own work", round(facts.waited_ms, 3)),
-            f"{source}, waits",
-        )
-        yield _Conflict(said, (ranks.straggler.name,), told=True)
-
-
-def _slowest_rank(analysis: Analysis) -> Iterator[_Conflict]:
-    """The rank the others wait for, by the steps and by sampled lines."""
+def _slow_rank(analysis: Analysis) -> Iterator[_Conflict]:
+    """What one rank works longer is what the others wait longer; and which rank it is, by steps and sampled lines."""
     facts, lines = analysis.ranks, analysis.sampled.rank_lines if analysis.sampled is not None else None
-    if facts is None or lines is None or lines.straggler is None or not ranks.persistent(facts):
+    if facts is None:
         return
-    if lines.straggler != facts.slowest:
-        said = Disagreement(
-            *("the rank the others wait for", "", facts.slowest, f"steps.jsonl of {len(facts.ranks)} ranks"),
-            *(lines.straggler, lines.source),
-        )
-        yield _Conflict(said, (ranks.straggler.name, ranks.unbalanced_work.name))
+    source, late = f"steps.jsonl of {len(facts.ranks)} ranks", ranks.straggler.name
+    if facts.excess_ms > 0 and not RANKS.agree <= facts.waited_ms / facts.excess_ms <= 1 / RANKS.agree:
+        quantity = "a rank works longer, the others wait longer"
+        works = (round(facts.excess_ms, 3), f"{source}, own work")
+        waits = (round(facts.waited_ms, 3), f"{source}, waits")
+        yield _Conflict((late,), Disagreement(quantity, "ms", *works, *waits), told=True)
+    if lines is not None and lines.straggler not in (None, facts.slowest) and ranks.persistent(facts):
+        quantity = "the rank the others wait for"
+        said = Disagreement(quantity, "", facts.slowest, source, lines.straggler, lines.source)
+        yield _Conflict((late, ranks.unbalanced_work.name), said)
 
 
 _CHECKS: tuple[Callable[[Analysis], Iterator[_Conflict]], ...] = (
-    _data_wait_sampled,
-    _data_wait_in_windows,
-    _python_in_windows,
-    _idle_by_telemetry,
-    _slowed_windows,
-    _ranks_wait,
-    _slowest_rank,
+    *(_waits, _python_in_windows, _idle_by_telemetry),
+    *(_slowed_windows, _slow_rank),
 )
 
 
 def _windows(analysis: Analysis, basis: str) -> list[Overview]:
     """Profiled steps of a recorded run."""
-    if not analysis.windows:
-        return []
-    return [one for one in profiled(analysis) if one.basis == basis and one.steps]
+    return [one for one in profiled(analysis) if one.basis == basis and one.steps] if analysis.windows else []
+
+
+def _shares(windows: list[Overview], part: str) -> list[float]:
+    """Of each of their steps, what is in a part."""
+    return [step.parts_ns.get(part, 0) / step.wall_ns for one in windows for step in one.steps if step.wall_ns]
+
+
+def _samples(analysis: Analysis) -> int:
+    return sum(analysis.stacks.by_phase.values()) if analysis.stacks is not None else 0
 
 
 def _sampling(share: float, samples: int) -> float:
@@ -439,22 +390,18 @@ def _sampling(share: float, samples: int) -> float:
 
 def _error(values: list[float]) -> float:
     """The standard error of a mean."""
-    mean = sum(values) / len(values)
-    variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    return math.sqrt(variance / len(values))
-
-
-def _shares(quantity: str, value: float, source: str, other: float, other_source: str) -> Disagreement:
-    return Disagreement(quantity, "fraction", round(value, 4), source, round(other, 4), other_source)
+    return stdev(values) / math.sqrt(len(values))
 
 
 def tempered(finding: Finding, rule: Rule, analysis: Analysis) -> Finding:
     """`finding` with its confidence one level lower for each thing that is wrong with the traces, and a caveat."""
-    reading = analysis.reading
+    reading, compilers = analysis.reading, analysis.compilers
     # the loader's rules count a wait of the journal only as far as windows saw the device idle
     by_idle = rule.name in _LOADERS and accelerator(analysis) is not None and idle_share(analysis) is not None
     traced = by_idle or rule.traced(analysis)
-    if reading is None or not (traced or _compiled(rule, analysis)):
+    # a compiler's spans in traces may be all that tells of it
+    backends = compilers.backends if compilers is not None and rule.category == "compile" else ()
+    if reading is None or not (traced or any(facts.source.startswith("trace:") for facts in backends)):
         return finding
     said = []
     all_events = reading.events + reading.lost
@@ -462,28 +409,11 @@ def tempered(finding: Finding, rule: Rule, analysis: Analysis) -> Finding:
         said.append(f"{reading.lost / all_events:.0%} of the trace's events could not be read.")
     if traced and reading.link_rate is not None and reading.link_rate < TRACE.linked:
         said.append(f"Only {reading.link_rate:.0%} of the device time could be linked to operators.")
-    if not said:
-        return finding
     caveat = " ".join([*said, finding.caveat]).strip()
-    return replace(finding, confidence=lower(finding.confidence, len(said)), caveat=caveat)
+    return replace(finding, confidence=lower(finding.confidence, len(said)), caveat=caveat) if said else finding
 
 
-def _compiled(rule: Rule, analysis: Analysis) -> bool:
-    """Whether it is about compilers, and their spans in traces are all that tells of one of them."""
-    if rule.category != "compile" or analysis.compilers is None:
-        return False
-    return any(facts.source.startswith("trace:") for facts in analysis.compilers.backends)
-
-
-_CORES = tuple(
-    rule.name
-    for rule in (
-        machine.threads_beyond_cores,
-        machine.cpu_throttled,
-        machine.other_processes,
-        machine.children_hold_cores,
-    )
-)
+_CORES = tuple(rule.name for rule in RULES if machine.CPU in rule.needs)  # that tell the main thread's wait for a core
 _UNKNOWN = ("idle_unknown", "host_unknown")  # of a trace: what no slice tells
 NO_CORE = "ready to run, without a core"
 ASLEEP = "asleep, not for data or files, for communication or for threads that computed"
@@ -497,75 +427,62 @@ def unexplained(analysis: Analysis, findings: Sequence[Finding]) -> Unexplained 
     train = train_steps(analysis)
     if train is None:
         return None
-    parts = sorted(_parts(analysis, train, findings), key=lambda part: (-part.ms, part.what))
-    parts = [part for part in parts if part.ms > 0]
+    parts = [
+        UnexplainedPart(what, ms, clip_share(ms, train.mean_ms), source)
+        for what, ms, source in sorted(_parts(analysis, train, findings), key=lambda part: (-part[1], part[0]))
+        if ms > 0
+    ]
     ms = min(train.mean_ms, sum(part.ms for part in parts))
     share = clip_share(ms, train.mean_ms)
     return Unexplained(ms, share, tuple(parts), tuple(_unseen(analysis)), share >= SILENCE.unexplained)
 
 
-def _parts(analysis: Analysis, train: StepFacts, findings: Sequence[Finding]) -> Iterator[UnexplainedPart]:
-    cpu = analysis.machine.cpu if analysis.machine is not None else None
-
-    def part(what: str, ms: float, source: str) -> UnexplainedPart:
-        return UnexplainedPart(what, ms, clip_share(ms, train.mean_ms), source)
-
+def _parts(analysis: Analysis, train: StepFacts, findings: Sequence[Finding]) -> Iterator[tuple[str, float, str]]:
+    """(what, ms, source)."""
+    cpu = analysis.machine.cpu
     if cpu is not None:
-        source = f"system.jsonl, {cpu.readings} readings"
+        source, users = f"system.jsonl, {cpu.readings} readings", ""
+        if cpu.pool is not None:  # who used the cores besides: no rule may have had reason to name them
+            others = "" if cpu.pool.others_cores is None else f", others on the machine {cpu.pool.others_cores:.1f}"
+            used = f"{cpu.pool.used_cores:.1f}{others} of {cpu.cores:g} cores"
+            users = f" (other threads of the process used {used})"
         waited = cpu.run_delay_share * train.mean_ms
         told = sum(finding.cost_ms_per_step for finding in findings if finding.rule in _CORES)
-        yield part(NO_CORE + _users(cpu), max(0.0, waited - told), source)
+        yield NO_CORE + users, max(0.0, waited - told), source
         if cpu.main_cpu_share is not None and not ON_DEVICE.present(analysis):
             asleep = max(0.0, 1.0 - cpu.main_cpu_share - cpu.run_delay_share) * train.mean_ms
             # a compiler sleeps for the programs it calls
             told_asleep = sum(one.cost_ms_per_step for one in findings if one.category == "compile")
             told_asleep += max(0.0, told - waited) + _known(analysis, cpu, train, findings)
-            ranks = len(analysis.run.ranks)
-            yield part((ASLEEP if ranks == 1 else WAITING) + _users(cpu), max(0.0, asleep - told_asleep), source)
+            what = ASLEEP if len(analysis.run.ranks) == 1 else WAITING
+            yield what + users, max(0.0, asleep - told_asleep), source
     if analysis.stacks is None and not analysis.traces:
         outside = [one.ms for one in train.partition if one.category in ("before_forward", "other", "unattributed")]
-        yield part(NO_SOURCE, sum(outside), "steps.jsonl")
+        yield NO_SOURCE, sum(outside), "steps.jsonl"
     elif cpu is None and analysis.stacks is None:
-        yield part(NO_SLICE, _in_no_slice(analysis) * train.mean_ms, "traces")
-
-
-def _users(cpu: CpuFacts) -> str:
-    """Who used the cores besides, where that is known: no rule may have had reason to name them."""
-    if cpu.pool is None:
-        return ""
-    others = "" if cpu.pool.others_cores is None else f", others on the machine {cpu.pool.others_cores:.1f}"
-    return f" (other threads of the process used {cpu.pool.used_cores:.1f}{others} of {cpu.cores:g} cores)"
+        shares = [sum(one.parts[name].share for name in _UNKNOWN if name in one.parts) for one in overviews(analysis)]
+        yield NO_SLICE, (fmean(shares) if shares else 0.0) * train.mean_ms, "traces"
 
 
 def _known(analysis: Analysis, cpu: CpuFacts, train: StepFacts, findings: Sequence[Finding]) -> float:
-    """What the main thread is known to sleep for, ms a step."""
+    """What the main thread is known to sleep for, ms a step.
+
+    Also the part of the step in which torch's other threads may have computed while the main one waited for them: they
+    get parts of an operator as large as the main thread's. What threads use beyond that is the script's own, and the
+    main thread may be kept waiting by it (for the interpreter's lock, for one).
+    """
     told = [one.gain_ceiling * train.mean_ms for one in findings if one.category == "communication"]
     communication = max([exposed_share(analysis) * train.mean_ms, *told])
-    return cpu.waits_ms_per_step + communication + _computing(cpu) * train.mean_ms
-
-
-def _computing(cpu: CpuFacts) -> float:
-    """The part of the step in which torch's other threads may have computed while the main one waited for them.
-
-    They get parts of an operator as large as the main thread's. What threads use beyond that is the script's own, and
-    the main thread may be kept waiting by it (for the interpreter's lock, for one).
-    """
-    used = cpu.pool.used_cores if cpu.pool is not None else 0.0
-    if cpu.threads is None or cpu.main_cpu_share is None:
-        return used
-    return min(used, (cpu.threads - 1) * cpu.main_cpu_share)
-
-
-def _in_no_slice(analysis: Analysis) -> float:
-    overviews = [span.overview for span in analysis.views.spans if span.overview is not None] if analysis.views else []
-    shares = [sum(one.parts[name].share for name in _UNKNOWN if name in one.parts) for one in overviews]
-    return sum(shares) / len(shares) if shares else 0.0
+    computing = cpu.pool.used_cores if cpu.pool is not None else 0.0
+    if cpu.threads is not None and cpu.main_cpu_share is not None:
+        computing = min(computing, (cpu.threads - 1) * cpu.main_cpu_share)
+    return cpu.waits_ms_per_step + communication + computing * train.mean_ms
 
 
 def _unseen(analysis: Analysis) -> Iterator[str]:
     """What was not recorded: of runs of our own the telemetry, of devices their work, of ranks what they exchange."""
     machine = analysis.machine
-    if machine is not None and machine.journaled and machine.cpu is None:
+    if machine.journaled and machine.cpu is None:
         yield "whether the main thread had a core (too little telemetry of the steady steps)"
     if ON_DEVICE.present(analysis) and not analysis.device_losses:
         yield "what the devices did (no profiler window with their work)"

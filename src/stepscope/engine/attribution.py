@@ -1,8 +1,11 @@
-"""From rows of a span to the user's lines, one way for all views.
+"""From slices of a trace to the user's function or line that caused them, for many slices at once, as all views do it.
 
-A row belongs to the innermost function or line of the user's around it. One of the backward pass belongs to that of its
-forward operator, because above it stands only `backward()`. Where there is no code of the user's, a library's outside
-torch may stand in, as a guess.
+Every slice knows its parent. Walking up from a launch, the first function of the user's is its origin; an operator of
+the backward pass is a boundary, because above it stands only `backward()`: its origin is that of its forward operator.
+Old traces hold no Python functions but the call stack of each operator, with exact lines; those count alike. Where no
+code of the user's is on the way, the innermost library function outside torch may stand in, as a guess.
+
+All walks go level by level over arrays of row numbers, so that millions of slices take seconds.
 """
 
 from __future__ import annotations
@@ -12,19 +15,102 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
-from msgspec import Struct
+from msgspec import Struct, field
 
-from stepscope.engine.origins import Origin
+from stepscope.engine import slice_tree
+from stepscope.engine.origins import Origin, origin_of, origins_of_stack
 from stepscope.engine.slice_names import called_by_name
-from stepscope.engine.spans import Base, Span
+from stepscope.engine.spans import Base, Span, texts
 from stepscope.model.findings import Place
-from stepscope.tables.arrays import NONE, Bools, Int32, Int64, climb
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64, Numbers, climb
+from stepscope.tables.categories import OPERATORS
 
+STEPS_OF_LOOP = 2  # that begin while a function runs: it is the training loop, or calls it
 _PLACE = ("file", "line", "function", "exact")
 
 
+class Walk(Struct, frozen=True):
+    """Where walks ended: `stop` the row of the origin, `below` the row under it, `backward` a boundary that was met."""
+
+    stop: Int64
+    below: Int64
+    backward: Int64
+
+
+class Origins(Struct, frozen=True):
+    """The slices of a trace as a tree: `user` and `library` give for each row the index of its origin in `Base.places`,
+    or -1. `is_backward` are operators of the backward pass.
+    """
+
+    parent: Int64
+    is_backward: Bools
+    user: Int32
+    library: Int32
+    _stops: dict[tuple[bool, bool], Bools] = field(default_factory=dict)  # where walks of each sort end, by row
+
+    def walk(self, start: Int64, *, library: bool = False, boundary: bool = True) -> Walk:
+        """Up from each of `start` (rows, -1 for none) to the first row that is an origin, itself included.
+
+        With `boundary` a walk ends at an operator of the backward pass too, before looking above it.
+        """
+        places = self.library if library else self.user
+        if (library, boundary) not in self._stops:
+            self._stops[library, boundary] = (places >= 0) | self.is_backward if boundary else places >= 0
+        below = np.full(len(start), NONE, np.int64)
+        met = climb(self.parent, start, self._stops[library, boundary], passed=below)
+        origin = (met >= 0) & (places[met] >= 0)
+        stop, backward = np.where(origin, met, NONE), np.where(origin, NONE, met)
+        below[stop < 0] = NONE
+        return Walk(stop, below, backward)
+
+
+def origins(base: Base, span: Span) -> Origins:
+    """The tree of the slices of a span, with the origins marked in it."""
+    if "origins" not in span.kept:
+        span.kept["origins"] = _origins(base, span)
+    found: Origins = span.kept["origins"]
+    return found
+
+
+def _origins(base: Base, span: Span) -> Origins:
+    user = library = np.broadcast_to(np.int32(NONE), len(span))  # takes no memory
+    if span.has_stacks:
+        user, library = (np.full(len(span), NONE, np.int32) for _ in range(2))
+        numbers: Numbers[Origin] = Numbers((origin, index) for index, origin in enumerate(base.places))
+        stacks = texts(span.series("call_stack"))
+        for column, rows in (
+            (span.names, np.flatnonzero(span.is_function)),
+            (stacks, np.flatnonzero(stacks.codes >= 0)),
+        ):
+            entries = np.full((2, len(column.values) + 1), NONE, np.int32)
+            used = np.unique(column.codes[rows])
+            for code in used[used >= 0].tolist():
+                text = column.values[code]
+                found = origins_of_stack(text, base.code) if column is stacks else (origin_of(text, base.code),)
+                for origin in filter(None, found):
+                    entries[int(origin.guess), code] = numbers[origin]
+            hits = rows[(entries[:, column.codes[rows]] >= 0).any(axis=0)]
+            user[hits], library[hits] = entries[:, column.codes[hits]]
+        base.places[:] = numbers
+        user[_leading(span, user, library)] = NONE
+    is_backward = span.categories.where(OPERATORS) & (span.column("forward_thread") > 0)
+    return Origins(span.parent, is_backward, user, library)
+
+
+def _leading(span: Span, user: Int32, library: Int32) -> Int64:
+    """Rows of the user's that only lead to a library's training, as the caller of `trainer.train()` does.
+
+    A function of the library that runs for several steps lies below them: their line would stand for all that it does.
+    """
+    calls = np.flatnonzero((library >= 0) & (span.duration_ns > 0))
+    stepped = span.events.lazy().filter(pl.col("step").is_not_null()).group_by("step")
+    begins = stepped.agg(pl.col("start_ns").min()).collect()["start_ns"].sort().to_numpy()
+    inside = np.searchsorted(begins, span.ends(calls)) - np.searchsorted(begins, span.start_ns[calls], "right")
+    return np.flatnonzero(slice_tree.ancestors(span.parent, calls[inside >= STEPS_OF_LOOP]) & (user >= 0))
+
+
 class Found(Struct, frozen=True):
-    """For each row that was asked for the index of its origin in `base.origins.places`, and the row of the span that
+    """For each row that was asked for the index of its origin in `base.places`, and the row of the span that
     its code calls (which tells the exact line); `NONE` where nothing was found.
     """
 
@@ -48,33 +134,32 @@ def trace_linked(
     """As `trace_back`, of work whose links are known: the forward operator behind each, and a function to start from
     where nothing else leads to a place; both as rows of the span.
     """
-    tree = base.origins
-    if not tree.any_frames or not len(rows):
-        nothing, never = np.full(len(rows), NONE, np.int64), np.zeros(len(rows), bool)
-        return Found(nothing, nothing, never, never)
-    start, other, known = (
-        np.full(len(rows), NONE) if one is None else np.where(one >= 0, one + span.first, NONE)
-        for one in (rows, frame, forward)
-    )
-    first = tree.walk(start)
+    backward = np.zeros(len(rows), bool)
+    if not base.any_frames or not len(rows):
+        nothing = np.full(len(rows), NONE, np.int64)
+        return Found(nothing, nothing, backward, backward)
+    tree = origins(base, span)
+    first = tree.walk(rows)
     found, below = _entries(tree.user, first.stop), first.below
     backward = first.backward >= 0
+    known = None
     if forward is not None:
-        known = np.where(backward, known, NONE)
+        known = np.where(backward, forward, NONE)
     elif backward.any():  # the forward operator of operators of the backward pass, or of the nearest slice around them
         ahead_of = span.forward
-        holder = climb(span.parent, np.where(backward, first.backward - span.first, NONE), ahead_of >= 0)
-        known = np.where(holder >= 0, ahead_of[holder] + span.first, NONE)
+        holder = climb(span.parent, first.backward, ahead_of >= 0)
+        known = np.where(holder >= 0, ahead_of[holder], NONE)
     ahead = np.zeros(len(rows), bool)
     for library in (False, True):
         # what no forward operator explains belongs to the call of backward()
-        for begin in (known, start, other):
-            rest = np.flatnonzero((found < 0) & (begin >= 0))
-            again = tree.walk(begin[rest], library=library, boundary=False)
-            hit = again.stop >= 0
-            found[rest[hit]] = _entries(tree.library if library else tree.user, again.stop[hit])
-            below[rest[hit]], ahead[rest[hit]] = again.below[hit], begin is known
-    return Found(found, np.where(below >= 0, below - span.first, NONE), ahead, backward)
+        for begin in (known, rows, frame):
+            if begin is not None:
+                rest = np.flatnonzero((found < 0) & (begin >= 0))
+                again = tree.walk(begin[rest], library=library, boundary=False)
+                hit = again.stop >= 0
+                found[rest[hit]] = _entries(tree.library if library else tree.user, again.stop[hit])
+                below[rest[hit]], ahead[rest[hit]] = again.below[hit], begin is known
+    return Found(found, below, ahead, backward)
 
 
 def place(base: Base, index: int, callee: str | None = None) -> tuple[Place, bool]:
@@ -83,13 +168,13 @@ def place(base: Base, index: int, callee: str | None = None) -> tuple[Place, boo
     Args:
         callee: name of the slice that the code there calls; where the source is known it tells the exact line.
     """
-    origin = _exact(base, base.origins.places[index], callee)
+    origin = _exact(base, base.places[index], callee)
     return Place(origin.file, origin.line, origin.function), origin.exact
 
 
 def place_sums(base: Base, span: Span, groups: Int64, rows: Int64, weights: Int64) -> pl.DataFrame:
     """(group, file, line, function, exact, weight, rows): weights summed by group and place, where one was found."""
-    if not base.origins.places:
+    if not base.any_frames:
         groups, rows, weights = groups[:0], rows[:0], weights[:0]
     found = trace_back(base, span, rows)
     hit = found.place >= 0
@@ -102,8 +187,7 @@ def place_sums(base: Base, span: Span, groups: Int64, rows: Int64, weights: Int6
     )
     pairs = sums.select("place", "callee").unique()
     origins = [
-        _exact(base, base.origins.places[index], names.values[code] if code >= 0 else None)
-        for index, code in pairs.iter_rows()
+        _exact(base, base.places[index], names.values[code] if code >= 0 else None) for index, code in pairs.iter_rows()
     ]
     pairs = pairs.with_columns(
         pl.Series("file", [origin.file for origin in origins], pl.String),

@@ -19,7 +19,7 @@ from msgspec import Struct
 from stepscope.engine.user_code import UserCode
 from stepscope.model import Place
 from stepscope.read.raw import Frame
-from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Int64
+from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Int64, Numbers
 from stepscope.tables.phases import in_file, last_part
 from stepscope.tables.schema import Tables
 
@@ -125,9 +125,9 @@ class UserPaths:
     @cached_property
     def function(self) -> Int32:
         """The number of the user's function in the frame itself."""
-        known: dict[tuple[str, str], int] = {}
+        known: Numbers[tuple[str, str]] = Numbers()
         numbers = [
-            NONE if file is None else known.setdefault((file, frame.function), len(known))
+            NONE if file is None else known[file, frame.function]
             for file, frame in zip(self.files, self.tree.frames, strict=True)
         ]
         return self.tree.by_node(np.array(numbers, np.int32))
@@ -169,9 +169,9 @@ class UserPaths:
     @cached_property
     def _lines(self) -> tuple[list[tuple[str, int | None, str]], Int32]:
         """The user's lines by number, and the number of the line of each frame."""
-        known: dict[tuple[str, int | None, str], int] = {}
+        known: Numbers[tuple[str, int | None, str]] = Numbers()
         numbers = [
-            NONE if file is None else known.setdefault((file, frame.line, frame.function), len(known))
+            NONE if file is None else known[file, frame.line, frame.function]
             for file, frame in zip(self.files, self.tree.frames, strict=True)
         ]
         return list(known), np.array(numbers, np.int32)

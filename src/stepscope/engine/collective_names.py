@@ -163,14 +163,10 @@ def tensor_bytes(dims: object, types: object) -> list[tuple[str | None, int]]:
     for shape, name in zip(dims, types, strict=False):
         if not isinstance(shape, list) or not shape or not isinstance(name, str):
             continue
-        known = type_of(name)
+        kind, size = type_of(name) or (None, int(name == "TensorList"))
         elements = _elements(shape)
-        if elements is None:
-            continue
-        if known is not None:
-            found.append((known[0], elements * known[1]))
-        elif name == "TensorList":
-            found.append((None, elements))
+        if elements is not None and size:
+            found.append((kind, elements * size))
     return found
 
 

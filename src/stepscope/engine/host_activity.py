@@ -18,7 +18,7 @@ from stepscope.engine.device_work import COPY, Work
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.spans import Span, matches
 from stepscope.tables import categories
-from stepscope.tables.arrays import Bools, Int32, Int64
+from stepscope.tables.arrays import Bools, Int64
 
 # Ranges and functions that fetch the next batch.
 LOADER_RANGE = r"^enumerate\(DataLoader\)#.*\.__next__$|^enumerate\(DataPipe\)#"
@@ -68,122 +68,87 @@ _ENGINE = r"^autograd::engine::"
 _STEP = r"^ProfilerStep#"
 
 
+def _times_of(**patterns: str) -> cached_property[Intervals]:
+    """When slices of these sorts ran whose name is like that, or any of a sort where the pattern is empty."""
+
+    def times(activity: HostActivity) -> Intervals:
+        sorts = activity.sorts
+        chosen = [
+            activity.named(pattern, sorts[sort]) if pattern else sorts[sort] for sort, pattern in patterns.items()
+        ]
+        return activity.span.times(activity.rows[np.logical_or.reduce(chosen)])
+
+    return cached_property(times)
+
+
 class HostActivity(Struct, frozen=True, dict=True):
     """Sets of times, each made when first asked for.
 
-    `rows` are the slices of the training thread and of those that work for it.
+    `rows` are the slices of the training thread and of those that work for it; `sorts` says which of them are "calls",
+    "functions", "operators" (not the ranges that old writers called so), and "ranges": neither calls nor functions.
     """
 
     span: Span
     rows: Int64
-    own_operator: Bools  # by code of a name: what is an operator, not a range that old writers called so
+    sorts: dict[str, Bools]
     found: Work
 
-    @cached_property
-    def _codes(self) -> Int32:
-        return self.span.names.codes[self.rows]
+    data = _times_of(ranges=LOADER_RANGE, functions=_LOADER_FUNCTION)  # waiting for, or making, the next batch
+    compiling = _times_of(calls=_COMPILE_CALL, ranges=_COMPILE_RANGE, functions=_COMPILE_FUNCTION)
+    allocating = _times_of(calls=_ALLOCATOR)
+    launching = _times_of(calls="")  # launches, and every other call of the device's runtime or driver
+    io = _times_of(functions=_IO_FUNCTION)
+    operators = _times_of(operators="")
+    python = _times_of(functions="")
 
-    @cached_property
-    def _calls(self) -> Bools:
-        return self.span.is_runtime[self.rows]
-
-    @cached_property
-    def _functions(self) -> Bools:
-        return self.span.is_function[self.rows]
-
-    @cached_property
-    def _operators(self) -> Bools:
-        return self.span.categories.where(categories.OPERATORS)[self.rows] & self.own_operator[self._codes]
-
-    @cached_property
-    def _ranges(self) -> Bools:
-        return ~(self._calls | self._functions)
-
-    def _named(self, pattern: str, among: Bools) -> Bools:
+    def named(self, pattern: str, among: Bools) -> Bools:
         """Which of the `among` rows have a name like that; each distinct name is looked at once."""
-        flags = np.zeros(len(self.span.names.values) + 1, bool)
-        flags[self._codes[among]] = True
-        codes = np.flatnonzero(flags[:-1])
-        flags[:] = False
-        flags[codes] = matches(pattern, [self.span.names.values[code] for code in codes])
-        return among & flags[self._codes]
-
-    def _times(self, chosen: Bools) -> Intervals:
-        return self.span.times(self.rows[chosen])
-
-    @cached_property
-    def data(self) -> Intervals:
-        """Waiting for, or making, the next batch."""
-        return self._times(self._named(LOADER_RANGE, self._ranges) | self._named(_LOADER_FUNCTION, self._functions))
-
-    @cached_property
-    def compiling(self) -> Intervals:
-        return self._times(
-            self._named(_COMPILE_CALL, self._calls)
-            | self._named(_COMPILE_RANGE, self._ranges)
-            | self._named(_COMPILE_FUNCTION, self._functions)
-        )
+        names, codes = self.span.names, self.span.names.codes[self.rows]
+        used = np.unique(codes[among])
+        used = used[used >= 0]
+        flags = np.zeros(len(names.values) + 1, bool)
+        flags[used] = matches(pattern, [names.values[code] for code in used.tolist()])
+        return among & flags[codes]
 
     @cached_property
     def synchronizing(self) -> Intervals:
         """Calls that return when the device is done, copies to or from pageable memory, and `.item()` around them."""
         span, found = self.span, self.found
-        calls = self._named(_SYNC, self._calls)
-        calls &= ~self._named(_ASYNC, calls)
+        calls = self.named(_SYNC, self.sorts["calls"])
+        calls &= ~self.named(_ASYNC, calls)
         # what launched a copy with pageable memory on one side waits for it
         copies = np.flatnonzero((found.kind == COPY) & (found.launch >= 0))
         if len(copies):
             copies = copies[span.names.containing("Pageable")[found.rows[copies]]]
-        calls |= self._calls & np.isin(self.rows, found.launch[copies])
+        calls |= self.sorts["calls"] & np.isin(self.rows, found.launch[copies])
         chosen = slice_tree.ancestors(span.parent, self.rows[calls], span.names.where(_ITEM))
-        return self._times(calls | chosen[self.rows])
-
-    @cached_property
-    def allocating(self) -> Intervals:
-        return self._times(self._named(_ALLOCATOR, self._calls))
-
-    @cached_property
-    def launching(self) -> Intervals:
-        """Launches, and every other call of the device's runtime or driver."""
-        return self._times(self._calls)
-
-    @cached_property
-    def io(self) -> Intervals:
-        return self._times(self._named(_IO_FUNCTION, self._functions))
-
-    @cached_property
-    def operators(self) -> Intervals:
-        return self._times(self._operators)
-
-    @cached_property
-    def python(self) -> Intervals:
-        return self._times(self._functions)
+        return span.times(self.rows[calls | chosen[self.rows]])
 
     @cached_property
     def optimizer(self) -> Intervals:
         """Operators of the optimizer's step."""
-        ranges = self._times(self._named(_OPTIMIZER_RANGE, self._ranges))
+        ranges = self.span.times(self.rows[self.named(_OPTIMIZER_RANGE, self.sorts["ranges"])])
         return intervals.merge(intervals.intersect(ranges, self.operators), self.kind("optimizer"))
 
     def kind(self, name: str) -> Intervals:
         """Operators of one of OPERATOR_KINDS, with all below them."""
-        return self._times(self._named(OPERATOR_KINDS[name], self._operators))
+        return self.span.times(self.rows[self.named(OPERATOR_KINDS[name], self.sorts["operators"])])
 
     @cached_property
     def computing(self) -> Intervals:
         """Operators but those of collectives."""
         names = self.span.names
         collective = names.pick([is_collective_call(name) for name in names.values])[self.rows]
-        return self._times(self._operators & ~collective)
+        return self.span.times(self.rows[self.sorts["operators"] & ~collective])
 
 
 def host_activity(span: Span, found: Work) -> HostActivity:
     """The activity of the training thread of the trace; empty sets where its host did nothing."""
     names = span.names
-    annotation = matches(rf"{_STEP}|{LOADER_RANGE}|{_OPTIMIZER_RANGE}", names.values)
-    operator = np.append(~annotation, False)
+    operators = span.categories.where(categories.OPERATORS)
+    operators &= ~names.like(rf"{_STEP}|{LOADER_RANGE}|{_OPTIMIZER_RANGE}")
     host = ~span.on_device & (span.tracks.codes >= 0)
-    main = _main_track(span, host & span.categories.where(categories.OPERATORS) & operator[names.codes])
+    main = _main_track(span, host & operators & (names.codes >= 0))
     # threads of the autograd engine run operators of the backward pass
     backward = names.like(_ENGINE) | (span.is_operator & (span.column("forward_thread") > 0))
     helping = np.zeros(len(span.tracks.values) + 1, bool)
@@ -192,7 +157,10 @@ def host_activity(span: Span, found: Work) -> HostActivity:
     wanted = span.is_runtime | span.is_function
     wanted |= span.categories.where([categories.ANNOTATION, *categories.OPERATORS])
     rows = np.flatnonzero(host & wanted & helping[span.tracks.codes])
-    return HostActivity(span, rows, operator, found)
+    calls, functions = span.is_runtime[rows], span.is_function[rows]
+    own = operators[rows] & (names.codes[rows] >= 0)
+    sorts = {"calls": calls, "functions": functions, "operators": own, "ranges": ~(calls | functions)}
+    return HostActivity(span, rows, sorts, found)
 
 
 def _main_track(span: Span, operators: Bools) -> int:

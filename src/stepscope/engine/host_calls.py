@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 from msgspec import Struct
 
-from stepscope.engine.slice_names import callee_name, python_frame
+from stepscope.engine.slice_names import MODULE_CALL, RECORDER, RECORDER_WRAPPER, callee_name, python_frame
 from stepscope.engine.slice_tree import nearest_ancestor, self_or_ancestor
 from stepscope.engine.spans import Span
 from stepscope.engine.step_labels import LabelledSteps
@@ -32,9 +32,6 @@ MAX_SLICES = 250_000  # looked at; about a tenth of a kilobyte of memory each
 MIN_STEPS = 3  # looked at even where they hold more
 _MARK = re.compile(re.escape(STEP) + r"(\d{1,18})$")
 _LOADER_NEXT = re.compile(r"torch/utils/data/dataloader\.py\(\d+\): __next__|^enumerate\(DataLoader\)")
-# The recorder's own functions are no part of the run; through its wrapper around torch's functions the caller shows.
-_RECORDER = re.compile(r"(^|/)stepscope/record/")
-_OWN_WRAPPER = re.compile(r"(^|/)stepscope/record/agent/(probes/)?wrapper_importlib_bootstrap\.py")
 
 
 class Function(NamedTuple):
@@ -43,6 +40,10 @@ class Function(NamedTuple):
     file: str
     line: int | None
     name: str
+
+
+def _column(name: str) -> cached_property[Int64]:
+    return cached_property(lambda calls: calls.span.column(name, calls.rows))
 
 
 class HostCalls:
@@ -76,35 +77,11 @@ class HostCalls:
     def __len__(self) -> int:
         return len(self.rows)
 
-    @cached_property
-    def codes(self) -> Int32:
-        """Of names, into `span.names.values`."""
-        return self.span.names.codes[self.rows]
-
-    @cached_property
-    def tracks(self) -> Int32:
-        return self.span.tracks.codes[self.rows]
-
-    @cached_property
-    def start_ns(self) -> Int64:
-        return self.span.start_ns[self.rows]
-
-    @cached_property
-    def duration_ns(self) -> Int64:
-        return self.span.duration_ns[self.rows]
-
-    @cached_property
-    def self_ns(self) -> Int64:
-        """`NONE` where it is not known."""
-        return self.span.column("self_ns", self.rows)
-
-    @cached_property
-    def step(self) -> Int64:
-        return self.span.column("step", self.rows)
-
-    @cached_property
-    def sequence(self) -> Int64:
-        return self.span.column("sequence", self.rows)
+    codes: cached_property[Int32] = cached_property(lambda self: self.span.names.codes[self.rows])
+    tracks: cached_property[Int32] = cached_property(lambda self: self.span.tracks.codes[self.rows])
+    start_ns: cached_property[Int64] = cached_property(lambda self: self.span.start_ns[self.rows])
+    duration_ns: cached_property[Int64] = cached_property(lambda self: self.span.duration_ns[self.rows])
+    self_ns, step, sequence = _column("self_ns"), _column("step"), _column("sequence")  # `NONE` where not known
 
     @cached_property
     def caller(self) -> Int64:
@@ -277,9 +254,9 @@ def _marked_steps(part: HostCalls) -> Int64:
 
 def _kind(name: str, code: UserCode) -> tuple[int, Function | None]:
     """What a Python function is by its name, and the user's function where it is one."""
-    if _OWN_WRAPPER.search(name):
+    if RECORDER_WRAPPER.search(name):
         return TRANSPARENT, None
-    if _RECORDER.search(name):
+    if RECORDER.search(name):
         return OWN, None
     frame = python_frame(name)
     file = code.resolve(frame.file) if frame else None
@@ -287,7 +264,7 @@ def _kind(name: str, code: UserCode) -> tuple[int, Function | None]:
         return USER, Function(file, frame.line, frame.function)
     if name.startswith("<built-in"):
         return BUILTIN, None
-    torch = name.startswith("nn.Module: ") or (frame is not None and re.search(TORCH_FILE, frame.file) is not None)
+    torch = name.startswith(MODULE_CALL) or (frame is not None and re.search(TORCH_FILE, frame.file) is not None)
     return (TORCH if torch else LIBRARY), None
 
 

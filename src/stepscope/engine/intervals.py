@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import polars as pl
 
-from stepscope.tables.arrays import Bools, Int64, own_starts
-
-_SAFE = 2**62  # keys and times share one number below it
+from stepscope.tables.arrays import Bools, Int64
 
 
 class Intervals(NamedTuple):
@@ -129,32 +128,15 @@ def partition_lengths(starts: Int64, ends: Int64, sets: Sequence[Intervals]) -> 
 
 def union_by(keys: Int64, starts: Int64, ends: Int64) -> tuple[Int64, Int64]:
     """For each distinct key (ascending) the length of the union of its intervals, ns."""
-    if not len(keys):
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    distinct, number = np.unique(keys, return_inverse=True)
-    ends = np.maximum(ends, starts)
-    shift, top = int(starts.min()), int(ends.max())
-    if (top - shift + 1) * len(distinct) >= _SAFE:
-        return distinct, _one_by_one(len(distinct), number, starts, ends)
-    # each key gets a stretch of time of its own, so that one union serves all
-    stretch = number.astype(np.int64) * (top - shift + 1) - shift
-    begins = starts + stretch
-    order = np.argsort(begins, kind="stable")
-    begins, finishes, number = begins[order], (ends + stretch)[order], number[order]
-    added = np.maximum(finishes - own_starts(begins, finishes), 0)
-    firsts = np.searchsorted(number, np.arange(len(distinct)))
-    return distinct, np.add.reduceat(added, firsts)
-
-
-def _one_by_one(count: int, number: Int64, starts: Int64, ends: Int64) -> Int64:
-    """`union_by` where keys times time would not fit a number."""
-    order = np.argsort(number, kind="stable")
-    edges = np.searchsorted(number[order], np.arange(count + 1))
-    lengths = np.empty(count, np.int64)
-    for key in range(count):
-        rows = order[edges[key] : edges[key + 1]]
-        lengths[key] = total(union(starts[rows], ends[rows]))
-    return lengths
+    reached = pl.max_horizontal("start", pl.col("end").cum_max().shift(1).over("key"))  # by the intervals before
+    lengths = (
+        pl.DataFrame({"key": keys, "start": starts, "end": ends})
+        .sort("key", "start")
+        .with_columns(added=(pl.col("end") - reached).clip(0))
+        .group_by("key", maintain_order=True)
+        .agg(pl.col("added").sum())
+    )
+    return lengths["key"].to_numpy(), lengths["added"].to_numpy()
 
 
 def inside(one: Intervals, times: Int64) -> Bools:

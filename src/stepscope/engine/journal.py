@@ -72,6 +72,18 @@ def json_object(text: str | None) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def first_sizes(text: str | None) -> tuple[int, ...] | None:
+    """The first shape of a JSON list of shapes; () for a number, None where it is something else."""
+    return sizes(next(iter(json_list(text)), None))
+
+
+def sizes(value: object) -> tuple[int, ...] | None:
+    """The dimensions of a tensor; () for a number, None for something else."""
+    if not isinstance(value, list) or not all(type(size) is int and size >= 0 for size in value):
+        return None
+    return tuple(value)
+
+
 def _fitting(digits: str) -> int | None:
     """A whole number that a column can hold, and the sum of two; what is larger counts or measures nothing."""
     value = int(digits) if len(digits) < MOST_DIGITS else None

@@ -15,11 +15,11 @@ import numpy as np
 import polars as pl
 from msgspec import Struct, field
 
+from stepscope.engine.slice_names import MODULE_CALL
 from stepscope.engine.slice_tree import self_or_ancestor
 from stepscope.engine.spans import Span
-from stepscope.tables.arrays import NONE, Bools, Int32, Int64, climb
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64, Numbers, climb
 
-PREFIX = "nn.Module: "
 MAX_LEVELS = 100  # of modules in each other; deeper calls (endless recursion) count for their ancestor there
 _ROUNDS = 64  # from a backward operator to its forward operator, of double backward again, and out of nested ones
 _NUMBERED = re.compile(r"(.+)_(\d+)", re.DOTALL)
@@ -31,16 +31,15 @@ class Paths(Struct, frozen=True):
 
     parent: list[int] = field(default_factory=list)
     name: list[str] = field(default_factory=list)
-    _numbers: dict[tuple[int, str], int] = field(default_factory=dict)
+    _numbers: Numbers[tuple[int, str]] = field(default_factory=Numbers)
 
     def number(self, parent: int, name: str) -> int:
         """The number of a way, which is new if need be."""
-        key = (parent, name)
-        if key not in self._numbers:
-            self._numbers[key] = len(self.name)
+        number = self._numbers[parent, name]
+        if number == len(self.name):
             self.parent.append(parent)
             self.name.append(name)
-        return self._numbers[key]
+        return number
 
     def take_in(self, other: Paths) -> Int64:
         """The number here of each way of `other`."""
@@ -70,7 +69,7 @@ class ModuleCalls:
     @cached_property
     def is_call(self) -> Bools:
         names = self.span.names
-        return self.span.is_function & names.starting(PREFIX)
+        return self.span.is_function & names.starting(MODULE_CALL)
 
     @cached_property
     def forward(self) -> Int64:
@@ -99,19 +98,17 @@ class ModuleCalls:
         known = Paths()
         level = np.flatnonzero(self.outer < 0)
         inner = np.flatnonzero(self.outer >= 0)
-        for _ in range(MAX_LEVELS):
-            if not len(level):
-                break
+        depth = 0
+        while len(level):
             above = np.where(self.outer[level] >= 0, path[self.outer[level]], NONE).astype(np.int64)
-            distinct, number = np.unique((above + 1) * count + codes[level], return_inverse=True)
-            found = [known.number(way // count - 1, names[way % count]) for way in distinct.tolist()]
-            path[level] = np.array(found, np.int32)[number]
+            path[level] = above  # of those that are too deep
+            if depth < MAX_LEVELS:
+                distinct, number = np.unique((above + 1) * count + codes[level], return_inverse=True)
+                found = [known.number(way // count - 1, names[way % count]) for way in distinct.tolist()]
+                path[level] = np.array(found, np.int32)[number]
             next_level = path[self.outer[inner]] >= 0
             level, inner = inner[next_level], inner[~next_level]
-        while len(level):  # too deep
-            path[level] = path[self.outer[level]]
-            next_level = path[self.outer[inner]] >= 0
-            level, inner = inner[next_level], inner[~next_level]
+            depth += 1
         return path, known
 
     @property
@@ -176,7 +173,7 @@ class ModuleCalls:
         """The number and the name of each call's instance: "Conv2d_3". Where it lacks the number, it stands beside."""
         span = self.span
         codes, back = np.unique(span.names.codes[self.rows], return_inverse=True)
-        texts = [span.names.values[code].removeprefix(PREFIX) for code in codes.tolist()]
+        texts = [span.names.values[code].removeprefix(MODULE_CALL) for code in codes.tolist()]
         if all(_NUMBERED.fullmatch(text) for text in texts):
             return back, texts
         number = span.series("python_module").fill_null(NONE).to_numpy()[self.rows]

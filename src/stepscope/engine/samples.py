@@ -117,16 +117,13 @@ def prepare(tables: Tables, code: UserCode, labelled: LabelledSteps, calls: Call
     if stacks.is_empty():
         return None
     stacks = stacks.with_row_index("row")
-    steady, fallback = _steady_segments(stacks, labelled)
-    rows = stacks.hstack(frames_of_interest(stacks, calls, code)).join(
-        steady, on="row", how="left", maintain_order="left"
-    )
-    rows = rows.with_columns(pl.col("steady", "waiting").fill_null(False))
-    return Samples(rows, calls, code, fallback)
+    steady, fallback = _in_steady_segments(stacks, labelled)
+    rows = stacks.hstack(frames_of_interest(stacks, calls, code)).with_columns(steady.alias("steady"))
+    return Samples(rows.with_columns(pl.col("steady", "waiting").fill_null(False)), calls, code, fallback)
 
 
-def _steady_segments(stacks: pl.DataFrame, labelled: LabelledSteps) -> tuple[pl.DataFrame, bool]:
-    """(row, steady) by how much of each segment steady train steps of the same process fill."""
+def _in_steady_segments(stacks: pl.DataFrame, labelled: LabelledSteps) -> tuple[pl.Series, bool]:
+    """By how much of its segment steady train steps of the same process fill, whether each stack is of a steady one."""
     segments = stacks.select(_SEGMENT).unique()
     kind = "train" if (labelled.frame["kind"] == "train").any() else "eval"
     good = labelled.frame.filter(
@@ -135,26 +132,17 @@ def _steady_segments(stacks: pl.DataFrame, labelled: LabelledSteps) -> tuple[pl.
     parts = []
     for part in segments.partition_by("process"):
         own = good.filter(pl.col("process") == part["process"][0]) if part["process"][0] is not None else good
-        parts.append(part.with_columns(pl.Series("coverage", _coverage(part, own.sort("start_ns")), dtype=pl.Float64)))
+        starts = own["start_ns"].to_numpy()
+        inside = intervals.union(starts, starts + own["wall_ns"].to_numpy())
+        begin, end = (part[name].fill_null(0).to_numpy() for name in ("start_ns", "end_ns"))
+        share = intervals.covered(inside, begin, end) / np.maximum(1, end - begin)
+        parts.append(part.with_columns(pl.Series("coverage", share, dtype=pl.Float64)))
     covered = pl.concat(parts)
     fallback = not (covered["coverage"] >= STEADY_COVERAGE).any()
     touching = (covered["coverage"] > 0).any()
     enough = pl.col("coverage") > 0 if touching else pl.lit(True)
     steady = covered.with_columns((enough if fallback else pl.col("coverage") >= STEADY_COVERAGE).alias("steady"))
-    joined = stacks.join(steady, on=_SEGMENT, how="left", nulls_equal=True)
-    return joined.select("row", "steady"), fallback
-
-
-def _coverage(segments: pl.DataFrame, steps: pl.DataFrame) -> np.ndarray:
-    """The share of each segment that lies inside `steps` (sorted, of one process)."""
-    if steps.is_empty():
-        return np.zeros(segments.height)
-    starts = steps["start_ns"].to_numpy()
-    inside = intervals.union(starts, starts + steps["wall_ns"].to_numpy())
-    begin = segments["start_ns"].fill_null(0).to_numpy()
-    end = segments["end_ns"].fill_null(0).to_numpy()
-    share: np.ndarray = intervals.covered(inside, begin, end) / np.maximum(1, end - begin)
-    return share
+    return stacks.join(steady, on=_SEGMENT, how="left", nulls_equal=True, maintain_order="left")["steady"], fallback
 
 
 _FORK_POINT = "_worker_loop"

@@ -16,7 +16,7 @@ from stepscope.engine.module_calls import ModuleCalls
 from stepscope.engine.slice_tree import self_or_ancestor
 from stepscope.engine.spans import Base, Span
 from stepscope.engine.trace_steps import TraceSteps, trace_steps
-from stepscope.tables.arrays import NONE, Bools, Int32, Int64
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64, flags
 
 
 class Scene(Struct, frozen=True, eq=False, dict=True):
@@ -49,6 +49,12 @@ class Scene(Struct, frozen=True, eq=False, dict=True):
     def host(self) -> HostActivity:
         return host_activity(self.span, self.found)
 
+    @cached_property
+    def idle(self) -> Intervals:
+        """Between the slices of all devices, from the first step's start to the last one's end."""
+        busy = self.found.covered(KERNEL, FILL, COMMUNICATION, COPY)
+        return intervals.complement(busy, int(self.starts[0]), int(self.ends[-1]))
+
     def step_of(self, times: Int64) -> Int64:
         """The number of the step each time lies in, -1 for none."""
         if not len(self):
@@ -78,10 +84,8 @@ class Scene(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def mine(self) -> Bools:
         """Slices of the training thread, and of those that run the backward pass for it, inside the steps."""
-        found = np.zeros(len(self.span), bool)
         rows = self.host.rows
-        found[rows[self.step_around(rows) >= 0]] = True
-        return found
+        return flags(len(self.span), rows[self.step_around(rows) >= 0])
 
     @cached_property
     def operators(self) -> Bools:
@@ -108,10 +112,9 @@ class Scene(Struct, frozen=True, eq=False, dict=True):
         found = self.found
         if not len(found) or not len(rows):
             return np.zeros(len(found), bool)
-        wanted = np.zeros(len(self.span), bool)
-        wanted[rows] = True
         origin = np.where(found.launch >= 0, found.launch, found.operator)
-        launched: Bools = (origin >= 0) & (self_or_ancestor(self.span.parent, wanted)[origin] >= 0)
+        below = self_or_ancestor(self.span.parent, flags(len(self.span), rows))
+        launched: Bools = (origin >= 0) & (below[origin] >= 0)
         return launched
 
     def exclusive(self, chosen: Bools) -> Intervals:

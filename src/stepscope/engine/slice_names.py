@@ -7,7 +7,10 @@ import re
 from stepscope.read.raw import Frame
 from stepscope.tables.categories import STEP
 
-_MODULE = "nn.Module: "
+MODULE_CALL = "nn.Module: "  # what the names of calls of modules begin with
+# The recorder's own functions are no part of the run; through its wrapper around torch's functions the caller shows.
+RECORDER = re.compile(r"(^|/)stepscope/record/")
+RECORDER_WRAPPER = re.compile(r"(^|/)stepscope/record/agent/(probes/)?wrapper_importlib_bootstrap\.py")
 _PYTHON_NAME = re.compile(r"(.*)\((\d{1,9})\): (.*)", re.DOTALL)
 # Traces of 2021 call these annotations operators.
 _ANNOTATIONS = (STEP, "enumerate(DataLoader)#", "enumerate(DataPipe)#", "Optimizer.")
@@ -34,11 +37,11 @@ def callee_name(name: str) -> str:
     if name.startswith("<built-in"):
         words = _ADDRESS.sub("", name.removeprefix("<built-in function ").removeprefix("<built-in method "))
         return words.split(" ")[0].rstrip(">")
-    if name.startswith(_MODULE):
-        return name.removeprefix(_MODULE).rsplit("_", 1)[0]
+    if name.startswith(MODULE_CALL):
+        return name.removeprefix(MODULE_CALL).rsplit("_", 1)[0]
     return name
 
 
 def called_by_name(name: str | None) -> str | None:
     """What source calls a slice by; None for a module: a line with the name of its class makes one."""
-    return None if name is None or name.startswith(_MODULE) else callee_name(name)
+    return None if name is None or name.startswith(MODULE_CALL) else callee_name(name)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cache, cached_property
 
 import polars as pl
 from msgspec import Struct
@@ -18,6 +18,7 @@ MAX_SOURCE_BYTES = 4_000_000  # a larger file is generated; parsing it would tak
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _COMPREHENSION_NAMES = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 _LOOPS = (ast.For, ast.AsyncFor, ast.While, *_COMPREHENSIONS)
+_Loop = ast.For | ast.AsyncFor | ast.While | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 # Operators of torch that a line calls without naming them.
 _SIGNS: dict[str, tuple[type[ast.AST], ...]] = {
     "matmul": (ast.MatMult,),
@@ -57,9 +58,9 @@ class Lines:
     def __init__(self, samples: Samples | None, sources: Mapping[str, str]) -> None:
         self._samples = samples
         self._sources = sources
-        self._trees: dict[str, ast.Module | None] = {}
-        self._functions: dict[tuple[str, str, int | None], ast.AST | None] = {}
-        self._only: dict[tuple[str, str, int | None, str], int | None] = {}
+        self._tree = cache(self._parsed)
+        self._function = cache(self._find_function)
+        self._only = cache(self._find_only)  # the same few calls are asked about slice by slice
 
     def call_site(self, file: str, function: str, def_line: int | None, callee: str, *, loop: bool) -> CallSite | None:
         """The line in `function` of `file` that calls `callee`; with `loop` one inside a loop is preferred.
@@ -70,27 +71,22 @@ class Lines:
         """
         scope = self._function(file, function, def_line)
         name = callee.removeprefix("aten::")
-        found = _calls(scope, name, loop=loop) if scope is not None else []
+        found = _calls(scope, name, loop=loop)
         sampled = self._sampled_line(file, function, name, [line for line, _ in found])
         if sampled is not None:
-            inside = next((around for line, around in found if line == sampled and around is not None), None)
-            around = (
-                [
-                    node
-                    for node in _walk(scope)
-                    if isinstance(node, _LOOPS) and node.lineno <= sampled <= (node.end_lineno or node.lineno)
-                ]
-                if scope is not None
-                else []
-            )
-            return CallSite(sampled, *_span(inside or (around[-1] if around else None)), "sampled stacks")
+            inside = next((loop for line, loop in found if line == sampled and loop is not None), None)
+            around: _Loop | None = None
+            for node in _loops(scope):
+                if inside is None and node.lineno <= sampled <= (node.end_lineno or node.lineno):
+                    around = node
+            return CallSite(sampled, *_span(inside or around), "sampled stacks")
         if found:
             line, inside = found[0]
             return CallSite(line, *_span(inside), "syntax of the source")
-        if loop and scope is not None:
-            only = [node for node in _walk(scope) if isinstance(node, _LOOPS)]
-            if len(only) == 1:
-                return CallSite(_first_body_line(only[0]), *_span(only[0]), "the only loop of the function")
+        only = _loops(scope) if loop else []
+        if len(only) == 1:
+            body = only[0].body if isinstance(only[0], ast.For | ast.AsyncFor | ast.While) else only
+            return CallSite(body[0].lineno, *_span(only[0]), "the only loop of the function")
         return None
 
     def only_line(self, file: str, function: str, def_line: int | None, callee: str) -> int | None:
@@ -98,19 +94,14 @@ class Lines:
 
         The arguments are those of `call_site`; an operator may also stand for its sign: `aten::mul` for `*`.
         """
-        asked = file, function, def_line, callee
-        if asked not in self._only:  # the same few calls are asked about slice by slice
-            self._only[asked] = self._find_only(*asked)
-        return self._only[asked]
+        return self._only(file, function, def_line, callee)
 
     def _find_only(self, file: str, function: str, def_line: int | None, callee: str) -> int | None:
         scope = self._function(file, function, def_line)
         name = callee.removeprefix("aten::")
-        found: set[int] = set()
-        if scope is not None:
-            found = {line for line, _ in _calls(scope, name, loop=False)}
-            if callee != name:
-                found |= _signs(scope, name.rstrip("_"))
+        found = {line for line, _ in _calls(scope, name, loop=False)}
+        if callee != name:
+            found |= _signs(scope, name.rstrip("_"))
         calls = self._calls_sampled
         if not found and calls is not None:
             here = (pl.col("user_file") == file) & (pl.col("name") == function) & (pl.col("callee") == name)
@@ -162,12 +153,6 @@ class Lines:
             return int(own["line"][0]) if own.height else None
         return None
 
-    def _function(self, file: str, function: str, def_line: int | None) -> ast.AST | None:
-        asked = file, function, def_line
-        if asked not in self._functions:
-            self._functions[asked] = self._find_function(*asked)
-        return self._functions[asked]
-
     def _find_function(self, file: str, function: str, def_line: int | None) -> ast.AST | None:
         tree = self._tree(file)
         if tree is None:
@@ -191,17 +176,14 @@ class Lines:
                 best = best or node
         return best or around
 
-    def _tree(self, file: str) -> ast.Module | None:
-        if file not in self._trees:
-            text = self._sources.get(file)
-            tree = None
-            if text is not None and len(text) <= MAX_SOURCE_BYTES:
-                try:
-                    tree = ast.parse(text)
-                except (SyntaxError, ValueError, RecursionError, MemoryError):
-                    tree = None
-            self._trees[file] = tree
-        return self._trees[file]
+    def _parsed(self, file: str) -> ast.Module | None:
+        text = self._sources.get(file)
+        if text is None or len(text) > MAX_SOURCE_BYTES:
+            return None
+        try:
+            return ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
 
 
 def _first_line(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> int:
@@ -210,58 +192,48 @@ def _first_line(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> in
     return min([node.lineno, *(decorator.lineno for decorator in decorators)])
 
 
-def _walk(scope: ast.AST) -> list[ast.AST]:
-    """Nodes of a function without those of functions defined in it, in order of the text."""
-    found: list[ast.AST] = []
-    stack = [scope]
+def _walk(scope: ast.AST | None) -> list[tuple[ast.AST, _Loop | None]]:
+    """Nodes of a function in order of the text, without functions defined in it; with each the innermost loop."""
+    found: list[tuple[ast.AST, _Loop | None]] = []
+    stack: list[tuple[ast.AST, _Loop | None]] = [(scope, None)] if scope is not None else []
     while stack:
-        node = stack.pop()
-        found.append(node)
-        stack.extend(child for child in reversed(list(ast.iter_child_nodes(node))) if not isinstance(child, _FUNCTIONS))
+        node, loop = stack.pop()
+        found.append((node, loop))
+        inside = node if isinstance(node, _LOOPS) else loop
+        children = [child for child in ast.iter_child_nodes(node) if not isinstance(child, _FUNCTIONS)]
+        stack.extend((child, inside) for child in reversed(children))
     return found
 
 
-def _calls(scope: ast.AST, name: str, *, loop: bool) -> list[tuple[int, ast.AST | None]]:
+def _loops(scope: ast.AST | None) -> list[_Loop]:
+    return [node for node, _ in _walk(scope) if isinstance(node, _LOOPS)]
+
+
+def _calls(scope: ast.AST | None, name: str, *, loop: bool) -> list[tuple[int, _Loop | None]]:
     """(line, innermost loop) of calls of `name` in the function, those inside loops first if asked for."""
-    found: list[tuple[int, ast.AST | None]] = []
-    loops = [node for node in _walk(scope) if isinstance(node, _LOOPS)]
-    for node in _walk(scope):
+    found: list[tuple[int, _Loop | None]] = []
+    for node, inside in _walk(scope):
         called = node.func if isinstance(node, ast.Call) else None
         if not isinstance(node, ast.Call) or name not in (getattr(called, "attr", None), getattr(called, "id", None)):
             continue
         # the line Python reports: of a method call over several lines, the attribute's
         line = called.end_lineno if isinstance(called, ast.Attribute) else None
-        inside = [each for each in loops if _contains(each, node)]
-        found.append((line or node.lineno, inside[-1] if inside else None))
+        found.append((line or node.lineno, inside))
     if loop:
         found.sort(key=lambda pair: pair[1] is None)
     return found
 
 
-def _signs(scope: ast.AST, operator: str) -> set[int]:
+def _signs(scope: ast.AST | None, operator: str) -> set[int]:
     """Lines of the function on which a sign stands for `operator`."""
     wanted = _SIGNS.get(operator, ())
     found: set[int] = set()
-    for node in _walk(scope):
+    for node, _ in _walk(scope):
         signs = node.ops if isinstance(node, ast.Compare) else [getattr(node, "op", None)]
         if any(isinstance(sign, wanted) for sign in signs):
             found.add(int(getattr(node, "lineno", 0)))
     return found
 
 
-def _contains(outer: ast.AST, inner: ast.Call) -> bool:
-    start, end = getattr(outer, "lineno", 0), getattr(outer, "end_lineno", 0) or 0
-    if outer is inner or not start <= inner.lineno <= end:
-        return False
-    return any(node is inner for node in ast.walk(outer))
-
-
-def _first_body_line(loop: ast.AST) -> int:
-    body = getattr(loop, "body", None)
-    return int(body[0].lineno) if isinstance(body, list) and body else int(getattr(loop, "lineno", 1))
-
-
-def _span(loop: ast.AST | None) -> tuple[int | None, int | None]:
-    if loop is None:
-        return None, None
-    return getattr(loop, "lineno", None), getattr(loop, "end_lineno", None)
+def _span(loop: _Loop | None) -> tuple[int | None, int | None]:
+    return (loop.lineno, loop.end_lineno) if loop is not None else (None, None)

@@ -14,16 +14,20 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from msgspec import Struct
+from msgspec import Struct, field
 
 from stepscope.engine.intervals import Intervals, union
 from stepscope.engine.journal import json_object
-from stepscope.engine.origins import Origins
+from stepscope.engine.origins import Origin
 from stepscope.engine.slice_names import is_annotation
 from stepscope.engine.source_lines import Lines
+from stepscope.engine.user_code import UserCode
 from stepscope.model.trace import GpuProperties, SpanRef
+from stepscope.read.streams import natural
+from stepscope.read.text import integer
 from stepscope.tables import categories
 from stepscope.tables.arrays import NONE, Bools, Int32, Int64
+from stepscope.tables.categories import COPIES, FILLS, FUNCTION, KERNELS
 from stepscope.tables.categories import STEP as MARK
 from stepscope.tables.schema import Tables
 
@@ -71,6 +75,14 @@ def matches(pattern: str, values: Sequence[str]) -> Bools:
         return np.asarray([search(value) is not None for value in values], bool)
     found: Bools = pl.Series(values, dtype=pl.String).str.contains(pattern).to_numpy()
     return found
+
+
+def _texts_of(column: str) -> cached_property[Texts]:
+    return cached_property(lambda span: texts(span.series(column)))
+
+
+def _of_category(*names: str) -> cached_property[Bools]:
+    return cached_property(lambda span: span.categories.where(names))
 
 
 class Span:
@@ -137,22 +149,13 @@ class Span:
         """Of an operator that runs an autograd node the row of its forward operator. Not kept, as `end_ns`."""
         return self.rows_of(self.series("forward"))
 
-    @cached_property
-    def names(self) -> Texts:
-        return texts(self.series("name"))
-
-    @cached_property
-    def categories(self) -> Texts:
-        return texts(self.series("category"))
-
-    @cached_property
-    def tracks(self) -> Texts:
-        return texts(self.series("track"))
+    names, categories, tracks = _texts_of("name"), _texts_of("category"), _texts_of("track")
+    is_function, is_kernel = _of_category(FUNCTION), _of_category(*KERNELS)
+    is_copy, is_fill = _of_category(*COPIES), _of_category(*FILLS)
 
     @cached_property
     def is_operator(self) -> Bools:
-        """Operators, without the annotations that traces of 2021 called so (ProfilerStep#, enumerate(DataLoader)#,
-        Optimizer.)."""
+        """Operators, without the annotations that traces of 2021 called so."""
         annotations = self.names.pick([is_annotation(name) for name in self.names.values])
         modern = self.categories.where(["cpu_op"])
         return self.categories.where(categories.OPERATORS) & (modern | ~annotations) & ~self.on_device
@@ -162,8 +165,9 @@ class Span:
         return self.categories.pick([categories.is_runtime(name) for name in self.categories.values])
 
     @cached_property
-    def is_function(self) -> Bools:
-        return self.categories.where([categories.FUNCTION])
+    def has_stacks(self) -> bool:
+        """Whether the trace holds Python functions, or operators with call stacks."""
+        return bool(self.is_function.any()) or bool(self.series("call_stack").count())
 
     @cached_property
     def on_device(self) -> Bools:
@@ -171,18 +175,6 @@ class Span:
         return self.series("stream").is_not_null().to_numpy() & ~self.categories.pick(
             [name in categories.OPERATORS or name.endswith("annotation") for name in self.categories.values]
         )
-
-    @cached_property
-    def is_kernel(self) -> Bools:
-        return self.categories.where(categories.KERNELS)
-
-    @cached_property
-    def is_copy(self) -> Bools:
-        return self.categories.where(categories.COPIES)
-
-    @cached_property
-    def is_fill(self) -> Bools:
-        return self.categories.where(categories.FILLS)
 
     def own(self, table: pl.DataFrame) -> pl.DataFrame:
         """The rows of a table that are of this trace."""
@@ -298,12 +290,22 @@ class Span:
 
 
 class Base(Struct, frozen=True):
-    """All spans, and what names the user's lines. `origins` counts rows of all of `events`: add `Span.first`."""
+    """All spans, and what names the user's lines. `places` are the origins that were met so far."""
 
     tables: Tables
     spans: tuple[Span, ...]
-    origins: Origins
+    code: UserCode
     lines: Lines
+    places: list[Origin] = field(default_factory=list)
+
+    @property
+    def any_frames(self) -> bool:
+        """Whether any trace tells Python functions or call stacks."""
+        return any(span.has_stacks for span in self.spans)
+
+    def chosen(self, ref: SpanRef | None) -> list[Span]:
+        """The span of that reference; all of them for None."""
+        return [span for span in self.spans if ref in (None, span.ref)]
 
 
 def spans(tables: Tables) -> tuple[Span, ...]:
@@ -322,7 +324,7 @@ def spans(tables: Tables) -> tuple[Span, ...]:
         if (process, trace) in refs:
             found.append(Span(refs[process, trace], row, tables.events.slice(row, rows), tables))
         row += rows
-    return tuple(sorted(found, key=lambda span: (_natural(span.ref.worker), span.ref.span)))
+    return tuple(sorted(found, key=lambda span: (natural(span.ref.worker), span.ref.span)))
 
 
 def texts(column: pl.Series) -> Texts:
@@ -376,24 +378,16 @@ def _repeated(names: Mapping[str, object]) -> list[str]:
     return [key for key, name in names.items() if counts[name] > 1]
 
 
-def _natural(text: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d{1,18})", text)]
-
-
 def _gpu(item: dict[str, Any]) -> GpuProperties:
     major, minor = item.get("computeMajor"), item.get("computeMinor")
     return GpuProperties(
-        device=_int(item.get("id")) or 0,
+        device=integer(item.get("id")) or 0,
         name=item["name"] if isinstance(item.get("name"), str) and item["name"] else None,
-        memory_bytes=_int(item.get("totalGlobalMem")),
-        capability=f"{major}.{minor}" if _int(major) is not None and _int(minor) is not None else None,
-        multiprocessors=_int(item.get("numSms")) or _int(item.get("multiProcessorCount")),
-        max_threads_per_multiprocessor=_int(
+        memory_bytes=integer(item.get("totalGlobalMem")),
+        capability=f"{major}.{minor}" if integer(major) is not None and integer(minor) is not None else None,
+        multiprocessors=integer(item.get("numSms")) or integer(item.get("multiProcessorCount")),
+        max_threads_per_multiprocessor=integer(
             item.get("maxThreadsPerMultiprocessor") or item.get("maxThreadsPerMultiProcessor")
         ),
-        warp_size=_int(item.get("warpSize")),
+        warp_size=integer(item.get("warpSize")),
     )
-
-
-def _int(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -46,8 +46,7 @@ def trace_steps(span: Span, found: Work) -> TraceSteps:
     has_steps = span.steps.height > 0
     step = launched_in(span, found, starts, ends)
     if not (step >= 0).any():
-        ends = np.maximum(ends, starts)
-        return TraceSteps(names, starts, ends, 0, has_steps)
+        return TraceSteps(names, starts, np.maximum(ends, starts), 0, has_steps)
     count = len(names)
     first = np.full(count, np.iinfo(np.int64).max)
     last = np.full(count, np.iinfo(np.int64).min)
@@ -58,12 +57,13 @@ def trace_steps(span: Span, found: Work) -> TraceSteps:
     if (step == 0).any():  # the first step begins when what no step launched, and is over before it, has ended
         earlier = found.end_ns[(step < 0) & (found.end_ns < first[0])]
         previous = max(previous, int(earlier.max(initial=previous)))
-    cut_starts, cut_ends = np.empty(count, np.int64), np.empty(count, np.int64)
-    for number in range(count):
-        cut_starts[number] = max(previous, int(starts[number]))
-        previous = max(int(ends[number]), int(last[number]), int(cut_starts[number]))
-        cut_ends[number] = previous
-    kept = _complete(np.bincount(step[step >= 0], minlength=count))
+    cut_ends = np.maximum.accumulate(np.maximum.reduce([starts, ends, last, np.full(count, previous)]))
+    cut_starts = np.maximum(starts, np.append(previous, cut_ends[:-1]))
+    # without those at the end that were not recorded whole
+    counts = np.bincount(step[inside], minlength=count)
+    kept = int(np.flatnonzero(counts)[-1]) + 1 if count > 1 else 1
+    if kept > 1 and counts[kept - 1] < MIN_SHARE_OF_LAST * counts[kept - 2]:
+        kept -= 1
     return TraceSteps(names[:kept], cut_starts[:kept], cut_ends[:kept], count - kept, has_steps)
 
 
@@ -123,12 +123,3 @@ def launched_in(span: Span, found: Work, starts: Int64, ends: Int64) -> Int64:
     inside = (at >= 0) & (span.ends(call) <= ends[np.maximum(at, 0)])
     step[launched[inside]] = at[inside]
     return step
-
-
-def _complete(counts: Int64) -> int:
-    """How many steps are left without those at the end that were not recorded whole."""
-    if len(counts) == 1:
-        return 1
-    last = int(np.flatnonzero(counts)[-1])
-    short = last > 0 and counts[last] < MIN_SHARE_OF_LAST * counts[last - 1]
-    return last if short else last + 1

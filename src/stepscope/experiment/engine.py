@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import Protocol as Interface
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from stepscope.errors import UnreadableInputError
 from stepscope.experiment import folder, noise, result, runner, schedule, screening
@@ -23,8 +24,7 @@ from stepscope.experiment.folder import JOURNAL, SCHEMA, Journal, Made, State
 from stepscope.experiment.plan import FINDINGS, PILOT, Plan, Request, Slot
 from stepscope.experiment.propose import Proposals
 from stepscope.experiment.runner import Order, Runner, StepsSeen, Stopped
-from stepscope.experiment.schedule import StoppingRule
-from stepscope.model.experiment import Candidate, Experiment, Protocol
+from stepscope.model.comparison import Candidate, Experiment, Protocol
 from stepscope.record.host.processes import read_stat
 from stepscope.schema import Knob
 
@@ -101,29 +101,24 @@ class Engine:
                 plan = Plan(_protocol(self.request, 0, 0, self.request.base_knobs), self.request.candidates, (), 0.0)
                 why = INTERRUPTED.format(runner.signal_name(stopped.number))
                 return Conclusion(self._result(plan, finished=False, stopped=why), stopped.number)
-        rule = StoppingRule(plan.protocol, 1 if plan.design else len(plan.candidates))
         ended: str | None = None
         number = self.stop()
         try:
             while number is None and ended is None:
                 made = schedule.with_flags_of_pairs(self._state.made)
-                slot = schedule.next_slot(plan, self._state.screened, made, rule)
+                slot = schedule.next_slot(plan, self._state.screened, made)
                 if slot is None and plan.design and self._state.screened is None:
                     self._journal.add("screened", screened=screening.judged(plan, self._state.made))
-                    slot = schedule.next_slot(plan, self._state.screened, made, rule)
+                    slot = schedule.next_slot(plan, self._state.screened, made)
                 if slot is None:
                     break
                 ended = schedule.trouble(made) or self._out_of_time(plan, slot)
                 if ended is None:
-                    left = schedule.runs_left(plan, self._state.screened, made, rule)
+                    left = schedule.runs_left(plan, self._state.screened, made)
                     self.listener.starting(slot, self._state.runs + 1, left, left * self._usual_s(plan))
-                    longest = max(plan.run_s, *(run.wall_s for run in made))
-                    done = self._run(
-                        slot,
-                        warmup=plan.protocol.warmup_steps,
-                        steps=plan.protocol.measured_steps,
-                        seconds=max(HANG_LEAST_S, HANG_FACTOR * longest),
-                    )
+                    seconds = max(HANG_LEAST_S, HANG_FACTOR * max(plan.run_s, *(run.wall_s for run in made)))
+                    warmup, steps = plan.protocol.warmup_steps, plan.protocol.measured_steps
+                    done = self._run(slot, warmup=warmup, steps=steps, seconds=seconds)
                     experiment = self._result(plan, finished=False)
                     self.write(experiment)
                     self.listener.finished(done, experiment)
@@ -176,15 +171,8 @@ class Engine:
         elif request.source is not None:
             path = self.folder / folder.RUNS / pilot.folder if request.source == FINDINGS else None
             proposals = self.propose(path, request.candidates)
-        plan = Plan(
-            protocol=_protocol(request, warmup, steps, base),
-            candidates=proposals.candidates,
-            skipped=proposals.skipped,
-            run_s=pilot.wall_s,
-            by_hand=proposals.by_hand,
-            notes=proposals.notes,
-            noise=unchanged,
-        )
+        protocol = _protocol(request, warmup, steps, base)
+        plan = Plan(protocol=protocol, run_s=pilot.wall_s, noise=unchanged, **asdict(proposals))
         if request.screen:
             plan = screening.designed(plan)
         self._journal.add("plan", plan=plan)
@@ -213,10 +201,8 @@ class Engine:
         """Why `slot` is not started: it would not end within the budget."""
         budget = self.request.budget_s
         own = [run.wall_s for run in self._state.made if run.slot.label == slot.label]
-        expected = max(own[-3:], default=self._usual_s(plan))
-        if budget is None or self.clock() - self._began + expected <= budget:
-            return None
-        return BUDGET.format(budget / 60)
+        ends_s = self.clock() - self._began + max(own[-3:], default=self._usual_s(plan))
+        return BUDGET.format(budget / 60) if budget is not None and ends_s > budget else None
 
     def _usual_s(self, plan: Plan) -> float:
         """What a run takes, by the latest ones."""
@@ -242,18 +228,6 @@ class Engine:
 
 
 def _protocol(request: Request, warmup: int, steps: int, base: Sequence[Knob]) -> Protocol:
-    return Protocol(
-        command=request.command,
-        warmup_steps=warmup,
-        measured_steps=steps,
-        least_pairs=request.least_pairs,
-        most_pairs=request.most_pairs,
-        width=request.width,
-        threshold=request.threshold,
-        loss_band=request.loss_band,
-        seed=request.seed,
-        quiet_machine=request.quiet_machine,
-        budget_s=request.budget_s,
-        rate_hz=planning.RATE_HZ,
-        base_knobs=tuple(base),
-    )
+    asked = {name: value for name, value in asdict(request).items() if name in Protocol.__struct_fields__}
+    chosen = {"warmup_steps": warmup, "measured_steps": steps, "rate_hz": planning.RATE_HZ, "base_knobs": tuple(base)}
+    return Protocol(**(asked | chosen))

@@ -70,14 +70,15 @@ def _is_unfinished(folder: Path, key: str, *, fresh: bool) -> bool:
     if not used:
         return False
     state = _state(folder)
-    if state is None:
-        raise UsageError(f"--out {folder} is not empty and holds no experiment; name a new folder")
-    if fresh:
-        raise UsageError(f"--out {folder} holds an experiment, which --fresh does not remove; name a new folder")
-    if state.key != key:
-        raise UsageError(f"--out {folder} holds another experiment; name a new folder")
-    if state.complete:
-        raise UsageError(f"--out {folder} holds this experiment, finished; name a new folder to make it again")
+    wrong = {
+        "is not empty and holds no experiment; name a new folder": state is None,
+        "holds an experiment, which --fresh does not remove; name a new folder": fresh,
+        "holds another experiment; name a new folder": state is not None and state.key != key,
+        "holds this experiment, finished; name a new folder to make it again": state is not None and state.complete,
+    }
+    problem = next((text for text, is_so in wrong.items() if is_so), None)
+    if problem is not None:
+        raise UsageError(f"--out {folder} {problem}")
     return True
 
 
@@ -129,7 +130,7 @@ def run_name(number: int, label: str) -> str:
 
 
 class Made(Struct, frozen=True):
-    """A run that ended. `measure` is None where it had no steps; `failure` says what went wrong with it.
+    """A run that ended, with its `measure` or the `failure` that says what went wrong with it.
 
     `folder` is relative to the experiment's folder; `wall_s` is of the whole run, its reading included. `length` is how
     many steps it made where it ended by itself, None where we ended it.

@@ -16,19 +16,8 @@ from msgspec.structs import replace
 
 from stepscope.comparison.outcomes import MEAN
 from stepscope.comparison.verdicts import half_width
-from stepscope.model.comparison import Outcome
-from stepscope.model.experiment import Noise
-from stepscope.record.host.hardware import (
-    affinity,
-    find_cgroups,
-    format_cpu_list,
-    governor,
-    gpu_facts,
-    read_text,
-    sibling_groups,
-    smt_active,
-    turbo,
-)
+from stepscope.model.comparison import Noise, Outcome
+from stepscope.record.host import hardware
 from stepscope.schema import Knob
 
 # With fewer cores, one left to the recorder would take more from the training than the recorder does.
@@ -57,7 +46,7 @@ def plan(
         allowed: logical processors the runs may use; those of this process by default.
     """
     given = os.environ if environment is None else environment
-    cores = sibling_groups(affinity() if allowed is None else allowed, root)
+    cores = hardware.sibling_groups(hardware.affinity() if allowed is None else allowed, root)
     knobs: list[Knob] = []
     settings: list[Said] = []
     unchanged: list[Said] = []
@@ -65,9 +54,9 @@ def plan(
     if len(cores) >= LEAST_CORES_TO_LEAVE_ONE:
         # the first core takes most interrupts: leave that one
         used = cores[1:]
-        cpus = format_cpu_list(sorted(cpu for core in used for cpu in core))
+        cpus = hardware.format_cpu_list(sorted(cpu for core in used for cpu in core))
         knobs.append(Knob("cpu.affinity", cpus))
-        left = format_cpu_list(cores[0])
+        left = hardware.format_cpu_list(cores[0])
         settings.append(("cores", f"training on {len(used)} of {len(cores)} cores (processors {cpus}), {left} left"))
     else:
         few = "1 core" if len(cores) == 1 else f"{len(cores)} cores"
@@ -98,17 +87,16 @@ def machine(root: Path = Path("/"), gpus: Sequence[Mapping[str, Any]] | None = N
 
     `gpus` are asked of the driver by default.
     """
-    found = list(_processors(root))
-    known = gpu_facts() if gpus is None else gpus
-    if known:
-        text = "follow temperature and power; `nvidia-smi --lock-gpu-clocks` needs rights, and runs whose clock was "
-        text += f"held down are flagged ({len(known)} x {known[0].get('name') or UNKNOWN})"
-        found.append(("GPU clocks", text))
-    return tuple(found)
+    known = hardware.gpu_facts() if gpus is None else gpus
+    if not known:
+        return tuple(_processors(root))
+    text = "follow temperature and power; `nvidia-smi --lock-gpu-clocks` needs rights, and runs whose clock was "
+    text += f"held down are flagged ({len(known)} x {known[0].get('name') or UNKNOWN})"
+    return (*_processors(root), ("GPU clocks", text))
 
 
 def _processors(root: Path) -> Iterator[Said]:
-    found = governor(root)
+    found = hardware.governor(root)
     follows = None if found is None else found != STEADY_GOVERNOR
     switches = (
         (
@@ -116,32 +104,31 @@ def _processors(root: Path) -> Iterator[Said]:
             follows,
             f"{found}: the clock follows the load; `cpupower frequency-set -g performance` needs root",
         ),
-        ("turbo", turbo(root), "on: the clock depends on temperature and on how many cores work"),
-        ("hyper-threads", smt_active(root), "on: what runs on a core's other thread slows it"),
+        ("turbo", hardware.turbo(root), "on: the clock depends on temperature and on how many cores work"),
+        ("hyper-threads", hardware.smt_active(root), "on: what runs on a core's other thread slows it"),
     )
     for name, on, text in switches:
         if on is None:
             yield name, f"{UNKNOWN}: this machine hides it"
         elif on:
             yield name, text
-    limit = find_cgroups(root).cpu_limit_cores()
+    limit = hardware.find_cgroups(root).cpu_limit_cores()
     if limit is not None:
         yield "CPU quota", f"{limit:g} cores for all processes of the cgroup: beyond it they are paused"
-    words = (read_text(root / "proc/stat") or "").partition("\n")[0].split()
+    words = (hardware.read_text(root / "proc/stat") or "").partition("\n")[0].split()
     ticks = [int(word) for word in words[1:9] if word.isdigit()]
     if words[:1] == ["cpu"] and len(ticks) == 8:
         stolen = ticks[7] / max(1, sum(ticks))
         if stolen >= 0.001:
             yield "hypervisor", f"has taken {stolen:.1%} of the processors' time since boot for other machines"
-    if read_text(root / "proc/sys/kernel/randomize_va_space") not in (None, "0"):
+    if hardware.read_text(root / "proc/sys/kernel/randomize_va_space") not in (None, "0"):
         yield "address layout", "random in each run, which moves times a little; pairs average it out"
 
 
 def _load(root: Path, cores: int) -> Iterator[Said]:
     """What ran before the experiment did: later on its own runs are most of the load."""
-    words = (read_text(root / "proc/loadavg") or "").split()
     try:
-        load = float(words[0])
+        load = float((hardware.read_text(root / "proc/loadavg") or "").split()[0])
     except (IndexError, ValueError):
         yield "other load", f"{UNKNOWN}: there is no /proc/loadavg"
         return

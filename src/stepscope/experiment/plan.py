@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from stepscope.comparison.thresholds import LEAST_PAIRS, LOSS_BAND, MOST_PAIRS, THRESHOLD, WIDTH, Limits
 from stepscope.errors import UsageError
-from stepscope.model.experiment import ByHand, Candidate, MainEffect, Noise, Protocol, Skipped
+from stepscope.model.comparison import ByHand, Candidate, MainEffect, Noise, Protocol, Skipped
 from stepscope.schema import Knob
 
 FINDINGS = "findings"  # `--from findings`: of a recording that the experiment makes first
@@ -188,8 +188,11 @@ def sizes(request: Request, step_s: float, length: int | None) -> tuple[int, int
     fit into it. Raises `UsageError` where they cannot.
     """
     step_s = max(step_s, 1e-6)
-    warmup = _between(LEAST_WARMUP, round(WARMUP_S / step_s), MOST_WARMUP) if request.warmup is None else request.warmup
-    steps = _between(LEAST_STEPS, round(MEASURED_S / step_s), MOST_STEPS) if request.steps is None else request.steps
+    warmup, steps = request.warmup, request.steps
+    if warmup is None:
+        warmup = max(LEAST_WARMUP, min(round(WARMUP_S / step_s), MOST_WARMUP))
+    if steps is None:
+        steps = max(LEAST_STEPS, min(round(MEASURED_S / step_s), MOST_STEPS))
     if length is None or warmup + steps <= length:
         return warmup, steps
     if request.warmup is None:
@@ -211,7 +214,3 @@ def together(base: Sequence[Knob], knobs: Sequence[Knob]) -> tuple[Knob, ...]:
 def limits_of(protocol: Protocol) -> Limits:
     """What counts as a difference in the experiment."""
     return Limits(protocol.threshold, protocol.width, protocol.loss_band)
-
-
-def _between(least: int, value: int, most: int) -> int:
-    return max(least, min(value, most))

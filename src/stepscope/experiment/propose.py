@@ -12,6 +12,7 @@ show that a model ends as good.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -26,7 +27,7 @@ from stepscope.diagnose.in_script import FALSE, TRUE
 from stepscope.errors import UsageError
 from stepscope.experiment.plan import candidate_of
 from stepscope.model import Analysis, Diagnosis, Finding, Risk
-from stepscope.model.experiment import ByHand, Candidate, Skipped
+from stepscope.model.comparison import ByHand, Candidate, Skipped
 from stepscope.record.agent import knobs as table
 from stepscope.record.host.hardware import affinity, read_text, sibling_groups
 from stepscope.schema import Knob
@@ -94,10 +95,9 @@ def proposals(
     notes: tuple[str, ...] = ()
     if not found.candidates and not named:
         why = "No finding names a knob: what it costs has to be changed in the code"
-        if not base.losses:
-            why = "The diagnosis names no loss worth fixing"
-        elif any(loss.try_ for loss in base.losses):
+        if any(loss.try_ for loss in base.losses):
             why = "No knob that the findings name can be tried here"
+        why = why if base.losses else "The diagnosis names no loss worth fixing"
         notes = (f"{why}; the general knobs are tried instead.",)
         by_ceiling = sorted(_general(base, root), key=lambda one: -(1.0 if one[0].ceiling is None else one[0].ceiling))
         for candidate, reason in by_ceiling:
@@ -137,14 +137,18 @@ class _Collected:
         def candidate(*knobs: Knob) -> Candidate:
             return replace(candidate_of(knobs), ceiling=loss.gain_ceiling, finding=loss.id)
 
-        if family and all(self._reason(knob, family) is None for knob in family):
+        if family and not any(self._unusable(knob, family) for knob in family):
             self.offer(candidate(*family))
         for knob in tries:
-            self.offer(candidate(knob), self._reason(knob, (knob,)))
+            self.offer(candidate(knob))
+        most = math.inf if self._base.cores is None else max(1, int(self._base.cores))
         for knob in tries:
-            if knob.knob == WORKERS and self._reason(knob, (knob,)) is None:
-                for neighbour in self._neighbours(knob):
-                    self.offer(candidate(neighbour, *(each for each in family if each.knob != WORKERS)))
+            if knob.knob != WORKERS or self._unusable(knob, (knob,)):
+                continue
+            for count in (int(int(knob.value) * factor) for factor in NEIGHBOURS):
+                if 1 <= count <= most and str(count) != self._base.settings.get(WORKERS):
+                    rest = (each for each in family if each.knob != WORKERS)
+                    self.offer(candidate(Knob(WORKERS, str(count)), *rest))
 
     def offer(self, candidate: Candidate, reason: str | None = None) -> None:
         """Take a candidate, or note why not."""
@@ -154,8 +158,8 @@ class _Collected:
             if twin.finding != candidate.finding:
                 self.skip(candidate.knobs, f"the same as {twin.name} of {twin.finding or 'the general knobs'}")
             return
-        reason = reason or next(filter(None, (self._unusable(knob) for knob in candidate.knobs)), None)
-        reason = reason or self._cannot_pay(candidate)
+        unusable = filter(None, (self._unusable(knob, candidate.knobs) for knob in candidate.knobs))
+        reason = reason or next(unusable, None) or self._cannot_pay(candidate)
         if reason is not None:
             self.skip(candidate.knobs, reason)
             return
@@ -168,17 +172,8 @@ class _Collected:
         if skipped not in self.skipped:
             self.skipped.append(skipped)
 
-    def _reason(self, knob: Knob, together: Sequence[Knob]) -> str | None:
+    def _unusable(self, knob: Knob, together: Sequence[Knob]) -> str | None:
         """Why a knob cannot be tried with those beside it; None if it can."""
-        unusable = self._unusable(knob)
-        if unusable is not None:
-            return unusable
-        workers = next((each.value for each in together if each.knob == WORKERS), self._base.settings.get(WORKERS))
-        if knob.knob in NEED_WORKERS and workers == "0":
-            return "takes loader workers, and the script has none: tried only together with loader.num_workers"
-        return None
-
-    def _unusable(self, knob: Knob) -> str | None:
         try:
             table.check(knob)
         except UsageError as error:
@@ -186,7 +181,12 @@ class _Collected:
         if self._base.on_cpu and knob.knob.startswith(CUDA_KNOBS):
             return "needs a GPU, and the run trained on the CPU"
         current = self._base.settings.get(knob.knob)
-        return f"is {current} already" if current is not None and _plain(current) == _plain(knob.value) else None
+        if current is not None and _plain(current) == _plain(knob.value):
+            return f"is {current} already"
+        workers = next((each.value for each in together if each.knob == WORKERS), self._base.settings.get(WORKERS))
+        if knob.knob in NEED_WORKERS and workers == "0":
+            return "takes loader workers, and the script has none: tried only together with loader.num_workers"
+        return None
 
     def _cannot_pay(self, candidate: Candidate) -> str | None:
         ceiling, threshold, width = candidate.ceiling, self._limits.threshold, self._limits.width
@@ -196,14 +196,6 @@ class _Collected:
         if ceiling < threshold:
             why = f"the {_percent(threshold)} that matter"
         return f"can gain {_percent(ceiling)} of the step at most, less than {why}"
-
-    def _neighbours(self, knob: Knob) -> Iterator[Knob]:
-        most = max(1, int(self._base.cores)) if self._base.cores is not None else None
-        current = self._base.settings.get(WORKERS)
-        for factor in NEIGHBOURS:
-            count = int(int(knob.value) * factor)
-            if count >= 1 and (most is None or count <= most) and str(count) != current:
-                yield Knob(WORKERS, str(count))
 
     def by_hand(self) -> tuple[ByHand, ...]:
         """The findings that no candidate is of and that are worth something, in the order of the diagnosis."""

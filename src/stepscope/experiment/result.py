@@ -22,8 +22,7 @@ from stepscope.experiment import noise, schedule, screening
 from stepscope.experiment.folder import Made, State
 from stepscope.experiment.plan import PAIRS, Plan, Request, limits_of
 from stepscope.model import Settings
-from stepscope.model.comparison import UNDECIDED, VOID, AppliedKnob, Outcome, Verdict
-from stepscope.model.experiment import Candidate, Experiment, Tried
+from stepscope.model.comparison import UNDECIDED, VOID, AppliedKnob, Candidate, Experiment, Outcome, Tried, Verdict
 from stepscope.record.agent.knobs import ARGUMENT_PREFIX, ENVIRONMENT_PREFIX
 from stepscope.record.host.command import first_argument
 from stepscope.record.host.knobs import with_argument
@@ -142,7 +141,7 @@ def edits(
             # The line that made the loader or called torch is the framework's, or merely runs it.
             lines = [(settings.place.file, settings.place.line)] if settings.place is not None else []
         where = ", ".join(list(dict.fromkeys(_shown(file, line, cwd) for file, line in lines))[:MAX_PLACES])
-        if edit is not None and edit.call is not None and edit.argument is not None:
+        if edit is not None and edit.call is not None:
             calls.setdefault((where, edit.call), []).append(edit.argument(knob.value))
             continue
         if edit is None:

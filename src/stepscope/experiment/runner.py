@@ -158,7 +158,7 @@ class Processes:
         if failure is None:
             try:
                 measure = measured(order)
-                failure = "no training step was seen in it" if measure is None else None
+                failure = None if measure is not None else "no training step was seen in it"
             except StepscopeError as error:
                 failure = f"cannot be read: {error}"
         number = self._stop()
@@ -280,10 +280,8 @@ def end(pid: int, process: subprocess.Popen[bytes] | None = None) -> None:
         os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + _END_S
     while time.monotonic() < deadline:
-        if process is not None:
-            if process.poll() is not None:
-                break
-        elif (stat := read_stat(pid)) is None or stat.state in "ZX":
+        stat = read_stat(pid) if process is None else None
+        if (stat is None or stat.state in "ZX") if process is None else process.poll() is not None:
             break
         time.sleep(0.05)
     with contextlib.suppress(OSError):
@@ -325,10 +323,7 @@ def _start(order: Order) -> subprocess.Popen[bytes]:
 
 def signal_name(number: int) -> str:
     """SIGKILL for 9."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return str(number)
+    return next((known.name for known in signal.Signals if known == number), str(number))
 
 
 def _reached_limit(folder: Path) -> bool:

@@ -35,8 +35,7 @@ from stepscope.comparison.thresholds import FIXED_ALPHA, LOOKING_ALPHA, Alpha
 from stepscope.comparison.verdicts import half_width, p_value, pairs_needed
 from stepscope.experiment.folder import Made
 from stepscope.experiment.plan import PAIRS, SCREEN, Plan, Screened, Slot, limits_of, together
-from stepscope.model.comparison import Effect, Flag, Measure
-from stepscope.model.experiment import Candidate, Protocol
+from stepscope.model.comparison import Candidate, Effect, Flag, Measure, Protocol
 
 ATTEMPTS = 3  # runs for one place in a block: the run, and two more where it was spoilt
 SCREEN_BLOCKS = 2  # times every row of a design is run, once in either order
@@ -54,38 +53,21 @@ LASTING = frozenset({"knob_not_applied", "run_failed", "few_steps", "profiled", 
 Pair = tuple[Measure, Measure]  # baseline, candidate
 
 
-class StoppingRule:
-    """Judges the pairs of one of so many `candidates` by `protocol`; remembers what it has judged."""
-
-    def __init__(self, protocol: Protocol, candidates: int = 1) -> None:
-        self._protocol, self._candidates = protocol, max(1, candidates)
-        self._known: dict[object, int] = {}
-
-    def wanted(self, candidate: Candidate, pairs: Sequence[Pair]) -> int:
-        """About how many more pairs there will be, if their spread stays what it is; 0 if these are enough."""
-        flags = tuple(flag.name for pair in pairs for side in pair for flag in side.flags if flag.withholds)
-        key = candidate.name, flags, tuple((baseline.path, other.path) for baseline, other in pairs)
-        if key not in self._known:
-            self._known[key] = self._judge(candidate, pairs)
-        return self._known[key]
-
-    def _judge(self, candidate: Candidate, pairs: Sequence[Pair]) -> int:
-        protocol = self._protocol
-        least, most, width = protocol.least_pairs, protocol.most_pairs, protocol.width
-        found = outcome(candidate.knobs, pairs, limits_of(protocol))
-        effect, same = found.effects.get(found.headline), found.equivalence
-        if effect is None:
-            return least
-        if same is not None and same.within is False and effect.pairs >= OTHER_WAY_PAIRS:
-            return 0
-        if narrow_enough(effect, least=least, most=most, width=width):
-            return 0
-        if least < most and is_clear(effect, alpha_after(least=least, most=most).mean / self._candidates):
-            return 0
-        expected = least
-        if effect.spread is not None and effect.pairs >= CLEAR_PAIRS:
-            expected = max(expected, pairs_needed(effect.spread, width))
-        return max(1, min(expected, most) - effect.pairs)
+def wanted(candidate: Candidate, pairs: Sequence[Pair], protocol: Protocol, candidates: int = 1) -> int:
+    """About how many more pairs one of so many `candidates` gets, if their spread stays what it is; 0 if these are
+    enough."""
+    least, most, width = protocol.least_pairs, protocol.most_pairs, protocol.width
+    found = outcome(candidate.knobs, pairs, limits_of(protocol))
+    effect, same = found.effects.get(found.headline), found.equivalence
+    if effect is None:
+        return least
+    other_way = same is not None and same.within is False and effect.pairs >= OTHER_WAY_PAIRS
+    clear = least < most and is_clear(effect, alpha_after(least=least, most=most).mean / candidates)
+    if other_way or clear or narrow_enough(effect, least=least, most=most, width=width):
+        return 0
+    known = effect.spread is not None and effect.pairs >= CLEAR_PAIRS
+    expected = max(least, pairs_needed(effect.spread or 0.0, width)) if known else least
+    return max(1, min(expected, most) - effect.pairs)
 
 
 def is_clear(effect: Effect, alpha: float) -> bool:
@@ -120,9 +102,9 @@ def candidates(plan: Plan, screened: Screened | None) -> tuple[Candidate, ...]:
     return (screened.candidate,) if screened is not None and screened.candidate is not None else ()
 
 
-def next_slot(plan: Plan, screened: Screened | None, made: Sequence[Made], rule: StoppingRule) -> Slot | None:
+def next_slot(plan: Plan, screened: Screened | None, made: Sequence[Made]) -> Slot | None:
     """The run to make now, None when there is none left (or a screening has to be judged first)."""
-    for slot in _slots(plan, screened, made, rule):
+    for slot in _slots(plan, screened, made):
         place = (slot.phase, slot.block, slot.candidate)
         tries = [run for run in made if (run.slot.phase, run.slot.block, run.slot.candidate) == place]
         if not tries or (len(tries) < ATTEMPTS and _may_pass(tries[-1])):
@@ -130,7 +112,7 @@ def next_slot(plan: Plan, screened: Screened | None, made: Sequence[Made], rule:
     return None
 
 
-def _slots(plan: Plan, screened: Screened | None, made: Sequence[Made], rule: StoppingRule) -> Iterator[Slot]:
+def _slots(plan: Plan, screened: Screened | None, made: Sequence[Made]) -> Iterator[Slot]:
     """First attempts of all runs that are needed from here on, as far as can be told now, in their order."""
     base = plan.protocol.base_knobs
     if plan.design and screened is None:
@@ -150,7 +132,8 @@ def _slots(plan: Plan, screened: Screened | None, made: Sequence[Made], rule: St
         active = [
             number
             for number, candidate in enumerate(tried)
-            if given_up(number, earlier) is None and rule.wanted(candidate, pairs_of(number, earlier))
+            if given_up(number, earlier) is None
+            and wanted(candidate, pairs_of(number, earlier), plan.protocol, len(tried))
         ]
         if all(given_up(number, paired) is not None for number in active):
             return
@@ -170,15 +153,16 @@ def _may_pass(run: Made) -> bool:
     return bool(names) and not names & LASTING
 
 
-def runs_left(plan: Plan, screened: Screened | None, made: Sequence[Made], rule: StoppingRule) -> int:
+def runs_left(plan: Plan, screened: Screened | None, made: Sequence[Made]) -> int:
     """About how many runs are to come, if no further one is spoilt: what progress shows."""
     if plan.design and screened is None:
         done = sum(run.slot.phase == SCREEN for run in made)
         return max(0, SCREEN_BLOCKS * len(plan.design) - done) + 2 * plan.protocol.least_pairs
     paired = [run for run in made if run.slot.phase == PAIRS]
+    tried = candidates(plan, screened)
     missing = {
-        number: rule.wanted(candidate, pairs_of(number, paired))
-        for number, candidate in enumerate(candidates(plan, screened))
+        number: wanted(candidate, pairs_of(number, paired), plan.protocol, len(tried))
+        for number, candidate in enumerate(tried)
         if given_up(number, paired) is None
     }
     block = max((run.slot.block for run in paired), default=0)
@@ -191,10 +175,10 @@ def runs_left(plan: Plan, screened: Screened | None, made: Sequence[Made], rule:
 def with_flags_of_pairs(made: Sequence[Made]) -> tuple[Made, ...]:
     """The runs with the flags that only the other runs of the pairs make visible."""
     sides: dict[int | None, list[int]] = {}
-    for place, run in enumerate(made):
-        if run.slot.phase == PAIRS and run.measure is not None:
-            sides.setdefault(run.slot.candidate, []).append(place)
     measures = {place: run.measure for place, run in enumerate(made) if run.measure is not None}
+    for place in measures:
+        if made[place].slot.phase == PAIRS:
+            sides.setdefault(made[place].slot.candidate, []).append(place)
     flagged = with_flags_of_set(*([measures[place] for place in places] for places in sides.values()))
     for places, own in zip(sides.values(), flagged, strict=True):
         measures.update(zip(places, own, strict=True))
@@ -208,7 +192,7 @@ def spoiling(run: Made) -> tuple[Flag, ...]:
 
 def _is_clean(run: Made) -> bool:
     """Whether a verdict may rest on the run."""
-    return run.failure is None and run.measure is not None and not withholding(run.measure)
+    return run.measure is not None and not withholding(run.measure)
 
 
 def given_up(number: int, paired: Sequence[Made]) -> str | None:
@@ -229,11 +213,7 @@ def given_up(number: int, paired: Sequence[Made]) -> str | None:
 def pairs_of(number: int, paired: Sequence[Made]) -> tuple[Pair, ...]:
     """(baseline, candidate) of every block in which both have been measured, flagged or not: the last of either."""
     ours, theirs = (
-        {
-            run.slot.block: run.measure
-            for run in paired
-            if run.slot.candidate == side and run.failure is None and run.measure is not None
-        }
+        {run.slot.block: run.measure for run in paired if run.slot.candidate == side and run.measure is not None}
         for side in (None, number)
     )
     return tuple((ours[block], theirs[block]) for block in sorted(ours.keys() & theirs.keys()))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from msgspec.structs import replace
@@ -24,8 +24,7 @@ from stepscope.experiment import schedule
 from stepscope.experiment.folder import Made
 from stepscope.experiment.plan import SCREEN, Plan, Screened, candidate_of
 from stepscope.experiment.propose import NEED_WORKERS, WORKERS
-from stepscope.model.comparison import Effect, Measure
-from stepscope.model.experiment import Candidate, MainEffect, Skipped
+from stepscope.model.comparison import Candidate, Effect, MainEffect, Skipped
 
 MOST_KNOBS = 11
 _FACTORIAL = 3  # knobs up to which all combinations are no more than eight runs
@@ -34,7 +33,7 @@ _GENERATORS = {8: "+++-+--", 12: "++-+++---+-"}  # first rows of Plackett and Bu
 EXCLUSIVE = (frozenset({"optimizer.fused", "optimizer.foreach"}), frozenset({"compile", "compile.mode"}))
 
 Levels = tuple[bool, ...]
-Row = tuple[Levels, int, Measure]
+Row = tuple[Levels, int, float]  # which knobs are on, the block, the mean step in ms
 
 
 def designed(plan: Plan) -> Plan:
@@ -48,22 +47,18 @@ def designed(plan: Plan) -> Plan:
 
 def judged(plan: Plan, made: Sequence[Made]) -> Screened:
     """The main effects, and the combination that pairs are to confirm. A knob that was not applied is left out."""
-    last: dict[tuple[int, int | None], Made] = {}
-    for run in made:
-        if run.slot.phase == SCREEN:
-            last[run.slot.block, run.slot.candidate] = run
+    last = {(run.slot.block, run.slot.candidate): run for run in made if run.slot.phase == SCREEN}
     refused: dict[int, str] = {}
     rows: list[Row] = []
     for (block, row), run in last.items():
         spoilt = {flag.name for flag in schedule.spoiling(run)} - {NOT_APPLIED}
-        if run.measure is None or run.failure is not None or spoilt or row is None:
+        if run.measure is None or spoilt or row is None:
             continue
         for number, candidate in enumerate(plan.candidates):
-            for knob in candidate.knobs:
-                reason = refusal(knob, run.measure)
-                if reason is not None:
-                    refused[number] = reason
-        rows.append((plan.design[row], block, run.measure))
+            reasons = [reason for knob in candidate.knobs if (reason := refusal(knob, run.measure)) is not None]
+            if reasons:
+                refused[number] = reasons[-1]
+        rows.append((plan.design[row], block, run.measure.mean_ms))
     kept = [number for number in range(len(plan.candidates)) if number not in refused]
     chosen = [plan.candidates[number] for number in kept]
     found = screened(chosen, [(tuple(levels[n] for n in kept), block, one) for levels, block, one in rows])
@@ -81,16 +76,16 @@ def factors(candidates: Sequence[Candidate]) -> tuple[tuple[Candidate, ...], tup
     """
     found: list[Candidate] = []
     skipped: list[Skipped] = []
+    most = f"a screening takes {MOST_KNOBS} knobs at most"
     for candidate in _joined(candidates):
-        rival = next((each for each in found if _clash(_names(candidate), _names(each))), None)
-        if rival is not None:
-            reason = f"takes part in the screening as {rival.name}, which excludes it"
-            skipped.append(Skipped(candidate.name, candidate.knobs, reason))
-        elif len(found) == MOST_KNOBS:
-            reason = f"a screening takes {MOST_KNOBS} knobs at most"
-            skipped.append(Skipped(candidate.name, candidate.knobs, reason))
-        else:
+        names = _names(candidate)
+        excluded = names.union(*(pair for pair in EXCLUSIVE if pair & names))
+        rival = next((each for each in found if excluded & _names(each)), None)
+        if rival is None and len(found) < MOST_KNOBS:
             found.append(candidate)
+            continue
+        reason = f"takes part in the screening as {rival.name}, which excludes it" if rival is not None else most
+        skipped.append(Skipped(candidate.name, candidate.knobs, reason))
     return tuple(found), tuple(skipped)
 
 
@@ -108,10 +103,6 @@ def _joined(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
     more = tuple(knob for each in lost for knob in each.knobs if knob.knob not in _names(home))
     joined = replace(home, name=candidate_of((*home.knobs, *more)).name, knobs=(*home.knobs, *more)) if more else home
     return [joined if each is home else each for each in candidates if each not in lost]
-
-
-def _clash(names: set[str], others: set[str]) -> bool:
-    return bool(names & others) or any(pair & names and pair & others for pair in EXCLUSIVE)
 
 
 def design(knobs: int, *, seed: int) -> tuple[Levels, ...]:
@@ -137,7 +128,7 @@ def screened(chosen: Sequence[Candidate], rows: Sequence[Row]) -> Screened:
 
     Certain effects smaller than `THRESHOLD` do not matter, and would make the combination longer for nothing.
     """
-    found = factor_effects([(levels, block, measure.mean_ms) for levels, block, measure in rows])
+    found = factor_effects(rows)
     known = list(zip(chosen, found or [None] * len(chosen), strict=True))
     effects = tuple(
         MainEffect(
@@ -167,10 +158,10 @@ def screened(chosen: Sequence[Candidate], rows: Sequence[Row]) -> Screened:
 
 
 def _combination(parts: Sequence[Candidate]) -> Candidate:
-    by_finding: dict[str | None, float] = {}
-    for factor in parts:
-        if factor.ceiling is not None and factor.finding is not None:
-            by_finding[factor.finding] = max(by_finding.get(factor.finding, 0.0), factor.ceiling)
+    ceilings = sorted(
+        (one.ceiling, one.finding) for one in parts if one.ceiling is not None and one.finding is not None
+    )
+    by_finding: dict[str | None, float] = {finding: ceiling for ceiling, finding in ceilings}  # the largest of each
     known = all(factor.finding in by_finding for factor in parts)
     return replace(
         candidate_of([knob for factor in parts for knob in factor.knobs]),
@@ -193,8 +184,8 @@ def _reason(effect: Effect | None) -> str:
     return f"it makes no difference that shows (95 %: {low} to {high})"
 
 
-def factor_effects(runs: Sequence[tuple[Levels, Hashable, float]]) -> list[Effect | None]:
-    """What each knob does on average, from (levels, block, mean step in ms): on over off.
+def factor_effects(runs: Sequence[Row]) -> list[Effect | None]:
+    """What each knob does on average: on over off.
 
     Logs are fitted by least squares with a level of its own for each block (a replicate), so that a machine that
     drifts between replicates costs nothing. `pairs` is the number of runs, `spread` the residual standard deviation;

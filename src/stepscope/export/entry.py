@@ -23,7 +23,6 @@ FLOWS = ("s", "t", "f")
 _TIMED = frozenset(("X", "i", "I", "C", *FLOWS))
 _SCOPES = ("g", "p", "t")
 _US = 1000
-_MAX_CACHED = 50_000
 # C0 and C1 controls, soft hyphen, zero-width and directional characters, line separators, byte-order mark
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]")
 _ESCAPE = b"\\u"
@@ -47,12 +46,13 @@ class Entry(msgspec.Struct, gc=False):
     args: msgspec.Raw = msgspec.Raw()
 
     @property
-    def track(self) -> tuple[bytes, bytes]:
+    def track(self) -> Track:
         """Process and thread as JSON text without quotes: writers of 2021 put the same thread as 7 and as "7"."""
         return bytes(self.pid).strip(b'"'), bytes(self.tid).strip(b'"')
 
 
 Timed = tuple[Entry, int, int]
+Track = tuple[bytes, bytes]
 _DECODE: Callable[[bytes | msgspec.Raw], Entry] = msgspec.json.Decoder(Entry).decode
 _ARGUMENTS: Callable[[bytes | msgspec.Raw], dict[str, msgspec.Raw]] = msgspec.json.Decoder(
     dict[str, msgspec.Raw]
@@ -62,7 +62,7 @@ _ARGUMENTS: Callable[[bytes | msgspec.Raw], dict[str, msgspec.Raw]] = msgspec.js
 def timed(raw: Iterable[bytes | msgspec.Raw], counts: Counter[str]) -> Iterator[Timed]:
     """Entry, start and duration (ns, as the file counts them) of all that can be exported, in file order.
 
-    The rest is counted: `lost` (no usable name or time) and `unsupported` (of a kind that is not exported).
+    What has no usable name or time is counted as `lost`; other kinds of entries are passed over.
     """
     for data in raw:
         try:
@@ -73,9 +73,7 @@ def timed(raw: Iterable[bytes | msgspec.Raw], counts: Counter[str]) -> Iterator[
         phase = entry.ph
         if phase == "M":
             yield entry, 0, 0
-        elif not isinstance(phase, str) or phase not in _TIMED:
-            counts["unsupported"] += 1
-        else:
+        elif isinstance(phase, str) and phase in _TIMED:
             start = nanoseconds(bytes(entry.ts))
             duration = nanoseconds(bytes(entry.dur)) if phase == "X" else 0
             usable = start is not None and duration is not None and isinstance(entry.name, str)
@@ -115,43 +113,36 @@ def _visible(match: re.Match[str]) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
-class Encoder:
-    """Writes entries; the JSON of names and categories is kept, since few of them are distinct."""
+def encoded(
+    timed: Timed, base_ns: int, place: tuple[int, int], identifier: bytes, args: bytes, text: Callable[[str], bytes]
+) -> bytes:
+    """`timed` as JSON with its start relative to `base_ns`, in a process and thread.
 
-    def __init__(self) -> None:
-        self._texts: dict[str, bytes] = {}
+    `identifier` is an arrow's id, `args` may be empty, `text` is `as_json`, which may remember: few texts are distinct.
+    """
+    entry, start, duration = timed
+    parts = [
+        b'{"ph":"%b"' % entry.ph.encode(),
+        b',"cat":' + text(entry.cat) if isinstance(entry.cat, str) else b"",
+        b',"name":' + text(entry.name),
+        b',"pid":%d,"tid":%d,"ts":%d.%03d' % (*place, *divmod(start - base_ns, _US)),
+    ]
+    if entry.ph == "X":
+        parts.append(b',"dur":%d.%03d' % divmod(duration, _US))
+    elif entry.ph in FLOWS:
+        parts.append(b',"id":' + identifier)
+        if entry.bp == "e":
+            parts.append(b',"bp":"e"')
+    elif entry.s in _SCOPES:
+        parts.append(b',"s":"%b"' % entry.s.encode())
+    if args:
+        parts.append(b',"args":' + args)
+    return b"".join(parts) + b"}"
 
-    def text(self, value: str) -> bytes:
-        """`value`, made safe, as JSON."""
-        known = self._texts.get(value)
-        if known is None:
-            if len(self._texts) >= _MAX_CACHED:
-                self._texts.clear()
-            known = self._texts[value] = msgspec.json.encode(safe(value))
-        return known
 
-    def entry(self, timed: Timed, base_ns: int, pid: int, tid: int, identifier: bytes, args: bytes) -> bytes:
-        """`timed` as JSON with its start relative to `base_ns`; `identifier` is an arrow's id, `args` may be empty."""
-        entry, start, duration = timed
-        category = b',"cat":' + self.text(entry.cat) if isinstance(entry.cat, str) else b""
-        parts = [
-            b'{"ph":"%b"' % entry.ph.encode(),
-            category,
-            b',"name":' + self.text(entry.name),
-            b',"pid":%d,"tid":%d,"ts":%d.%03d' % (pid, tid, *divmod(start - base_ns, _US)),
-        ]
-        if entry.ph == "X":
-            parts.append(b',"dur":%d.%03d' % divmod(duration, _US))
-        elif entry.ph in FLOWS:
-            parts.append(b',"id":' + identifier)
-            if entry.bp == "e":
-                parts.append(b',"bp":"e"')
-        elif entry.s in _SCOPES:
-            parts.append(b',"s":"%b"' % entry.s.encode())
-        if args:
-            parts.append(b',"args":' + args)
-        parts.append(b"}")
-        return b"".join(parts)
+def as_json(text: str) -> bytes:
+    """`text`, made safe, as JSON."""
+    return msgspec.json.encode(safe(text))
 
 
 def arguments(entry: Entry) -> bytes:
@@ -159,9 +150,9 @@ def arguments(entry: Entry) -> bytes:
     text = bytes(entry.args)
     if len(text) < 3:  # {}
         return b""
-    if _ESCAPE in text or len(text) > MAX_ARGUMENT_CHARS:
-        return encode_safely(text)
     try:
+        if _ESCAPE in text or len(text) > MAX_ARGUMENT_CHARS:  # numbers beyond 64 bits become text
+            return msgspec.json.encode(safe_value(msgspec.json.decode(text)))
         text = msgspec.json.format(text, indent=-1)
     except DECODING_ERRORS:
         return b""
@@ -181,14 +172,6 @@ def renumbered_arguments(entry: Entry, keys: frozenset[str], number: Callable[[b
             values[key] = msgspec.Raw(number(bytes(values[key])))
         entry.args = msgspec.Raw(msgspec.json.encode(values))
     return arguments(entry)
-
-
-def encode_safely(text: bytes) -> bytes:
-    """JSON text again, every text in it made safe; numbers beyond 64 bits become text. Empty if that cannot be done."""
-    try:
-        return msgspec.json.encode(safe_value(msgspec.json.decode(text)))
-    except DECODING_ERRORS:
-        return b""
 
 
 def safe_value(value: Any) -> Any:

@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
+import io
 import itertools
 import os
 import secrets
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 
 from stepscope.errors import EnvironmentRefusal, UnreadableInputError, UsageError
-from stepscope.export.entry import DECODING_ERRORS, FLOWS, Encoder, arguments, renumbered_arguments, safe, safe_value
-from stepscope.export.selection import FOREVER_NS, Cut, Selection, Window, select
-from stepscope.export.survey import Progress, Source, Sources, Survey, Track, clock_offset_ns, entries, find, survey
+from stepscope.export.entry import (
+    DECODING_ERRORS,
+    FLOWS,
+    Track,
+    arguments,
+    as_json,
+    encoded,
+    renumbered_arguments,
+    safe,
+    safe_value,
+)
+from stepscope.export.selection import FOREVER_NS, Cut, Window, select
+from stepscope.export.survey import Progress, Rank, Source, clock_offset_ns, find, survey
 
 _ONE_RANK_ONLY = frozenset(("distributedInfo",))
+_MAX_CACHED = 50_000  # names and categories as JSON
 
 
 class Exported(Struct, frozen=True):
@@ -41,7 +54,7 @@ def export(
     cut: Cut = Cut(),  # noqa: B008  # immutable
     *,
     force: bool = False,
-    progress: Progress | None = None,
+    progress: Callable[[float], None] = lambda _: None,
 ) -> Exported:
     """Write what `cut` asks for of the traces below `paths` to `out`, packed if its name ends in .gz.
 
@@ -49,68 +62,56 @@ def export(
     leaves `out` as it was.
     """
     check(out, list(paths), force=force)
-    sources = find(list(paths), cut.ranks)
-    check(out, [source.path for source in sources.traces], force=force)
-    passes = _passes((2 if cut.whole else 3) * len(sources.traces), progress or (lambda _: None))
-    traces = _surveyed(sources, cut, passes)
-    start_ns = min(source.survey.base_ns + (source.survey.first_ns or 0) for source in traces)
-    parts = _parts(traces, sources, cut, start_ns, passes)
-    tracks: dict[int, RankTracks] = {}
-    for part in parts:
-        taken, rank = part.source.survey, part.source.rank
-        rank_tracks = tracks.setdefault(rank, RankTracks(sources.ranks[rank].label))
-        rank_tracks.add(taken, taken.tracks if part.selection is None else part.selection.tracks)
-    with atomic(out, force=force) as sink:
-        sink.write(_head(parts, start_ns))
-        _write(parts, Numbering(tracks), start_ns, sink, passes)
+    sources, problems = find(list(paths), cut.ranks)
+    check(out, [source.path for source in sources], force=force)
+    total, begun = (2 if cut.whole else 3) * len(sources), itertools.count()
+
+    def next_pass() -> Progress:
+        """The callback of the next pass over a file: it turns progress within it into the share of all passes."""
+        before = next(begun)
+        return lambda consumed, size: progress((before + min(1.0, consumed / max(size, 1))) / total)
+
+    traces = _surveyed(sources, cut, problems, next_pass)
+    start_ns = min(source.base_ns + source.first_ns for source in traces)
+    kept = traces if cut.whole else _cut(traces, cut, start_ns, problems, next_pass)
+    ranks = list({id(source.rank): source.rank for source in kept}.values())
+    for source in kept:
+        source.rank.tracks |= source.tracks
+        source.rank.processes |= source.processes
+        source.rank.labels.update(source.labels)
+    with _replacing(out, force=force) as sink:
+        sink.write(_head(kept, start_ns, several=len(ranks) > 1))
+        separator = b"\n"
+        for event in _events(kept, ranks, start_ns, next_pass):
+            sink.write(separator + event)
+            separator = b",\n"
         sink.write(b"\n]}\n")
     return Exported(
         path=out,
-        bytes=sink.written,
-        slices=sum(part.slices for part in parts),
-        ranks=len({part.source.rank for part in parts}),
-        lost=sum(source.survey.counts["lost"] for source in traces),
-        problems=tuple(sources.problems),
+        bytes=out.stat().st_size,
+        slices=sum(source.slices for source in kept),
+        ranks=len(ranks),
+        lost=sum(source.lost for source in traces),
+        problems=tuple(problems),
     )
 
 
-def _passes(total: int, report: Progress) -> Callable[[], Progress]:
-    """What gives the callback of the next pass over a file: it turns progress within it into the share of `total`."""
-    begun = itertools.count()
-
-    def next_pass() -> Progress:
-        before = next(begun)
-        return lambda share: report((before + min(1.0, share)) / total)
-
-    return next_pass
-
-
-class _Part(Struct, frozen=True):
-    """A source with what stays of it; without a selection, that is all."""
-
-    source: Source
-    selection: Selection | None
-
-    @property
-    def slices(self) -> int:
-        return self.source.survey.slices if self.selection is None else self.selection.slices
-
-
-def _surveyed(sources: Sources, cut: Cut, passes: Callable[[], Progress]) -> list[Source]:
+def _surveyed(sources: list[Source], cut: Cut, problems: list[str], next_pass: Callable[[], Progress]) -> list[Source]:
+    """The sources that hold something with a time."""
     good = []
-    for source in sources.traces:
+    for source in sources:
         try:
-            survey(source, launches=cut.steps is not None, progress=passes())
+            wrong = survey(source, launches=cut.steps is not None, progress=next_pass())
         except UnreadableInputError as error:
-            if len(sources.traces) == 1:
+            if len(sources) == 1:
                 raise
-            sources.problems.append(f"left out: {error}")
+            problems.append(f"left out: {error}")
             continue
-        sources.problems.extend(f"{source.path.name}: {problem}" for problem in source.survey.problems)
-        if source.survey.first_ns is not None:
+        problems += [f"{source.path.name}: {problem}" for problem in wrong]
+        if source.tracks:
             good.append(source)
     if not good:
-        what = sources.traces[0].path if len(sources.traces) == 1 else "these traces"
+        what = sources[0].path if len(sources) == 1 else "these traces"
         raise UnreadableInputError(f"{what}: nothing with a time in it; give traces that torch.profiler wrote")
     return good
 
@@ -118,128 +119,105 @@ def _surveyed(sources: Sources, cut: Cut, passes: Callable[[], Progress]) -> lis
 # ------------------------------------------------------------------------------------------------------- choosing
 
 
-def _parts(
-    traces: list[Source], sources: Sources, cut: Cut, start_ns: int, passes: Callable[[], Progress]
-) -> list[_Part]:
-    if cut.whole:
-        return [_Part(source, None) for source in traces]
-    _require_categories(traces, cut)
-    windows = [_window(source, sources, cut, start_ns) for source in traces]
-    if cut.steps is not None and not any(windows):
-        raise UsageError(f"--steps {_span(cut.steps)}: {_known_steps(traces, sources)}")
-    without = {source.path.name for source, window in zip(traces, windows, strict=True) if window is None}
-    sources.problems.extend(f"{name}: has none of these steps" for name in sorted(without))
-    parts = []
-    for source, window in zip(traces, windows, strict=True):
-        advance = passes()
-        if window is not None:
-            selection = select(entries(source, advance), window, source.survey)
-            if selection.events:
-                parts.append(_Part(source, selection))
-    if not parts:
-        end_ns = max(source.survey.base_ns + source.survey.last_ns for source in traces)
-        raise UsageError(
-            f"no event is in that cut; the traces end {(end_ns - start_ns) / 10**6:.3f} ms after they start"
-        )
-    return parts
-
-
-def _require_categories(traces: list[Source], cut: Cut) -> None:
-    there = {name.casefold(): name for source in traces for name in source.survey.categories}
+def _cut(
+    traces: list[Source], cut: Cut, start_ns: int, problems: list[str], next_pass: Callable[[], Progress]
+) -> list[Source]:
+    """The sources of which something stays, with what it is."""
+    there = {name.casefold(): name for source in traces for name in source.categories}
     for name in cut.categories:
         if name.casefold() not in there:
             known = ", ".join(sorted(there.values())[:20])
             raise UsageError(f"--categories {name}: no event is of that category; there are {known}")
+    windows = [_window(source, cut, start_ns) for source in traces]
+    if cut.steps is not None and not any(windows):
+        numbers = {number for source in traces for number in _steps_of(source)}
+        why = "the traces mark no steps; cut by time with --range"
+        if numbers:
+            why = f"no such step in the traces, which hold steps {_span((min(numbers), max(numbers)))}"
+        raise UsageError(f"--steps {_span(cut.steps)}: {why}")
+    without = {source.path.name for source, window in zip(traces, windows, strict=True) if window is None}
+    problems += [f"{name}: has none of these steps" for name in sorted(without)]
+    passes = [(source, window, next_pass()) for source, window in zip(traces, windows, strict=True)]
+    kept = [source for source, window, advance in passes if window is not None and select(source, window, advance)]
+    if not kept:
+        length_ms = (max(source.base_ns + source.last_ns for source in traces) - start_ns) / 10**6
+        raise UsageError(f"no event is in that cut; the traces end {length_ms:.3f} ms after they start")
+    return kept
 
 
-def _window(source: Source, sources: Sources, cut: Cut, start_ns: int) -> Window | None:
+def _window(source: Source, cut: Cut, start_ns: int) -> Window | None:
     """What is wanted of `source`, on its own clock; None where it has none of the steps."""
-    base = source.survey.base_ns
     categories = frozenset(name.casefold() for name in cut.categories) or None
-    if cut.steps is not None:
-        known = _steps_of(source, sources)
-        asked = [times for number, times in known.items() if cut.steps[0] <= number <= cut.steps[1]]
-        if not asked:
-            return None
-        start, end = min(times[0] for times in asked), max(times[1] for times in asked)
-        return Window(
-            start, end, of_steps=True, steps=cut.steps if known is source.survey.steps else None, categories=categories
-        )
-    start, end = cut.range_ns or (0, FOREVER_NS)
-    offset = start_ns - base
-    return Window(start + offset, min(end + offset, FOREVER_NS), categories=categories)
+    if cut.steps is None:
+        start, end = cut.range_ns or (0, FOREVER_NS)
+        offset = start_ns - source.base_ns
+        return Window(start + offset, min(end + offset, FOREVER_NS), categories=categories)
+    known = _steps_of(source)
+    asked = [times for number, times in known.items() if cut.steps[0] <= number <= cut.steps[1]]
+    if not asked:
+        return None
+    numbered = cut.steps if known is source.steps else None  # by annotations; a journal's numbers are others
+    start, end = min(times[0] for times in asked), max(times[1] for times in asked)
+    return Window(start, end, of_steps=True, steps=numbered, categories=categories)
 
 
-def _steps_of(source: Source, sources: Sources) -> dict[int, tuple[int, int]]:
+def _steps_of(source: Source) -> dict[int, tuple[int, int]]:
     """Start and end of the steps in `source` on its own clock: those of its run's journal, else its annotations."""
-    rank, taken = sources.ranks[source.rank], source.survey
-    if not rank.steps:
-        return taken.steps
-    shift = taken.base_ns + clock_offset_ns(rank, taken)
-    journal = {number: (start - shift, end - shift) for number, (start, end) in rank.steps.items()}
-    first = taken.first_ns or 0
-    return {number: times for number, times in journal.items() if times[0] < taken.last_ns and times[1] > first}
+    if not source.rank.steps:
+        return source.steps
+    shift = source.base_ns + clock_offset_ns(source)
+    journal = {number: (start - shift, end - shift) for number, (start, end) in source.rank.steps.items()}
+    return {
+        number: times for number, times in journal.items() if times[0] < source.last_ns and times[1] > source.first_ns
+    }
 
 
 def _span(steps: tuple[int, int]) -> str:
     return f"{steps[0]}" if steps[0] == steps[1] else f"{steps[0]}:{steps[1]}"
 
 
-def _known_steps(traces: list[Source], sources: Sources) -> str:
-    """In words, what steps there are."""
-    known = {number for source in traces for number in _steps_of(source, sources)}
-    if not known:
-        return "the traces mark no steps; cut by time with --range"
-    return f"no such step in the traces, which hold steps {_span((min(known), max(known)))}"
-
-
 # -------------------------------------------------------------------------------------------------------- writing
 
 
-def _head(parts: list[_Part], base_ns: int) -> bytes:
+def _head(kept: list[Source], base_ns: int, *, several: bool) -> bytes:
     """The beginning of the file up to the event list: the metadata that all sources agree on."""
-    first, *others = (part.source.survey.metadata for part in parts)
-    several = len({part.source.rank for part in parts}) > 1
-    kept: dict[str, Any] = {
+    first, *others = (source.metadata for source in kept)
+    agreed: dict[str, Any] = {
         key: value
         for key, value in first.items()
         if all(key in other and other[key] == value for other in others) and not (several and key in _ONE_RANK_ONLY)
     }
-    kept["baseTimeNanoseconds"] = base_ns
-    return msgspec.json.encode(safe_value(kept)).removesuffix(b"}") + b',"traceEvents":['
+    agreed["baseTimeNanoseconds"] = base_ns
+    return msgspec.json.encode(safe_value(agreed)).removesuffix(b"}") + b',"traceEvents":['
 
 
-def _write(parts: list[_Part], numbering: Numbering, base_ns: int, sink: Sink, passes: Callable[[], Progress]) -> None:
-    """Write the metadata events, then what stays of every part."""
-    separator = b"\n"
-    for event in numbering.metadata():
-        sink.write(separator + event)
-        separator = b",\n"
-    encoder = Encoder()
-    for number, part in enumerate(parts):
-        for event in _events(part, Ids(number, len(parts)), numbering, base_ns, encoder, passes()):
-            sink.write(separator + event)
-            separator = b",\n"
-
-
-def _events(
-    part: _Part, ids: Ids, numbering: Numbering, base_ns: int, encoder: Encoder, progress: Progress
-) -> Iterator[bytes]:
-    """Every entry of `part` that stays, as JSON on the common clock."""
-    source, survey_ = part.source, part.source.survey
-    kept = part.selection.kept if part.selection is not None else None
-    first_ns = survey_.first_ns or 0
-    index = -1
-    for index, taken in enumerate(entries(source, progress)):
-        entry, start, _ = taken
-        if entry.ph == "M" or start < first_ns or (kept is not None and not (index < len(kept) and kept[index])):
-            continue
-        pid, tid = numbering.track(source.rank, entry.track)
-        args = arguments(entry) if ids.unchanged else renumbered_arguments(entry, ID_ARGUMENTS, ids.number)
-        identifier = ids.arrow(bytes(entry.id)) if entry.ph in FLOWS else b""
-        yield encoder.entry(taken, base_ns - survey_.base_ns, pid, tid, identifier, args)
-    if index + 1 != survey_.entries:
-        raise UnreadableInputError(f"{source.path}: changed while it was read; try again when it is complete")
+def _events(kept: list[Source], ranks: list[Rank], base_ns: int, next_pass: Callable[[], Progress]) -> Iterator[bytes]:
+    """The metadata events, then every entry that stays, as JSON on the common clock."""
+    numbers: dict[int, dict[Track, tuple[int, int]]] = {}
+    start = BLOCK
+    for rank in ranks:
+        processes = distinct(rank.processes)
+        if len(ranks) > 1:
+            ordered = sorted(rank.processes, key=lambda pid: _order(rank, pid))
+            processes = {pid: start + index for index, pid in enumerate(ordered)}
+            start += -(-max(1, len(ordered)) // BLOCK) * BLOCK
+        numbers[id(rank)] = _numbered(rank.tracks, processes)
+        yield from _names(rank, numbers[id(rank)], several=len(ranks) > 1)
+    text = lru_cache(_MAX_CACHED)(as_json)
+    for number, source in enumerate(kept):
+        ids, places, stays = Ids(number, len(kept)), numbers[id(source.rank)], source.kept
+        index = -1
+        for index, taken in enumerate(source.read(next_pass())):
+            entry, start_ns, _ = taken
+            if entry.ph == "M" or start_ns < source.first_ns:
+                continue
+            if stays is not None and not (index < len(stays) and stays[index]):
+                continue
+            args = arguments(entry) if ids.unchanged else renumbered_arguments(entry, ID_ARGUMENTS, ids.number)
+            identifier = ids.arrow(bytes(entry.id)) if entry.ph in FLOWS else b""
+            yield encoded(taken, base_ns - source.base_ns, places[entry.track], identifier, args, text)
+        if index + 1 != source.entries:
+            raise UnreadableInputError(f"{source.path}: changed while it was read; try again when it is complete")
 
 
 LARGEST = 2**31 - 1
@@ -291,101 +269,52 @@ def distinct(texts: Iterable[bytes]) -> dict[bytes, int]:
     return {text: value for value, text in own.items()} | dict(zip(invented, free, strict=False))
 
 
-class RankTracks(Struct):
-    """All that the sources of one rank (several windows, or spans) say of its processes and threads."""
-
-    label: str  # "rank 0"
-    tracks: set[Track] = field(default_factory=set)  # in the export
-    processes: set[bytes] = field(default_factory=set)  # in the sources: all have numbers, the same in every cut
-    labels: dict[tuple[str, bytes, bytes], str | int] = field(default_factory=dict)
-
-    def add(self, survey: Survey, tracks: set[Track]) -> None:
-        """Take in one source, of which `tracks` are in the export."""
-        self.tracks |= tracks
-        self.processes.update(pid for pid, _ in survey.tracks)
-        self.labels.update(survey.labels)
+def _order(rank: Rank, pid: bytes) -> tuple[int, int, bytes]:
+    index, value = rank.labels.get(("process_sort_index", pid, b"")), integer(pid)
+    return (index if isinstance(index, int) else LARGEST, LARGEST if value is None else value, pid)
 
 
-class Numbering:
-    """Process and thread numbers of the whole export, and the metadata events that name them."""
-
-    def __init__(self, ranks: dict[int, RankTracks]) -> None:
-        self._ranks = ranks
-        self._processes: dict[int, dict[bytes, int]] = {}
-        self._threads = {position: _threads(rank.tracks) for position, rank in ranks.items()}
-        start = BLOCK
-        for position, rank in sorted(ranks.items()):
-            pids = rank.processes
-            if len(ranks) == 1:
-                self._processes[position] = distinct(pids)
-            else:
-                ordered = sorted(pids, key=_order(rank))
-                self._processes[position] = {pid: start + index for index, pid in enumerate(ordered)}
-                start += -(-max(1, len(pids)) // BLOCK) * BLOCK
-
-    def track(self, rank: int, track: Track) -> tuple[int, int]:
-        """(process, thread) of a track that was given for the rank at position `rank`."""
-        return self._processes[rank][track[0]], self._threads[rank][track]
-
-    def metadata(self) -> list[bytes]:
-        """Metadata events as JSON, in the order of processes and threads."""
-        return [event for position in sorted(self._ranks) for event in self._rank_metadata(position)]
-
-    def _rank_metadata(self, position: int) -> list[bytes]:
-        rank, several = self._ranks[position], len(self._ranks) > 1
-        threads: dict[bytes, list[tuple[int, bytes]]] = defaultdict(list)
-        for track, number in self._threads[position].items():
-            threads[track[0]].append((number, track[1]))
-        events = []
-        for pid, number in sorted(self._processes[position].items(), key=lambda item: item[1]):
-            if pid not in threads:
-                continue
-            kinds = ("process_name", "process_labels", "process_sort_index")
-            name, label, order = (rank.labels.get((kind, pid, b"")) for kind in kinds)
-            if several:
-                name, order = _merged_name(rank.label, pid, name, label), number
-            elif name is None and integer(pid) != number:
-                name = word(pid)
-            events += _label("process_name", number, 0, "name", name)
-            events += _label("process_labels", number, 0, "labels", label)
-            events += _label("process_sort_index", number, 0, "sort_index", order)
-            for thread, tid in sorted(threads[pid]):
-                title = rank.labels.get(("thread_name", pid, tid))
-                if title is None and integer(tid) != thread:
-                    title = word(tid)
-                events += _label("thread_name", number, thread, "name", title)
-                index = rank.labels.get(("thread_sort_index", pid, tid))
-                events += _label("thread_sort_index", number, thread, "sort_index", index)
-        return events
-
-
-def _order(rank: RankTracks) -> Callable[[bytes], tuple[int, int, bytes]]:
-    def key(pid: bytes) -> tuple[int, int, bytes]:
-        index = rank.labels.get(("process_sort_index", pid, b""))
-        value = integer(pid)
-        return (index if isinstance(index, int) else LARGEST, LARGEST if value is None else value, pid)
-
-    return key
-
-
-def _threads(tracks: set[Track]) -> dict[Track, int]:
+def _numbered(tracks: set[Track], processes: dict[bytes, int]) -> dict[Track, tuple[int, int]]:
+    """The numbers of process and thread of each track, in order of them."""
     by_process: dict[bytes, list[bytes]] = defaultdict(list)
     for pid, tid in tracks:
         by_process[pid].append(tid)
-    return {(pid, tid): number for pid, tids in by_process.items() for tid, number in distinct(tids).items()}
+    found = {
+        (pid, tid): (processes[pid], number)
+        for pid, tids in by_process.items()
+        for tid, number in distinct(tids).items()
+    }
+    return dict(sorted(found.items(), key=lambda item: item[1]))
 
 
-def _merged_name(rank: str, pid: bytes, name: str | int | None, label: str | int | None) -> str:
-    if integer(pid) is None:
-        return f"{rank}: {word(pid)}"
-    own = f"{name or 'process'} {word(pid)}"
-    return f"{rank}: {label} ({own})" if label else f"{rank}: {own}"
+def _names(rank: Rank, places: dict[Track, tuple[int, int]], *, several: bool) -> Iterator[bytes]:
+    """The metadata events of a rank as JSON, in the order of processes and threads."""
+    told = None
+    for (pid, tid), (process, thread) in places.items():
+        if process != told:
+            told = process
+            kinds = ("process_name", "process_labels", "process_sort_index")
+            name, label, order = (rank.labels.get((kind, pid, b"")) for kind in kinds)
+            if several:
+                own = f"{name or 'process'} {word(pid)}"
+                name = f"{label} ({own})" if label else own
+                name, order = f"{rank.label}: {word(pid) if integer(pid) is None else name}", process
+            elif name is None and integer(pid) != process:
+                name = word(pid)
+            yield from _label("process_name", process, 0, "name", name)
+            yield from _label("process_labels", process, 0, "labels", label)
+            yield from _label("process_sort_index", process, 0, "sort_index", order)
+        title = rank.labels.get(("thread_name", pid, tid))
+        if title is None and integer(tid) != thread:
+            title = word(tid)
+        yield from _label("thread_name", process, thread, "name", title)
+        index = rank.labels.get(("thread_sort_index", pid, tid))
+        yield from _label("thread_sort_index", process, thread, "sort_index", index)
 
 
-def _label(kind: str, pid: int, tid: int, key: str, value: str | int | None) -> list[bytes]:
-    if value is None:
-        return []
-    return [msgspec.json.encode({"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {key: value}})]
+def _label(kind: str, pid: int, tid: int, key: str, value: str | int | None) -> Iterator[bytes]:
+    if value is not None:
+        yield msgspec.json.encode({"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {key: value}})
 
 
 class Ids:
@@ -421,40 +350,6 @@ class Ids:
 
 _BUFFER = 2**20
 _LEVEL = 9  # as the profilers pack their own; at level 6 a whole trace could come out larger than its source
-_GZIP = 31  # zlib's way to say: with a gzip header, which then holds neither a name nor a time
-
-
-class Sink:
-    """Takes bytes and counts how many reach the file."""
-
-    def __init__(self, file: BinaryIO, *, packed: bool) -> None:
-        self._file = file
-        self._packer = zlib.compressobj(_LEVEL, wbits=_GZIP) if packed else None
-        self._parts: list[bytes] = []
-        self._waiting = 0
-        self.written = 0
-
-    def write(self, data: bytes) -> None:
-        """Add `data`."""
-        self._parts.append(data)
-        self._waiting += len(data)
-        if self._waiting >= _BUFFER:
-            self._flush()
-
-    def finish(self) -> None:
-        """Write what waits."""
-        self._flush()
-        if self._packer is not None:
-            self._put(self._packer.flush())
-
-    def _flush(self) -> None:
-        data = b"".join(self._parts)
-        self._parts, self._waiting = [], 0
-        self._put(self._packer.compress(data) if self._packer is not None else data)
-
-    def _put(self, data: bytes) -> None:
-        self._file.write(data)
-        self.written += len(data)
 
 
 def check(path: Path, inputs: list[Path], *, force: bool) -> None:
@@ -477,18 +372,20 @@ def _same(path: Path, other: Path) -> bool:
 
 
 @contextlib.contextmanager
-def atomic(path: Path, *, force: bool) -> Iterator[Sink]:
-    """A sink whose content stands at `path` once the block has ended well; raises EnvironmentRefusal.
+def _replacing(path: Path, *, force: bool) -> Iterator[io.BufferedWriter]:
+    """What is written stands at `path` once the block has ended well; raises EnvironmentRefusal.
 
     Its folder is made where there is none.
     """
     temporary = path.parent / f".{path.name[:200]}.{secrets.token_hex(8)}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "xb") as file:  # exclusive: a link that someone laid in the way is not followed
-            sink = Sink(file, packed=path.suffix.lower() == ".gz")
-            yield sink
-            sink.finish()
+        with contextlib.ExitStack() as opened:
+            # exclusive: a link that someone laid in the way is not followed
+            file: Any = opened.enter_context(open(temporary, "xb"))
+            if path.suffix.lower() == ".gz":  # its header holds neither a name nor a time
+                file = opened.enter_context(gzip.GzipFile("", "wb", _LEVEL, file, mtime=0))
+            yield opened.enter_context(io.BufferedWriter(file, _BUFFER))
         check(path, [], force=force)
         os.replace(temporary, path)
     except OSError as error:

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterable
 from decimal import Decimal
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
 from stepscope.errors import UsageError
-from stepscope.export.entry import FLOWS, Entry, Timed
-from stepscope.export.survey import MEMORY, Survey, Track, correlation_of, is_device, step_of
+from stepscope.export.entry import FLOWS, Entry
+from stepscope.export.survey import MEMORY, Progress, Source, correlation_of, step_of
+
+_DEVICE = frozenset(("kernel", "memcpy", "memset", "mtia_ccp_events"))
 
 
 class Window(Struct, frozen=True):
@@ -35,103 +37,61 @@ class Window(Struct, frozen=True):
     steps: tuple[int, int] | None = None
     categories: frozenset[str] | None = None
 
-    def overlaps(self, start: int, end: int) -> bool:
-        """Whether a slice has any part in the window; one without length counts where it stands."""
-        return start < self.end_ns and (end > self.start_ns or start == end == self.start_ns)
+    def asks_for(self, category: Any) -> bool:
+        """Whether events of a category are wanted."""
+        return self.categories is None or (isinstance(category, str) and category.casefold() in self.categories)
+
+    def keeps_slice(self, entry: Entry, start: int, end: int, launched: frozenset[int]) -> bool:
+        """Whether a slice stays; `launched` are the correlation ids of what was launched in the window."""
+        if not self.asks_for(entry.cat):
+            return False
+        if self.steps is not None:
+            number = step_of(entry)
+            if number is not None:
+                return self.steps[0] <= number <= self.steps[1]
+        # one without length counts where it stands
+        if start < self.end_ns and (end > self.start_ns or start == end == self.start_ns):
+            return True
+        on_device = isinstance(entry.cat, str) and entry.cat.lower().removeprefix("gpu_") in _DEVICE
+        return self.of_steps and start >= self.end_ns and on_device and correlation_of(entry) in launched
+
+    def keeps_moment(self, entry: Entry, time: int) -> bool:
+        """Whether an instant or a counter stays."""
+        asked = self.asks_for(entry.cat) or (entry.name == MEMORY and self.asks_for("memory"))
+        return self.start_ns <= time < self.end_ns and asked
 
 
-class Selection(Struct, frozen=True):
-    """`kept[i]` is 1 where entry i of the source stays; metadata events are always 0, they are written anew."""
-
-    kept: bytearray
-    tracks: set[Track]
-    slices: int
-    events: int
-
-
-def select(entries: Iterable[Timed], window: Window, survey: Survey) -> Selection:
-    """Judge every entry of a source."""
+def select(source: Source, window: Window, progress: Progress) -> bool:
+    """Judge every entry of a source: sets what is `kept` of it. Whether anything is."""
     kept = bytearray()
-    tracks: set[Track] = set()
-    launched = _launched_in(window, survey)
-    starts, ends = array("q"), _Ends()
-    slices = 0
-    for entry, start, duration in entries:
-        index = len(kept)
+    starts, correlations = (np.array(part, np.int64) for part in source.launches)
+    launched = frozenset(correlations[(starts >= window.start_ns) & (starts < window.end_ns)].tolist())
+    slices = array("q")  # where the ones that stay begin
+    index, arrow, place, is_start = array("q"), array("q"), array("q"), bytearray()  # of the ends of arrows
+    source.tracks = set()
+    for entry, start, duration in source.read(progress):
         kept.append(0)
         if entry.ph == "X":
-            if _keeps_slice(entry, start, start + duration, window, launched):
-                kept[index] = 1
-                slices += 1
-                tracks.add(entry.track)
-                starts.append(hash((entry.track, start)))
+            if window.keeps_slice(entry, start, start + duration, launched):
+                kept[-1] = 1
+                source.tracks.add(entry.track)
+                slices.append(hash((entry.track, start)))
         elif entry.ph in FLOWS:
-            ends.add(index, entry, start)
-        elif entry.ph != "M" and _keeps_moment(entry, start, window):
-            kept[index] = 1
-            tracks.add(entry.track)
-    for index in ends.with_slices_at(starts):
-        kept[index] = 1
-    return Selection(kept, tracks, slices, sum(kept))
-
-
-def _launched_in(window: Window, survey: Survey) -> frozenset[int] | None:
-    if not window.of_steps:
-        return None
-    starts, correlations = (np.array(part, np.int64) for part in survey.launches)
-    inside = (starts >= window.start_ns) & (starts < window.end_ns)
-    return frozenset(correlations[inside].tolist())
-
-
-def _keeps_slice(entry: Entry, start: int, end: int, window: Window, launched: frozenset[int] | None) -> bool:
-    if window.categories is not None and (
-        not isinstance(entry.cat, str) or entry.cat.casefold() not in window.categories
-    ):
-        return False
-    if window.steps is not None:
-        number = step_of(entry)
-        if number is not None:
-            return window.steps[0] <= number <= window.steps[1]
-    if window.overlaps(start, end):
-        return True
-    return (
-        launched is not None and start >= window.end_ns and is_device(entry.cat) and correlation_of(entry) in launched
-    )
-
-
-def _keeps_moment(entry: Entry, time: int, window: Window) -> bool:
-    if not window.start_ns <= time < window.end_ns:
-        return False
-    if window.categories is None:
-        return True
-    if entry.name == MEMORY and "memory" in window.categories:
-        return True
-    return isinstance(entry.cat, str) and entry.cat.casefold() in window.categories
-
-
-class _Ends:
-    """The ends of arrows of a source, in three columns."""
-
-    def __init__(self) -> None:
-        self._index, self._arrow, self._place = array("q"), array("q"), array("q")
-        self._is_start = bytearray()
-
-    def add(self, index: int, entry: Entry, time: int) -> None:
-        self._index.append(index)
-        self._arrow.append(
-            hash((entry.cat if isinstance(entry.cat, str) else "", entry.name, bytes(entry.id).strip(b'"')))
-        )
-        self._place.append(hash((entry.track, time)))
-        self._is_start.append(entry.ph == "s")
-
-    def with_slices_at(self, starts: array[int]) -> list[int]:
-        """Indexes of the ends that lie on a slice of `starts` and have a partner that does, too."""
-        index, arrow, place = (np.array(part, np.int64) for part in (self._index, self._arrow, self._place))
-        is_start, slices = np.array(self._is_start, bool), np.array(starts, np.int64)
-        placed = np.isin(place, slices)
-        whole = np.intersect1d(arrow[placed & is_start], arrow[placed & ~is_start])
-        found: list[int] = index[placed & np.isin(arrow, whole)].tolist()
-        return found
+            category = entry.cat if isinstance(entry.cat, str) else ""
+            index.append(len(kept) - 1)
+            arrow.append(hash((category, entry.name, bytes(entry.id).strip(b'"'))))
+            place.append(hash((entry.track, start)))
+            is_start.append(entry.ph == "s")
+        elif entry.ph != "M" and window.keeps_moment(entry, start):
+            kept[-1] = 1
+            source.tracks.add(entry.track)
+    # arrows with both ends where a slice that stays begins
+    placed, opens, ids = np.isin(np.array(place, np.int64), slices), np.array(is_start, bool), np.array(arrow, np.int64)
+    whole = np.intersect1d(ids[placed & opens], ids[placed & ~opens])
+    for at in np.array(index, np.int64)[placed & np.isin(ids, whole)].tolist():
+        kept[at] = 1
+    source.kept, source.slices = kept, len(slices)
+    return any(kept)
 
 
 _TIME = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*(ms|s|us)?")
@@ -159,21 +119,19 @@ class Cut(Struct, frozen=True):
 
 def parse_range(text: str) -> tuple[int, int]:
     """`START:END` in ns; each side has its own unit (us, ms, s) or the other side's, either may be left out."""
-    start_text, colon, end_text = text.partition(":")
-    start, end = _TIME.fullmatch(start_text.strip()), _TIME.fullmatch(end_text.strip())
-    malformed = not colon or (not start and start_text.strip()) or (not end and end_text.strip())
-    units = [match[2] for match in (start, end) if match and match[2]]
-    if malformed or not (start or end) or not units:
+    sides = [side.strip() for side in text.partition(":")[::2]]
+    matches = [_TIME.fullmatch(side) for side in sides]
+    malformed = ":" not in text or any(side and not match for side, match in zip(sides, matches, strict=True))
+    units = [match[2] for match in matches if match and match[2]]
+    if malformed or not units:
         raise UsageError(f"--range {text}: not a range of time; write --range 100ms:250ms or --range 1.5s:2s")
-    start_ns = _nanoseconds(start, units[0]) if start else 0
-    end_ns = _nanoseconds(end, units[0]) if end else FOREVER_NS
+    start_ns, end_ns = (
+        int(Decimal(match[1]) * _UNITS_NS[match[2] or units[0]]) if match else missing
+        for match, missing in zip(matches, (0, FOREVER_NS), strict=True)
+    )
     if end_ns <= start_ns:
         raise UsageError(f"--range {text}: ends before it begins; write the earlier time first")
     return start_ns, end_ns
-
-
-def _nanoseconds(match: re.Match[str], unit: str) -> int:
-    return int(Decimal(match[1]) * _UNITS_NS[match[2] or unit])
 
 
 def parse_categories(texts: list[str] | None) -> tuple[str, ...]:

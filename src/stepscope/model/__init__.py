@@ -8,10 +8,6 @@ is so for other packages.
 
 from __future__ import annotations
 
-from stepscope.model.analysis import (
-    Analysis,
-    Report,
-)
 from stepscope.model.findings import (
     Abstention,
     Diagnosis,
@@ -27,6 +23,7 @@ from stepscope.model.findings import (
     UnexplainedPart,
 )
 from stepscope.model.run_facts import (
+    Analysis,
     BatchContent,
     FixedCosts,
     FrameworkFacts,
@@ -40,6 +37,7 @@ from stepscope.model.run_facts import (
     ProfiledFacts,
     PythonFacts,
     Quality,
+    Report,
     RunFacts,
     Settings,
     Site,
@@ -48,13 +46,7 @@ from stepscope.model.run_facts import (
     StepFacts,
     WindowFacts,
 )
-from stepscope.model.trace import (
-    DeviceLine,
-    DeviceLines,
-    DeviceTime,
-    ReadingFacts,
-    TraceFacts,
-)
+from stepscope.model.trace import DeviceLine, DeviceLines, DeviceTime, ReadingFacts, TraceFacts
 from stepscope.schema import (
     CATEGORIES,
     PHASES,

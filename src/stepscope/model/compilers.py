@@ -79,9 +79,8 @@ class CompilerCause(Struct, frozen=True):
 class CompilerSteps(Struct, frozen=True):
     """Steps of one kind of one backend, and what compiling took of them. Partly compiling steps count whole in wall.
 
-    Steps of all ranks are pooled: counts and times are sums over ranks, shares are of the pooled wall time. Steps in
-    profiler windows are left out. Where no journal and no trace gives the wall time of steps, `wall_ms` is estimated
-    from the rates of a report (`estimated`), or None; such a report knows no kinds, all is said of "train".
+    Counts and times are sums over ranks, shares are of the pooled wall time. A report with rates of steps alone knows
+    no kinds: all is said of "train".
 
     steps: Steps of this kind of the processes that used the backend, all ranks; steps in profiler windows left out
         unless all are. Where nothing measured steps: MarkStep.
@@ -172,8 +171,7 @@ class CompilerMetric(Struct, frozen=True):
 class CompilerWarning(Struct, frozen=True):
     """A line as torch_xla's debug profiler words it. `rule`: too_frequent, too_slow, not_lowered.
 
-    `verbatim`: the log holds this very line, the last of its kind; `repeats` is how many of its kind there are. A line
-    of a form that is not known has the rule "other".
+    `verbatim`: the log holds this very line, the last of its kind. A line of unknown form has the rule "other".
 
     count: Counts as the line states them; of operators without lowering, their calls.
     steps: Steps as the line states them.
@@ -193,9 +191,6 @@ class CompilerWarning(Struct, frozen=True):
 
 class EagerAfterLimit(Struct, frozen=True):
     """Steps before and after a function ran into its limit of versions.
-
-    `before_ms`: median wall time of the steps before the limit that did not compile; where these are fewer than three,
-    of all before it, compile time left out of each (`before_compiling`). None with fewer than three steps.
 
     step: Number of the step in which the limit was first hit.
     before_ms: Median over the steps before the first limit hit, of its kind and process, of wall time less compile

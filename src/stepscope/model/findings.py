@@ -155,7 +155,7 @@ class UnexplainedPart(Struct, frozen=True):
 
 
 class Unexplained(Struct, frozen=True):
-    """What of the mean training step nobody explained. Its parts exclude each other and sum to it.
+    """What of the mean training step nobody explained.
 
     `unseen` is what was not recorded at all, so that nothing can be said of it. "Nothing worth fixing" is only said
     where neither is: `large` is False and `unseen` empty.

@@ -1,6 +1,7 @@
 """What the machine and the loader's rhythm do to a run: clocks of GPUs, storage, nodes of memory, pauses, cores, drift.
 
-Times per step are ms of a mean steady step unless a name says otherwise. A part is None where its source is missing.
+At the end stand the steps of several ranks side by side, and what the steps of a run wait for and share. Times per step
+are ms of a mean steady step unless a name says otherwise. A part is None where its source is missing.
 """
 
 from __future__ import annotations
@@ -110,9 +111,8 @@ class PauseLine(Struct, frozen=True):
 
 
 class PauseFacts(Struct, frozen=True):
-    """Collections of Python's garbage collector inside steady steps: full ones, and others above a millisecond.
-
-    `lines` are in order of time; a line that asks for a collection holds all of its own.
+    """Collections of Python's garbage collector inside steady steps. `lines` are in order of time; a line that asks for
+    a collection holds all of its own.
 
     count: Collections that began in a steady training step: full ones, others above a millisecond.
     full: Of these, collections of all generations.
@@ -134,9 +134,9 @@ class PauseFacts(Struct, frozen=True):
 
 
 class PoolFacts(Struct, frozen=True):
-    """How all threads of a training process used its cores, mean over processes. Shares are of wall time.
+    """How all threads of a training process used its cores, mean over processes. The pool is all but the main one.
 
-    The pool is all threads but the main one. What it loses is None where torch's threads fit, or are not known.
+    What it loses is None where torch's threads fit, or are not known.
 
     main_cpu_share: Of the wall time, in which the main thread was on a core (schedstat).
     main_off_share: Of the wall time, in which it was neither on a core nor ready for one.
@@ -230,9 +230,8 @@ class Child(Struct, frozen=True):
 
 
 class ChildrenFacts(Struct, frozen=True):
-    """What the processes that the script started take from the main thread; those that use most first.
-
-    Times are None where no telemetry of the main thread exists.
+    """What processes that the script started take from the main thread, the largest first. Times are None without
+    telemetry of the main thread.
 
     cores: CPU use of processes that neither train nor load batches, mean over readings.
     ms_per_step: Of what the main thread waited for a core, their part by the CPU use of all that ran beside it.
@@ -323,9 +322,8 @@ class DriftLine(Struct, frozen=True):
 
 
 class DriftFacts(Struct, frozen=True):
-    """Whether steady steps became slower. Levels are on the straight line through all steps (Theil and Sen).
-
-    `rising`: every part of the run is slower at its median than the one before, on every rank.
+    """Whether steady steps became slower. `rising`: every part of the run is slower at its median than the one before,
+    on every rank.
 
     steps: Steady training steps.
     parts: Parts the run is cut into.
@@ -439,17 +437,108 @@ class TraceLoader(Struct, frozen=True):
 class MachineFacts(Struct, frozen=True):
     """All of the above."""
 
-    journaled: bool  # a journal of events exists: what is not in it did not happen
-    pauses: PauseFacts | None
-    cpu: CpuFacts | None
-    memory: MemoryPressureFacts | None
-    drift: DriftFacts | None
-    profiler: ProfilerFacts | None
-    epochs: tuple[EpochFacts, ...] | None
-    waves: WaveFacts | None
-    trace_loaders: tuple[TraceLoader, ...]
+    journaled: bool = False  # a journal of events exists: what is not in it did not happen
+    pauses: PauseFacts | None = None
+    cpu: CpuFacts | None = None
+    memory: MemoryPressureFacts | None = None
+    drift: DriftFacts | None = None
+    profiler: ProfilerFacts | None = None
+    epochs: tuple[EpochFacts, ...] | None = None
+    waves: WaveFacts | None = None
+    trace_loaders: tuple[TraceLoader, ...] = ()
     gpus: tuple[GpuClocks, ...] = ()  # that the run computes on
     storage: StorageFacts | None = None
     numa: NumaFacts | None = None  # of a machine with several nodes of memory
     children: ChildrenFacts | None = None  # None without telemetry of the training time
     page_faults: PageFaultFacts | None = None  # None in recordings without them
+
+
+class RankWork(Struct, frozen=True):
+    """One rank's mean step.
+
+    rank: Number of the rank.
+    wall_ms: Mean step: the sum of its phases.
+    own_ms: Mean time in phases in which it waits for no other rank.
+    exchange_ms: Mean time in the other phases: own work, transfer and waiting together.
+    phases_ms: phase -> mean time.
+    samples: Mean samples of a step; missing where a step's are unknown.
+    """
+
+    rank: int
+    wall_ms: float
+    own_ms: float
+    exchange_ms: float
+    phases_ms: dict[str, float]
+    samples: float | None
+
+
+class RanksFacts(Struct, frozen=True):
+    """Steady training steps that all ranks took, the n-th of each beside the n-th of the others.
+
+    `exchange` are the phases in which ranks wait for each other, `exchange_source` how that is known.
+
+    steps: Training steps that are steady on all ranks: the n-th step of each rank stands beside the n-th of the others.
+    slowest: The rank whose own work is longest, mean over steps.
+    excess_ms: Own work of the slowest rank less the median of the others' in the same step, mean over steps.
+    least_excess_ms: The smallest of that mean over the four quarters of the steps.
+    slow: Ranks with at least half of the slowest one's excess over the median of the others.
+    most_excess_ms: Its part of the step in the quarter where that was largest, times the mean step.
+    longest_own_ms: Own work of whichever rank works longest in a step, mean over steps.
+    waited_ms: Median over the other ranks of their time in phases of the exchange, less that of the slowest rank; mean
+        over steps.
+    slowest_share: Steps in which the slowest rank's own work was the longest of all.
+    excess_by_phase_ms: phase of own work -> the slowest rank's time less the median of the others'.
+    """
+
+    ranks: tuple[RankWork, ...]
+    steps: int
+    exchange: tuple[str, ...]
+    exchange_source: str
+    slowest: int
+    excess_ms: float
+    least_excess_ms: float
+    waited_ms: float
+    slowest_share: float
+    excess_by_phase_ms: dict[str, float]
+    most_excess_ms: float = 0.0
+    slow: tuple[int, ...] = ()
+    longest_own_ms: float = 0.0
+
+    def of(self, rank: int) -> RankWork:
+        """The mean step of a rank of `ranks`."""
+        return next(work for work in self.ranks if work.rank == rank)
+
+
+class RankWait(Struct, frozen=True):
+    """One rank's mean step, and its wait for data.
+
+    rank: Number of the rank.
+    wall_ms: Its mean steady step.
+    wait_ms: Of it, the wait for data.
+    """
+
+    rank: int
+    wall_ms: float
+    wait_ms: float
+
+
+class Pipeline(Struct, frozen=True):
+    """The chain behind a steady training step: loader workers, the main thread, the other ranks.
+
+    mean_ms: The mean steady step.
+    wait_ms: Of it, the wait for data.
+    wait_at_most_ms: The wait's part of the step in the quarter of the run where it was largest, times the mean step.
+    workers: Worker processes of the DataLoader; 0 loads in the training process.
+    workers_ms: Work of all of them for one step.
+    cores (count): Cores of one rank: those the process may use by the ranks of its host.
+    contended_ms: In a mean step, what the main thread could run but had no core, held by the run's own threads.
+    """
+
+    mean_ms: float
+    wait_ms: float | None
+    wait_at_most_ms: float | None
+    workers: int | None
+    workers_ms: float | None
+    cores: float | None
+    contended_ms: float | None
+    ranks: tuple[RankWait, ...]

@@ -101,8 +101,7 @@ class MemoryBlock(Struct, frozen=True):
 class MemoryOperator(Struct, frozen=True):
     """What an operator allocated, itself and with what it called. `increase` is allocated minus released.
 
-    `name` None: outside any operator. `calls` are all calls of the operator in the trace, those that allocate nothing
-    included. A call inside a call of the same operator counts once in the totals.
+    `name` None: outside any operator. `calls` include those that allocate nothing.
 
     span: Number of the worker's trace, from 1 on; of recordings of memory 1.
     calls: Calls of the name in the trace.
@@ -220,10 +219,10 @@ class MemoryView(Struct, frozen=True):
     operators: tuple[MemoryOperator, ...]
     lines: tuple[MemoryLine, ...]
     blocks: tuple[MemoryBlock, ...]
-    pairs: int
-    unpaired_allocations: int
-    unpaired_releases: int
-    notes: tuple[str, ...]
+    pairs: int = 0
+    unpaired_allocations: int = 0
+    unpaired_releases: int = 0
+    notes: tuple[str, ...] = ()
     states: tuple[MemoryState, ...] = ()
     out_of_memory: tuple[OutOfMemory, ...] = ()
 
@@ -322,10 +321,7 @@ class GrowthLine(Struct, frozen=True):
 
 
 class MemoryGrowth(Struct, frozen=True):
-    """Memory that grows steadily. Levels are on the straight line through all readings (Theil and Sen), or in a trace
-    those at the ends of its first and last step.
-
-    `traced`: seen in a trace alone, because the run has too few readings.
+    """Memory that grows steadily. `traced`: seen in a trace alone, because the run has too few readings.
 
     rank: Number of the rank.
     points: Readings between two steps, or steps of a trace.

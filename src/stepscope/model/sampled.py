@@ -39,8 +39,6 @@ class WaitPart(Struct, frozen=True):
 class LoaderWait(Struct, frozen=True):
     """How a rank's wait for its loader is made up. `simultaneous`: workers and main process were seen at the same time.
 
-    Otherwise worker samples of the same period stand for what workers did meanwhile, each worker by itself.
-
     rank: The rank that waits.
     wait_ms_per_step: Measured data wait of the rank's mean steady step; missing where no step tells it.
     wait_share: Of the sampled time of the main thread's loop, what it spends in its loader's `__next__`.

@@ -200,9 +200,7 @@ class StepPhases(Struct, frozen=True):
 
 
 class StepDistribution(Struct, frozen=True):
-    """How many steps of a kind take how long: `counts[i]` lie from `edges_ms[i]` to the next edge.
-
-    Bins are equally wide, but the last one also holds everything `longer`: all above its lower edge.
+    """How many steps of a kind take how long. `longer`: the last bin holds all steps above its lower edge.
 
     edges_ms: Edges of the bins, equally wide; the last bin also holds all longer steps.
     steady: Steady steps in each bin: the ones that statistics stand on.
@@ -254,8 +252,8 @@ class StepEvent(Struct, frozen=True):
 class LongStep(Struct, frozen=True):
     """A step among the longest.
 
-    `phase` is the one that is longest above its own median, by `phase_extra_ms`; None where phases are not known or
-    none is longer than usual. `events` took the most time in the step, the longest first.
+    `phase` is the one that `phase_extra_ms` is of; None where phases are not known or none is longer than usual.
+    `events` took the most time in the step, the longest first.
 
     step: Number of the step, counted from 0 in its process.
     wall_ms: Wall time of the step.
@@ -275,8 +273,6 @@ class LongStep(Struct, frozen=True):
 
 class TelemetrySeries(Struct, frozen=True):
     """One figure of one subject: a training process ("rank-0"), "loader workers" together, a GPU, or a host.
-
-    `values` are as many as the axis has points, None where nothing was read. Counters are given as growth per second.
 
     values (in the name): Readings, or the mean of those of a point's time; of counters the growth per second.
         docs/run_folder.md says what each metric is.

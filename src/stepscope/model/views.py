@@ -186,10 +186,8 @@ class CallStack(Struct, frozen=True):
 class OperatorRow(Struct, frozen=True):
     """All calls of one operator (and, grouped by shapes, with one list of input shapes).
 
-    Host times are summed over threads. Device times are of linked kernels, copies and fills; they count work on
-    parallel streams once per operator (union of intervals), and `*_sum_ns` are the plain sums, which is what the plugin
-    showed. A call within one of the same row (recursion) adds nothing to the totals; one that is the only call in it is
-    no call of its own.
+    Device times are of linked kernels, copies and fills: unions of intervals, and `*_sum_ns` the plain sums, which is
+    what the plugin showed.
 
     calls: Calls that began in the span or step. A call whose only inner operator has the same name is one with it.
     calls_per_step: Calls that began in a profiled step, by the number of these steps.

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from stepscope.errors import UnreadableInputError
-from stepscope.read.raw import RawRun
+from stepscope.errors import UnreadableInputError, readable
+from stepscope.read.raw import Losses, RawRun
 from stepscope.read.run_folder import is_run_folder, read_run_folder
 
 __all__ = ["RawRun", "is_run_folder", "read_paths", "read_run", "read_third_party"]
@@ -19,15 +19,13 @@ _WHICH = "give the folder that `stepscope run` printed"
 
 def read_run(folder: Path) -> RawRun:
     """Read a run folder; raises UnreadableInputError when it is none or nothing in it can be read."""
-    try:
+    with readable(folder, "check its permissions"):
         if is_run_folder(folder):
             return read_run_folder(folder)
         if not folder.exists():
             raise UnreadableInputError(f"{folder}: no such file or folder; {_WHICH}")
         if folder.is_dir() and not any(folder.iterdir()):
             raise UnreadableInputError(f"{folder}: an empty folder; {_WHICH}")
-    except OSError as error:
-        raise UnreadableInputError(f"{folder}: {error.strerror or error}; check its permissions") from error
     raise UnreadableInputError(f"{folder}: not a run folder (no host-* or rank-* in it); {_WHICH}")
 
 
@@ -43,17 +41,18 @@ def read_third_party(paths: Sequence[Path]) -> RawRun:
 
     Raises UnreadableInputError as `read_run` does, and where two of these kinds are named in one call.
     """
-    from stepscope.read.stacks.sampled_files import holds_stacks, is_stack_file, open_stacks, read_stack_files
-    from stepscope.read.streams import read_head
+    from stepscope.read.stacks.sampled_files import is_stack_file, open_stacks, read_stack_files
+    from stepscope.read.streams import known_files, read_head
     from stepscope.read.traces import holds_traces, read_traces
-    from stepscope.read.xla.files import holds_xla, is_xla_file, read_xla_files
+    from stepscope.read.xla.files import is_xla_file, read_xla_files
 
     if not paths:
         raise UnreadableInputError("no path given; give a run folder, traces, files of sampled stacks or of torch_xla")
-    try:
+    with readable(paths[0], "check its permissions"):
         folders = [path for path in paths if path.is_dir()]
         files = [path for path in paths if path not in folders]
-        for is_ours, read in ((is_xla_file, read_xla_files), (is_stack_file, read_stack_files)):
+        kinds = ((is_xla_file, read_xla_files), (is_stack_file, read_stack_files))
+        for is_ours, read in kinds:
             ours = [path for path in files if is_ours(path)]
             others = [path for path in files if path not in ours]
             if ours and others:
@@ -64,10 +63,7 @@ def read_third_party(paths: Sequence[Path]) -> RawRun:
             if path.is_file() and not read_head(path).lstrip().startswith((b"{", b"[")):
                 open_stacks(path)  # no format is known: raises with what the file is
         if folders and not files and not holds_traces(folders):
-            if holds_stacks(folders):
-                return read_stack_files(paths)
-            if holds_xla(folders):
-                return read_xla_files(paths)
+            for is_ours, read in reversed(kinds):
+                if any(known_files(folders, is_ours, Losses())):
+                    return read(paths)
         return read_traces(paths)
-    except OSError as error:
-        raise UnreadableInputError(f"{paths[0]}: {error.strerror or error}; check its permissions") from error

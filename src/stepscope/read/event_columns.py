@@ -7,6 +7,7 @@ but no content.
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal, InvalidOperation
@@ -148,25 +149,12 @@ def _decode_one(kind: Any, raw: msgspec.Raw) -> Any:
     value = first_value(bytes(raw))
     if isinstance(value, dict):
         for field in msgspec.structs.fields(kind):
-            fitted = _fit(field.type, value.get(field.encode_name))
-            if fitted is not None:
-                setattr(record, field.name, fitted)
+            given = value.get(field.encode_name)
+            if given is not None:
+                with contextlib.suppress(*DAMAGE, OverflowError):
+                    # through JSON, which raw arguments stay
+                    setattr(record, field.name, msgspec.json.decode(msgspec.json.encode(given), type=field.type))
     return record
-
-
-def _fit(kind: Any, value: Any) -> Any:
-    if value is None:
-        return None
-    if kind is msgspec.Raw:
-        return msgspec.Raw(msgspec.json.encode(value))
-    if kind == _FLOAT[0]:
-        return float(value) if isinstance(value, int | float) and abs(value) < 1e300 else None
-    if kind == _TEXT[0]:
-        return value if isinstance(value, str) else None
-    if kind == _SIDES[0]:
-        sides = value if isinstance(value, list) and len(value) == 3 else []
-        return tuple(sides) if sides and all(type(side) is int for side in sides) else None
-    return whole_number(value) if kind == Whole else value
 
 
 # ----------------------------------------------------------------------------------------------------------- times

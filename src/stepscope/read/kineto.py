@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from stepscope.errors import UnreadableInputError
+from stepscope.errors import UnreadableInputError, readable
 from stepscope.read.event_columns import (
     EXACT_MICROSECONDS,
     ChunkBuilder,
@@ -23,7 +23,8 @@ from stepscope.read.event_columns import (
     loses_nanoseconds,
 )
 from stepscope.read.event_list import DAMAGE, Decode, Frames, first_value
-from stepscope.read.streams import BYTE_ORDER_MARK, ByteStream, Limits, Progress, read_head
+from stepscope.read.raw import Progress
+from stepscope.read.streams import BYTE_ORDER_MARK, ByteStream, Limits, read_head
 from stepscope.read.text import clean, moment_ns, number, whole_number
 from stepscope.read.trace import TraceChunk, TraceQuality, TraceSummary
 
@@ -118,20 +119,13 @@ class _TraceFile:
 
     def __init__(self, path: Path, limits: Limits | None, progress: Progress | None, decode: Decode) -> None:
         self._path = path
+        self._useful = 0  # entries of use that were met so far
         limits = limits or Limits()
-        try:
+        with readable(path):
             if not is_trace(read_head(path)):
                 raise UnreadableInputError(f"{path}: no trace event in it; {_GIVE}")
             self._bytes = ByteStream(path, limits, progress)
-        except OSError as error:
-            raise UnreadableInputError(
-                f"{path}: {error.strerror or error}; check the path and its permissions"
-            ) from error
         self._frames = Frames(self._watched(limits.barren_bytes), decode, limits)
-
-    def _useful(self) -> int:
-        """How many entries of use were met so far."""
-        raise NotImplementedError
 
     def _watched(self, barren_bytes: int) -> Iterator[bytes]:
         """The file's bytes, up to the point where it has shown that it holds nothing."""
@@ -139,16 +133,14 @@ class _TraceFile:
         for piece in self._bytes:
             yield piece
             size += len(piece)
-            if size > barren_bytes and not self._useful():
+            if size > barren_bytes and not self._useful:
                 return
 
     def _stretches(self) -> Iterator[list[Any]]:
         """Decoded entries; raises UnreadableInputError where there is none of use."""
-        try:
+        with readable(self._path, "check the file"):
             yield from self._frames.batches()
-        except OSError as error:
-            raise UnreadableInputError(f"{self._path}: {error.strerror or error}; check the file") from error
-        if self._useful() <= 0:
+        if not self._useful:
             why = f" ({self._bytes.problem})" if self._bytes.problem else ""
             raise UnreadableInputError(f"{self._path}: no trace event in it{why}; {_GIVE}")
 
@@ -167,15 +159,11 @@ class RawEvents(_TraceFile):
 
     def __init__(self, path: Path, limits: Limits | None = None, progress: Progress | None = None) -> None:
         super().__init__(path, limits, progress, _decode_raw)
-        self._count = 0
-
-    def _useful(self) -> int:
-        return self._count
 
     def __iter__(self) -> Iterator[bytes]:
         """Entries in file order; raises UnreadableInputError when there is none or the file cannot be read."""
         for batch in self._stretches():
-            self._count += len(batch)
+            self._useful += len(batch)
             yield from map(bytes, batch)
 
     @property
@@ -194,7 +182,7 @@ def _decode_raw(text: bytes) -> list[Any]:
 
 
 class KinetoTrace(_TraceFile):
-    """A Kineto trace being read; see `TraceSource`.
+    """A Kineto trace being read: take all of `chunks()`, then ask for `summary()`; both once.
 
     With `only`, nothing but entries that hold this text is decoded; what the summary says is then of them alone.
     """
@@ -207,17 +195,13 @@ class KinetoTrace(_TraceFile):
         self._only = only
         self._decode = EventDecoder().decode
         super().__init__(path, limits, progress, self._decode_some if only else self._decode)
+        self._useful = int(bool(only))  # no entry with the text is an answer as well
 
     def _decode_some(self, text: bytes) -> list[Any]:
         if self._only not in text:
             return []
         entries = [entry for entry in map(bytes, _decode_raw(text)) if self._only in entry]
         return self._decode(b"".join((b"[", b",".join(entries), b"]")))
-
-    def _useful(self) -> int:
-        if self._only:
-            return 1  # none of them is an answer as well
-        return self._builder.events - self._builder.lost - self._builder.unsupported
 
     def chunks(self) -> Iterator[TraceChunk]:
         """The trace in order; raises UnreadableInputError when not a single event can be read."""
@@ -228,6 +212,8 @@ class KinetoTrace(_TraceFile):
         bytes(_FREED_BYTES)
         for events in self._stretches():
             builder.add(events)
+            if not self._only:
+                self._useful = max(0, builder.events - builder.lost - builder.unsupported)
             if builder.full():
                 yield self._seen(builder.take())
         yield self._seen(builder.take())

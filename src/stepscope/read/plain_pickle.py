@@ -2,12 +2,15 @@
 
 Python's own unpickler imports and calls whatever a file names. This machine knows only the opcodes that build dict,
 list, tuple, str, bytes, int, float, bool and None; every other opcode, above all those that import, call or fetch, is
-refused. Sizes, memo numbers, nesting and the memory of what is built are bounded. Keys of dicts are scalars, because
+refused. Sizes, memo numbers, nesting and the memory of what is built are bounded; the arguments of opcodes are read by
+`pickletools`, which only decodes them. Keys of dicts are scalars, because
 hashing nested tuples can take for ever. What comes out may share parts and even hold itself: walk it to a fixed depth.
 """
 
 from __future__ import annotations
 
+import io
+import pickletools
 import re
 import struct
 from collections.abc import Callable
@@ -37,9 +40,18 @@ _REFUSED = {
     **dict.fromkeys(b"STU", "holds text of Python 2"),
     **dict.fromkeys((0x8F, 0x90, 0x91, 0x96, 0x97, 0x98), "builds an object that is no plain data"),
 }
+_ARGUMENTS: dict[int, Any] = {ord(op.code): op.arg for op in pickletools.opcodes}
 _uint32 = struct.Struct("<I").unpack_from
 _int32 = struct.Struct("<i").unpack_from
-_float64 = struct.Struct(">d").unpack_from
+
+
+class _Source(io.BytesIO):
+    """Bytes with lines of at most `longest`."""
+
+    longest = MAX_LINE_BYTES
+
+    def readline(self, _size: int | None = -1, /) -> bytes:
+        return super().readline(self.longest)
 
 
 class PickleLimits(Struct, frozen=True):
@@ -81,6 +93,7 @@ class _Machine:
 
     def __init__(self, data: bytes, limits: PickleLimits) -> None:
         self.data = data
+        self.source = _Source(data)
         self.limits = limits
         self.position = 0
         self.stack: list[Any] = []
@@ -133,7 +146,7 @@ class _Machine:
                 action = _ACTIONS.get(op)
                 if action is None:
                     _refuse(_REFUSED.get(op, f"{op:#04x} is no opcode of a pickle"))
-                action(self)
+                action(self, None if _ARGUMENTS[op] is None else self._argument(op))
                 stack, position = self.stack, self.position
         self.position = position
         return False
@@ -160,7 +173,7 @@ class _Machine:
             raise KeyError
         return numbers, end
 
-    def mark(self) -> None:
+    def mark(self, _: None) -> None:
         self.marked.append(self.stack)
         self.stack = []
         if len(self.marked) > self.limits.nesting:
@@ -179,46 +192,28 @@ class _Machine:
         del self.stack[len(self.stack) - count :]
         return items
 
-    def take(self, count: int) -> bytes:
-        """The next `count` bytes."""
-        end = self.position + count
-        if end > len(self.data):
-            raise IndexError
-        taken = self.data[self.position : end]
-        self.position = end
-        return taken
-
-    def take_sized(self, width: int) -> bytes:
-        """The next bytes, behind their number in `width` bytes."""
-        return self.take(self.natural(width))
-
-    def natural(self, width: int) -> int:
-        """A number from zero on in the next `width` bytes."""
-        return int.from_bytes(self.take(width), "little")
-
-    def line(self) -> bytes:
-        """The bytes up to the end of the line."""
-        end = self.data.index(b"\n", self.position, self.position + MAX_LINE_BYTES)
-        line = self.data[self.position : end]
-        self.position = end + 1
-        return line
+    def _argument(self, op: int) -> Any:
+        """What follows the opcode `op`."""
+        argument, source = _ARGUMENTS[op], self.source
+        if op == 0x8B and _int32(self.data, self.position)[0] > MAX_INT_BYTES:
+            _refuse("an integer is too long")
+        source.longest = MAX_INT_DIGITS if argument.name.startswith("decimal") else MAX_LINE_BYTES
+        source.seek(self.position)
+        value = argument.reader(source)
+        self.position = source.tell()
+        return value
 
     def push(self, value: Any) -> None:
         self.stack.append(value)
-
-    def push_text(self, data: bytes) -> None:
-        self.stack.append(data.decode("utf-8", "surrogatepass"))
 
     def add(self, container: Any) -> None:
         self.stack.append(container)
         self.containers += 1
         self.items += len(container)
 
-    def add_dict(self, items: list[Any]) -> None:
-        self.add({})
-        self.set_items(items)
-
-    def set_items(self, items: list[Any]) -> None:
+    def set_items(self, items: list[Any], *, new: bool = False) -> None:
+        if new:
+            self.add({})
         target = self.stack[-1]
         if type(target) is not dict or len(items) % 2:
             raise TypeError
@@ -238,15 +233,15 @@ class _Machine:
         target.extend(items)
         self.items += len(items)
 
-    def proto(self) -> None:
-        if self.natural(1) > HIGHEST_PROTOCOL:
+    def proto(self, number: int) -> None:
+        if number > HIGHEST_PROTOCOL:
             _refuse(f"its protocol is newer than {HIGHEST_PROTOCOL}")
 
-    def frame(self) -> None:
-        if self.natural(8) > len(self.data) - self.position:
+    def frame(self, size: int) -> None:
+        if size > len(self.data) - self.position:
             raise IndexError
 
-    def pop(self) -> None:
+    def pop(self, _: None) -> None:
         if self.stack:
             self.stack.pop()
         else:
@@ -266,60 +261,30 @@ class _Machine:
             raise KeyError
         self.stack.append(value)
 
-    def integer_line(self) -> None:
-        text = self.line()  # 00 and 01 are how protocol 0 writes False and True
-        self.push(text == b"01" if text in (b"00", b"01") else _decimal(text))
 
-    def long4(self) -> None:
-        size = int.from_bytes(self.take(4), "little", signed=True)
-        if not 0 <= size <= MAX_INT_BYTES:
-            _refuse("an integer is too long")
-        self.push(int.from_bytes(self.take(size), "little", signed=True))
-
-
-def _decimal(text: bytes) -> int:
-    if len(text) > MAX_INT_DIGITS:
-        _refuse("an integer is too long")
-    return int(text)
-
-
-_ACTIONS: dict[int, Callable[[_Machine], Any]] = {
+_ACTIONS: dict[int, Callable[[_Machine, Any], Any]] = {
+    **dict.fromkeys(b"GFILM\x8bX\x8c\x8dVCB\x8e", _Machine.push),  # numbers, texts and bytes
     0x80: _Machine.proto,
     0x95: _Machine.frame,
     ord("("): _Machine.mark,
-    ord("N"): lambda m: m.push(None),
-    0x88: lambda m: m.push(True),
-    0x89: lambda m: m.push(False),
-    ord("G"): lambda m: m.push(_float64(m.take(8))[0]),
-    ord("F"): lambda m: m.push(float(m.line())),
-    ord("I"): _Machine.integer_line,
-    ord("L"): lambda m: m.push(_decimal(m.line().rstrip(b"L"))),
-    0x8B: _Machine.long4,
-    ord("M"): lambda m: m.push(m.natural(2)),
-    0x8C: lambda m: m.push_text(m.take_sized(1)),
-    ord("X"): lambda m: m.push_text(m.take_sized(4)),
-    0x8D: lambda m: m.push_text(m.take_sized(8)),
-    ord("V"): lambda m: m.push(m.line().decode("raw-unicode-escape")),
-    ord("C"): lambda m: m.push(m.take_sized(1)),
-    ord("B"): lambda m: m.push(m.take_sized(4)),
-    0x8E: lambda m: m.push(m.take_sized(8)),
-    ord(")"): lambda m: m.add(()),
-    0x85: lambda m: m.add(tuple(m.last(1))),
-    0x86: lambda m: m.add(tuple(m.last(2))),
-    0x87: lambda m: m.add(tuple(m.last(3))),
-    ord("t"): lambda m: m.add(tuple(m.to_mark())),
-    ord("]"): lambda m: m.add([]),
-    ord("l"): lambda m: m.add(m.to_mark()),
-    ord("a"): lambda m: m.extend(m.last(1)),
-    ord("e"): lambda m: m.extend(m.to_mark()),
-    ord("d"): lambda m: m.add_dict(m.to_mark()),
-    ord("s"): lambda m: m.set_items(m.last(2)),
-    ord("u"): lambda m: m.set_items(m.to_mark()),
+    ord("N"): lambda m, _: m.push(None),
+    0x88: lambda m, _: m.push(True),
+    0x89: lambda m, _: m.push(False),
+    ord(")"): lambda m, _: m.add(()),
+    0x85: lambda m, _: m.add(tuple(m.last(1))),
+    0x86: lambda m, _: m.add(tuple(m.last(2))),
+    0x87: lambda m, _: m.add(tuple(m.last(3))),
+    ord("t"): lambda m, _: m.add(tuple(m.to_mark())),
+    ord("]"): lambda m, _: m.add([]),
+    ord("l"): lambda m, _: m.add(m.to_mark()),
+    ord("a"): lambda m, _: m.extend(m.last(1)),
+    ord("e"): lambda m, _: m.extend(m.to_mark()),
+    ord("d"): lambda m, _: m.set_items(m.to_mark(), new=True),
+    ord("s"): lambda m, _: m.set_items(m.last(2)),
+    ord("u"): lambda m, _: m.set_items(m.to_mark()),
     ord("0"): _Machine.pop,
-    ord("1"): _Machine.to_mark,
-    ord("2"): lambda m: m.push(m.stack[-1]),
-    ord("q"): lambda m: m.put(m.natural(1)),
-    ord("r"): lambda m: m.put(m.natural(4)),
-    ord("p"): lambda m: m.put(_decimal(m.line())),
-    ord("g"): lambda m: m.get(_decimal(m.line())),
+    ord("1"): lambda m, _: m.to_mark(),
+    ord("2"): lambda m, _: m.push(m.stack[-1]),
+    **dict.fromkeys(b"qrp", _Machine.put),
+    ord("g"): _Machine.get,
 }

@@ -88,7 +88,7 @@ class Stretches(Struct):
     end_ns: array[int] = field(default_factory=lambda: array("q"))
 
 
-Progress = Callable[[int], None]
+Progress = Callable[[int, int], None]  # bytes of a file consumed, and its size
 SAMPLES = "samples"
 
 
@@ -114,7 +114,7 @@ class StackSource:
         self.hints: dict[int, str] = {}
 
     def read(self, names: FrameNames, losses: Losses, progress: Progress | None = None) -> Iterator[RawStack]:
-        """The stacks; what cannot be read is counted in `losses`. `progress` gets the bytes read so far."""
+        """The stacks; what cannot be read is counted in `losses`."""
         raise NotImplementedError
 
 
@@ -140,11 +140,11 @@ class RawHost(Struct, frozen=True):
     """One `host-H` folder."""
 
     name: str  # the H of the folder's name
-    manifest: Row | None
-    agents: tuple[Row, ...]
-    processes: tuple[Row, ...]
-    system: tuple[Row, ...]
-    segments: tuple[RawSegment, ...]
+    manifest: Row | None = None
+    agents: tuple[Row, ...] = ()
+    processes: tuple[Row, ...] = ()
+    system: tuple[Row, ...] = ()
+    segments: tuple[RawSegment, ...] = ()
 
 
 class TraceRef(Struct, frozen=True):
@@ -166,10 +166,10 @@ class RawRank(Struct, frozen=True):
 
     name: str
     rank: int
-    info: Row | None  # rank.json
-    steps: tuple[Row, ...]
-    journal: tuple[Row, ...]
-    traces: tuple[TraceRef, ...]
+    info: Row | None = None  # rank.json
+    steps: tuple[Row, ...] = ()
+    journal: tuple[Row, ...] = ()
+    traces: tuple[TraceRef, ...] = ()
     last_word: Row | None = None  # what the journal had no room for
 
 

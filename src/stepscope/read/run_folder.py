@@ -21,7 +21,7 @@ from stepscope.model import PHASES, STEP_COLUMNS
 from stepscope.read import jsonl
 from stepscope.read.raw import Losses, RawHost, RawRank, RawRun, RawSegment, Row, Stretches, TraceRef
 from stepscope.read.stacks.pyspy_raw import PySpyRaw
-from stepscope.read.text import LONGEST_NS, boolean, integer, length_ns, moment_ns, number, string
+from stepscope.read.text import LONGEST_NS, boolean, integer, length_ns, moment_ns, number, string, within
 
 MAX_USER_TRACE_BYTES = 500 * 10**6
 MAX_USER_TRACES = 20  # per rank: a script that traces every step must not make a report take hours
@@ -262,15 +262,10 @@ def _adoptable(path: Path) -> bool:
 # --------------------------------------------------------------------------------------------------------- steps
 
 
-def _count(value: Any) -> int | None:
-    number = integer(value)
-    return number if number is not None and 0 <= number <= MAX_COUNT else None
-
-
 # A column that a journal of an older or newer recorder lacks is None; one that is not known here is left out. A row
 # that breaks a bound is skipped and counted, as is a step number that was there before; rows out of order are sorted.
 _CHECKS: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(STEP_COLUMNS, _count),
+    **dict.fromkeys(STEP_COLUMNS, lambda value: within(value, MAX_COUNT)),
     **{f"{phase}_ns": length_ns for phase in PHASES},
     "wall_ns": length_ns,
     "device_ns": length_ns,

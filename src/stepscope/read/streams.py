@@ -15,11 +15,9 @@ from typing import BinaryIO
 from isal import isal_zlib
 from msgspec import Struct
 
-from stepscope.errors import UnreadableInputError
+from stepscope.errors import UnreadableInputError, readable
 from stepscope.files import open_regular
-from stepscope.read.raw import Losses
-
-Progress = Callable[[int, int], None]
+from stepscope.read.raw import Losses, Progress
 
 HEAD_BYTES = 65_536
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -48,7 +46,7 @@ class Limits(Struct, frozen=True):
 class ByteStream:
     """The unpacked bytes of `path`. `problem` says why they are not all of the file's, else None.
 
-    `progress` gets the bytes of the file consumed and its size. Opening and iterating may raise OSError.
+    Opening and iterating may raise OSError.
     """
 
     def __init__(self, path: Path, limits: Limits, progress: Progress | None = None) -> None:
@@ -141,7 +139,7 @@ def read_whole(path: Path) -> bytes:
     pieces: list[bytes] = []
     left = MAX_WHOLE_BYTES
     too_large = f"{path}: it holds more than {MAX_WHOLE_BYTES >> 20} MiB; record a shorter time"
-    try:
+    with readable(path):
         if path.stat().st_size > MAX_WHOLE_BYTES:
             raise UnreadableInputError(too_large)
         stream = ByteStream(path, Limits())
@@ -150,8 +148,6 @@ def read_whole(path: Path) -> bytes:
             if left < 0:
                 raise UnreadableInputError(too_large)
             pieces.append(piece)
-    except OSError as error:
-        raise UnreadableInputError(f"{path}: {error.strerror or error}; check the path and its permissions") from error
     if stream.problem is not None:
         raise UnreadableInputError(f"{path}: {stream.problem}; record it again or copy it anew")
     return b"".join(pieces)
@@ -167,17 +163,17 @@ class LineRules(Struct, frozen=True):
 
 
 def read_lines(
-    path: Path, label: str, losses: Losses, rules: LineRules, progress: Callable[[int], None] | None = None
+    path: Path, label: str, losses: Losses, rules: LineRules, progress: Progress | None = None
 ) -> Iterator[list[str]]:
     """Blocks of lines without their ends, one block in memory whatever the file; an absent file has none.
 
     Bytes that are no UTF-8 become lone surrogates, as `os.fsdecode` makes them. Counts `unreadable_files`,
-    `cut_off_files` (packed, and damaged) and lines that are too long. `progress` gets the bytes of the file consumed.
+    `cut_off_files` (packed, and damaged) and lines that are too long.
     """
     begun: list[bytes] = []  # of the line that no newline has ended yet; forgotten once it is too long
     held = 0
     try:
-        stream = ByteStream(path, rules.limits, None if progress is None else lambda done, _: progress(done))
+        stream = ByteStream(path, rules.limits, progress)
         for number, piece in enumerate(stream):
             data = piece if number else piece.removeprefix(BYTE_ORDER_MARK)
             if rules.carriage_returns:
@@ -228,6 +224,26 @@ def files_in(path: Path, most: int = 10_000, endings: str | tuple[str, ...] = ""
             if most < 0:
                 return
             yield Path(folder) / name
+
+
+def known_files(paths: Sequence[Path], is_known: Callable[[Path], bool], losses: Losses) -> Iterator[tuple[Path, str]]:
+    """The given files, and those of given folders that are known; each once, with its name below all of `paths`.
+
+    Of folders counts `foreign_files` and `unreadable_files`.
+    """
+    root, seen = common_folder(paths), set()
+    for path in paths:
+        for file in files_in(path):
+            name, real = name_below(root, file), os.path.realpath(file)
+            try:
+                kind = None if not path.is_dir() or is_known(file) else "foreign_files"
+            except OSError:
+                kind = "unreadable_files"
+            if kind is not None:
+                losses.add(kind, name)
+            elif real not in seen:
+                seen.add(real)
+                yield file, name
 
 
 def natural(text: str) -> list[tuple[int, str]]:

@@ -9,7 +9,6 @@ import math
 from typing import Any
 
 INT64_MAX = 2**63 - 1
-EARLIEST_NS = 0
 LATEST_NS = 4_102_444_800 * 10**9  # the year 2100; later times are damage, and sums with them stay inside 64 bits
 LONGEST_NS = 10 * 366 * 86_400 * 10**9  # ten years
 
@@ -19,15 +18,11 @@ def clean(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        return text.encode("utf-8", "surrogateescape" if _escaped_only(text) else "backslashreplace").decode(
-            "utf-8", "backslashreplace"
-        )
+        # Where every one of them stands for one byte, as os.fsdecode makes them, those bytes.
+        bytes_only = all(not "\ud800" <= char <= "\udfff" or "\udc80" <= char <= "\udcff" for char in text)
+        data = text.encode("utf-8", "surrogateescape" if bytes_only else "backslashreplace")
+        return data.decode("utf-8", "backslashreplace")
     return text
-
-
-def _escaped_only(text: str) -> bool:
-    """Whether every lone surrogate stands for one byte, as os.fsdecode makes them."""
-    return all(not "\ud800" <= char <= "\udfff" or "\udc80" <= char <= "\udcff" for char in text)
 
 
 def clean_value(value: Any) -> Any:
@@ -48,16 +43,19 @@ def integer(value: Any) -> int | None:
     return None
 
 
+def within(value: Any, highest: int) -> int | None:
+    """An integer from zero to `highest`, or None."""
+    return value if type(value) is int and 0 <= value <= highest else None
+
+
 def moment_ns(value: Any) -> int | None:
     """A point in time between 1970 and 2100, or None."""
-    number = integer(value)
-    return number if number is not None and EARLIEST_NS <= number <= LATEST_NS else None
+    return within(value, LATEST_NS)
 
 
 def length_ns(value: Any) -> int | None:
     """A duration from zero to ten years, or None."""
-    number = integer(value)
-    return number if number is not None and 0 <= number <= LONGEST_NS else None
+    return within(value, LONGEST_NS)
 
 
 def number(value: Any) -> float | None:

@@ -7,8 +7,7 @@ nanoseconds since the trace's base; the base itself may stand behind the events,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -123,13 +122,3 @@ class TraceSummary(Struct, frozen=True):
     threads: dict[str, str]  # track -> thread name
     metadata: dict[str, Any] = field(default_factory=dict)
     quality: TraceQuality = field(default_factory=TraceQuality)
-
-
-class TraceSource(Protocol):
-    """An open trace. Take all of `chunks()`, then ask for `summary()`; both once."""
-
-    def chunks(self) -> Iterator[TraceChunk]:
-        """The trace in order; raises UnreadableInputError when not a single event can be read."""
-
-    def summary(self) -> TraceSummary:
-        """Known only after the last chunk."""

@@ -187,5 +187,5 @@ def _by_rank(found: list[_Found], root: Path, losses: Losses) -> tuple[RawRank, 
             folder = name_below(root, trace.path.parent)
             name = trace.path.name.removesuffix(".gz")
             refs.append(TraceRef(trace.path, name, "user", "" if folder == "." else folder, trace.rank))
-        result.append(RawRank(name=f"rank-{number}", rank=number, info=None, steps=(), journal=(), traces=tuple(refs)))
+        result.append(RawRank(name=f"rank-{number}", rank=number, traces=tuple(refs)))
     return tuple(result)

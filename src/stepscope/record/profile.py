@@ -87,14 +87,18 @@ class Nothing(list):  # type: ignore[type-arg] # list[Any] is no base class on P
         """Itself: there is nothing to average."""
         return self
 
-    def total_average(self) -> None:
-        """None: there is nothing to average."""
+    def total_average(self, *_args: Any) -> None:
+        """None: there is nothing to average, and nothing to write."""
 
-    def export_chrome_trace(self, _path: str) -> None:
-        """Writes nothing."""
+    export_chrome_trace = export_stacks = total_average
 
-    def export_stacks(self, _path: str, _metric: str = "") -> None:
-        """Writes nothing."""
+
+def _of_torch(name: str) -> Callable[..., Any]:
+    def method(self: Profile, *args: Any, **kwargs: Any) -> Any:
+        """As of `torch.profiler.profile`; does nothing where torch's profiler does not record."""
+        return None if self.torch_profiler is None else getattr(self.torch_profiler, name)(*args, **kwargs)
+
+    return method
 
 
 class Profile:
@@ -142,37 +146,20 @@ class Profile:
         """torch's events, as `torch.profiler.profile.events`."""
         return Nothing() if self.torch_profiler is None else self.torch_profiler.events()
 
-    def export_chrome_trace(self, path: str, *args: Any, **kwargs: Any) -> None:
-        """Write torch's trace to `path`; nothing where torch's profiler did not record."""
-        self._delegate("export_chrome_trace", path, *args, **kwargs)
+    export_chrome_trace = _of_torch("export_chrome_trace")
+    export_stacks = _of_torch("export_stacks")
+    export_memory_timeline = _of_torch("export_memory_timeline")
+    add_metadata = _of_torch("add_metadata")
+    add_metadata_json = _of_torch("add_metadata_json")
+    preset_metadata_json = _of_torch("preset_metadata_json")
+    toggle_collection_dynamic = _of_torch("toggle_collection_dynamic")
 
-    def export_stacks(self, path: str, *args: Any, **kwargs: Any) -> None:
-        """Write torch's stacks to `path`; nothing where torch's profiler did not record."""
-        self._delegate("export_stacks", path, *args, **kwargs)
-
-    def export_memory_timeline(self, path: str, *args: Any, **kwargs: Any) -> None:
-        """Write torch's memory timeline to `path`; nothing where torch's profiler did not record."""
-        self._delegate("export_memory_timeline", path, *args, **kwargs)
-
-    def add_metadata(self, key: str, value: str) -> None:
-        """Add a string to torch's trace."""
-        self._delegate("add_metadata", key, value)
-
-    def add_metadata_json(self, key: str, value: str) -> None:
-        """Add JSON text to torch's trace."""
-        self._delegate("add_metadata_json", key, value)
-
-    def preset_metadata_json(self, key: str, value: str) -> None:
-        """Add JSON text to torch's trace, before it starts."""
-        self._delegate("preset_metadata_json", key, value)
-
-    def toggle_collection_dynamic(self, enable: bool, activities: Iterable[Any]) -> None:
-        """Switch torch's collection of `activities` on or off."""
-        self._delegate("toggle_collection_dynamic", enable, activities)
-
-    def _delegate(self, name: str, *args: Any, **kwargs: Any) -> None:
-        if self.torch_profiler is not None:
-            getattr(self.torch_profiler, name)(*args, **kwargs)
+    def __getattr__(self, name: str) -> Any:
+        """What else torch's profiler has, now or in a later version."""
+        profiler = self.__dict__.get("torch_profiler")
+        if profiler is None or name.startswith("__"):
+            raise AttributeError(f"stepscope.profile has no attribute {name!r}")
+        return getattr(profiler, name)
 
 
 class _Recording(Profile):
@@ -256,10 +243,3 @@ class _Recording(Profile):
         profiler = torch.profiler.profile(on_trace_ready=on_trace_ready, **arguments)
         exports = Exports(profiler)
         return profiler
-
-    def __getattr__(self, name: str) -> Any:
-        """What else torch's profiler has, now or in a later version."""
-        profiler = self.__dict__.get("torch_profiler")
-        if profiler is None or name.startswith("__"):
-            raise AttributeError(f"stepscope.profile has no attribute {name!r}")
-        return getattr(profiler, name)

@@ -29,7 +29,6 @@ from stepscope.schema import RUN_SCHEMA
 DEFAULT_PARENT = "stepscope-runs"
 MOST_SUFFIXES = 1000
 KINETO_LOG_LEVEL = "KINETO_LOG_LEVEL"
-_UNKNOWN_HARDWARE = ("cpu_model", "physical_cores", "cgroup_cpu_limit", "cgroup_memory_limit_bytes", "memory_bytes")
 
 
 class ProfiledRun:
@@ -49,33 +48,22 @@ class ProfiledRun:
         self.folder: str | None = None
         self.problem: str | None = None
         self._agent: Agent | None = None
-        self._manifest: _Manifest | None = None
+        self._manifest: dict[str, Any] | None = None  # None where another process writes it
+        self._host = ""
         self._quietened = False
         self._first_traced: int | None = None
         self._guard = Guard(self._note_problem)
-        self._step = self._guard.wrap("step", marks.step)
-        self._guard.wrap("begin", self._begin)(traced, out, name, marked, sampled)
-
-    def step(self) -> None:
-        """A training step has ended."""
-        self._step()
-
-    def keep_trace(self, exports: Exports) -> None:
-        """Keep in the rank folder what torch's profiler has recorded; the script's own handler went first."""
-        self._guard.wrap("trace", self._keep_trace)(exports)
-
-    def torch_acted(self, profiler: Any) -> None:
-        """torch's profiler was started or told of a step: note the step its recording begins with."""
-        self._guard.wrap("trace", self._torch_acted)(profiler)
-
-    def end(self) -> None:
-        """Close the journal and take the agent out again, unless the run is `stepscope run`'s."""
-        self._guard.wrap("end", self._end)()
+        guarded = self._guard.wrap
+        self.step = guarded("step", marks.step)
+        self.keep_trace = guarded("trace", self._keep_trace)
+        self.torch_acted = guarded("trace", self._torch_acted)
+        self.end = guarded("end", self._end)
+        guarded("begin", self._begin)(traced, out, name, marked, sampled)
 
     def _note_problem(self, _part: str, error: str) -> None:
         self.problem = self.problem or error
         if self._agent is not None:
-            self._agent.events.write("probe_error", probe="profile", error=error)
+            self._agent.journal.write("probe_error", probe="profile", error=error)
 
     def _begin(self, traced: bool, out: str | None, name: str | None, marked: bool, sampled: str | None) -> None:
         running = core.current()
@@ -84,10 +72,13 @@ class ProfiledRun:
             self.folder = running.config.run
             return
         run, host = claim_folder(out)
+        self._host = host
         offset = epoch_offset_ns()
         if sampled is not None:
             append_line(os.path.join(host, MARKER), {"time_ns": time.monotonic_ns() + offset, "reason": sampled})
-        self._manifest = _Manifest(os.path.join(host, "manifest.json"), name, offset, sampled)
+        if not os.path.exists(os.path.join(host, "manifest.json")):  # the first rank of a host writes it
+            self._manifest = _manifest(name, offset, sampled)
+            self._save_manifest()
         self.folder = run
         config = Config(
             run=run,
@@ -103,6 +94,7 @@ class ProfiledRun:
             marks.step()  # the first step begins here
 
     def _torch_acted(self, profiler: Any) -> None:
+        """torch's profiler was started or told of a step: note the step its recording begins with."""
         action = getattr(getattr(profiler, "current_action", None), "name", "")
         if not action.startswith("RECORD"):
             self._first_traced = None
@@ -110,6 +102,7 @@ class ProfiledRun:
             self._first_traced = self._agent.steps.current_step()
 
     def _keep_trace(self, exports: Exports) -> None:
+        """Keep in the rank folder what torch's profiler has recorded; the script's own handler went first."""
         agent = self._agent
         if agent is None or not agent.journal.claim() or agent.journal.folder is None:
             return
@@ -118,7 +111,7 @@ class ProfiledRun:
             path = exports.save_as(trace_path(agent.journal.folder))
         first, current = self._first_traced, agent.steps.current_step()
         self._first_traced = None
-        agent.events.write(
+        agent.journal.write(
             "window",
             time_ns=started_ns,
             step=first,
@@ -136,15 +129,25 @@ class ProfiledRun:
         )
 
     def _end(self) -> None:
+        """Close the journal and take the agent out again, unless the run is `stepscope run`'s."""
         agent, manifest = self._agent, self._manifest
         self._agent = None
-        if manifest is None:
+        if not self._host:
             return
         if agent is not None:
             core.stop("end of stepscope.profile")
         if self._quietened:
             os.environ.pop(KINETO_LOG_LEVEL, None)
-        manifest.ended()
+        if manifest is not None:
+            manifest["ended_ns"] = time.monotonic_ns() + manifest["clock"]["epoch_offset_ns"]
+            self._save_manifest()
+
+    def _save_manifest(self) -> None:
+        path = os.path.join(self._host, "manifest.json")
+        temporary = f"{path}.{os.getpid()}"
+        with open(temporary, "w", encoding="utf-8", errors="backslashreplace") as file:
+            json.dump(self._manifest, file)
+        os.replace(temporary, path)
 
 
 class Exports:
@@ -193,7 +196,9 @@ def claim_folder(out: str | None) -> tuple[str, str]:
     Ranks of one launch on this host share both: they see the same name and only a lone process insists on a new one.
     """
     together = (os.environ.get("WORLD_SIZE") or "1") not in ("", "1")
-    base = os.path.abspath(out) if out else os.path.join(os.getcwd(), DEFAULT_PARENT, _default_name(together))
+    label = time.strftime("%Y%m%d-%H%M%S", time.localtime(_parent_start() if together else None))
+    script = os.path.splitext(os.path.basename(_main_file() or "python"))[0]
+    base = os.path.abspath(out or os.path.join(DEFAULT_PARENT, f"{label}-{_safe(script)}"))
     host_name = "host-" + _safe(platform.node() or "localhost")
     for number in range(1, MOST_SUFFIXES):
         run = base if number == 1 else f"{base}-{number}"
@@ -206,13 +211,6 @@ def claim_folder(out: str | None) -> tuple[str, str]:
             continue
         return run, host
     raise OSError(f"{base} and its numbered successors are all taken")
-
-
-def _default_name(together: bool) -> str:
-    begun = _parent_start() if together else None
-    label = time.strftime("%Y%m%d-%H%M%S", time.localtime(begun))
-    script = _main_file()
-    return "{}-{}".format(label, _safe(os.path.splitext(os.path.basename(script))[0] if script else "python"))
 
 
 def _parent_start() -> float | None:
@@ -236,64 +234,32 @@ def _main_file() -> str | None:
     return os.path.abspath(path) if path else None
 
 
-class _Manifest:
-    """The host's manifest with what this process knows; the first rank of a host writes it, the others leave it."""
-
-    def __init__(self, path: str, name: str | None, offset_ns: int, sampled: str | None) -> None:
-        self._path = path
-        self._offset_ns = offset_ns
-        script = _main_file()
-        values: dict[str, Any] = {
-            "schema": RUN_SCHEMA,
-            "recorder_version": None,
-            "name": name or (os.path.basename(script) if script else "python"),
-            "tags": [],
-            "command": masked_command(),
-            "cwd": os.getcwd(),
-            "host": platform.node(),
-            "script": {"kind": "script" if script else "other", "path": script},
-            "user_roots": _user_roots(script),
-            "started_ns": self._now(),
-            "ended_ns": None,
-            "exit": {"status": None, "signal": None, "shell_status": None},
-            "clock": {"epoch_offset_ns": offset_ns},
-            "options": {"recorded_by": "stepscope.profile"},
-            "git": None,
-            "environment": {},
-            "scheduler": None,
-            "python": platform.python_version(),
-            "hardware": {
-                **dict.fromkeys(_UNKNOWN_HARDWARE),
-                "logical_cores": os.cpu_count(),
-                "affinity": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
-                "gpus": [],
-            },
-            "noise": {},
-            "sampler": {
-                "source": "none" if sampled is None else "agent",
-                "reason": sampled or "recorded from code, nothing runs beside it",
-                "version": None,
-            },
-        }
-        self._values: dict[str, Any] | None = None if os.path.exists(path) else values
-        self._save()
-
-    def ended(self) -> None:
-        """The block was left."""
-        if self._values is not None:
-            self._values["ended_ns"] = self._now()
-            self._save()
-
-    def _now(self) -> int:
-        return time.monotonic_ns() + self._offset_ns
-
-    def _save(self) -> None:
-        if self._values is None:
-            return
-        temporary = f"{self._path}.{os.getpid()}"
-        with open(temporary, "w", encoding="utf-8", errors="backslashreplace") as file:
-            json.dump(self._values, file)
-        os.replace(temporary, self._path)
+def _manifest(name: str | None, offset_ns: int, sampled: str | None) -> dict[str, Any]:
+    """The host's manifest, of what this process knows."""
+    script = _main_file()
+    return {
+        "schema": RUN_SCHEMA,
+        "name": name or (os.path.basename(script) if script else "python"),
+        "command": masked_command(),
+        "cwd": os.getcwd(),
+        "host": platform.node(),
+        "script": {"kind": "script" if script else "other", "path": script},
+        "user_roots": _user_roots(script),
+        "started_ns": time.monotonic_ns() + offset_ns,
+        "ended_ns": None,
+        "clock": {"epoch_offset_ns": offset_ns},
+        "options": {"recorded_by": "stepscope.profile"},
+        "python": platform.python_version(),
+        "hardware": {
+            "logical_cores": os.cpu_count(),
+            "affinity": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+            "gpus": [],
+        },
+        "sampler": {
+            "source": "none" if sampled is None else "agent",
+            "reason": sampled or "recorded from code, nothing runs beside it",
+        },
+    }
 
 
 def _user_roots(script: str | None) -> list[str]:

@@ -1,28 +1,22 @@
-"""A comparison as JSON and CSV, in words, and on a terminal; outcomes also as the candidates of `experiment.json`.
+"""A comparison as JSON and CSV, and in words; outcomes also as the candidates of `experiment.json`.
 
 Dataclasses become dictionaries, lists get an upper bound, and a verdict's word stands beside its candidate: what the
-keys mean is said in `stepscope.model.comparison`, field by field. The words are those of terminal and page, so that
-they never disagree: plain text, not escaped. On a terminal colour only supports what characters already say; every text
-of a run passes `escape`, and is put into `rich.text.Text`, which interprets no markup.
+keys mean is said in `stepscope.model.comparison`, field by field. The words are plain text, not escaped.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
-from rich.console import Console
-from rich.text import Text
 
 from stepscope.comparison.verdicts import percent
 from stepscope.model.comparison import Change, Comparison, Measure, Outcome, SideFacts
 from stepscope.report import words
-from stepscope.report.escape import one_line, plain
 from stepscope.report.source import SourceReader
 from stepscope.report.table import csv_bytes
-from stepscope.report.terminal_parts import TextColumn, glyphs_for, head, lines, soft
 from stepscope.report.values import plain_mapping, plain_rows, plain_value
 
 Row = dict[str, Any]
@@ -157,7 +151,6 @@ KINDS = {  # in the order in which they are shown
 FINDINGS = "Findings"
 ENVIRONMENT = "What else differs"
 WINDOW = "What was measured"
-ABSENT = "Not compared"
 PHASES = "Where the difference of the mean step is"
 RUNS = "Pairs of runs"
 MS = "ms"
@@ -237,14 +230,6 @@ def difference(row: Row) -> str:
 def phase_difference(row: Row) -> str:
     """What a phase changed by."""
     return _signed(amount(abs(row["difference_ms"]), MS), row["difference_ms"])
-
-
-def phase_limits(row: Row) -> str:
-    """The 95 % limits of a phase's difference, where pairs gave some."""
-    if row["low_ms"] is None or row["high_ms"] is None:
-        return ""
-    low, high = (_signed(amount(abs(row[key]), MS), row[key]) for key in ("low_ms", "high_ms"))
-    return f"{low} to {high}"
 
 
 def amount(value: float | None, unit: str) -> str:
@@ -355,132 +340,3 @@ def _signed(text: str, value: float) -> str:
     if value == 0 or text.startswith("0 "):
         return text
     return f"{'+' if value > 0 else '-'}{text}"
-
-
-# ---- on a terminal ---------------------------------------------------------------------------------------------------
-
-ROWS = 5  # of a kind, when no number was asked for
-LISTED = 12  # rows of text
-MAX_NAME = 90  # characters
-SENTENCE = 240  # characters of a finding's title
-MIN_WIDTH = 110  # of a comparison that goes to a file or a pipe
-MAX_WIDTH = 140
-STYLES = {"good": "bold green", "bad": "bold red", "": "bold"}
-
-
-def render(document: Row, console: Console, *, top: int | None = None) -> None:
-    """Print the document: the verdict, the figures, where the difference is, what changed beside it.
-
-    `top` rows of each kind, 0 for all; a few by default.
-    """
-    width = min(console.width if console.is_terminal else max(console.width, MIN_WIDTH), MAX_WIDTH)
-    glyphs = glyphs_for(console.encoding)
-    sections = [
-        _head(document, width),
-        _phases(document, width),
-        *(_kind(title, rows, width, top) for title, rows in amounts(document)),
-        _findings(document, top),
-        _texts(document, "environment", ENVIRONMENT, width, top),
-        _texts(document, "window", WINDOW, width, top),
-        _tail(document),
-    ]
-    for index, section in enumerate(filter(None, map(list, sections))):
-        if index:
-            console.print()
-        for line in section:
-            shown = Text(glyphs.encodable(line.plain), style=line.style, spans=line.spans)
-            console.print(shown, soft_wrap=True)
-
-
-def _head(document: Row, width: int) -> Iterator[Text]:
-    yield head(one_line(title(document)))
-    yield Text(one_line(verdict(document)), style=STYLES[verdict_style(document)])
-    yield from (Text(f"! {one_line(text)}", style="yellow") for text in warnings(document))
-    found = figures(document)
-    if found:
-        yield Text("")
-        intervals = [row.interval for row in found]
-        columns = [
-            TextColumn("", [row.label for row in found], flexible=True),
-            TextColumn("baseline", [row.baseline for row in found]),
-            TextColumn("candidate", [row.candidate for row in found]),
-            TextColumn("change", [row.change for row in found]),
-            *([TextColumn("95 % interval", intervals)] if any(intervals) else []),
-        ]
-        yield from lines(columns, width)
-    equal = equivalence(document)
-    if equal:
-        yield soft(one_line(equal))
-
-
-def _phases(document: Row, width: int) -> Iterator[Text]:
-    rows = phases(document)
-    if not rows:
-        return
-    limits = [phase_limits(row) for row in rows]
-    yield head(PHASES)
-    columns = [
-        TextColumn("", [plain(phase(row["category"])) for row in rows], flexible=True),
-        TextColumn("baseline", [amount(row["baseline_ms"], MS) for row in rows]),
-        TextColumn("candidate", [amount(row["candidate_ms"], MS) for row in rows]),
-        TextColumn("difference", [phase_difference(row) for row in rows]),
-        *([TextColumn("95 % interval", limits)] if any(limits) else []),
-    ]
-    yield from lines(columns, width)
-
-
-def _kind(title: str, rows: Sequence[Row], width: int, top: int | None) -> Iterator[Text]:
-    """Rows of figures: the difference first, because the table is in its order."""
-    shown = rows[: _limit(top, ROWS)]
-    yield _heading(title, len(shown), len(rows))
-    texts = (
-        [plain(name(row), MAX_NAME) for row in shown],
-        [plain(place(row), MAX_NAME) for row in shown],
-        [plain(row.get("code") or "", MAX_NAME) for row in shown],
-        [status(row) for row in shown],
-    )
-    columns = [
-        TextColumn("difference", [difference(row) for row in shown]),
-        TextColumn("baseline", [amount(row["baseline"], row["unit"]) for row in shown]),
-        TextColumn("candidate", [amount(row["candidate"], row["unit"]) for row in shown]),
-        *(TextColumn("", cells, flexible=True) for cells in texts if cells is texts[0] or any(cells)),
-    ]
-    yield from lines(columns, width)
-
-
-def _findings(document: Row, top: int | None) -> Iterator[Text]:
-    rows = of_kind(document, "finding")
-    if not rows:
-        return
-    shown = rows[: _limit(top, LISTED)]
-    yield _heading(FINDINGS, len(shown), len(rows))
-    costs = [difference(row) for row in shown]
-    widest = max(map(len, costs))
-    for row, cost in zip(shown, costs, strict=True):
-        yield Text(f"{row['status']:<6}  {cost:>{widest}}  {one_line(name(row), SENTENCE)}")
-
-
-def _texts(document: Row, kind: str, title: str, width: int, top: int | None) -> Iterator[Text]:
-    rows = of_kind(document, kind)
-    if not rows:
-        return
-    shown = rows[: _limit(top, LISTED)]
-    yield _heading(title, len(shown), len(rows))
-    columns = [TextColumn("", [plain(row["name"], MAX_NAME) for row in shown], flexible=True)]
-    for side in ("baseline", "candidate"):
-        columns.append(TextColumn(side, [plain(value(row[side]), MAX_NAME) for row in shown], flexible=True))
-    yield from lines(columns, width)
-
-
-def _tail(document: Row) -> Iterator[Text]:
-    yield from (soft(f"Note: {one_line(text)}") for text in notes(document))
-    yield from (soft(f"{ABSENT}: {plain(what)} ({one_line(why)})") for what, why in absent(document))
-
-
-def _heading(title: str, shown: int, total: int) -> Text:
-    some = f", {shown} of {total}" if shown < total else ""
-    return Text.assemble((title, "bold"), (some, "dim"))
-
-
-def _limit(top: int | None, usual: int) -> int | None:
-    return usual if top is None else top or None

@@ -1,4 +1,4 @@
-"""An experiment as JSON, in words, and on a terminal.
+"""An experiment as JSON, and in words.
 
 `experiment_document` makes the dictionary that `experiment.json` and `views.experiment` of a report hold and that
 terminal and page show; `loads` turns a file back into an `Experiment`, because a run folder may come from elsewhere:
@@ -9,26 +9,19 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console, RenderableType
-from rich.text import Text
 
 from stepscope.errors import EnvironmentRefusal, UnreadableInputError
 from stepscope.files import open_regular
 from stepscope.model import Report
-from stepscope.model.comparison import EXPERIMENT_SCHEMA, FASTER, NO_DIFFERENCE, SLOWER, UNDECIDED, VOID
-from stepscope.model.experiment import Experiment
+from stepscope.model.comparison import EXPERIMENT_SCHEMA, FASTER, NO_DIFFERENCE, SLOWER, UNDECIDED, VOID, Experiment
 from stepscope.report import outputs, words
-from stepscope.report import terminal_parts as draw
 from stepscope.report.comparison_report import MEAN, measure_document, outcome_document, signed_percent
 from stepscope.report.document import load_report
-from stepscope.report.escape import one_line, plain
-from stepscope.report.terminal_parts import GAP, Glyphs, TextColumn, clipped, soft
 from stepscope.report.values import json_bytes, plain_rows, plain_value
 
 NAME = "experiment.json"
@@ -208,8 +201,6 @@ FINDINGS = "findings"  # the source of an experiment that makes its first run to
 AGAIN = "baseline again"  # a candidate without knobs: the baseline against itself
 MEDIAN = "median_ms"
 RATES = ("samples_per_second",)  # figures of which more is better
-MAX_PHASES = 4  # of a candidate, the most changed first
-SMALLEST_PHASE = 0.005  # of the baseline's step, a change below which is not shown
 VERDICTS = {
     FASTER: "faster",
     SLOWER: "slower",
@@ -270,12 +261,6 @@ def _with_interval(effect: Row | None) -> str:
     return f"{signed_percent(effect['ratio'])} ({low} to {high})"
 
 
-def ceiling(candidate: Row) -> str:
-    """The most that the diagnosis allows the candidate to gain, as a change of the step time."""
-    share = candidate.get("ceiling")
-    return words.MISSING if share is None else signed_percent(1.0 - share)
-
-
 def beyond(candidate: Row) -> str | None:
     """Where a gain is larger than its ceiling, for certain: the diagnosis was wrong then, and says so."""
     share, effect = candidate.get("ceiling"), candidate.get("effect")
@@ -291,29 +276,6 @@ def rate_note(candidate: Row) -> str | None:
     if candidate.get("headline") not in RATES:
         return None
     return "compared by samples per second, because the batch size differs; what it does to convergence is not judged"
-
-
-def phases(candidate: Row) -> list[str]:
-    """What changed in the step: data wait 21.6 → 0.4 ms; the largest changes first."""
-    rows = [row for row in candidate.get("phases") or () if row.get("difference_ms") is not None]
-    whole = sum(row["baseline_ms"] for row in rows)
-    shown = [row for row in rows if abs(row["difference_ms"]) >= SMALLEST_PHASE * whole]
-    shown.sort(key=lambda row: -abs(row["difference_ms"]))
-    return [phase(row) for row in shown[:MAX_PHASES]]
-
-
-def phase(row: Row) -> str:
-    """One phase, before and after."""
-    before, after = words.milliseconds(row["baseline_ms"]), words.milliseconds(row["candidate_ms"])
-    return f"{words.term(row['category'])} {before.removesuffix(' ms')} → {after}"
-
-
-def blocks(candidate: Row) -> list[str]:
-    """The mean step of each pair of runs, baseline → candidate, in ms."""
-    return [
-        f"{words.number(pair['baseline']['mean_ms'])} → {words.number(pair['candidate']['mean_ms'])}"
-        for pair in candidate.get("runs") or ()
-    ]
 
 
 def flags(candidate: Row) -> list[str]:
@@ -476,165 +438,6 @@ def duration(seconds: float | None) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 6_000 else f"{seconds / 3600:.1f} h"
 
 
-def main_effect(row: Row) -> tuple[str, str, str, str]:
-    """A knob's name, its average change with interval, its ceiling, and the number of runs it stands on."""
-    joined = {"knobs": [row["knob"], *(row.get("with_knobs") or ())], "ceiling": row.get("ceiling"), "effect": row}
-    return name(joined), change(joined), ceiling(joined), words.count(row["runs"])
-
-
-# ---- on a terminal ---------------------------------------------------------------------------------------------------
-
-MAX_WIDTH = 100
-IN_FULL = 4  # candidates with their phases and pairs
-SKIPPED_SHOWN = 6
-FLAGS_SHOWN = 3
-SETTINGS_SHOWN = 8
-STYLES = {FASTER: "bold green", SLOWER: "bold red", UNDECIDED: "yellow", VOID: "dim"}
-_Rows = Iterator[RenderableType | None]
-
-
-def render(document: Row, console: Console, *, page: str | None = None) -> None:
-    """Print the experiment: what came of it, the table of candidates, what to change, and how to repeat it.
-
-    `page` is where its report lies, if one was written.
-    """
-    width, glyphs = min(console.width, MAX_WIDTH), draw.glyphs_for(console.encoding)
-    sections = (
-        _head(document),
-        _table(document, width),
-        _in_full(document, glyphs),
-        _effects(document, width),
-        _changes(document),
-        _left_alone(document),
-        _noise(document),
-    )
-    steps = [("repeat", document["repeat"]), ("everything", page or document["folder"])]
-    after = draw.next_lines((label, plain(text, 4000)) for label, text in steps if text)
-    draw.show((row for section in sections for row in (*section, None)), after, console, width)
-
-
-def experiment_rows(document: Row | None, width: int) -> _Rows:
-    """What a run's report shows: what an experiment on it has shown, and what to change."""
-    if document:
-        yield draw.head("Experiment")
-        yield from (Text(one_line(text, 800)) for text in conclusion(document))
-        yield None
-        yield from _table(document, width)
-        yield None
-        yield from _changes(document)
-
-
-def _head(document: Row) -> _Rows:
-    command = shlex.join(str(word) for word in document["protocol"]["command"])
-    yield Text.assemble(("Experiment", "bold"), f": {plain(command, 160)}")
-    yield from (soft(one_line(text)) for text in (protocol(document), source(document)) if text)
-    yield from (draw.warned(text, 400) for text in (*document["notes"], state(document)) if text)
-    yield Text("")
-    for number, text in enumerate(conclusion(document)):
-        yield Text(one_line(text, 800), style="bold" if number == 0 else "")
-
-
-def _table(document: Row, width: int) -> _Rows:
-    """One line for each candidate."""
-    rows = ranked(document)
-    if not rows:
-        return
-    headlines = {row["headline"] for row in rows}
-    compared = "Step time (95 %)" if headlines == {MEAN} else "Change (95 %)"
-    verdicts = [plain(VERDICTS.get(str(row["verdict"]), row["verdict"]), 20) for row in rows]
-    columns = [
-        TextColumn("Verdict", verdicts, flexible=True),
-        TextColumn("Samples a second (95 %)" if headlines == set(RATES) else compared, [change(row) for row in rows]),
-        TextColumn("Pairs", [words.count(row["pairs"]) for row in rows]),
-    ]
-    if any(row["ceiling"] is not None for row in rows):
-        columns.append(TextColumn("Ceiling", [ceiling(row) for row in rows]))
-    head, *shown = _named("Candidate", [name(row) for row in rows], columns, width)
-    yield from head
-    for part, row in zip(shown, rows, strict=True):
-        for line in part:
-            line.stylize(STYLES.get(str(row["verdict"]), ""))
-            yield line
-
-
-def _named(heading: str, names: Sequence[str], columns: Sequence[TextColumn], width: int) -> list[list[Text]]:
-    """The headings and the rows with a name before each; one that leaves no room goes on below, knob by knob."""
-    room = width - sum(column.natural + GAP for column in columns)
-    parts = [[plain(name, 200)] if len(name) <= room else _broken(name) for name in names]
-    first = TextColumn(heading, [part[0] for part in parts], flexible=True)
-    below = [[], *([clipped(text) for text in part[1:]] for part in parts)]
-    return [[row, *more] for row, more in zip(draw.lines([first, *columns], width), below, strict=True)]
-
-
-def _broken(name: str) -> list[str]:
-    first, *others = (plain(part, 200) for part in name.split(" + "))
-    return [first, *(f"  + {part}" for part in others)]
-
-
-def _in_full(document: Row, glyphs: Glyphs) -> _Rows:
-    """The first candidates with what stands behind their line."""
-    for row in ranked(document)[:IN_FULL]:
-        yield draw.head(plain(name(row), 200))
-        yield draw.indented(draw.labelled(_details(row, glyphs)))
-        yield None
-
-
-def _details(row: Row, glyphs: Glyphs) -> Iterator[tuple[str, Text]]:
-    yield "Verdict", Text(one_line(row["text"] or verdict(row), 400))
-    for label, parts in (("Step", phases(row)), ("Pairs, ms", blocks(row))):
-        if parts:
-            yield label, Text(glyphs.separator.join(parts))
-    for label, said in (("Note", beyond(row)), ("Note", rate_note(row)), ("Loss", trains_alike(row))):
-        if said:
-            yield label, Text(one_line(said, 300))
-    doubts = flags(row)
-    for number, text in enumerate(doubts[:FLAGS_SHOWN]):
-        yield "" if number else "Flags", Text(one_line(text, 300), style="yellow")
-    if len(doubts) > FLAGS_SHOWN:
-        yield "", soft(f"and {len(doubts) - FLAGS_SHOWN} more")
-
-
-def _effects(document: Row, width: int) -> _Rows:
-    """What each knob does by itself, of a screening."""
-    rows = [main_effect(row) for row in document["main_effects"]]
-    if not rows:
-        return
-    names, changes, ceilings, runs = (list(column) for column in zip(*rows, strict=True))
-    columns = [TextColumn("Step time (95 %)", changes), TextColumn("Runs", runs)]
-    if any(text != words.MISSING for text in ceilings):
-        columns.append(TextColumn("Ceiling", ceilings))
-    yield draw.head("Main effects, over all settings of the other knobs")
-    yield from (line for part in _named("Knob", names, columns, width) for line in part)
-
-
-def _changes(document: Row) -> _Rows:
-    """What to write into the script for the best candidate, or by hand where none helps."""
-    best = winners(document)
-    lines = best[0]["change"] if best else ()
-    for title, texts in (("What to change", lines), ("What no knob reaches either", by_hand(document)[:IN_FULL])):
-        if texts:
-            yield draw.head(title)
-            yield draw.indented(*(Text(one_line(text, 600)) for text in texts))
-            yield None
-
-
-def _left_alone(document: Row) -> _Rows:
-    rows = document["skipped"]
-    if rows:
-        yield draw.head("Left out")
-    for row in rows[:SKIPPED_SHOWN]:
-        yield draw.indented(Text.assemble(plain(name(row), 120), (f": {one_line(row['reason'], 240)}", "dim")))
-    if len(rows) > SKIPPED_SHOWN:
-        yield soft(f"  and {len(rows) - SKIPPED_SHOWN} more in experiment.json")
-
-
-def _noise(document: Row) -> _Rows:
-    """What was set to keep the machine quiet, and what was not; the smallest effect."""
-    found, smallest = document["noise"] or {}, noise(document)
-    if smallest and not is_self_test(document):
-        yield Text(smallest)
-    for title, key in (("Set for every run", "settings"), ("Left as it is", "unchanged")):
-        if found.get(key):
-            yield draw.head(title)
-            rows = ((plain(label, 40), Text(one_line(text, 240))) for label, text in found[key][:SETTINGS_SHOWN])
-            yield draw.indented(draw.labelled(rows))
+def main_effect(row: Row) -> str:
+    """The name of a knob of a screening, with those it was set together with."""
+    return name({"knobs": [row["knob"], *(row.get("with_knobs") or ())]})

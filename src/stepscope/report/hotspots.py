@@ -20,7 +20,7 @@ from stepscope.model.sampled import HotspotRow, Hotspots, SampledProcess
 from stepscope.report import words
 from stepscope.report.escape import one_line, plain
 from stepscope.report.table import csv_bytes
-from stepscope.report.terminal_parts import TextColumn, lines
+from stepscope.report.text_columns import TextColumn, lines
 from stepscope.report.values import json_bytes
 from stepscope.report.words import Shortener
 

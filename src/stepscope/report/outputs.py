@@ -129,16 +129,6 @@ def emit(name: str, data: bytes) -> None:
     print(f"Wrote {plain(name)}", file=sys.stderr)
 
 
-def show(report: Report, stream: TextIO | None = None, *, page: str | None = None, again: str | None = None) -> None:
-    """Print the terminal report to `stream` (stdout by default); on stderr, a blank line ends what came before."""
-    from stepscope.report import terminal
-
-    target = console(stream or sys.stdout)
-    if stream is sys.stderr:
-        target.print()
-    terminal.render(report, target, page=page, again=again)
-
-
 def console(stream: TextIO) -> Console:
     """A console that shows colour only on a terminal and never fails on a character it cannot encode."""
     from rich.console import Console

@@ -24,7 +24,7 @@ from stepscope.model.views import PARTS, Diff
 from stepscope.report import words
 from stepscope.report.escape import one_line, plain, visible
 from stepscope.report.metrics import metric
-from stepscope.report.terminal_parts import TextColumn, lines, soft
+from stepscope.report.text_columns import TextColumn, lines, soft
 from stepscope.report.values import field_names, is_record, json_bytes
 from stepscope.report.words import Shortener
 

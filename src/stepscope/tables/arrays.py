@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,17 @@ MAX_DEPTH = 100_000  # a broken (cyclic) tree ends here
 
 _MANY_SLICES = 1_000_000  # from here on it is worth the time to return their memory
 _M_MMAP_THRESHOLD, _LARGE_BYTES = -3, 1 << 20  # blocks from this size on are taken from the system and given back
+
+
+_Value = TypeVar("_Value", bound=Hashable)
+
+
+class Numbers(dict[_Value, int]):
+    """A number for each distinct value, the next one where it is asked for the first time; in order of the numbers."""
+
+    def __missing__(self, value: _Value) -> int:
+        number = self[value] = len(self)
+        return number
 
 
 def positions(ids: pl.Series, wanted: pl.Series) -> Int32:
@@ -40,6 +52,13 @@ def positions(ids: pl.Series, wanted: pl.Series) -> Int32:
     found = np.searchsorted(known, sought).astype(np.int32)
     found[found == count] = 0
     found[known[found] != sought] = NONE
+    return found
+
+
+def flags(count: int, rows: Rows | Bools) -> Bools:
+    """A flag for each of `count` rows, set for `rows`."""
+    found: Bools = np.zeros(count, bool)
+    found[rows] = True
     return found
 
 

@@ -5,7 +5,7 @@ What ran, from manifests and rank.json files; a field no one recorded is None or
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -18,13 +18,14 @@ from stepscope.read.text import integer, moment_ns, string
 from stepscope.tables import compiles, journal
 from stepscope.tables.arrays import return_freed_memory
 from stepscope.tables.cache import BuildOptions
-from stepscope.tables.events import EventsTable, ReadTrace, events_table
-from stepscope.tables.foreign import foreign_processes
+from stepscope.tables.events import EventsTable, events_table
 from stepscope.tables.journal import steps_table
 from stepscope.tables.processes import HostProcesses, host_processes, processes_table
 from stepscope.tables.quality import quality
 from stepscope.tables.schema import RankInfo, Tables
-from stepscope.tables.stacks import StackRows
+from stepscope.tables.stacks import StackRows, foreign_processes
+from stepscope.tables.step_range import chosen
+from stepscope.tables.trace_entry import ReadTrace
 
 
 def build(raw: RawRun, options: BuildOptions | None = None) -> Tables:
@@ -35,30 +36,32 @@ def build(raw: RawRun, options: BuildOptions | None = None) -> Tables:
     options = options or BuildOptions()
     traces = events_table(raw.ranks, options)
     return_freed_memory(traces.events.height)
-    _check(raw, traces)
+    alone = not raw.hosts and not any(rank.steps or rank.journal or rank.info for rank in raw.ranks)
+    if alone and traces.unreadable and not traces.read:
+        raise UnreadableInputError(next(iter(traces.unreadable.values())))
     raw = _with_trace_steps(raw, traces, options)
     rows = StackRows(raw.hosts, raw.losses, options.progress)
     raw, processes = _with_processes(raw, rows)
     ranks = rank_infos(raw.ranks, processes, traces.read)
     stacks = rows.tables(processes, raw.ranks)
     steps = steps_table(raw.ranks)
+    compiled = compiles.compiles_table(raw.ranks, steps, traces)
+    unknown = compiles.unknown_messages(compiled, raw.ranks)
     return Tables(
         run=run_facts(raw, ranks),
-        quality=quality(raw, processes, traces, rows.counts),
+        quality=quality(raw, processes, traces, rows.counts, unknown),
         ranks=ranks,
         manifests=tuple(host.manifest for host in raw.hosts if host.manifest is not None),
         steps=steps,
-        journal=journal.journal_table(raw.ranks),
+        **journal.journal_tables(raw.ranks),
         events=traces.events,
         links=traces.links,
         traces=traces.traces,
         **stacks,
         system=journal.system_table(raw.hosts),
         processes=processes_table(processes),
-        compiles=compiles.compiles_table(raw.ranks, steps, traces),
-        counters=journal.counters_table(raw.ranks),
+        compiles=compiled,
         memory=traces.memory,
-        scalars=journal.scalars_table(raw.ranks),
     )
 
 
@@ -75,40 +78,34 @@ def _with_processes(raw: RawRun, rows: StackRows) -> tuple[RawRun, list[HostProc
     return raw, found
 
 
-def _check(raw: RawRun, traces: EventsTable) -> None:
-    alone = not raw.hosts and not any(rank.steps or rank.journal or rank.info for rank in raw.ranks)
-    if alone and traces.unreadable and not traces.read:
-        raise UnreadableInputError(next(iter(traces.unreadable.values())))
-
-
 def _with_trace_steps(raw: RawRun, traces: EventsTable, options: BuildOptions) -> RawRun:
     """Ranks without a journal get the steps of their traces; steps nobody asked for are left out."""
-    ranks = []
-    for rank in raw.ranks:
-        steps = rank.steps
-        if not steps and rank.name in traces.steps:
-            rows = sorted(traces.steps[rank.name], key=lambda row: int(row["start_ns"]))
-            steps = tuple({"device_ns": None, **row} for row in rows)
-        elif options.steps is not None:
-            steps = tuple(row for row in steps if options.steps[0] <= row["step"] <= options.steps[1])
-        ranks.append(replace(rank, steps=steps))
-    return replace(raw, ranks=tuple(ranks))
+
+    def steps_of(rank: RawRank) -> tuple[dict[str, Any], ...]:
+        if rank.steps:
+            return tuple(chosen(list(rank.steps), options.steps))
+        rows = [row for trace in traces.read if trace.rank.name == rank.name for row in trace.steps]
+        return tuple({"device_ns": None, **row} for row in sorted(rows, key=lambda row: int(row["start_ns"])))
+
+    return replace(raw, ranks=tuple(replace(rank, steps=steps_of(rank)) for rank in raw.ranks))
 
 
 MAX_SOURCES = 1_000_000  # hashes of all ranks together; the recorder writes at most 1,000 of a rank
 _SIGNAL_BASE = 128  # a shell's exit status of a command killed by signal n is 128 + n
 
 
-def run_facts(raw: RawRun, ranks: Iterable[RankInfo]) -> RunFacts:
+def run_facts(raw: RawRun, ranks: Sequence[RankInfo]) -> RunFacts:
     """One RunFacts for all hosts: the earliest start, the latest end, the first exit status that is not 0."""
-    infos = tuple(ranks)
     manifests = [host.manifest for host in raw.hosts if host.manifest is not None]
     first: Mapping[str, Any] = manifests[0] if manifests else {}
     starts = [time for manifest in manifests if (time := moment_ns(manifest.get("started_ns"))) is not None]
     ends = [moment_ns(manifest.get("ended_ns")) for manifest in manifests]
     known_ends = [time for time in ends if time is not None]
     statuses = [status for manifest in manifests if (status := _exit_status(manifest.get("exit"))) is not None]
-    sizes = [info.world_size for info in infos if info.world_size is not None]
+    told = {"python": string(first.get("python")), "stepscope": string(first.get("recorder_version"))}
+    sizes = [info.world_size for info in ranks if info.world_size is not None]
+    sources = (event for rank in raw.ranks for event in rank.journal if event["kind"] == "sources")
+    hashes = (pair for event in sources for pair in _texts(event.get("hashes")).items())
     return RunFacts(
         folder=str(raw.folder),
         name=string(first.get("name")) or raw.folder.name,
@@ -119,14 +116,14 @@ def run_facts(raw: RawRun, ranks: Iterable[RankInfo]) -> RunFacts:
         ended_ns=max(known_ends, default=None) if len(known_ends) == len(manifests) else None,
         exit_status=next((status for status in statuses if status), statuses[0] if statuses else None),
         hosts=tuple(host.name for host in raw.hosts if host.name),
-        ranks=tuple(sorted({info.rank for info in infos})),
+        ranks=tuple(sorted({info.rank for info in ranks})),
         world_size=max(sizes, default=None),
-        versions=_versions(infos, first),
+        versions={name: value for name, value in told.items() if value} | (ranks[0].versions if ranks else {}),
         hardware=_mapping(first.get("hardware")),
         noise=_mapping(first.get("noise")),
         git=_mapping(first.get("git")) or None,
         user_roots=tuple(dict.fromkeys(root for m in manifests for root in _strings(m.get("user_roots")))),
-        source_hashes=_source_hashes(raw.ranks),
+        source_hashes=SourceFiles.agreed(islice(hashes, MAX_SOURCES)),
     )
 
 
@@ -163,12 +160,6 @@ def rank_infos(
     return tuple(map(described, ranks))
 
 
-def _source_hashes(ranks: Iterable[RawRank]) -> dict[str, str]:
-    events = (event for rank in ranks for event in rank.journal if event["kind"] == "sources")
-    pairs = (pair for event in events for pair in _texts(event.get("hashes")).items())
-    return SourceFiles.agreed(islice(pairs, MAX_SOURCES))
-
-
 def _exit_status(value: Any) -> int | None:
     if not isinstance(value, dict):
         return None
@@ -177,12 +168,6 @@ def _exit_status(value: Any) -> int | None:
         return shell
     signal = integer(value.get("signal"))
     return _SIGNAL_BASE + signal if signal else integer(value.get("status"))
-
-
-def _versions(ranks: Iterable[RankInfo], manifest: Mapping[str, Any]) -> dict[str, str]:
-    told = {"python": string(manifest.get("python")), "stepscope": string(manifest.get("recorder_version"))}
-    first = next(iter(ranks), None)
-    return {name: value for name, value in told.items() if value} | (first.versions if first is not None else {})
 
 
 def _strings(value: Any) -> tuple[str, ...]:

@@ -26,10 +26,8 @@ from msgspec import Struct
 from stepscope.cached import DIGEST_BYTES, INDEX, key_of
 from stepscope.errors import UnreadableInputError
 from stepscope.read.kineto import KinetoTrace
-from stepscope.read.streams import Limits
-from stepscope.read.trace import TraceSource
 from stepscope.tables.ingest import ingest
-from stepscope.tables.step_range import Steps, is_large, step_range
+from stepscope.tables.step_range import StepRange, Steps, is_large, step_range
 from stepscope.tables.trace_entry import StoredTrace, index_of, read
 
 _NAME = re.compile(rf"[0-9a-f]{{{2 * DIGEST_BYTES}}}")
@@ -56,7 +54,6 @@ class BuildOptions(Struct, frozen=True):
     cache: Path | None = None
     workers: int | None = None
     progress: Progress | None = None
-    limits: Limits | None = None
     steps: Steps | None = None
 
 
@@ -72,60 +69,49 @@ class Entry(Struct, frozen=True):
         return read(self.folder) if self.content is None else self.content
 
 
-def fetch(
-    path: Path, root: Path, limits: Limits | None = None, progress: Tell | None = None, steps: Steps | None = None
-) -> Path:
+def fetch(path: Path, root: Path, progress: Tell | None = None, steps: Steps | None = None) -> Path:
     """The folder of `path`'s tables in `root`, made if need be; raises UnreadableInputError and OSError.
 
     `progress` gets the bytes of the file taken in so far, and its size. Of a large trace whose `steps` are asked for,
     only what is near them is kept; other traces are kept whole.
     """
     if steps is not None and is_large(path):
-        entry = _fetch_range(path, root, limits or Limits(), progress, steps)
-        if entry is not None:
+        entry = root / key_of(path, f" steps {steps[0]}:{steps[1]}")
+        if _is_there(entry):
+            return entry
+        half = None if progress is None else lambda done, size: progress(done // 2, size)
+        other = None if progress is None else lambda done, size: progress((size + done) // 2, size)
+        near = step_range(path, steps, half)
+        # else its annotations do not tell where the steps lie
+        if near is not None and _make(KinetoTrace(path, progress=other), entry, near, steps):
             return entry
     entry = root / key_of(path)
-    if _is_there(entry):
-        return entry
-    part = _new_part(root)
-    try:
-        ingest(_opened(path, limits, progress), part)
-        _move(part, entry)
-        prune(root)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+    if not _is_there(entry):
+        _make(KinetoTrace(path, progress=progress), entry)
     return entry
 
 
-def _fetch_range(path: Path, root: Path, limits: Limits, progress: Tell | None, steps: Steps) -> Path | None:
-    """As `fetch`, of a large trace; None where its annotations do not tell where the steps lie."""
-    entry = root / key_of(path, f" steps {steps[0]}:{steps[1]}")
-    if _is_there(entry):
-        return entry
-    half = None if progress is None else lambda done, size: progress(done // 2, size)
-    near = step_range(path, steps, limits, half)
-    if near is None:
-        return None
-    other = None if progress is None else lambda done, size: progress((size + done) // 2, size)
-    part = _new_part(root)
+def _make(source: KinetoTrace, entry: Path, near: StepRange | None = None, steps: Steps = (0, 0)) -> bool:
+    """Make an entry, of a trace or of what is `near` some of its steps; False where these do not all lie in it."""
+    part = _new_part(entry.parent)
     try:
-        source = _opened(path, limits, other)
-        if not near.holds(ingest(source, part, only=near).marks, steps, source.summary().base_ns):
-            return None
+        marks = ingest(source, part, only=near).marks
+        if near is not None and not near.holds(marks, steps, source.summary().base_ns):
+            return False
         _move(part, entry)
-        prune(root)
+        prune(entry.parent)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    return entry
+    return True
 
 
-def obtain(path: Path, root: Path | None, limits: Limits | None = None, progress: Tell | None = None) -> Entry:
+def obtain(path: Path, root: Path | None, progress: Tell | None) -> Entry:
     """As `fetch`, with what had to be made in memory; without a `root` nothing is written.
 
     The entry is made while the caller goes on. If it cannot be, the next one who asks makes it again.
     """
     if root is None:
-        return Entry(path, ingest(_opened(path, limits, progress), None))
+        return Entry(path, ingest(KinetoTrace(path, progress=progress), None))
     entry = root / key_of(path)
     if _is_there(entry):
         return Entry(entry)
@@ -145,7 +131,7 @@ def obtain(path: Path, root: Path | None, limits: Limits | None = None, progress
             made.set()
 
     try:
-        return Entry(entry, ingest(_opened(path, limits, progress), part, settle=settle))
+        return Entry(entry, ingest(KinetoTrace(path, progress=progress), part, settle=settle))
     except BaseException:
         settle(whole=False)
         raise
@@ -165,10 +151,6 @@ def _is_there(entry: Path) -> bool:
 def _new_part(root: Path) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     return Path(tempfile.mkdtemp(prefix="part-", dir=root))
-
-
-def _opened(path: Path, limits: Limits | None, progress: Tell | None) -> TraceSource:
-    return KinetoTrace(path, limits=limits or Limits(), progress=progress)
 
 
 def drop(entry: Path) -> None:
@@ -233,7 +215,7 @@ def collect(wanted: Sequence[tuple[Path, Steps | None]], folder: Path, options: 
         return [_alone(path, folder, options, steps) for path, steps in wanted]
     found: list[Entry | str] = []
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        pending = [pool.submit(_fetch, path, folder, options.limits, steps) for path, steps in wanted]
+        pending = [pool.submit(_fetch, path, folder, steps) for path, steps in wanted]
         for (path, steps), future in zip(wanted, pending, strict=True):
             try:
                 found.append(future.result())
@@ -245,11 +227,9 @@ def collect(wanted: Sequence[tuple[Path, Steps | None]], folder: Path, options: 
     return found
 
 
-def _fetch(
-    path: Path, folder: Path, limits: Limits | None, steps: Steps | None, tell: Tell | None = None
-) -> Entry | str:
+def _fetch(path: Path, folder: Path, steps: Steps | None) -> Entry | str:
     try:
-        return Entry(fetch(path, folder, limits, tell, steps))
+        return Entry(fetch(path, folder, None, steps))
     except (OSError, UnreadableInputError) as error:
         return str(error)
 
@@ -257,11 +237,11 @@ def _fetch(
 def _alone(path: Path, folder: Path, options: BuildOptions, steps: Steps | None) -> Entry | str:
     progress = options.progress
     tell = None if progress is None else lambda done, size: progress(path.name, done, size)
-    if options.steps is not None:
-        # Of some steps few slices are kept in the end, so all of them had better not be in memory at once.
-        return _fetch(path, folder, options.limits, steps, tell)
     try:
-        return obtain(path, folder if folder == options.cache else None, options.limits, tell)
+        if options.steps is not None:
+            # Of some steps few slices are kept in the end, so all of them had better not be in memory at once.
+            return Entry(fetch(path, folder, tell, steps))
+        return obtain(path, folder if folder == options.cache else None, tell)
     except (OSError, UnreadableInputError) as error:
         return str(error)
 

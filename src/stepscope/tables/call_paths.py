@@ -142,16 +142,11 @@ class CallPaths:
 
     def nodes_table(self) -> pl.DataFrame:
         """The table `nodes`."""
-        parent = pl.Series("parent", np.frombuffer(self._parent, np.int32) if self._parent else [], dtype=pl.Int32)
-        frame = pl.DataFrame(
-            {
-                "node": pl.int_range(len(self._parent), dtype=pl.Int32, eager=True),
-                "parent": parent.set(parent < 0, None),
-                "depth": pl.Series(np.frombuffer(self._depth, np.int32) if self._depth else [], dtype=pl.Int32),
-                "frame": pl.Series(np.frombuffer(self._frame, np.int32) if self._frame else [], dtype=pl.Int32),
-            }
-        )
-        return frame.select(list(SCHEMAS["nodes"]))
+        own = {"parent": self._parent, "depth": self._depth, "frame": self._frame}
+        columns = {name: np.array(values, np.int32) for name, values in own.items()}
+        columns["node"] = np.arange(len(self._parent), dtype=np.int32)
+        frame = pl.DataFrame(columns).select(list(SCHEMAS["nodes"]))
+        return frame.with_columns(pl.when(pl.col("parent") >= 0).then("parent"))
 
     def frames_table(self) -> pl.DataFrame:
         """The table `frames`."""
@@ -180,11 +175,6 @@ class CallPaths:
 def phase_of(bits: int) -> str | None:
     """The phase that the frames of a rank's main thread mark; None where none does."""
     return next((phase for phase, bit in _MARK_BITS.items() if bits & bit), None)
-
-
-def is_own_thread(bits: int) -> bool:
-    """Whether a thread runs nothing but this package."""
-    return bool(bits & OWN) and not bits & ELSEWHERE
 
 
 def _bits_of(frame: Frame) -> int:

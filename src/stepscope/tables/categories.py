@@ -51,9 +51,5 @@ def precedence(category: str) -> int:
 def device_kind(names: Iterable[str]) -> str | None:
     """The kind of device whose work has slices of these categories; "cpu" where only the host's has, else None."""
     seen = set(names)
-    for mark, kind in _DEVICE_MARKS.items():
-        if mark in seen:
-            return kind
-    if seen & DEVICE:
-        return "cuda"
-    return "cpu" if seen & OPERATORS else None
+    marked = next((kind for mark, kind in _DEVICE_MARKS.items() if mark in seen), None)
+    return marked or ("cuda" if seen & DEVICE else "cpu" if seen & OPERATORS else None)

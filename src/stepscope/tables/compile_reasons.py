@@ -4,38 +4,22 @@ Pure parsing of text that compilers wrote for people, so it changes with every r
 torch_xla 2.9. A wording that is not known gives the cause "unknown", keeps its text, and is counted as drift. Texts
 are untrusted: cut to a bound, read in time proportional to their length, never a reason to raise.
 
-What a graph break of torch.compile says: the cause, the user's line, the operator, the compiler's advice.
-
-Three forms are known: a record of torch 2.7 and newer (a kind, then "Explanation:", "Hint:" and a link), the one-line
-reason of older versions, and the note that a frame is skipped. See `compile_reasons` for what holds of all messages.
+A guard is an expression that held when a version of a function was compiled, such as `L['x'].size()[0] == 8`, or a
+sentence where the check is made in C++. Of a graph break three forms are known: a record of torch 2.7 and newer (a
+kind, then "Explanation:", "Hint:" and a link), the one-line reason of older versions, and the note that a frame is
+skipped. What is found are columns of the table `compiles`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
-from msgspec import Struct
-from msgspec.structs import asdict
-
+from stepscope.read.raw import Row
 from stepscope.read.text import boolean, string
-from stepscope.tables.compile_guards import UNKNOWN, read_guard
-from stepscope.tables.compile_text import (
-    Location,
-    bounded,
-    comment_location,
-    frames,
-    is_library,
-    is_torch,
-    one_line,
-    plain_function,
-    resolve,
-    resumed_at,
-    user_location,
-    value,
-)
 
 CAUSES: dict[str, str] = {
     # recompiles, and the limit of them
@@ -82,29 +66,14 @@ _PARAMETER = "Guard failed on a parameter, "
 _CLOSURE = re.compile(r'guard on "([^"\n]{1,200})"([^,\n]{0,200})')
 
 
-class Reason(Struct, frozen=True):
-    """Why a function was compiled again. `version` is the id of the version that did not fit ("2/7").
+def parse_recompile(text: str, known_files: Iterable[str] = ()) -> Row:
+    """What a reason of Dynamo for a recompile says, and the id of the `version` that did not fit ("2/7").
 
-    `file` and `line` are the user's line that uses what changed, or reads it; None where the wording names none (of
-    shapes it does not). `cause` is None where the compiler itself could not tell.
+    Of several reasons the first counts. The line is that of the user which uses what changed, or reads it; None where
+    the wording names none (of shapes it does not). `cause` is None where the compiler itself could not tell. Versions
+    before 2.10 shorten paths; one that ends like one of `known_files` is completed, the first that fits.
     """
-
-    cause: str | None
-    subject: str | None = None
-    old: str | None = None
-    new: str | None = None
-    hint: str | None = None
-    file: str | None = None
-    line: int | None = None
-    version: str | None = None
-
-
-def parse_recompile(text: str, known_files: Iterable[str] = ()) -> Reason:
-    """What a reason of Dynamo for a recompile says. Of several reasons the first counts.
-
-    Versions before 2.10 shorten paths; one that ends like one of `known_files` is completed, the first that fits.
-    """
-    text = bounded(text)
+    text = text[:MAX_TEXT]
     head, _, stack = text.partition(_STACK)
     match = _ID.match(head)
     first, *lines = (head[match.end() :] if match else head).split("\n")
@@ -113,26 +82,21 @@ def parse_recompile(text: str, known_files: Iterable[str] = ()) -> Reason:
     hint = hint.rstrip().removesuffix(")")
     guard, comment = _split_comment(head)
     found = read_guard(guard)
-    subject = found.subject
     closure = _CLOSURE.match(hint)
-    if closure:
-        subject = value(closure[1] + closure[2].rstrip(". "))
     place = user_location(frames(stack)) if stack else None
     written = comment_location(comment) if comment and _NOT_USER not in comment else None
     if place is None and written is not None:
         place = resolve(written, known_files)
     if found.cause == "tensor_read":
         place = _reading(place, stack, written)
-    return Reason(
-        cause=found.cause,
-        subject=subject,
-        old=found.old,
-        new=found.new,
-        hint=_advice(hint, guard, comment),
-        file=place.file if place else None,
-        line=place.line if place else None,
-        version=match[1] if match else None,
-    )
+    return {
+        **found._asdict(),
+        "subject": value(closure[1] + closure[2].rstrip(". ")) if closure else found.subject,
+        "hint": _advice(hint, guard, comment),
+        "file": place.file if place else None,
+        "line": place.line if place else None,
+        "version": match[1] if match else None,
+    }
 
 
 def _split_comment(head: str) -> tuple[str, str]:
@@ -196,7 +160,7 @@ def is_limit_hit(event: Mapping[str, Any]) -> bool:
     By its structure (a reason to recompile, but neither code nor a direction, because the limit is checked before
     anything is compiled), or by the wording of the failure, which changes with versions.
     """
-    words = bounded(f"{string(event.get('fail_type')) or ''} {string(event.get('fail_reason')) or ''}").lower()
+    words = f"{string(event.get('fail_type')) or ''} {string(event.get('fail_reason')) or ''}"[:MAX_TEXT].lower()
     if "recompilelimitexceeded" in words or any(limit in words for limit in _LIMITS):
         return True
     if event.get("graph") is None or string(event.get("recompile_reason")) is None:
@@ -206,7 +170,7 @@ def is_limit_hit(event: Mapping[str, Any]) -> bool:
 
 def stated_limit(event: Mapping[str, Any]) -> int | None:
     """The limit that the message of a failure names."""
-    match = _CURRENT_LIMIT.search(bounded(string(event.get("fail_reason")) or ""))
+    match = _CURRENT_LIMIT.search((string(event.get("fail_reason")) or "")[:MAX_TEXT])
     return int(match[1]) if match else None
 
 
@@ -227,7 +191,7 @@ def xla_cause(text: str | None) -> str | None:
     """The cause word of a reason of torch_xla; None without a text, "unknown" for one that is not known."""
     if not text:
         return None
-    low = bounded(text).lower()
+    low = text[:MAX_TEXT].lower()
     return next((cause for part, cause in _XLA if part in low), UNKNOWN)
 
 
@@ -245,23 +209,6 @@ def operator_cause(operator: str | None, otherwise: str | None) -> str | None:
     if name in _READS:
         return "item"
     return "data_dependent_shape" if name in _DATA_DEPENDENT else otherwise
-
-
-class Break(Struct, frozen=True):
-    """Why the compiler could not follow. `file` and `line` are the user's line; None where the text has none.
-
-    `reason` is the kind of break as the compiler names it and its explanation, without the stack; `operator` the
-    operator or function that was called, `function` the function that the line is in.
-    """
-
-    cause: str
-    file: str | None = None
-    line: int | None = None
-    function: str | None = None
-    operator: str | None = None
-    hint: str | None = None
-    doc_url: str | None = None
-    reason: str | None = None
 
 
 _HEAD, _AT = "Graph break", " in user code at "
@@ -309,30 +256,34 @@ _KINDS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def parse_graph_break(text: str) -> Break:
-    """What a record of a graph break says."""
-    text = bounded(text)
+def parse_graph_break(text: str) -> Row:
+    """Why the compiler could not follow: what a record of a graph break says.
+
+    `reason` is the kind of break as the compiler names it and its explanation, without the stack; `operator` the
+    operator or function that was called, `function` the one that the user's line is in, where the text names one.
+    """
+    text = text[:MAX_TEXT]
     head = _head(text)
     body, stack = _parts(text)
     place = _place(head, frames(stack))
+    where: Row = {}
+    if place is not None:
+        function = plain_function(place.function) if place.function else None
+        where = {"file": place.file, "line": place.line, "function": function}
     if body is None and not text.startswith("Graph break"):
         body = _reason(text)  # the message of the exception alone
     if body is None:
         # a frame that is skipped as a whole; the reason was told before
         skipped = text.startswith("Graph break:") and ("skip" in text[:200] or "from user code" in text[:200])
         line = one_line(text.partition("\n")[0])
-        return _placed(Break("unsupported" if skipped else UNKNOWN, reason=line), place)
+        return {"cause": "unsupported" if skipped else UNKNOWN, "reason": line, **where}
     first, _, more = body.partition("\n")
     link = _LINK.search(more)
     cause, operator = _cause(first, more, told=head is not None)
-    found = Break(
-        cause=cause,
-        operator=value(operator),
-        hint=_hints(more),
-        doc_url=link[0].rstrip(".,)") if link and "graph-break" in link[0] else None,
-        reason=body.strip()[:2_000] or None,
-    )
-    return _placed(found, place)
+    page = link[0].rstrip(".,)") if link and "graph-break" in link[0] else None
+    advice = " ".join(part for part in (_hints(more), page) if part) or None
+    reason = body.strip()[:2_000] or None
+    return {"cause": cause, "operator": value(operator), "hint": advice, "reason": reason, **where}
 
 
 def _head(text: str) -> Location | None:
@@ -347,7 +298,7 @@ def _head(text: str) -> Location | None:
 
 def failure_cause(text: str) -> str:
     """The cause word of a failure's message, which is worded like a graph break's."""
-    first, _, more = _reason(bounded(text)).partition("\n")
+    first, _, more = _reason(text[:MAX_TEXT]).partition("\n")
     return _cause(first, more, told=True)[0]
 
 
@@ -362,11 +313,8 @@ def _parts(text: str) -> tuple[str | None, str]:
 def _reason(text: str) -> str:
     """From the line that names the kind of break on."""
     body = text.strip()
-    while body.startswith(_LEADS):
-        _, found, rest = body.partition(":\n")
-        if not found:
-            break
-        body = rest.strip()
+    while body.startswith(_LEADS) and ":\n" in body:
+        body = body.partition(":\n")[2].strip()
     return body.removeprefix(_PREFIX)
 
 
@@ -379,13 +327,6 @@ def _place(own: Location | None, stack: list[Location]) -> Location | None:
         if not stack:
             return None if is_torch(own.file) else own
     return user_location(stack)
-
-
-def _placed(found: Break, place: Location | None) -> Break:
-    if place is None:
-        return found
-    function = plain_function(place.function) if place.function else None
-    return Break(**{**asdict(found), "file": place.file, "line": place.line, "function": function})
 
 
 def _cause(first: str, more: str, *, told: bool) -> tuple[str, str | None]:
@@ -410,8 +351,10 @@ def _operator(first: str, more: str) -> str | None:
     explanation = more[:1_000]
     for pattern, where in ((_QUOTED_OPERATOR, explanation), (_OLD_OPERATOR, first)):
         match = pattern.search(where)
-        if match:
-            return _aten(match[1].rstrip(".;"))
+        if match:  # `aten.nonzero.default` as profilers write it: `aten::nonzero`
+            name = match[1].rstrip(".;")
+            parts = name.split(".")
+            return f"{parts[0]}::{parts[1]}" if len(parts) > 1 and "::" not in name else name
     if first.startswith("Failed to trace builtin"):
         match = _BUILTIN.search(explanation)
     elif "builtin: " in first or "unsupported builtin " in first or "unsupported Python builtin " in first:
@@ -423,14 +366,404 @@ def _operator(first: str, more: str) -> str | None:
     return match[1].rstrip(".") if match else None
 
 
-def _aten(name: str) -> str:
-    """`aten.nonzero.default` as profilers write it: `aten::nonzero`."""
-    parts = name.split(".")
-    return f"{parts[0]}::{parts[1]}" if len(parts) > 1 and "::" not in name else name
-
-
 def _hints(text: str) -> str | None:
     """The first hints that say what to do about this break; each may go over several lines."""
     hints = (one_line(part.partition("\n\n")[0]) for part in f"\n{text}".split("\n  Hint: ")[1:])
     helpful = [hint for hint in hints if hint and not hint.startswith(_EMPTY_ADVICE)]
     return one_line(" ".join(helpful[:_SHOWN_HINTS]))
+
+
+MAX_TEXT = 20_000
+MAX_VALUE = 200  # of a subject or a value
+MAX_ADVICE = 600
+
+_FRAME = re.compile(r'File "([^"\n]{1,1000})", line (\d{1,9})(?:, in ([^\n]{1,200}))?')
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(.{1,200})_at_(\d{1,9})")
+_PLACE = re.compile(r":(\d{1,9}) in (\S{1,200})")
+# Shortened paths are relative to torch's own folder, so torch's files begin with one of its parts.
+_TORCH_NAMES = """
+    _decomp _dynamo _export _functorch _guards.py _higher_order_ops _inductor _jit_internal.py _library _lobpcg.py
+    _logging _meta_registrations.py _ops.py _prims _prims_common _refs _subclasses _tensor.py _tensor_str.py _utils.py
+    _utils_internal.py _vmap_internals.py amp ao autograd backends compiler cpu cuda distributed distributions export
+    fft func functional.py futures fx hub.py jit library.py linalg masked mtia multiprocessing nested nn onnx optim
+    overrides.py package profiler quantization quasirandom.py random.py return_types.py serialization.py signal sparse
+    special storage.py testing utils xpu
+"""
+_TORCH_PARTS = frozenset(_TORCH_NAMES.split())
+_FRAMEWORK = ("/site-packages/torch", "/dist-packages/torch", "/torch/_", "/stepscope/record/")
+_SHORTEST_SUFFIX = 6  # "a.py" would fit too many paths
+
+
+class Location(NamedTuple):
+    """A place in a message; `line` or `function` is None where the message does not say it."""
+
+    file: str
+    line: int | None
+    function: str | None
+
+
+def value(text: str | None) -> str | None:
+    """A value as a message writes it, on one line and cut; None for nothing."""
+    text = " ".join(text[: 4 * MAX_VALUE].split()) if text else ""
+    return (text if len(text) <= MAX_VALUE else text[: MAX_VALUE - 1] + "…") or None
+
+
+def one_line(text: str) -> str | None:
+    """Advice on one line, cut to what a report can show."""
+    return " ".join(text[:2_000].split())[:MAX_ADVICE] or None
+
+
+def frames(text: str) -> list[Location]:
+    """The frames of a stack as Python prints it, in order."""
+    return [
+        Location(match[1], int(match[2]), plain_function(match[3].strip()) if match[3] else None)
+        for match in _FRAME.finditer(text)
+    ]
+
+
+def plain_function(name: str) -> str:
+    """The function as the user wrote it: what Dynamo resumes after a graph break is a part of one."""
+    match = _RESUMED.fullmatch(name)
+    return match[1] if match else name
+
+
+def resumed_at(name: str | None) -> int | None:
+    """The line of the graph break after which a function resumes, from the name Dynamo gives it."""
+    match = _RESUMED.fullmatch(name) if name else None
+    return int(match[2]) if match else None
+
+
+def user_location(places: Iterable[Location]) -> Location | None:
+    """The innermost (last) place outside installed packages and the standard library, else outside torch."""
+    outside = [place for place in places if not is_torch(place.file)]
+    own = [place for place in outside if not is_library(place.file)]
+    return own[-1] if own else outside[-1] if outside else None
+
+
+def is_torch(file: str) -> bool:
+    """Whether a file is of torch, torch_xla or this package's recorder, or no file at all."""
+    path = file.replace("\\", "/")
+    if path.startswith(("<", "torch/", "torch_xla/", "stepscope/")):  # no file, or as traces shorten paths
+        return True
+    return any(part in path for part in _FRAMEWORK)
+
+
+def is_library(file: str) -> bool:
+    """Whether a file belongs to an installed package or to Python itself."""
+    return any(part in file.replace("\\", "/") for part in ("/site-packages/", "/dist-packages/", "/lib/python3"))
+
+
+def comment_location(comment: str) -> Location | None:
+    """The place at the end of a guard's comment: `code  # path:12 in function`. The path is shortened."""
+    tail = comment.rpartition("  # ")[2].removeprefix("# ").strip()
+    match = _PLACE.search(tail)
+    return Location(tail[: match.start()][-1000:], int(match[1]), match[2]) if match and match.start() else None
+
+
+def resolve(place: Location, known: Iterable[str]) -> Location | None:
+    """`place` with the full path of the known file its shortened path is of; None for a file of torch."""
+    file = place.file.replace("\\", "/")
+    for full in known:
+        path = full.replace("\\", "/")
+        if path == file or (len(file) >= _SHORTEST_SUFFIX and path.endswith(file)):
+            return None if is_torch(full) else place._replace(file=full)
+    if is_torch(file) or file.partition("/")[0] in _TORCH_PARTS:
+        return None
+    return place
+
+
+UNKNOWN = "unknown"
+
+
+class Guard(NamedTuple):
+    """`old` is what the compiled version expected, `new` what came; None where the wording does not tell.
+
+    `cause` is None where the compiler says that it cannot tell itself.
+    """
+
+    cause: str | None
+    subject: str | None = None
+    old: str | None = None
+    new: str | None = None
+
+
+_LOCAL = re.compile(r"\b[LG]\[['\"]([^'\"\[\]]{1,200})['\"]\]")
+_PART = re.compile(r"\.(?:_modules|_parameters|_buffers|__dict__)\[['\"]([^'\"\[\]]{1,200})['\"]\]")
+_DIMENSION = re.compile(r"\.(size|stride)\(\)\[(\d{1,3})\]")
+_TENSOR = re.compile(
+    r"tensor '(.{1,500}?)' (?:Tensor )?(size|stride|dtype|rank|requires_grad|device index|dispatch key set) mismatch"
+    r"(?: at index (\d{1,3}))?\. [Ee]xpected (?:device index to be |requires_grad=)?(.*)",
+    re.DOTALL,
+)
+_NO_TENSOR = re.compile(r"expected type of '(.{1,500}?)' to be a tensor type,.{0,20}but found (.*)", re.DOTALL)
+_INTEGER = re.compile(r"[+-]?\d{1,40}")
+_CLASS = re.compile(r"type=<(?:class|enum) '([^']{1,200})'>")
+_ARGUMENT = re.compile(r"___check_(?:type_id|obj_id|fake_script_type)\((.{1,500}), \d{1,30}\)", re.DOTALL)
+_NAME = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.[]'\""
+_FUNCTIONS = ("function", "method", "builtin_function_or_method", "code")
+_DEVICES = "CPU CUDA HIP XLA MPS MTIA XPU HPU Meta IPU VE Lazy PrivateUse1 PrivateUse2 PrivateUse3"
+_BACKENDS = frozenset(_DEVICES.split())
+_TRUTH = {"0": "False", "1": "True"}
+
+# calls whose first argument is the subject -> cause
+_CALLS = {
+    "len": "length",
+    "___tuple_iterator_len": "length",
+    "___normalize_range_iter": "length",
+    "___normalize_count_iter": "length",
+    "___dict_version": "keys",
+    "set.__contains__": "keys",
+    "list": "keys",
+    "hasattr": "attribute",
+    "__math_isnan": "float_argument",
+    "math.isnan": "float_argument",
+    "__numpy_isnan": "constant",
+}
+
+
+def plain(text: str) -> str:
+    """Names as the user wrote them: no `L[...]` around arguments, no dictionaries of modules between attributes."""
+    return _PART.sub(r".\1", _LOCAL.sub(r"\1", text))
+
+
+# beginnings of sentences and calls -> cause, and what makes the subject of the words behind it
+_SENTENCES: dict[str, tuple[str | None, Callable[[str], str | None] | None]] = {
+    "Duplicate tensor": ("object", lambda rest: re.sub(r"[\[\]\"']", "", plain(rest.partition(": ")[2]))),
+    "getattr failed on source ": ("attribute", plain),
+    "KeyError on ": ("keys", plain),
+    "IndexError on ": ("length", plain),
+    "Cache line invalidated": (
+        "object",
+        lambda rest: plain(rest.partition("because ")[2].partition(" got deallocated")[0]),
+    ),
+    "BACKEND_MATCH": ("new_function", lambda _: "backend"),
+    "Unable to find recompilation reasons": (None, None),
+    "Unexpected recompilation": (None, None),
+    "_has_dynamo_dim_marking": ("attribute", None),
+    "_dynamo_": ("attribute", None),
+    "Shape guard failed": ("shape", None),
+    "___check_global_state": ("global_state", None),
+    "___check_torch_function_mode_stack": ("global_state", None),
+    "___check_metadata_": ("object", None),
+    "___check_opaque_guard_fn_": ("object", None),
+    "__dtensor_spec_": ("object", None),
+    "TYPE_MISMATCH(": ("type", None),
+    "torch.is_grad_enabled": ("grad_mode", None),
+    "torch._C._is_grad_enabled": ("grad_mode", None),
+    "torch.": ("global_state", lambda rest: f"torch.{rest}".partition(" ")[0]),
+    "___skip_backend_check": ("new_function", None),
+}
+
+
+def read_guard(text: str) -> Guard:
+    """What `text`, a guard without its comment, says; cause "unknown" for a wording that is not known."""
+    text = text.strip()
+    for read in (_tensor, _sentence, _identity, _call, _dimension, _comparison):
+        found = read(text)
+        if found is not None:
+            return Guard(found.cause, value(found.subject), value(found.old), value(found.new))
+    return Guard(UNKNOWN)
+
+
+def _tensor(text: str) -> Guard | None:
+    match = _TENSOR.match(text)
+    if match is None:
+        match = _NO_TENSOR.match(text)
+        if match is None:
+            return None
+        return Guard("type", plain(match[1]), "Tensor", match[2].removeprefix("<class '").removesuffix("'>"))
+    what, index = match[2], match[3]
+    name = plain(match[1])
+    old, _, new = match[4].partition(". Guard failed on a parameter")[0].partition(", actual ")
+    old, new = old.rstrip(". "), new.rstrip(". ")
+    if what in ("size", "stride"):
+        return Guard("shape" if what == "size" else "stride", f"{name}.{what}({index})", old, new)
+    if what == "rank":
+        return Guard("shape", f"{name}.dim()", old, new)
+    if what == "requires_grad":
+        return Guard("requires_grad", name, _TRUTH.get(old, old), {"0": "True", "1": "False"}.get(old))
+    if what == "dispatch key set":
+        return _dispatch(name, old, new)
+    return Guard("dtype" if what == "dtype" else "device", name, old, new)
+
+
+def _dispatch(name: str, old: str, new: str) -> Guard:
+    """Key sets differ by the device, by autocast, or by the kind of tensor."""
+    before, after = (frozenset(text.partition("(")[2].rpartition(")")[0].split(", ")) for text in (old, new))
+    if any(key.startswith("Autocast") for key in before ^ after) and not (before ^ after) & _BACKENDS:
+        was_on = any(key.startswith("Autocast") for key in before - after)
+        return Guard("global_state", "autocast", *(("on", "off") if was_on else ("off", "on")))
+    devices = [sorted(keys & _BACKENDS) for keys in (before, after)]
+    if devices[0] != devices[1]:
+        return Guard("device", name, ", ".join(devices[0]), ", ".join(devices[1]))
+    return Guard("type", name, ", ".join(sorted(before - after)), ", ".join(sorted(after - before)))
+
+
+def _sentence(text: str) -> Guard | None:
+    if text.startswith("GLOBAL_STATE changed:"):
+        names = text.partition(":")[2].split()
+        return Guard("grad_mode" if names == ["grad_mode"] else "global_state", ", ".join(names))
+    if text.startswith("utils_device.CURRENT_DEVICE"):
+        return Guard("global_state", "default device", text.partition(" == ")[2])
+    head = text.removeprefix("not ")
+    for start, (cause, subject) in _SENTENCES.items():
+        if head.startswith(start):
+            return Guard(cause, subject(head[len(start) :]) if subject is not None else None)
+    if text.startswith("hasattr(") and "'_dynamo_" in text:
+        return Guard("attribute", plain(text.partition("(")[2].partition(",")[0]))
+    return None
+
+
+def _identity(text: str) -> Guard | None:
+    """Checks of a type or of an object; newer versions name the type that was expected."""
+    match = _ARGUMENT.match(text)
+    if match is None:
+        return None
+    subject = plain(match[1])
+    kind = _CLASS.search(text)
+    expected = kind[1] if kind else None
+    if text.startswith(("___check_type_id", "___check_fake_script_type")):
+        return Guard("type", subject, expected)
+    if subject.endswith(".__code__") or expected in _FUNCTIONS:
+        return Guard("new_function", subject.removesuffix(".__code__"))
+    if subject.endswith(".training"):
+        return Guard("attribute", subject)
+    return Guard("object", subject, expected)
+
+
+def _call(text: str) -> Guard | None:
+    """A known function of something: its length, its keys, whether it has an attribute."""
+    head = text.removeprefix("not ").lstrip("(")
+    if head.startswith("type(") and "isnan(" in head:
+        head = head.partition(" and ")[2]
+    name, opened, rest = head.partition("(")
+    if opened and name == "___dict_contains":
+        key, _, holder = rest.partition(", ")
+        holder = holder.rstrip(") ")
+        if holder.endswith(".__dict__"):
+            return Guard("attribute", f"{plain(holder.removesuffix('.__dict__'))}.{key.strip(chr(39))}")
+        return Guard("keys", plain(holder), *_contained(text, key))
+    if opened and name == "str":  # `str(x.dtype) == 'torch.float32'`, as guards of exported programs are
+        about, _, tail = rest.partition(")")
+        subject, _, term = plain(about).rpartition(".")
+        return Guard(term, subject, tail.partition(" == ")[2].strip("'")) if term in ("dtype", "device") else None
+    cause = _CALLS.get(name) if opened else None
+    if cause is None:
+        return None
+    inner = _argument(rest)
+    if name == "hasattr":
+        subject, _, attribute = inner.partition(", ")
+        return Guard(cause, f"{plain(subject)}.{attribute.strip(chr(39))}")
+    if name == "set.__contains__":
+        subject, _, item = inner.partition(", ")
+        return Guard(cause, plain(subject), *_contained(text, item))
+    if name.endswith("isnan"):
+        return Guard(cause, plain(inner), None, "nan") if text.startswith("not ") else Guard(cause, plain(inner), "nan")
+    old = text.partition(" == ")[2]
+    new = "" if old else text.partition(" != ")[2]
+    if cause == "keys":
+        inner = inner.removeprefix("dict.keys(").removesuffix(")").removesuffix(".keys(")
+    if plain(inner).startswith("___stack"):
+        return Guard("tensor_read", None, old, None)
+    return Guard(cause, plain(inner), old, None if old else new)
+
+
+def _contained(text: str, item: str) -> tuple[str, str]:
+    """Without or with a key, as it was and as it is now."""
+    return (f"without {item}", f"with {item}") if text.startswith("not ") else (f"with {item}", f"without {item}")
+
+
+def _argument(rest: str) -> str:
+    """What stands up to the bracket that closes."""
+    depth = 1
+    for place, char in enumerate(rest):
+        depth += (char == "(") - (char == ")")
+        if not depth:
+            return rest[:place]
+    return rest
+
+
+def _dimension(text: str) -> Guard | None:
+    """A condition on sizes or strides, of a version compiled for dynamic shapes."""
+    readable = plain(text)
+    match = _DIMENSION.search(readable)
+    if match is None:
+        return None
+    start = match.start()
+    while start and readable[start - 1] in _NAME:
+        start -= 1
+    name = readable[start : match.start()]
+    subject = f"{name}.{match[1]}({match[2]})"
+    cause = "stride" if match[1] == "stride" else "shape"
+    condition = _DIMENSION.sub(r".\1(\2)", readable)
+    if condition.startswith("Ne("):
+        condition = condition[3:].rpartition(")")[0].replace(", ", " != ", 1)
+    for sign, mirrored in (("==", "=="), ("!=", "!="), ("<=", ">="), (">=", "<="), ("<", ">"), (">", "<")):
+        left, found, right = condition.partition(f" {sign} ")
+        if not found or " and " in condition:
+            continue
+        if left == subject:
+            return _bound(cause, subject, sign, right)
+        if right == subject:
+            return _bound(cause, subject, mirrored, left)
+    return Guard(cause, subject, condition)
+
+
+def _bound(cause: str, subject: str, sign: str, other: str) -> Guard:
+    if sign == "!=":
+        return Guard(cause, subject, f"not {other}", other)
+    return Guard(cause, subject, other if sign == "==" else f"{sign} {other}")
+
+
+def _comparison(text: str) -> Guard | None:
+    for sign in (" == ", " is not ", " is ", " != "):
+        left, found, right = text.partition(sign)
+        if found:
+            break
+    else:
+        return _truth(text)
+    subject, right = plain(left), right.strip()
+    if subject.startswith("___stack"):
+        return Guard("tensor_read", None, right)
+    if sign.startswith(" is"):
+        if right == "None":
+            return Guard("type", subject, "not None" if "not" in sign else "None", "None" if "not" in sign else None)
+        return Guard("object", f"{subject}, {plain(right)}")
+    if sign == " != ":
+        return Guard(_constant(left, subject, right), subject, f"not {right}", right)
+    if "___as_tensor(" in right:
+        return Guard("float_argument", subject)
+    if subject.endswith(".ndimension()"):
+        return Guard("shape", subject.removesuffix(".ndimension()") + ".dim()", right)
+    if subject.endswith(".requires_grad"):
+        return Guard("requires_grad", subject.removesuffix(".requires_grad"), right)
+    if subject.endswith(".raw_repr()"):
+        return Guard("type", subject.removesuffix(".raw_repr()"))
+    return Guard(_constant(left, subject, right), subject, right)
+
+
+def _constant(left: str, subject: str, right: str) -> str:
+    """The cause word of a plain value that a version was compiled for."""
+    attribute = "." in subject.partition("['")[0].partition('["')[0]  # a dot inside `['a.b']` is no attribute
+    if _INTEGER.fullmatch(right):
+        bound_of_range = subject.endswith((".stop", ".start"))
+        return "int_attribute" if attribute and not bound_of_range else "constant"
+    if attribute:
+        return "attribute"
+    with suppress(ValueError):
+        float(right[:100])
+        return "constant" if left.startswith("G[") else "float_argument"
+    return "constant"
+
+
+def _truth(text: str) -> Guard | None:
+    """`not xs`: a container that was empty. `n <= 8` and the like: a number in a range."""
+    if text.startswith("not ") and all(char in _NAME for char in text[4:]):
+        return Guard("length", plain(text[4:]), "0")
+    for sign, mirrored in ((" <= ", ">="), (" >= ", "<="), (" < ", ">"), (" > ", "<")):
+        left, found, right = text.partition(sign)
+        if found and len(left) + len(right) <= 500:
+            if _INTEGER.fullmatch(left):
+                return Guard("constant", plain(right), f"{mirrored} {left}")
+            return Guard("constant", plain(left), f"{sign.strip()} {right}")
+    return None

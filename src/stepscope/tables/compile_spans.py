@@ -26,8 +26,7 @@ import polars as pl
 
 from stepscope.tables.arrays import NONE, Rows, own_starts, positions
 from stepscope.tables.categories import ANNOTATION, COPIES, OPERATORS
-from stepscope.tables.compile_reasons import operator_cause
-from stepscope.tables.compile_text import is_library, is_torch
+from stepscope.tables.compile_reasons import is_library, is_torch, operator_cause
 from stepscope.tables.schema import SCHEMAS, empty
 
 # names since torch 2.1, without the " (dynamo_timed)" that many end with
@@ -251,7 +250,9 @@ def _places(events: pl.DataFrame, launches: Rows) -> pl.DataFrame:
     functions = _functions(events, launches)
     if events["call_stack"].null_count() == events.height:
         return functions
-    exact = _call_stacks(events, launches)
+    # of the operator around each launch: `file(line): function;...`, innermost first
+    around = positions(events["id"], _take(events, launches, "parent")["parent"])
+    exact = _split(_by_value(_take(events, around, "call_stack")["call_stack"], _innermost), called=True)
     use = exact["file"].is_not_null() & functions["file"].is_null()
     return pl.DataFrame([exact[name].zip_with(use, functions[name]) for name in functions.columns])
 
@@ -270,27 +271,15 @@ def _functions(events: pl.DataFrame, launches: Rows) -> pl.DataFrame:
         own = level["name"].zip_with(found, own)
         library = level["name"].zip_with((kinds == _LIBRARY).fill_null(False) & library.is_null(), library)
         at = np.where(found.to_numpy(), NONE, positions(events["id"], level["frame"]))
-    names = pl.DataFrame({"name": own.zip_with(own.is_not_null(), library)})
-    return names.select(
-        file=pl.col("name").str.extract(_PYTHON_FRAME, 1),
-        line=pl.lit(None, pl.Int64),
-        def_line=pl.col("name").str.extract(_PYTHON_FRAME, 2).cast(pl.Int64),
-        function=pl.col("name").str.extract(_PYTHON_FRAME, 3),
-    )
+    return _split(own.zip_with(own.is_not_null(), library), called=False)
 
 
-def _call_stacks(events: pl.DataFrame, launches: Rows) -> pl.DataFrame:
-    """From the call stack of the operator around each launch: `file(line): function;...`, innermost first."""
-    stacks = _take(events, positions(events["id"], _take(events, launches, "parent")["parent"]), "call_stack")[
-        "call_stack"
-    ]
-    frames = _by_value(stacks, _innermost).to_frame("name")
-    return frames.select(
-        file=pl.col("name").str.extract(_PYTHON_FRAME, 1),
-        line=pl.col("name").str.extract(_PYTHON_FRAME, 2).cast(pl.Int64),
-        def_line=pl.lit(None, pl.Int64),
-        function=pl.col("name").str.extract(_PYTHON_FRAME, 3),
-    )
+def _split(frames: pl.Series, *, called: bool) -> pl.DataFrame:
+    """The parts of `file(line): function`; the line is that of a call, or the first one of the function."""
+    file, line, function = (pl.col("name").str.extract(_PYTHON_FRAME, group) for group in (1, 2, 3))
+    line, unknown = line.cast(pl.Int64), pl.lit(None, pl.Int64)
+    lines = {"line": line, "def_line": unknown} if called else {"line": unknown, "def_line": line}
+    return frames.to_frame("name").select(file=file, **lines, function=function)
 
 
 def _innermost(stack: str) -> str | None:

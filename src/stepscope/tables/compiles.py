@@ -11,15 +11,15 @@ from collections.abc import Iterable
 
 import numpy as np
 import polars as pl
-from msgspec import Struct, field
 
 from stepscope.read.raw import RawRank, Row
 from stepscope.read.text import boolean, integer, length_ns, moment_ns, string
 from stepscope.tables.arrays import NONE
-from stepscope.tables.compile_guards import UNKNOWN
 from stepscope.tables.compile_reasons import (
+    UNKNOWN,
     failure_cause,
     is_limit_hit,
+    is_torch,
     operator_cause,
     parse_graph_break,
     parse_recompile,
@@ -27,7 +27,6 @@ from stepscope.tables.compile_reasons import (
     xla_cause,
 )
 from stepscope.tables.compile_spans import span_rows, transfer_rows
-from stepscope.tables.compile_text import is_torch
 from stepscope.tables.events import EventsTable
 from stepscope.tables.journal import step_at
 from stepscope.tables.schema import SCHEMAS
@@ -49,101 +48,84 @@ def compiles_table(ranks: Iterable[RawRank], steps: pl.DataFrame, traces: Events
     Transfers come from journals (torch_xla) and from the device slices of traces. Rows stand in the order of processes
     and of their journals, those of traces last.
     """
-    rows: list[Row] = []
-    for rank in ranks:
-        rows += journal_rows(rank)
+    rows = [row for rank in ranks for row in _journal_rows(rank)]
     table = _with_steps(pl.DataFrame(rows, schema=SCHEMAS["compiles"]), steps)
     told = table.filter(pl.col("kind").is_in(COMPILES)).select("process", "backend").unique()
     spans = span_rows(traces.events).join(told, on=["process", "backend"], how="anti", maintain_order="left")
     return pl.concat([table, spans, transfer_rows(traces.events, traces.links)])
 
 
-def unknown_messages(ranks: Iterable[RawRank]) -> int:
+def unknown_messages(compiles: pl.DataFrame, ranks: Iterable[RawRank]) -> int:
     """Messages of compilers whose wording is not known, and what the agent itself met and could not read."""
-    ranks = list(ranks)
-    unknown = sum(1 for rank in ranks for row in journal_rows(rank) if row["cause"] == UNKNOWN)
     met = (event for rank in ranks for event in rank.journal if event["kind"] == "compile_unknown")
+    unknown = int((compiles["cause"] == UNKNOWN).sum())
     return unknown + sum(max(integer(event.get("count")) or 1, 1) for event in met)
 
 
-def journal_rows(rank: RawRank) -> list[Row]:
+def _journal_rows(rank: RawRank) -> list[Row]:
     """The rows of the events of one process, in the order of its journal; `step` only as the events say it."""
     events = [event for event in rank.journal if event["kind"] in KINDS]
     if not events:
         return []
     # full paths of the user's files, to complete shortened ones
     named = (string(event.get(name)) for event in events for name in ("def_file", "call_file", "file", "fail_file"))
-    known = _Known(rank, tuple(dict.fromkeys(name for name in named if name and len(name) <= _NAME)))
-    rows = [known.row(event) for event in events]
+    files = tuple(dict.fromkeys(name for name in named if name and len(name) <= _NAME))
+    rows = [{**_row(event, files), "rank": rank.rank, "process": rank.name} for event in events]
     _fill_frames(rows)
-    _fill_new(rows, known)
+    _fill_new(rows)
     _fill_reads(rows)
     return rows
 
 
-class _Known(Struct):
-    """A process and what its events tell about each other. `versions`: row number -> the version it did not fit."""
+def _row(event: Row, files: tuple[str, ...]) -> Row:
+    """The row of one event; `version` beside its columns is the compiled version that did not fit."""
+    row = _common(event)
+    kind, text = event["kind"], string(event.get("cause_text"))
+    if kind == "compile" and row["backend"] != XLA:
+        return row | _compile(event, files)
+    if kind == "graph_break":
+        return row | _graph_break(event)
+    row["reason"] = _clipped(text) or _clipped(string(event.get("reason")))
+    row["file"], row["line"] = _name(event, "file"), _line(event, "line")
+    if kind == "fallback":
+        row["cause"] = operator_cause(row["operator"], "unlowered")
+    else:
+        row["cause"] = xla_cause(text)
+    if kind == "transfer":
+        row["cause"] = row["cause"] or operator_cause(row["operator"], None)
+        row["direction"] = row["direction"] or "device_to_host"
+    return row
 
-    rank: RawRank
-    files: tuple[str, ...]
-    versions: dict[int, str | None] = field(default_factory=dict)
-    _rows: int = 0
 
-    def row(self, event: Row) -> Row:
-        """The row of one event."""
-        kind = event["kind"]
-        backend = _name(event, "backend") or TORCH
-        row = {**_EMPTY, **_common(event), "rank": self.rank.rank, "process": self.rank.name, "backend": backend}
-        if kind == "compile" and backend == XLA:
-            row.update(_xla(event, "compile"), cause=xla_cause(string(event.get("cause_text"))))
-        elif kind == "compile":
-            row.update(self._compile(event))
-        elif kind == "graph_break":
-            row.update(_graph_break(event))
-        elif kind == "transfer":
-            text = string(event.get("cause_text"))
-            row.update(_xla(event, kind), cause=xla_cause(text) or operator_cause(row["operator"], None))
-            row["direction"] = row["direction"] or "device_to_host"
-        else:
-            row.update(_xla(event, kind), cause=operator_cause(row["operator"], "unlowered"))
-        self._rows += 1
+def _compile(event: Row, files: tuple[str, ...]) -> Row:
+    """What a compilation of torch.compile was, and why."""
+    reason, failure = string(event.get("recompile_reason")), string(event.get("fail_reason"))
+    row: Row = {"direction": _direction(event), "kind": _kind(event)}
+    if row["kind"] == "failure":
+        by_construct = "Unsupported" in (_name(event, "fail_type") or "")
+        row["cause"] = failure_cause(failure) if failure and by_construct else None
+        row["reason"] = _clipped(failure) or _name(event, "fail_type")
+        row["file"], row["line"] = _place(event, "fail_file", "fail_line")
         return row
-
-    def _compile(self, event: Row) -> Row:
-        """What a compilation of torch.compile was, and why."""
-        reason, failure = string(event.get("recompile_reason")), string(event.get("fail_reason"))
-        row: Row = {"direction": _direction(event), "kind": _kind(event)}
-        if row["kind"] == "failure":
-            by_construct = "Unsupported" in (_name(event, "fail_type") or "")
-            row["cause"] = failure_cause(failure) if failure and by_construct else None
-            row["reason"] = _clipped(failure) or _name(event, "fail_type")
-            row["file"], row["line"] = _place(event, "fail_file", "fail_line")
-            return row
-        if row["kind"] == "limit_hit":
-            row["limit"] = stated_limit(event) or _positive(event, "limit")
-        if not reason:
-            return row
+    if row["kind"] == "limit_hit":
+        row["limit"] = stated_limit(event) or _positive(event, "limit")
+    if reason:
         own = (_name(event, name) for name in ("def_file", "call_file", "fail_file"))  # the event's own files first
-        found = parse_recompile(reason, dict.fromkeys([*(name for name in own if name), *self.files]))
-        self.versions[self._rows] = found.version
+        row |= parse_recompile(reason, dict.fromkeys([*(name for name in own if name), *files]))
         row["reason"] = _clipped(reason)
-        for name in ("cause", "subject", "old", "new", "hint", "file", "line"):
-            row[name] = getattr(found, name)
-        return row
-
-
-_EMPTY: Row = dict.fromkeys(SCHEMAS["compiles"])
+    return row
 
 
 def _common(event: Row) -> Row:
-    """What events of all kinds have alike."""
+    """All columns, with what events of all kinds have alike."""
     count = integer(event.get("count"))
     source = string(event.get("step_source"))
     step = integer(event.get("step"))
     if source not in _STEP_SOURCES:
         source = None if step is None else "poll"  # counters that are read between steps name no source
     direction = string(event.get("direction"))
-    return {
+    return dict.fromkeys(SCHEMAS["compiles"]) | {
+        "backend": _name(event, "backend") or TORCH,
         "step": step,
         "step_source": source if step is not None else None,
         "time_ns": moment_ns(event.get("time_ns")),
@@ -151,40 +133,20 @@ def _common(event: Row) -> Row:
         "kind": event["kind"],
         "count": count if count is not None and count > 0 else None if event["kind"] == "fallback" else 1,
         "direction": direction if direction in _DIRECTIONS else None,
-        "graph": _name(event, "graph"),
-        "operator": _name(event, "operator"),
-        "bytes": _positive(event, "bytes"),
-        "function": _name(event, "function"),
-        "def_file": _name(event, "def_file"),
-        "def_line": _line(event, "def_line"),
-        "call_file": _name(event, "call_file"),
-        "call_line": _line(event, "call_line"),
-        "cache_entries": _positive(event, "cache_entries"),
-        "limit": _positive(event, "limit"),
-        "source": _name(event, "source"),
+        **{name: _name(event, name) for name in ("graph", "operator", "function", "def_file", "call_file", "source")},
+        **{name: _line(event, name) for name in ("def_line", "call_line")},
+        **{name: _positive(event, name) for name in ("bytes", "cache_entries", "limit")},
     }
-
-
-def _xla(event: Row, kind: str) -> Row:
-    reason = _clipped(string(event.get("cause_text"))) or _clipped(string(event.get("reason")))
-    return {"kind": kind, "reason": reason, "file": _name(event, "file"), "line": _line(event, "line")}
 
 
 def _graph_break(event: Row) -> Row:
+    """What the text says; what it does not say is the event's."""
     text = string(event.get("reason")) or ""
-    found = parse_graph_break(text)
-    file, line = (found.file, found.line) if found.file else _place(event, "file", "line")
-    advice = " ".join(part for part in (found.hint, found.doc_url) if part)
-    return {
-        "kind": "graph_break",
-        "cause": found.cause,
-        "reason": _clipped(found.reason or text),
-        "hint": advice or None,
-        "operator": found.operator or _name(event, "operator"),
-        "file": file,
-        "line": line,
-        "function": found.function or _name(event, "function"),
-    }
+    row = {name: found for name, found in parse_graph_break(text).items() if found is not None}
+    row["reason"] = _clipped(row.get("reason", text))
+    if "file" not in row:
+        row["file"], row["line"] = _place(event, "file", "line")
+    return row
 
 
 def _direction(event: Row) -> str | None:
@@ -227,17 +189,17 @@ def _fill_frames(rows: list[Row]) -> None:
             latest[frame] = row
 
 
-def _fill_new(rows: list[Row], known: _Known) -> None:
+def _fill_new(rows: list[Row]) -> None:
     """The value a version was compiled for, from the first later reason that speaks of that version."""
     waiting: dict[str, Row] = {}
-    for number, row in enumerate(rows):
+    for row in rows:
         if row["kind"] not in COMPILES or row["direction"] == "backward":
             continue
-        told = waiting.pop(known.versions.get(number) or "", None)
+        told = waiting.pop(row.get("version") or "", None)
         if (
             told is not None
             and row["old"] is not None
-            and all(row[name] == told[name] for name in ("cause", "subject"))
+            and (row["cause"], row["subject"]) == (told["cause"], told["subject"])
         ):
             told["new"] = row["old"]
         if row["kind"] == "recompile" and row["graph"] and row["old"] is not None and row["new"] is None:

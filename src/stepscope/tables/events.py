@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import polars as pl
-from msgspec import Struct, field
+from msgspec import Struct
 
 from stepscope.errors import UnreadableInputError
 from stepscope.read.raw import RawRank, TraceRef
@@ -16,77 +15,67 @@ from stepscope.tables import cache
 from stepscope.tables.cache import BuildOptions, Entry
 from stepscope.tables.schema import empty
 from stepscope.tables.step_range import Steps
-from stepscope.tables.trace_entry import TraceIndex, TraceTables, load
+from stepscope.tables.trace_entry import ReadTrace, load
 
 _TABLES = ("events", "links", "memory", "traces")
-# name in the counts of the quality report -> field of a trace's index
-_COUNTED = {
-    "trace_events": "slices",
-    "trace_events_lost": "lost",
-    "trace_events_salvaged": "salvaged",
-    "clipped_overlaps": "clipped",
-    "repaired_durations": "repaired",
-}
 _DAMAGED = (OSError, UnreadableInputError, pl.exceptions.PolarsError)
 
 
-class ReadTrace(Struct, frozen=True):
-    """A trace that was read, with the rank it belongs to."""
-
-    rank: RawRank
-    name: str
-    index: TraceIndex
-
-
 class EventsTable(Struct, frozen=True):
-    """What the traces of a run hold.
-
-    `counts` has what the quality report says of events; `offsets` is "process/trace" -> ns its clock was moved by,
-    `unreadable` "process/trace" -> why; `steps` are rows of ranks without a journal, by process.
-    """
+    """What the traces of a run hold. `counts` are those of all `read` ones, `unreadable` is "process/trace" -> why."""
 
     events: pl.DataFrame
     links: pl.DataFrame
     memory: pl.DataFrame
     traces: pl.DataFrame
-    read: tuple[ReadTrace, ...] = ()
-    steps: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    counts: Counter[str] = field(default_factory=Counter)
-    offsets: dict[str, int] = field(default_factory=dict)
-    unreadable: dict[str, str] = field(default_factory=dict)
+    read: tuple[ReadTrace, ...]
+    counts: Counter[str]
+    unreadable: dict[str, str]
 
 
 def events_table(ranks: Sequence[RawRank], options: BuildOptions) -> EventsTable:
     """All slices of all traces; ids count on from one trace to the next. A trace that cannot be read is named."""
-    wanted = [(rank, ref) for rank in ranks for ref in rank.traces]
     frames: dict[str, list[pl.DataFrame]] = {name: [] for name in _TABLES}
+    read, unreadable = _read(ranks, options, frames)
+    counts = sum((trace.counts for trace in read), Counter({"unreadable_traces": len(unreadable)}))
+    # what the traces were read into is gone by now, or it would stand beside what is made of it
+    made = {name: _joined(parts) if parts else empty(name) for name, parts in frames.items()}
+    return EventsTable(**made, read=read, counts=counts, unreadable=unreadable)
+
+
+def _read(
+    ranks: Sequence[RawRank], options: BuildOptions, frames: dict[str, list[pl.DataFrame]]
+) -> tuple[tuple[ReadTrace, ...], dict[str, str]]:
+    """Lay the rows of all traces into `frames`, by table; returns what was read, and what could not be and why."""
+    wanted = [(rank, ref) for rank in ranks for ref in rank.traces]
     read: list[ReadTrace] = []
-    steps: dict[str, list[dict[str, Any]]] = {}
-    counts: Counter[str] = Counter()
-    offsets: dict[str, int] = {}
     unreadable: dict[str, str] = {}
     rows = 0
     with cache.cache_folder(options) as root:
         found = cache.collect([(ref.path, _own_steps(rank, options)) for rank, ref in wanted], root, options)
         for (rank, ref), entry in zip(wanted, found, strict=True):
-            source = f"{rank.name}/{ref.name}"
-            trace = entry if isinstance(entry, str) else _loaded(entry, rank, ref, rows, root, options)
-            if isinstance(trace, str):
-                unreadable[source] = trace
+            loaded = entry if isinstance(entry, str) else _loaded(entry, rank, ref, rows, root, options)
+            if isinstance(loaded, str):
+                unreadable[f"{rank.name}/{ref.name}"] = loaded
                 continue
-            for name, parts in trace.frames.items():
+            read.append(loaded[0])
+            for name, parts in loaded[1].items():
                 frames[name] += parts
-            rows += trace.rows
-            read.append(ReadTrace(rank, ref.name, trace.index))
-            if trace.steps:
-                steps.setdefault(rank.name, []).extend(trace.steps)
-            if trace.offset:
-                offsets[source] = trace.offset
-            counts.update(trace.counts)
-            counts.update({name: getattr(trace.index, known) for name, known in _COUNTED.items()})
-    counts["unreadable_traces"] = len(unreadable)
-    tables = {name: pl.concat(parts, rechunk=False) if parts else empty(name) for name, parts in frames.items()}
-    return EventsTable(**tables, read=tuple(read), steps=steps, counts=counts, offsets=offsets, unreadable=unreadable)
+            rows += sum(part.height for part in loaded[1]["events"])
+    return tuple(read), unreadable
+
+
+def _joined(parts: list[pl.DataFrame]) -> pl.DataFrame:
+    """All rows, each column in one piece: else whatever looks at one as an array makes a copy. Empties `parts`.
+
+    Column by column, so that no two of them are there twice at a time.
+    """
+    whole = pl.concat(parts, rechunk=False)  # keeps a value that stands for all rows as one
+    parts.clear()
+    names = whole.columns
+    pieces = dict(zip(names, whole.n_chunks("all"), strict=True))
+    joined = [whole.drop_in_place(name).rechunk() for name in names if pieces[name] > 1]
+    return whole.hstack(joined).select(names) if joined else whole
 
 
 def _own_steps(rank: RawRank, options: BuildOptions) -> Steps | None:
@@ -96,7 +85,7 @@ def _own_steps(rank: RawRank, options: BuildOptions) -> Steps | None:
 
 def _loaded(
     entry: Entry, rank: RawRank, ref: TraceRef, first_id: int, root: Path, options: BuildOptions
-) -> TraceTables | str:
+) -> tuple[ReadTrace, dict[str, list[pl.DataFrame]]] | str:
     """The rows of a trace, or why there are none. An entry that turns out damaged is made once more."""
     try:
         return load(entry.read(), rank, ref, first_id, options.steps)
@@ -104,7 +93,7 @@ def _loaded(
         if entry.content is None:  # else nothing was read from a folder
             cache.drop(entry.folder)
     try:
-        entry = Entry(cache.fetch(ref.path, root, options.limits, steps=_own_steps(rank, options)))
+        entry = Entry(cache.fetch(ref.path, root, steps=_own_steps(rank, options)))
         return load(entry.read(), rank, ref, first_id, options.steps)
     except _DAMAGED as error:
         return str(error)

@@ -6,7 +6,7 @@ they are asked for. Ids are rows of the trace; `trace_entry` moves them when sev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,12 @@ from msgspec import Struct
 
 from stepscope import __version__
 from stepscope.cached import INDEX, LAYOUT
-from stepscope.read.trace import MISSING, TraceSource, TraceSummary
+from stepscope.read.kineto import KinetoTrace
+from stepscope.read.trace import MISSING, TraceSummary
 from stepscope.tables import categories, links, trace_entry
-from stepscope.tables.arrays import NONE, Bools, Int32, Int64
-from stepscope.tables.nesting import Nesting, by_value, nest
-from stepscope.tables.parts import Columns, PartWriter, TextCodes, decode
+from stepscope.tables.arrays import Bools, Int32, Int64
+from stepscope.tables.nesting import by_value, nest
+from stepscope.tables.parts import Columns, PartWriter, TextCodes, decode, with_ids
 from stepscope.tables.step_range import StepRange
 from stepscope.tables.trace_entry import LINKS, MARKS, MEMORY, TREE, StoredTrace, TraceIndex
 
@@ -46,7 +47,7 @@ _DEVICES = {0: "cpu", 1: "cuda", 6: "hip", 9: "xla", 12: "xpu", 13: "mps", 15: "
 
 
 def ingest(
-    source: TraceSource,
+    source: KinetoTrace,
     target: Path | None,
     settle: Callable[[bool], None] | None = None,
     only: StepRange | None = None,
@@ -76,16 +77,22 @@ def ingest(
             is_annotation=flags.annotation,
             precedence=flags.precedence,
         )
-        linked, forward_of = _link(taken, track, start, duration, flags, nesting)
+        slices = links.Slices(
+            track, start, duration, nesting.parent, nesting.frame,
+            flags.device, flags.runtime, flags.operator, flags.graph_launch,
+            correlation=taken.sparse("correlation"), external_id=taken.sparse("external_id"),
+        )  # fmt: skip
+        numbered = _numbered(taken, track, start, flags.operator)
+        linked, forward_of = links.link(slices, _arrows(taken, LAUNCH_ARROWS), numbered, _arrows(taken, FORWARD_ARROWS))
         frames[LINKS] = writer.write(linked, LINKS)
         clipped = nesting.clipped
         summary, device = taken.summary, categories.device_kind(taken.texts["category"].values)
-        del taken, flags, track, linked  # a large trace is in memory once, not twice
+        del taken, flags, track, slices, numbered, linked  # a large trace is in memory once, not twice
         start += base_ns
         tree = {"start_ns": start, "duration_ns": duration, "self_ns": nesting.self_ns, "depth": nesting.depth}
-        ids = {"parent": nesting.parent, "frame": nesting.frame, "forward": forward_of}
-        frames[TREE] = writer.write(_with_ids(tree, ids), TREE)
-        del tree, ids, start, duration, nesting, forward_of
+        tree |= {"parent": nesting.parent, "frame": nesting.frame, "forward": forward_of}
+        frames[TREE] = writer.write(with_ids(tree, "parent", "frame", "forward"), TREE)
+        del tree, start, duration, nesting, forward_of
         writer.wait()  # how many files there are is known when the last slices are done
         index = _index(summary, slices=frames[TREE].height, clipped=clipped,
                        repaired=repaired, files=writer.files, device=device)  # fmt: skip
@@ -119,49 +126,6 @@ def _index(summary: TraceSummary, **known: Any) -> TraceIndex:
     )
 
 
-def _link(
-    taken: _Taken, track: Int32, start: Int64, duration: Int64, flags: _Flags, nesting: Nesting
-) -> tuple[pl.DataFrame, Int32]:
-    """The links, and the forward operator of each slice that is one of the backward pass."""
-    slices = links.Slices(
-        track=track,
-        start_ns=start,
-        duration_ns=duration,
-        parent=nesting.parent,
-        frame=nesting.frame,
-        is_device=flags.device,
-        is_runtime=flags.runtime,
-        is_operator=flags.operator,
-        is_graph_launch=flags.graph_launch,
-        correlation=taken.sparse("correlation"),
-        external_id=taken.sparse("external_id"),
-    )
-    found = links.link(slices, _arrows(taken, LAUNCH_ARROWS))
-    numbered, arrows = _numbered(taken, track, start, flags.operator), _arrows(taken, FORWARD_ARROWS)
-    forward_of, how = links.forwards(numbered, arrows, slices)
-    forward, holder = links.nearest(nesting.parent, forward_of, found.operator)
-    method = np.where(holder >= 0, how[holder] if len(how) else 0, NONE)
-    ids = {"launch": found.launch, "operator": found.operator, "frame": found.frame, "forward": forward}
-    words = {
-        "event": found.event,
-        "method": _words(links.METHODS, found.method),
-        "state": _words(links.STATES, found.state),
-        "forward_method": _words(links.FORWARD_METHODS, method),
-    }
-    order = ("event", "launch", "operator", "frame", "method", "state", "forward", "forward_method")
-    return _with_ids(words, ids).select(order), forward_of
-
-
-def _with_ids(columns: dict[str, Any], ids: Mapping[str, Int32 | Int64]) -> pl.DataFrame:
-    """A frame of these columns, and of numbers of rows, in which `NONE` becomes null."""
-    known = (pl.when(pl.col(name) >= 0).then(pl.col(name).cast(pl.Int64)).alias(name) for name in ids)
-    return pl.DataFrame({**columns, **ids}).with_columns(known)
-
-
-def _words(words: tuple[str, ...], codes: npt.NDArray[np.integer]) -> pl.Series:
-    return decode(words, codes.astype(np.int32))
-
-
 # --------------------------------------------------------------------------------------------------------- what is kept
 
 
@@ -184,7 +148,7 @@ class _Taken(Struct, frozen=True):
         return rows, values.astype(np.int64, copy=False)
 
 
-def _take(source: TraceSource, writer: PartWriter, only: StepRange | None) -> _Taken:
+def _take(source: KinetoTrace, writer: PartWriter, only: StepRange | None) -> _Taken:
     slices, flows, memory = Columns(), Columns(), Columns()
     texts = {name: TextCodes() for name in (*_TEXTS, "flow_kind")}
     track = texts["track"]
@@ -309,9 +273,7 @@ def _device(kind: int, number: int) -> str | None:
 # ------------------------------------------------------------------------------------------------------------ durations
 
 
-def repair(
-    track: npt.NDArray[np.integer], start_ns: Int64, duration_ns: Int64, *, is_device: Bools, serial: bool = True
-) -> int:
+def repair(track: npt.NDArray[np.integer], start_ns: Int64, duration_ns: Int64, *, is_device: Bools) -> int:
     """Correct durations that cannot be true in place, and return how many there were.
 
     Writers leave slices that end before they begin, that last for weeks (an overflow), or, where a device reports the
@@ -320,7 +282,7 @@ def repair(
     of recent GPUs may begin while the one before them drains.
 
     Negative ones become 0, those over a week end where the next slice of their track begins. A device slice whose end
-    came late is cut to where the next slice of its stream begins, if `serial`.
+    came late is cut to where the next slice of its stream begins.
     """
     np.clip(start_ns, -_MAX_START_NS, _MAX_START_NS, out=start_ns)
     negative = duration_ns < 0
@@ -329,11 +291,8 @@ def repair(
     duration_ns[negative] = 0
     if endless.any():
         _end_at_next(track, start_ns, duration_ns, endless)
-    if serial and is_device.any():
-        rows = np.flatnonzero(is_device)
-        for stream in by_value(track[rows]):
-            repaired += _late_ends(rows[stream], start_ns, duration_ns)
-    return repaired
+    rows = np.flatnonzero(is_device)
+    return repaired + sum(_late_ends(rows[stream], start_ns, duration_ns) for stream in by_value(track[rows]))
 
 
 def _end_at_next(track: npt.NDArray[np.integer], start_ns: Int64, duration_ns: Int64, wrong: Bools) -> None:

@@ -23,45 +23,20 @@ from stepscope.tables.schema import SCHEMAS
 _COLUMNS = ("kind", "time_ns", "duration_ns", "step")
 
 
-def journal_table(ranks: Iterable[RawRank]) -> pl.DataFrame:
-    """All events; `data` is the JSON text of an event's own fields."""
-    rows = []
+def journal_tables(ranks: Iterable[RawRank]) -> dict[str, pl.DataFrame]:
+    """`journal`: all events, `data` is the JSON text of an event's own fields. `scalars`: values the user logged, null
+    where they are no finite number. `counters`: a compiler's own report, one row each, as of each such event."""
+    rows: dict[str, list[dict[str, Any]]] = {"journal": [], "scalars": [], "counters": []}
     for rank in ranks:
         for event in rank.journal:
             own = {key: value for key, value in event.items() if key not in _COLUMNS}
-            columns = {key: event[key] for key in _COLUMNS}
-            rows.append({"rank": rank.rank, "process": rank.name, **columns, "data": msgspec.json.encode(own).decode()})
-    return pl.DataFrame(rows, schema=SCHEMAS["journal"])
-
-
-def scalars_table(ranks: Iterable[RawRank]) -> pl.DataFrame:
-    """Values the user logged; one that is no finite number is null."""
-    rows = [
-        {
-            "rank": rank.rank,
-            "process": rank.name,
-            "step": event["step"],
-            "time_ns": event["time_ns"],
-            "name": string(event.get("name")),
-            "value": number(event.get("value")),
-        }
-        for rank in ranks
-        for event in rank.journal
-        if event["kind"] == "scalar"
-    ]
-    return pl.DataFrame(rows, schema=SCHEMAS["scalars"])
-
-
-def counters_table(ranks: Iterable[RawRank]) -> pl.DataFrame:
-    """Metrics and counters of a compiler's own report, one row each, as of each `counters` event."""
-    rows = [
-        {"rank": rank.rank, "process": rank.name, "step": event["step"], **row}
-        for rank in ranks
-        for event in rank.journal
-        if event["kind"] == "counters"
-        for row in _counters(event)
-    ]
-    return pl.DataFrame(rows, schema=SCHEMAS["counters"])
+            row = {"rank": rank.rank, "process": rank.name, **{key: event[key] for key in _COLUMNS}}
+            rows["journal"].append({**row, "data": msgspec.json.encode(own).decode()})
+            if event["kind"] == "scalar":
+                rows["scalars"].append(row | {"name": string(event.get("name")), "value": number(event.get("value"))})
+            elif event["kind"] == "counters":
+                rows["counters"] += (row | counter for counter in _counters(event))
+    return {name: pl.DataFrame(found, schema=SCHEMAS[name]) for name, found in rows.items()}
 
 
 def _counters(event: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 from msgspec import Struct
 
 from stepscope.tables.arrays import NONE, Bools, Int32, Int64, climb
 from stepscope.tables.nesting import by_value
+from stepscope.tables.parts import decode, with_ids
 
 METHODS = ("correlation", "flow", "external_id", "containment")
 CORRELATION, FLOW, EXTERNAL_ID, CONTAINMENT = range(4)
@@ -46,7 +48,7 @@ class Slices(Struct, frozen=True):
 
 
 class Arrows(Struct, frozen=True):
-    """Arrows from launches to device slices: where each starts and where it ends."""
+    """Where each arrow between slices starts and where it ends."""
 
     from_track: Int32
     from_ns: Int64
@@ -54,25 +56,19 @@ class Arrows(Struct, frozen=True):
     to_ns: Int64
 
 
-class Links(Struct, frozen=True):
-    """One row per device slice; `method` and `state` are positions in `METHODS` and `STATES`."""
+def link(slices: Slices, launches: Arrows, numbered: Numbered, forwards: Arrows) -> tuple[pl.DataFrame, Int32]:
+    """The links of all device slices, as far as the trace allows, and of every slice its forward operator.
 
-    event: Int64
-    launch: Int64
-    operator: Int64
-    frame: Int64
-    method: npt.NDArray[np.int8]
-    state: npt.NDArray[np.int8]
-
-
-def link(slices: Slices, arrows: Arrows) -> Links:
-    """Link every device slice as far as the trace allows."""
+    Args:
+        launches: arrows from launches to device slices.
+        forwards: arrows from forward operators to those of the backward pass.
+    """
     device = np.flatnonzero(slices.is_device)
     launch = _by_correlation(slices, device)
     method = np.where(launch >= 0, CORRELATION, NONE).astype(np.int8)
     missing = np.flatnonzero(launch < 0)
-    if len(missing) and len(arrows.to_ns):
-        launch[missing] = _by_arrow(slices, arrows, device[missing])
+    if len(missing) and len(launches.to_ns):
+        launch[missing] = _by_arrow(slices, launches, device[missing])
         method[missing[launch[missing] >= 0]] = FLOW
     operator = climb(slices.parent, np.where(launch >= 0, slices.parent[launch], NONE), slices.is_operator)
     missing = np.flatnonzero(operator < 0)
@@ -81,13 +77,27 @@ def link(slices: Slices, arrows: Arrows) -> Links:
         method[missing[operator[missing] >= 0]] = EXTERNAL_ID
     missing = np.flatnonzero((operator < 0) & (launch >= 0))
     if len(missing):
-        operator[missing] = _by_time(slices, launch[missing])
+        around = _moments(slices, np.flatnonzero(slices.is_operator))
+        missed = launch[missing]
+        operator[missing] = around.at(slices.track[missed], slices.start_ns[missed], slack_ns=_ROUNDING_NS)
         method[missing[operator[missing] >= 0]] = CONTAINMENT
     known = launch >= 0
     state = np.where(operator >= 0, LINKED, np.where(known, UNLINKED, BEFORE_RECORDING)).astype(np.int8)
     state[known & slices.is_graph_launch[launch]] = GRAPH
     at = np.where(known, launch, operator)
-    return Links(device, launch, operator, np.where(at >= 0, slices.frame[at], NONE).astype(np.int64), method, state)
+    forward, how = _forwards(numbered, forwards, slices)
+    holder = climb(slices.parent, operator, forward >= 0)  # the slice itself, or the nearest around it that has one
+    found = {
+        "event": device,
+        "launch": launch,
+        "operator": operator,
+        "frame": np.where(at >= 0, slices.frame[at], NONE),
+        "method": decode(METHODS, method),
+        "state": decode(STATES, state),
+        "forward": np.where(holder >= 0, forward[holder], NONE),
+        "forward_method": decode(FORWARD_METHODS, np.where(holder >= 0, how[holder], NONE)),
+    }
+    return with_ids(found, "launch", "operator", "frame", "forward"), forward
 
 
 def _by_correlation(slices: Slices, device: Int64) -> Int64:
@@ -185,11 +195,6 @@ def _by_external_id(slices: Slices, device: Int64, launch: Int64) -> Int64:
     return result
 
 
-def _by_time(slices: Slices, launch: Int64) -> Int64:
-    operators = _moments(slices, np.flatnonzero(slices.is_operator))
-    return operators.at(slices.track[launch], slices.start_ns[launch], slack_ns=_ROUNDING_NS)
-
-
 FORWARD_METHODS = ("sequence", "flow")
 BY_SEQUENCE, BY_FLOW = range(2)
 _MAX_THREADS = 256  # of a process; damaged numbers make up threads that never were
@@ -206,7 +211,7 @@ class Numbered(Struct, frozen=True):
     forward_thread: Int64  # 0 or below: an operator of a forward pass
 
 
-def forwards(numbered: Numbered, arrows: Arrows, slices: Slices) -> tuple[Int32, npt.NDArray[np.int8]]:
+def _forwards(numbered: Numbered, arrows: Arrows, slices: Slices) -> tuple[Int32, npt.NDArray[np.int8]]:
     """For each slice the forward operator's row, and how it was found; `NONE` elsewhere."""
     forward = np.full(len(slices.start_ns), NONE, np.int32)
     method = np.full(len(slices.start_ns), NONE, np.int8)
@@ -257,9 +262,3 @@ def _makers(numbered: Numbered, makers: Int64, nodes: Int64) -> Int64:
         below = result[late] - 1
         result[late] = np.where((below >= 0) & (sequence[np.maximum(below, 0)] == wanted[late]), below, NONE)
     return np.where(result >= 0, makers[np.maximum(result, 0)], NONE)
-
-
-def nearest(parent: Int32, forward: Int32, rows: Int64) -> tuple[Int64, Int64]:
-    """For each row the forward operator of the row or the nearest slice around it, and the slice that has it."""
-    holder = climb(parent, rows, forward >= 0)
-    return np.where(holder >= 0, forward[holder], NONE).astype(np.int64), holder

@@ -24,7 +24,7 @@ _DEEPEST = 2000  # levels up to which counting is quicker than sweeping
 _ENDLESS = 2**63 - 1
 
 
-class Nesting(Struct, frozen=True):
+class Nesting(Struct):
     """One entry per slice, in the order given; `NONE` where there is no parent or frame.
 
     `extent_ns` is the slice's duration after cutting, `clipped` counts the slices that were cut.
@@ -61,7 +61,6 @@ def nest(
         extent_ns=np.zeros(count, np.int64),
         clipped=0,
     )
-    clipped = 0
     for rows in by_value(track):
         if len(rows) == 1:
             result.self_ns[rows] = result.extent_ns[rows] = duration_ns[rows]
@@ -72,13 +71,14 @@ def nest(
         tree = _Track(starts, durations, is_function[rows], is_annotation[rows])
         del starts, durations, order  # of a large track, what is not needed any more is worth freeing
         tree.solve()
-        clipped += tree.clipped
-        result.parent[rows] = _in_order(tree.parent, rows)
-        result.frame[rows] = _in_order(tree.frame, rows)
+        result.clipped += tree.clipped
+        # positions among the sorted slices of a track as positions among all slices
+        result.parent[rows] = np.where(tree.parent < 0, NONE, rows[tree.parent])
+        result.frame[rows] = np.where(tree.frame < 0, NONE, rows[tree.frame])
         result.depth[rows] = tree.depth
         result.extent_ns[rows] = tree.ends - tree.starts
         result.self_ns[rows] = tree.self_ns()
-    return Nesting(result.parent, result.depth, result.self_ns, result.frame, result.extent_ns, clipped)
+    return result
 
 
 def by_value(codes: npt.NDArray[np.integer]) -> list[Int64]:
@@ -106,11 +106,6 @@ def _outer_first(starts: Int64, durations: Int64, precedence: npt.NDArray[np.int
         rows = order[places]
         order[places] = rows[np.lexsort((precedence[rows], -durations[rows], in_order[places]))]
     return order
-
-
-def _in_order(positions: Int32, rows: Int64) -> Int64:
-    """Positions among the sorted slices of a track as positions among all slices."""
-    return np.where(positions < 0, NONE, rows[positions])
 
 
 class _Track:

@@ -29,26 +29,10 @@ ROWS_PER_FILE = 1 << 17
 COMPRESSION: Any = "zstd"
 COMPRESSION_LEVEL = 1
 
-_TEXTS = ("track", "category", "name", "shapes", "types", "call_stack", "collective")
-# column of the table `events` -> column of a reader's slices
-_NUMBERS = {
-    "correlation": "correlation",
-    "external_id": "external_id",
-    "sequence": "sequence",
-    "device": "device",
-    "stream": "stream",
-    "bytes": "bytes",
-    "forward_thread": "forward_thread",
-    "python_module": "python_module",
-    "blocks": "blocks",
-    "threads": "threads",
-    "registers": "registers",
-    "shared_memory_bytes": "shared_memory",
-    "blocks_per_sm": "blocks_per_sm",
-    "warps_per_sm": "warps_per_sm",
-    "occupancy_percent": "occupancy",
-}
-PART_COLUMNS = tuple(name for name in SCHEMAS["events"] if name in _TEXTS or name in _NUMBERS)
+# column of a reader's slices -> column of the table `events`, where it is called something else
+_CALLED = {"shared_memory": "shared_memory_bytes", "occupancy": "occupancy_percent"}
+_READ = {_CALLED.get(name, name): name for name in Slices.__struct_fields__}
+PART_COLUMNS = tuple(name for name in SCHEMAS["events"] if name in _READ and name not in ("start_ns", "duration_ns"))
 
 
 def part_frame(slices: Slices) -> pl.DataFrame:
@@ -57,25 +41,20 @@ def part_frame(slices: Slices) -> pl.DataFrame:
     series: list[pl.Series] = []
     wanted: list[pl.Expr] = []
     for name in PART_COLUMNS:
-        if name in _TEXTS:
-            text = getattr(slices, name)
-            values = None if not text.values else decode(text.values, text.codes)
-            known = pl.col(name)
+        given, dtype, known = getattr(slices, _READ[name]), schema[name], pl.col(name)
+        if isinstance(given, Text):
+            absent = not given.values
         else:
-            array = getattr(slices, _NUMBERS[name])
-            values = None if is_absent(array) else pl.Series(array)
-            known = pl.col(name).fill_nan(None) if schema[name] == pl.Float64 else _present(name, schema[name])
-        if values is None:
-            wanted.append(pl.lit(None, schema[name]).alias(name))
+            absent = is_absent(given)
+            present = pl.when(known != MISSING).then(known.cast(dtype, strict=False)).alias(name)
+            known = known.fill_nan(None) if dtype == pl.Float64 else present
+        if absent:
+            wanted.append(pl.lit(None, dtype).alias(name))
         else:
-            series.append(values.alias(name))
+            column = decode(given.values, given.codes) if isinstance(given, Text) else pl.Series(given)
+            series.append(column.alias(name))
             wanted.append(known)
     return pl.DataFrame(series).select(wanted)
-
-
-def _present(name: str, dtype: Any) -> pl.Expr:
-    value = pl.col(name)
-    return pl.when(value != MISSING).then(value.cast(dtype, strict=False)).alias(name)
 
 
 def write_parquet(frame: pl.DataFrame, path: Path | BytesIO) -> None:
@@ -203,7 +182,7 @@ class TextCodes:
         return list(self._codes)
 
 
-def decode(values: Sequence[str | None], codes: Int32) -> pl.Series:
+def decode(values: Sequence[str | None], codes: npt.NDArray[np.integer]) -> pl.Series:
     """A column of texts from codes, which are positions in `values`; -1 is null."""
     index = pl.Series(codes, dtype=pl.Int32)
     if not len(values):
@@ -211,6 +190,12 @@ def decode(values: Sequence[str | None], codes: Int32) -> pl.Series:
     if len(codes) and codes.min() < 0:
         index = index.set(index < 0, None)
     return pl.Series(values, dtype=pl.String).gather(index)
+
+
+def with_ids(columns: dict[str, Any], *ids: str) -> pl.DataFrame:
+    """A frame of these columns; `ids` are numbers of rows, in which `NONE` becomes null."""
+    known = (pl.when(pl.col(name) >= 0).then(pl.col(name).cast(pl.Int64)).alias(name) for name in ids)
+    return pl.DataFrame(columns).with_columns(known)
 
 
 class Columns:

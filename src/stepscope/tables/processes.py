@@ -7,7 +7,7 @@ rank's journal names as started by the script loads nothing, however much it loo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import polars as pl
@@ -20,6 +20,14 @@ from stepscope.tables.schema import SCHEMAS
 
 RANK, WORKER, LAUNCHER, HELPER, OTHER = "rank", "loader_worker", "launcher", "helper", "other"
 _ROOT = "root"
+_SEEN: dict[str, Callable[[Any], object]] = {
+    "ppid": integer,
+    "role": string,
+    "command": string,
+    "python": boolean,
+    "torch": boolean,
+}
+ANY_FILE = -1  # in a run that was recorded all files of stacks name the same processes
 _MAX_GENERATIONS = 64  # a chain of parents longer than this is a cycle of reused pids
 
 
@@ -40,35 +48,31 @@ class Process(Struct):
 
 
 class HostProcesses(Struct):
-    """The processes of a host by pid (the latest where a pid was reused), and all of them in order of appearance."""
+    """The processes of a host by the file that names them (or `ANY_FILE`) and pid, and all in order of appearance.
+
+    Where a pid was reused it is that of the latest process. None is the pid of one that its file does not name.
+    """
 
     host: str
-    by_pid: dict[int, Process] = field(default_factory=dict)
+    by_pid: dict[tuple[int, int | None], Process] = field(default_factory=dict)
     all: list[Process] = field(default_factory=list)
 
-    def owner(self, pids: Iterable[int]) -> str | None:
+    def owner(self, file: int, pids: Sequence[int]) -> str | None:
         """The rank folder of the innermost of `pids` (ancestors first), or of its recorded ancestors."""
-        above = (ancestor for pid in reversed(list(pids)) for ancestor in self.ancestry(pid))
+        above = (process for pid in tuple(reversed(pids)) or (None,) for process in self.ancestry(file, pid))
         return next((process.claimed for process in above if process.claimed), None)
 
-    def process_of(self, segment: int, pid: int | None) -> Process | None:  # noqa: ARG002 - files share process ids here
-        """The process that the stacks of a file name."""
-        return self.by_pid.get(pid) if pid is not None else None
-
-    def owner_of(self, segment: int, pids: Sequence[int]) -> str | None:  # noqa: ARG002
-        """The rank folder that a process of a file belongs to, `pids` being its ancestors and itself."""
-        return self.owner(pids)
-
-    def ancestry(self, pid: int) -> list[Process]:
+    def ancestry(self, file: int, pid: int | None) -> list[Process]:
         """The process and its recorded parents, nearest first."""
         chain: list[Process] = []
-        current: int | None = pid
-        while current is not None and len(chain) < _MAX_GENERATIONS:
-            process = self.by_pid.get(current)
+        while len(chain) < _MAX_GENERATIONS:
+            process = self.by_pid.get((file, pid))
             if process is None or process in chain:
                 break
             chain.append(process)
-            current = process.ppid
+            if process.ppid is None:
+                break
+            pid = process.ppid
         return chain
 
 
@@ -90,9 +94,9 @@ def host_processes(host: RawHost, ranks: Iterable[RawRank], only_host: bool) -> 
             process.command = process.command or _joined(info.get("argv"))
         if here or rank.name in claimed:
             for row in rank.journal:
-                pid = integer(row.get("pid")) if row["kind"] == "child" else None
-                if pid is not None and pid in found.by_pid:
-                    found.by_pid[pid].by_script = True
+                child = found.by_pid.get((ANY_FILE, integer(row.get("pid")))) if row["kind"] == "child" else None
+                if child is not None:
+                    child.by_script = True
     _settle_roles(found)
     return found
 
@@ -104,10 +108,9 @@ def processes_table(hosts: Iterable[HostProcesses]) -> pl.DataFrame:
 
 
 def _get(found: HostProcesses, pid: int) -> Process:
-    process = found.by_pid.get(pid)
+    process = found.by_pid.get((ANY_FILE, pid))
     if process is None:
-        process = Process(pid)
-        found.by_pid[pid] = process
+        process = found.by_pid[ANY_FILE, pid] = Process(pid)
         found.all.append(process)
     return process
 
@@ -116,26 +119,20 @@ def _from_outside(found: HostProcesses, row: Row) -> None:
     pid = row["pid"]
     ended = moment_ns(row.get("ended_ns"))
     started = moment_ns(row.get("start_ns"))
-    known = found.by_pid.get(pid)
-    if known is not None and ended is None and (known.end_ns is not None or _differs(known.start_ns, started)):
-        del found.by_pid[pid]  # the pid was reused
+    known = found.by_pid.get((ANY_FILE, pid))
+    if known is not None and ended is None:
+        apart_ns = 0 if known.start_ns is None or started is None else abs(known.start_ns - started)
+        if known.end_ns is not None or apart_ns > 10**9:
+            del found.by_pid[ANY_FILE, pid]  # the pid was reused
     process = _get(found, pid)
     if ended is not None:
         process.end_ns = ended
         return
     process.start_ns = started if started is not None else process.start_ns
-    for name, check in (("ppid", integer), ("role", string), ("command", string)):
+    for name, check in _SEEN.items():
         value = check(row.get(name))
         if value is not None:
             setattr(process, name, value)
-    for name in ("python", "torch"):
-        flag = boolean(row.get(name))
-        if flag is not None:
-            setattr(process, name, flag)
-
-
-def _differs(known_ns: int | None, new_ns: int | None) -> bool:
-    return known_ns is not None and new_ns is not None and abs(known_ns - new_ns) > 10**9
 
 
 def _from_inside(found: HostProcesses, row: Row) -> None:
@@ -170,11 +167,13 @@ def _settle_roles(found: HostProcesses) -> None:
         ancestor.pid
         for process in found.all
         if process.torch and process.role not in (WORKER, HELPER)
-        for ancestor in found.ancestry(process.pid)[1:]
+        for ancestor in found.ancestry(ANY_FILE, process.pid)[1:]
     }
     parents = {process.ppid for process in found.all}
     below_rank = {
-        process.pid for process in found.all if any(parent.claimed for parent in found.ancestry(process.pid)[1:])
+        process.pid
+        for process in found.all
+        if any(parent.claimed for parent in found.ancestry(ANY_FILE, process.pid)[1:])
     }
     for process in found.all:
         if process.role not in (None, _ROOT, OTHER):

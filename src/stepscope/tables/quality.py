@@ -14,9 +14,8 @@ from statistics import median, quantiles
 from typing import Any
 
 from stepscope.model import Note, Quality
-from stepscope.read.raw import RawHost, RawRank, RawRun, Row
+from stepscope.read.raw import RawHost, RawRank, RawRun
 from stepscope.read.text import integer, string
-from stepscope.tables.compiles import unknown_messages
 from stepscope.tables.events import EventsTable
 from stepscope.tables.links import METHODS
 from stepscope.tables.processes import RANK, HostProcesses
@@ -61,14 +60,25 @@ _LOSSES: dict[str, tuple[str, str]] = {
         "{n} trace(s) of the script's own profiler are gone, too large or too many, and were left out",
     ),
 }
+_SAMPLERS: dict[Any, tuple[str, str]] = {
+    "agent": (INFO, "stacks come from a thread inside the process, at a lower rate, not from py-spy"),
+    "none": (WARNING, "no stacks were sampled, so lines rest on the window alone"),
+}
 # losses that have another name in the counts
 _COUNTED_AS = {"bad_lines": "skipped_lines", "bad_steps": "skipped_steps", "skipped_samples": "stack_samples_skipped"}
 
 
 def quality(
-    raw: RawRun, processes: Sequence[HostProcesses], events: EventsTable, stack_counts: Counter[str]
+    raw: RawRun,
+    processes: Sequence[HostProcesses],
+    events: EventsTable,
+    stack_counts: Counter[str],
+    unknown_messages: int,
 ) -> Quality:
-    """Counts (every one of them at least 0) and notes, warnings first."""
+    """Counts (every one of them at least 0) and notes, warnings first.
+
+    `unknown_messages` of compilers are worded in a way that is not known.
+    """
     segments = [segment for host in raw.hosts for segment in host.segments]
     counts: Counter[str] = Counter({_COUNTED_AS.get(loss, loss): raw.losses.counts.get(loss, 0) for loss in _LOSSES})
     counts["steps_read"] = sum(len(rank.steps) for rank in raw.ranks)
@@ -84,7 +94,11 @@ def quality(
     notes += _foreign_notes(raw.hosts, raw.ranks)
     for rank in raw.ranks:
         notes += [*_rank_notes(rank, events), *_faults_at_window(rank)]
-    notes += [*_unreadable(events), *_read(events), *_clocks(events), *_links(events), *_drift_notes(raw.ranks)]
+    notes += [*_read(events), *_links(events)]
+    if unknown_messages:
+        # compilers word their messages anew in every release; one that is not understood is counted, not swallowed
+        text = "compiler message(s) are worded in a way this version does not know; they are counted, their cause is "
+        notes.append(Note(WARNING, f"{unknown_messages} {text}unknown", "torch.compile"))
     if not counts["steps_read"]:
         notes += _no_steps(raw, processes)
     notes.sort(key=lambda note: note.level != WARNING)
@@ -124,18 +138,9 @@ def _host_notes(hosts: Iterable[RawHost]) -> Iterator[Note]:
         for problem in problems[:_MAX_NAMED] if isinstance(problems, list) else ():
             yield Note(WARNING, f"on host {host.name}: {_quoted(problem)}", source)
         sampler = manifest.get("sampler")
-        if isinstance(sampler, dict):
-            yield from _sampler_notes(sampler, source)
-
-
-def _sampler_notes(sampler: Row, source: str) -> list[Note]:
-    reason = _quoted(sampler.get("reason"))
-    if sampler.get("source") == "agent":
-        text = f"stacks come from a thread inside the process, at a lower rate, not from py-spy: {reason}"
-        return [Note(INFO, text, source)]
-    if sampler.get("source") == "none":
-        return [Note(WARNING, f"no stacks were sampled, so lines rest on the window alone: {reason}", source)]
-    return []
+        if isinstance(sampler, dict) and sampler.get("source") in _SAMPLERS:
+            level, text = _SAMPLERS[sampler["source"]]
+            yield Note(level, f"{text}: {_quoted(sampler.get('reason'))}", source)
 
 
 def _process_notes(processes: Iterable[HostProcesses]) -> Iterator[Note]:
@@ -259,16 +264,6 @@ def _faults_at_window(rank: RawRank) -> list[Note]:
     return [Note(WARNING, text, f"{rank.name}/steps.jsonl")]
 
 
-def _drift_notes(ranks: Iterable[RawRank]) -> list[Note]:
-    """Compilers word their messages anew in every release; one that is not understood is counted, not swallowed."""
-    count = unknown_messages(ranks)
-    text = (
-        f"{count} compiler message(s) are worded in a way this version does not know; they are counted, their cause is "
-        "unknown"
-    )
-    return [Note(WARNING, text, "torch.compile")] if count else []
-
-
 def _no_steps(raw: RawRun, processes: Sequence[HostProcesses]) -> list[Note]:
     if any(not host.name for host in raw.hosts):
         return []
@@ -320,17 +315,13 @@ _SAID_AS = {
 }
 
 
-def _unreadable(events: EventsTable) -> list[Note]:
-    notes = [Note(WARNING, f"a trace could not be read: {why}", name) for name, why in events.unreadable.items()]
-    more = len(notes) - _MAX_NAMED
-    if more <= 0:
-        return notes
-    return [*notes[:_MAX_NAMED], Note(WARNING, f"{more} more trace(s) could not be read", "traces")]
-
-
 def _read(events: EventsTable) -> Iterator[Note]:
+    for name, why in islice(events.unreadable.items(), _MAX_NAMED):
+        yield Note(WARNING, f"a trace could not be read: {why}", name)
+    if len(events.unreadable) > _MAX_NAMED:
+        yield Note(WARNING, f"{len(events.unreadable) - _MAX_NAMED} more trace(s) could not be read", "traces")
     for trace in events.read:
-        index, source = trace.index, f"{trace.rank.name}/{trace.name}"
+        index, source = trace.index, trace.source
         said = "".join(f"; {problem}" for problem in index.problems)
         if index.lost:
             text = f"{index.lost:,} of {index.events:,} events of a trace could not be read{said}"
@@ -349,13 +340,11 @@ def _read(events: EventsTable) -> Iterator[Note]:
     missing = events.counts["missing_steps"]
     if missing:
         yield Note(INFO, f"{missing} step(s) between the first and the last are in no trace", "traces")
-
-
-def _clocks(events: EventsTable) -> Iterator[Note]:
-    for source, offset in events.offsets.items():
-        where = "ahead of" if offset < 0 else "behind"
-        text = f"the trace's clock was {abs(offset) / 1e6:.1f} ms {where} the journal's and has been moved"
-        yield Note(INFO, text, source)
+    for trace in events.read:
+        if trace.offset_ns:
+            where = "ahead of" if trace.offset_ns < 0 else "behind"
+            text = f"the trace's clock was {abs(trace.offset_ns) / 1e6:.1f} ms {where} the journal's and has been moved"
+            yield Note(INFO, text, trace.source)
 
 
 def _links(events: EventsTable) -> Iterator[Note]:

@@ -2,7 +2,7 @@
 
 Stacks are taken in one by one as their files are read; what a process was (rank, loader worker, launcher) may be known
 only after all of them, so rows get their owner at the end. Files that others recorded have no index of processes: there
-the chains of process ids say who started whom (`foreign`).
+nothing but the chains of process ids says who started whom (`foreign_processes`).
 
 Samples that no frame marks, in the part of the step where the journal's forward pass lies.
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,13 +24,14 @@ import numpy.typing as npt
 import polars as pl
 from msgspec import Struct, field
 
-from stepscope.read.raw import FrameNames, Losses, RawHost, RawRank, RawSegment, RawStack
+from stepscope.read.raw import FrameNames, Losses, RawHost, RawRank, RawSegment
 from stepscope.tables import call_paths, phases
 from stepscope.tables.call_paths import CallPaths
-from stepscope.tables.processes import HELPER, OTHER, RANK, WORKER, HostProcesses, Process
+from stepscope.tables.processes import ANY_FILE, HELPER, LAUNCHER, OTHER, RANK, WORKER, HostProcesses, Process
 from stepscope.tables.schema import SCHEMAS, empty
 
 Progress = Callable[[str, int, int], None]
+_OF_SEGMENTS = ("file", "source", "idle", "blocking", "start_ns", "end_ns", "errors", "status")
 
 
 class Who(NamedTuple):
@@ -78,17 +79,27 @@ class StackRows:
     def _take(self, host: int, segment: RawSegment, losses: Losses, progress: Progress | None) -> None:
         position = len(self._segments)
         self._segments.append((host, segment))
-        per_file = -1 if self.hosts[host].name else position
+        per_file = ANY_FILE if self.hosts[host].name else position
         skipped_before, first = losses.counts.get("skipped_samples", 0), len(self._columns["node"])
         rows: dict[int, int] = {}
         same: dict[tuple[int, int, int], int] = {}  # files may say one stack a million times
-        path = segment.stacks.path
-        size = path.stat().st_size if progress is not None and path.exists() else 0
-        report = (lambda done: progress(segment.file, done, size)) if progress is not None else None
-        total = 0
+        report = (lambda done, size: progress(segment.file, done, size)) if progress is not None else None
+        columns, total = self._columns, 0
         for stack in segment.stacks.read(self._names, losses, report):
             total += stack.samples
-            rows[stack.record] = self._add(host, position, per_file, stack, segment, same)
+            node, bits = self._paths.add(stack.frames)
+            pids = stack.pids or (() if segment.pid is None else (segment.pid,))
+            who = Who(host, per_file, pids, stack.thread, stack.thread_name)
+            key = (self._who.setdefault(who, len(self._who)), node, bits)
+            row = rows[stack.record] = same.setdefault(key, len(columns["node"]))
+            if row < len(columns["node"]):
+                columns["samples"][row] += stack.samples
+                continue
+            columns["segment"].append(position)
+            columns["who"].append(key[0])
+            columns["node"].append(node)
+            columns["samples"].append(stack.samples)
+            columns["bits"].append(bits)
         if not segment.stretches.record:
             rows.clear()
         self._note_processes(self.taken[host], per_file, first)
@@ -96,37 +107,10 @@ class StackRows:
         self._sums.append((total, losses.counts.get("skipped_samples", 0) - skipped_before))
         times = segment.stretches
         for record, start_ns, end_ns in zip(times.record, times.start_ns, times.end_ns, strict=True):
-            row = rows.get(record)
-            if row is not None:
-                self._stretches["row"].append(row)
+            if record in rows:
+                self._stretches["row"].append(rows[record])
                 self._stretches["start_ns"].append(start_ns)
                 self._stretches["end_ns"].append(end_ns)
-
-    def _add(
-        self,
-        host: int,
-        position: int,
-        per_file: int,
-        stack: RawStack,
-        segment: RawSegment,
-        same: dict[tuple[int, int, int], int],
-    ) -> int:
-        """Enter a stack, or its samples where it has a row in `same`; the number of its row."""
-        node, bits = self._paths.add(stack.frames)
-        pids = stack.pids or (() if segment.pid is None else (segment.pid,))
-        who = Who(host, per_file, pids, stack.thread, stack.thread_name)
-        columns = self._columns
-        key = (self._who.setdefault(who, len(self._who)), node, bits)
-        row = same.setdefault(key, len(columns["node"]))
-        if row < len(columns["node"]):
-            columns["samples"][row] += stack.samples
-            return row
-        columns["segment"].append(position)
-        columns["who"].append(key[0])
-        columns["node"].append(node)
-        columns["samples"].append(stack.samples)
-        columns["bits"].append(bits)
-        return row
 
     def _note_processes(self, taken: Taken, per_file: int, first: int) -> None:
         everyone = list(self._who)
@@ -171,21 +155,14 @@ class StackRows:
             known = segment.start_ns is not None and segment.end_ns is not None
             found.append(
                 {
+                    **{name: getattr(segment, name) for name in _OF_SEGMENTS},
                     "host": self.hosts[host].name,
-                    "file": segment.file,
-                    "source": segment.source,
                     "format": segment.stacks.format,
                     "unit": segment.stacks.unit,
-                    "idle": segment.idle,
-                    "blocking": segment.blocking,
                     "rate_hz": segment.rate_hz if segment.rate_hz is not None else segment.stacks.rate_hz,
-                    "start_ns": segment.start_ns,
-                    "end_ns": segment.end_ns,
                     "wall_ns": segment.end_ns - segment.start_ns if known else segment.stacks.wall_ns,  # type: ignore[operator]
                     "samples": samples,
                     "skipped_samples": skipped,
-                    "errors": segment.errors,
-                    "status": segment.status,
                     "timed": bool(segment.stretches.record),
                 }
             )
@@ -198,20 +175,29 @@ class StackRows:
         mains = {who[:4] for who in self._who if who.name == "MainThread"}
         for who in self._who:
             pid = who.pids[-1] if who.pids else None
-            process = processes[who.host].process_of(who.segment, pid)
-            owner = processes[who.host].owner_of(who.segment, who.pids)
+            process = processes[who.host].by_pid.get((who.segment, pid))
+            owner = processes[who.host].owner(who.segment, who.pids)
             rank = by_name.get(owner) if owner else None
             device = str(((rank.info if rank else None) or {}).get("device") or "cpu")
             steps = rank.steps if rank else ()
+            claimed = process is not None and process.role == RANK and bool(process.claimed)
+            if claimed:
+                role = RANK
+            elif (who.segment, pid) in self.taken[who.host].workers:
+                role = WORKER
+            elif process is not None:
+                role = process.role or OTHER
+            else:  # it lived too shortly to be seen from outside, or nothing was
+                role = OTHER if processes[who.host].all or len(who.pids) != 1 else RANK
             found.append(
                 {
                     "rank": rank.rank if rank else None,
                     "process": owner if rank else None,
                     "pid": pid,
-                    "role": _role(who, process, processes[who.host], self.taken[who.host]),
+                    "role": role,
                     "thread": who.thread,
                     "thread_name": who.name,
-                    "is_claimed": process is not None and process.role == RANK and bool(process.claimed),
+                    "is_claimed": claimed,
                     "is_main": None if who[3:] == (None, None) else who[:4] in mains or who.thread == str(pid),
                     "on_device": device.partition(":")[0] != "cpu",
                     "first_step_ns": steps[0]["start_ns"] if steps else None,
@@ -255,7 +241,7 @@ class StackRows:
             .then(pl.lit(HELPER))
             .otherwise("role"),
             own_work=has(call_paths.OWN_WORK | call_paths.LEAF_OWN),
-            own_thread=_lookup(bits, lambda value: "own" if call_paths.is_own_thread(value) else None).is_not_null(),
+            own_thread=has(call_paths.OWN) & ~has(call_paths.ELSEWHERE),  # it runs nothing but this package
             torn=has(call_paths.TORN),
             in_closure=has(call_paths.CLOSURE),
         )
@@ -295,19 +281,6 @@ def _lookup(bits: Any, of: Callable[[int], str | None]) -> pl.Series:
     """A text for every row from its bits, of which there are few different ones."""
     distinct, where = np.unique(bits, return_inverse=True)
     return pl.Series([of(int(value)) for value in distinct], dtype=pl.String)[where]
-
-
-def _role(who: Who, process: Process | None, processes: HostProcesses, taken: Taken) -> str:
-    if process is not None and process.role == RANK and process.claimed:
-        return RANK
-    pid = who.pids[-1] if who.pids else None
-    if (who.segment, pid) in taken.workers:
-        return WORKER
-    if process is not None:
-        return process.role or OTHER
-    if processes.all:
-        return OTHER  # it lived too shortly to be seen from outside
-    return RANK if len(who.pids) == 1 else OTHER
 
 
 MOSTLY = 0.5  # of the time of a path in one segment: a line stands before the backward pass or behind it
@@ -369,3 +342,67 @@ def _covered(
 
     covered: npt.NDArray[np.int64] = before(end) - before(start)
     return covered
+
+
+_ROLE_OF_HINT = {"launcher": LAUNCHER, "helper": HELPER}
+_Key = tuple[int, int]  # position of the file, pid
+
+
+def foreign_processes(host: RawHost, taken: Taken, first_rank: int) -> tuple[HostProcesses, tuple[RawRank, ...]]:
+    """The processes of the host's files, and their ranks, numbered from `first_rank` on by file and process id.
+
+    A launcher's children, and processes that nobody else started, train: they are the ranks, for no file names any. A
+    process whose child trains while it does not is a launcher too. One seen in a loader worker's loop is one, and so is
+    a child that multiprocessing started. Process ids of different files (of different hosts, perhaps) are never taken
+    for each other.
+    """
+    found = HostProcesses(host.name)
+    roles = _roles(taken)
+    for key in sorted(taken.parents):
+        process = found.by_pid[key] = Process(key[1], ppid=taken.parents[key], role=roles[key], python=True)
+        found.all.append(process)
+    named = {segment for segment, _ in taken.parents}
+    for segment in sorted(taken.anonymous - named):
+        found.by_pid[segment, None] = Process(-1, role=RANK, python=True)
+    ranks: list[RawRank] = []
+    for (_, pid), process in sorted(found.by_pid.items(), key=lambda one: (one[0][0], one[0][1] or 0)):
+        if process.role != RANK:
+            continue
+        number = first_rank + len(ranks)
+        process.claimed = f"rank-{number}"
+        process.reported = True  # no agent was asked to
+        info = {"rank": number, "pid": pid, "device": None, "host": host.name}
+        ranks.append(RawRank(process.claimed, number, info, (), (), ()))
+    return found, tuple(ranks)
+
+
+def _roles(taken: Taken) -> dict[_Key, str]:
+    roles: dict[_Key, str] = {}
+    trains = taken.training - {key for key in taken.workers if key[1] is not None}
+    launches = {parent for key in trains for parent in _ancestors(key, taken) if parent not in trains}
+    for key in sorted(taken.parents, key=lambda key: len(list(_ancestors(key, taken)))):
+        hint = taken.hints.get(key)
+        above = [roles.get(parent) for parent in _ancestors(key, taken)]
+        if key in taken.workers:
+            roles[key] = WORKER
+        elif hint in _ROLE_OF_HINT:
+            roles[key] = _ROLE_OF_HINT[hint]
+        elif key in launches:
+            roles[key] = LAUNCHER
+        elif RANK not in above and WORKER not in above:
+            roles[key] = RANK
+        else:
+            roles[key] = WORKER if hint == "spawned" else OTHER
+    return roles
+
+
+def _ancestors(key: _Key, taken: Taken) -> Iterable[_Key]:
+    """The processes above, nearest first."""
+    seen = {key}
+    while True:
+        parent = taken.parents.get(key)
+        if parent is None or (key[0], parent) in seen:
+            return
+        key = (key[0], parent)
+        seen.add(key)
+        yield key

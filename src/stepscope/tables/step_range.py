@@ -18,7 +18,7 @@ from msgspec.structs import asdict, replace
 
 from stepscope.files import open_regular
 from stepscope.read.kineto import KinetoTrace
-from stepscope.read.streams import GZIP, Limits
+from stepscope.read.streams import GZIP
 from stepscope.read.trace import Text, TraceChunk
 from stepscope.tables.arrays import Bools, Int64
 from stepscope.tables.categories import STEP
@@ -98,14 +98,12 @@ def _unpacked_bytes(path: Path) -> int:
     return path.stat().st_size * (_PACKED if packed else 1)
 
 
-def step_range(
-    path: Path, wanted: Steps, limits: Limits, progress: Callable[[int, int], None] | None
-) -> StepRange | None:
+def step_range(path: Path, wanted: Steps, progress: Callable[[int, int], None] | None) -> StepRange | None:
     """Where the wanted steps lie, by a pass over the file; None where it tells of none of them.
 
     Raises UnreadableInputError and OSError.
     """
-    source = KinetoTrace(path, limits, progress, only=STEP.encode())
+    source = KinetoTrace(path, progress=progress, only=STEP.encode())
     frames = []
     for chunk in source.chunks():
         slices = chunk.slices

@@ -10,21 +10,12 @@ from pathlib import Path
 
 import msgspec
 
-from stepscope.model import Quality, RunFacts
 from stepscope.schema import TABLES_SCHEMA
 from stepscope.tables.parts import write_parquet
-from stepscope.tables.schema import SCHEMAS, RankInfo, Tables
+from stepscope.tables.schema import SCHEMAS, Tables
 
 FOLDER = "tables"
 INDEX = "tables.json"
-
-
-class _Index(msgspec.Struct):
-    schema: str
-    run: RunFacts
-    quality: Quality
-    ranks: tuple[RankInfo, ...]
-    manifests: tuple[dict[str, object], ...]
 
 
 def write(tables: Tables, folder: Path) -> Path:
@@ -34,7 +25,10 @@ def write(tables: Tables, folder: Path) -> Path:
     (target / INDEX).unlink(missing_ok=True)
     for name in SCHEMAS:
         write_parquet(getattr(tables, name), target / f"{name}.parquet")
-    index = _Index(TABLES_SCHEMA, tables.run, tables.quality, tables.ranks, tables.manifests)
+    index = {
+        "schema": TABLES_SCHEMA,
+        **{name: getattr(tables, name) for name in ("run", "quality", "ranks", "manifests")},
+    }
     part = target / f"{INDEX}.part"
     part.write_bytes(msgspec.json.encode(index))
     part.replace(target / INDEX)

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 from msgspec import Struct, field
 from msgspec.structs import asdict
@@ -24,7 +25,7 @@ from stepscope.cached import INDEX, LAYOUT
 from stepscope.errors import UnreadableInputError
 from stepscope.read.raw import RawRank, TraceRef
 from stepscope.tables.arrays import NONE, Bools, Int64
-from stepscope.tables.clocks import offset_ns
+from stepscope.tables.categories import OPTIMIZER
 from stepscope.tables.journal import missing_steps, step_at, trace_steps
 from stepscope.tables.links import LINKED, STATES
 from stepscope.tables.parts import PART_COLUMNS, part_name
@@ -34,6 +35,14 @@ from stepscope.tables.step_range import Steps, chosen
 TREE, LINKS, MEMORY, MARKS = "tree", "links", "memory", "marks"
 # Of a slice, what is known once all of them have come; the rest is in the parts.
 TREE_COLUMNS = ("start_ns", "duration_ns", "self_ns", "depth", "parent", "frame", "forward")
+# name in the counts of the quality report -> field of a trace's index
+_COUNTED = {
+    "trace_events": "slices",
+    "trace_events_lost": "lost",
+    "trace_events_salvaged": "salvaged",
+    "clipped_overlaps": "clipped",
+    "repaired_durations": "repaired",
+}
 _TREE_IDS = ("parent", "frame", "forward")
 _LINK_IDS = ("event", "launch", "operator", "frame", "forward")
 
@@ -67,11 +76,6 @@ class StoredTrace(Struct, frozen=True):
     memory: pl.DataFrame
     marks: pl.DataFrame
     parts: list[pl.DataFrame] | list[Path] = field(default_factory=list)
-
-    def each_part(self) -> Iterator[pl.DataFrame]:
-        """The parts, one by one."""
-        for part in self.parts:
-            yield pl.read_parquet(part) if isinstance(part, Path) else part
 
 
 def slice_files(entry: Path, index: TraceIndex) -> list[Path]:
@@ -116,19 +120,30 @@ def _rows(entry: Path, index: TraceIndex) -> int:
 # --------------------------------------------------------------------------------------------- rows of the run's tables
 
 
-class TraceTables(Struct, frozen=True):
-    """The rows of one trace, by table; `steps` where the rank has no journal, `offset` what its clock was moved by."""
+class ReadTrace(Struct, frozen=True):
+    """A trace that was read, with the rank it belongs to.
 
-    frames: dict[str, list[pl.DataFrame]]
+    `steps` are those it marks where the rank has no journal, `offset_ns` is what its clock was moved by; `counts` has
+    what the quality report says of its slices.
+    """
+
+    rank: RawRank
+    name: str
     index: TraceIndex
     steps: list[dict[str, Any]]
-    offset: int
+    offset_ns: int
     counts: Counter[str]
-    rows: int
+
+    @property
+    def source(self) -> str:
+        """How notes name it."""
+        return f"{self.rank.name}/{self.name}"
 
 
-def load(trace: StoredTrace, rank: RawRank, ref: TraceRef, first_id: int, steps: Steps | None) -> TraceTables:
-    """The rows of a trace, slices numbered from `first_id` on.
+def load(
+    trace: StoredTrace, rank: RawRank, ref: TraceRef, first_id: int, steps: Steps | None
+) -> tuple[ReadTrace, dict[str, list[pl.DataFrame]]]:
+    """A trace, and its rows by table, slices numbered from `first_id` on.
 
     Raises OSError or PolarsError where its files are damaged.
     """
@@ -146,23 +161,26 @@ def load(trace: StoredTrace, rank: RawRank, ref: TraceRef, first_id: int, steps:
     if offset:
         memory = memory.with_columns(pl.col("time_ns") + offset)
     kept: Bools | None = None
+    slices = trace.tree
     if steps is not None:
         kept = _kept(step, trace.tree["parent"].fill_null(NONE).to_numpy(), linked, steps)
+        slices = slices.with_columns(self_ns=_self_in_steps(slices, offset, linked["event"], chosen(known, steps)))
         linked = linked.filter(pl.Series(kept).gather(linked["event"]))
         memory = memory.filter(pl.Series(_steps_of(memory["time_ns"].to_numpy(), own or chosen(known, steps)) != NONE))
     counts = _link_counts(linked, trace.tree["duration_ns"])
+    counts.update({name: getattr(trace.index, known) for name, known in _COUNTED.items()})
     if not rank.steps:
         counts["missing_steps"] = missing_steps(known)
     numbers = _numbers(kept, first_id, trace.index.slices)
     whose = {"rank": rank.rank, "process": rank.name, "trace": ref.name}
-    tree = _tree(trace.tree, offset, step, kept, numbers, first_id)
+    tree = _tree(slices, offset, step, kept, numbers, first_id)
     frames = {
         "events": list(_parts(trace, tree, kept, whose)),
         "links": [_full("links", _renumbered(linked, _LINK_IDS, numbers), whose)],
         "memory": [_full("memory", memory, whose)],
         "traces": [_trace_row(ref, trace.index, whose)],
     }
-    return TraceTables(frames, trace.index, own, offset, counts, tree.height)
+    return ReadTrace(rank, ref.name, trace.index, own, offset, counts), frames
 
 
 def _tree(
@@ -183,7 +201,8 @@ def _tree(
 
 def _parts(trace: StoredTrace, tree: pl.DataFrame, kept: Bools | None, whose: dict[str, Any]) -> Iterable[pl.DataFrame]:
     first = done = 0
-    for part in trace.each_part():
+    for there in trace.parts:
+        part = pl.read_parquet(there) if isinstance(there, Path) else there
         chosen = part if kept is None else part.filter(pl.Series(kept[first : first + part.height]))
         first += part.height
         yield _full("events", tree.slice(done, chosen.height).hstack(chosen.get_columns()), whose)
@@ -201,9 +220,13 @@ def _full(name: str, frame: pl.DataFrame, whose: dict[str, Any]) -> pl.DataFrame
 
 
 def _steps_of(times_ns: Int64, steps: Iterable[dict[str, Any]]) -> Int64:
+    return step_at(times_ns, *_step_times(steps, "start_ns", "wall_ns", "step"))
+
+
+def _step_times(steps: Iterable[dict[str, Any]], *names: str) -> Iterator[Int64]:
+    """Columns of steps in order of their starts."""
     rows = sorted(steps, key=lambda row: int(row["start_ns"]))
-    columns = (np.array([row[name] for row in rows], np.int64) for name in ("start_ns", "wall_ns", "step"))
-    return step_at(times_ns, *columns)
+    return (np.array([row[name] for row in rows], np.int64) for name in names)
 
 
 def _link_counts(linked: pl.DataFrame, durations_ns: pl.Series) -> Counter[str]:
@@ -228,6 +251,34 @@ def _kept(step: Int64, parents: Int64, linked: pl.DataFrame, wanted: Steps) -> B
         inner = outer[~kept[outer]]
         kept[inner] = True
     return kept
+
+
+def _self_in_steps(tree: pl.DataFrame, offset: int, on_device: pl.Series, rows: Iterable[dict[str, Any]]) -> Int64:
+    """The self time of each slice; of the host's that reach out of the chosen steps, what of it lies in them.
+
+    Args:
+        offset: ns from the slices' clock to the steps'.
+        on_device: rows of device slices, whose time belongs to the step that launched them, wherever it is.
+        rows: the chosen steps.
+    """
+    starts, walls = _step_times(rows, "start_ns", "wall_ns")
+    before = np.cumsum(walls) - walls
+
+    def covered_until(times_ns: Int64) -> Int64:
+        at = np.searchsorted(starts, times_ns, side="right") - 1
+        inside = np.minimum(times_ns - starts[at], walls[at])
+        return np.where(at >= 0, before[at] + inside, 0)
+
+    self_ns: Int64 = tree["self_ns"].to_numpy(writable=True)
+    start_ns, duration_ns = tree["start_ns"].to_numpy() + offset, tree["duration_ns"].to_numpy()
+    within_ns = covered_until(start_ns + duration_ns) - covered_until(start_ns) if len(starts) else 0 * duration_ns
+    reaches_out = within_ns < duration_ns
+    reaches_out[on_device.to_numpy()] = False
+    parents = tree["parent"].fill_null(NONE).to_numpy()
+    below_ns = np.zeros(len(within_ns) + 1, np.int64)  # the last for slices without a parent
+    np.add.at(below_ns, parents, within_ns)
+    self_ns[reaches_out] = np.maximum(within_ns - below_ns[:-1], 0)[reaches_out]
+    return self_ns
 
 
 def _numbers(kept: Bools | None, first_id: int, count: int) -> Int64 | int:
@@ -260,3 +311,54 @@ def _trace_row(ref: TraceRef, index: TraceIndex, whose: dict[str, Any]) -> pl.Da
     }
     schema = SCHEMAS["traces"]
     return pl.DataFrame({name: [row[name]] for name in schema}, schema=schema)
+
+
+MAX_OFFSET_NS = 2_000_000_000  # further apart than this is another run's trace, not a clock that drifted
+MIN_ANCHORS = 2
+# The journal's boundary lies before the annotation's end by what a profiler with stacks makes of leaving the optimizer
+# step: 0.3 to 0.5 ms were seen on the same clock. Less than this is no sign of drift.
+NEGLIGIBLE_NS = 1_000_000
+
+
+def offset_ns(marks: pl.DataFrame, rank: RawRank) -> int:
+    """What to add to the times of a trace with these `marks` to get the journal's.
+
+    The journal runs on the monotonic clock plus one offset per run; the profiler converts its own clock to time of day
+    when a window opens. After hours, or when time of day was corrected, the two differ. Both see the same moments: an
+    optimizer's step (its annotation ends where the journal's step ends) and the marks of a profiler schedule. Their
+    median difference is the offset; without enough of them, or when it is implausible, it is zero.
+
+    The last step of a window tells nothing: the profiler is stopped inside its optimizer's step, whose annotation then
+    lasts as long as stopping takes, 150 ms and more.
+    """
+    of_host = pl.col("name").str.starts_with(OPTIMIZER) & ~pl.col("category").str.starts_with("gpu_")
+    ends_ns = marks.filter(of_host).select(pl.col("start_ns") + pl.col("duration_ns")).to_series()
+    seen = np.sort(ends_ns.to_numpy())
+    if len(seen) < MIN_ANCHORS:
+        return 0
+    medians = [_median(ends, seen) for ends in _windows(rank) if len(ends) >= MIN_ANCHORS]
+    if not medians:
+        return 0
+    median = min(medians, key=abs)  # the trace is that of the window it lies nearest to
+    return median if NEGLIGIBLE_NS < abs(median) <= MAX_OFFSET_NS else 0
+
+
+def _windows(rank: RawRank) -> list[npt.NDArray[np.int64]]:
+    """Ends of the steps of each window: steps that follow each other."""
+    steps = [row for row in rank.steps if row["in_window"] and row["signal"] == "optimizer"]
+    ends = np.array([row["start_ns"] + row["wall_ns"] for row in steps], dtype=np.int64)
+    numbers = np.array([row["step"] for row in steps], dtype=np.int64)
+    return np.split(ends, np.flatnonzero(np.diff(numbers) != 1) + 1)
+
+
+def _median(ends: npt.NDArray[np.int64], seen: npt.NDArray[np.int64]) -> int:
+    """The median distance from what the trace saw to the ends of a window's steps."""
+    if len(ends) == len(seen):
+        differences = ends - seen
+    else:
+        # Several optimizer calls a step, or a step only partly traced: each end belongs to the nearest annotation.
+        right = np.clip(np.searchsorted(seen, ends), 1, len(seen) - 1)
+        left = right - 1
+        nearest = np.where(np.abs(ends - seen[left]) <= np.abs(ends - seen[right]), seen[left], seen[right])
+        differences = ends - nearest
+    return int(np.median(differences[:-1]))

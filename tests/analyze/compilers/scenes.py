@@ -11,6 +11,7 @@ from stepscope.analyze.context import Context
 from stepscope.model.compilers import CompilersView
 from stepscope.tables.schema import Tables
 from tests.builders import MS, T0, make_tables, step_rows
+from tests.records import some
 
 TRAIN = "/home/user/project/train.py"
 TORCH = "/venv/lib/python3.11/site-packages/torch/nn/modules/linear.py"
@@ -23,9 +24,7 @@ Row = dict[str, Any]
 def view_of(tables: Tables) -> CompilersView:
     """The view of tables that hold something of compilers."""
     context = Context(tables)
-    view = build(context)
-    assert view is not None
-    return view
+    return some(build(context))
 
 
 def view(**tables: Any) -> CompilersView:

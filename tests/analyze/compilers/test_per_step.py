@@ -64,16 +64,6 @@ def test_steps_of_a_report_are_estimated_by_its_rates() -> None:
     assert {point.wall_ms for point in found.points} == {None}
 
 
-def test_a_report_without_steps_does_not_know_which_compiled() -> None:
-    whole = xla_compiles([16], step=None, step_source=None)
-    found = view(compiles=whole, counters=xla_counters([2] + [1] * 14))
-    steps = of_kind(found)
-    assert (steps.steps, steps.compiles, steps.compiling_steps, steps.late_share) == (15, 16, None, None)
-    assert found.points == ()
-    assert found.storms[0].windows is None
-    assert found.storms[0].whole_run
-
-
 def test_a_long_run_keeps_the_points_that_recompiled() -> None:
     count = 1500
     rows: list[dict[str, Any]] = [compile_row(step, ms=1) for step in range(count)]
@@ -84,22 +74,6 @@ def test_a_long_run_keeps_the_points_that_recompiled() -> None:
     assert len(points) == 500
     assert recompiled <= {point.step for point in points}
     assert [point.step for point in points] == sorted(point.step for point in points)
-
-
-def test_points_are_of_the_lead_rank_and_hold_breaks_and_transfers() -> None:
-    rows = [
-        compile_row(1),
-        {"step": 2, "kind": "graph_break", "count": 3, "time_ns": T0 + 21 * MS},
-        {"step": 4, "kind": "transfer", "count": 2, "time_ns": T0 + 41 * MS},
-        compile_row(5) | {"rank": 1, "process": "rank-1"},
-    ]
-    steps = [row for rank in (0, 1) for row in step_rows(9, rank=rank, process=f"rank-{rank}")]
-    points = view(steps=steps, compiles=rows).points
-    assert [(point.step, point.compiles, point.breaks, point.transfers) for point in points] == [
-        (1, 1, 0, 0),
-        (2, 0, 3, 0),
-        (4, 0, 0, 2),
-    ]
 
 
 def test_steps_after_the_limit_are_compared_with_those_before_it() -> None:

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from stepscope import api
-from stepscope.analyze.compilers import build
-from stepscope.analyze.context import Context
 from tests.analyze.compilers.scenes import (
     compile_row,
     counter,
@@ -20,7 +18,7 @@ from tests.analyze.compilers.scenes import (
     view_of,
     xla_compiles,
 )
-from tests.builders import MS, make_tables, step_rows
+from tests.builders import MS, step_rows
 
 XLA = Path(__file__).resolve().parents[4] / "shared" / "traces" / "torch_xla"
 needs_xla = pytest.mark.skipif(not XLA.is_dir(), reason=f"the reports of torch_xla are not at {XLA}")
@@ -115,11 +113,6 @@ def test_facts_of_torch_compile() -> None:
     assert any("5 events of torch.compile in a wording that is not known" in note for note in found.notes)
 
 
-def test_nothing_of_compilers_is_no_view() -> None:
-    context = Context(make_tables(steps=step_rows(20)))
-    assert build(context) is None
-
-
 def test_untrusted_rows_do_not_stop_it() -> None:
     rows = [
         {"step": -5, "time_ns": -1, "duration_ns": -MS, "kind": "compile", "file": "", "line": -1},
@@ -130,9 +123,6 @@ def test_untrusted_rows_do_not_stop_it() -> None:
     ]
     found = view(steps=step_rows(4), compiles=rows, counters=[metric("CompileTime", 0, 0.0, samples_per_second=0.0)])
     assert {facts.backend for facts in found.backends} == {"torch.compile", "torch_xla", "other"}
-
-
-# ------------------------------------------------------------------------------------- torch_xla's own reports
 
 
 @needs_xla

@@ -61,13 +61,6 @@ def test_a_late_compile_follows_a_quiet_time(made: object) -> None:
     assert (storm.late_step, storm.quiet_before) == (51, 50)
 
 
-def test_the_whole_run_rule_waits_for_more_than_ten_steps() -> None:
-    assert not live([1] * 10).whole_run
-    assert live([1] * 11).whole_run
-    assert not live([1] * 6 + [0] * 6).whole_run  # half is not more than half
-    assert live([1] * 7 + [0] * 6).whole_run
-
-
 def test_a_storm_in_evaluation_is_found_and_named() -> None:
     train = step_rows(100)
     evaluation = step_rows(30, first_step=100, start_ns=T0 + 1000 * MS, kind="eval")

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.pictures.flame_tree import FrameIndex, Limits
+from stepscope.analyze.pictures.flame_tree import Limits
 from stepscope.analyze.pictures.operator_leaves import OperatorLeaves
 from stepscope.analyze.pictures.trace_flame import TraceWindows
-from stepscope.model.sampled import FlameTree
+from stepscope.model.sampled import FlameFrame, FlameTree
+from stepscope.tables.arrays import Numbers
 from stepscope.tables.schema import Tables
 from tests.analyze.traces import BACK_THREAD, US, Slices, tables
 from tests.builders import T0
@@ -32,33 +33,27 @@ ENGINE = "9/9"  # a thread of the autograd engine
 Drawn = dict[tuple[str, ...], float]  # names below the root -> own value
 
 
-def trees(of: Tables, sources: dict[str, str] | None = None) -> dict[str, tuple[FlameTree, FrameIndex]]:
-    frames = FrameIndex()
-    return {tree.key: (tree, frames) for tree in TraceWindows(Context(of, sources)).trees(frames, ALL)}
+def trees(of: Tables, sources: dict[str, str] | None = None) -> dict[str, tuple[FlameTree, list[FlameFrame]]]:
+    frames: Numbers[FlameFrame] = Numbers()
+    found = TraceWindows(Context(of, sources)).trees(frames, ALL)
+    return {tree.key: (tree, list(frames)) for tree in found}
 
 
-def own_values(tree: FlameTree, frames: FrameIndex) -> Drawn:
+def own_values(tree: FlameTree, frames: list[FlameFrame]) -> Drawn:
     """The own value of every path that has one."""
     below = np.zeros(len(tree.value))
-    for parent, value in zip(tree.parent[1:], tree.value[1:], strict=True):
-        below[parent] += value
-    known = frames.frames
+    np.add.at(below, np.asarray(tree.parent[1:], int), tree.value[1:])
     found: Drawn = {}
     for node, value in enumerate(tree.value):
         own = value - below[node]
         path, at = [], node if own > 1e-9 else 0
         while at > 0:
-            frame = known[tree.frame[at]]
+            frame = frames[tree.frame[at]]
             path.append(f"{frame.name}:{frame.line}" if frame.line else frame.name)
             at = tree.parent[at]
         if path:
             found[tuple(reversed(path))] = round(own, 6)
     return found
-
-
-def kinds(tree: FlameTree, frames: FrameIndex) -> dict[str, str]:
-    known = frames.frames
-    return {known[number].name: known[number].kind for number in tree.frame}
 
 
 def training() -> Slices:

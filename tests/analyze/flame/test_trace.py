@@ -17,14 +17,11 @@ from hypothesis import strategies as st
 
 from stepscope import api
 from stepscope.analyze.context import Context
-from stepscope.analyze.pictures.flame_tree import FrameIndex
 from stepscope.analyze.pictures.trace_flame import TraceWindows
 from tests.analyze import shared_traces
-from tests.analyze.flame.scenes import ALL, SOURCE, TRAIN, kinds, leaves_of, of, own_values, training, trees
+from tests.analyze.flame.scenes import SOURCE, TRAIN, leaves_of, of, own_values, training, trees
 from tests.analyze.traces import US, Slices, tables
 from tests.records import replace
-
-# ------------------------------------------------------------------------------------------------------ device time
 
 
 def test_device_time_stands_below_the_python_path_its_operators_and_its_kernel() -> None:
@@ -32,15 +29,11 @@ def test_device_time_stands_below_the_python_path_its_operators_and_its_kernel()
     found = own_values(tree, frames)
     path = ("train:1", "forward:6", "linear", "aten::linear", "aten::addmm", "gemm")
     assert found[path] == 0.08
+    assert found["(not linked)", "launched before the recording began", "early"] == 0.03
     assert (tree.unit, tree.value[0], tree.hidden) == ("ms per step", 0.18, 0.0)
-    named = kinds(tree, frames)
+    named = {frames[number].name: frames[number].kind for number in tree.frame}
     assert (named["train"], named["linear"], named["aten::addmm"]) == ("user", "native", "operator")
     assert named["gemm"] == "kernel"
-
-
-def test_what_has_no_origin_says_why() -> None:
-    found = own_values(*trees(of(training()))["gpu"])
-    assert found[("(not linked)", "launched before the recording began", "early")] == 0.03
 
 
 def test_lines_of_calls_are_exact_where_the_source_is_known() -> None:
@@ -63,9 +56,6 @@ def test_thousands_of_functions_around_each_other() -> None:
     assert len(path) == 3001
 
 
-# -------------------------------------------------------------------------------------------------------- host time
-
-
 def test_the_recorder_is_no_part_of_the_run() -> None:
     trace = Slices()
     run = trace.add("python_function", "train.py(1): train", 0, 100, self_ns=10 * US)
@@ -79,22 +69,13 @@ def test_the_recorder_is_no_part_of_the_run() -> None:
     assert all("len" not in path and "cut:9" not in path for path in found)
 
 
-@pytest.mark.parametrize(
-    ("trace", "reason"),
-    [
-        (None, "no trace was recorded"),
-        (["aten::mm"], "the trace holds no Python stacks (record it with with_stack=True)"),
-    ],
-)
-def test_without_stacks_there_are_no_trees(trace: list[str] | None, reason: str) -> None:
-    slices = Slices()
-    for name in trace or []:
-        slices.kernel(3, 4, below=slices.add("cpu_op", name))
-    context = Context(tables(slices) if trace else tables())
-    assert TraceWindows(context).trees(FrameIndex()) == ()
-    assert TraceWindows(context).absent == reason
-    assert TraceWindows(context).operator_leaves(context.calls, np.zeros(0)).absent == reason
-    assert TraceWindows(Context(of(training()))).absent is None
+def test_without_stacks_there_are_no_trees() -> None:
+    bare = Slices()
+    bare.kernel(3, 4, below=bare.add("cpu_op", "aten::mm"))
+    without = "the trace holds no Python stacks (record it with with_stack=True)"
+    for made, reason in ((tables(), "no trace was recorded"), (tables(bare), without), (of(training()), None)):
+        assert TraceWindows(Context(made)).absent == reason
+        assert bool(trees(made)) == (reason is None)
 
 
 SLICES = st.lists(
@@ -153,6 +134,7 @@ def test_sums_are_exact_whatever_a_trace_holds(rows: list[tuple[int, str, int, i
     else [],
 )
 def test_real_traces_add_up_to_their_device_time(name: str) -> None:
+    """And the lines of some cost what the table of lines says."""
     run = shared_traces.run_of(name)
     windows = TraceWindows(Context(run.tables))
     lines = run.analysis.device_lines
@@ -161,33 +143,20 @@ def test_real_traces_add_up_to_their_device_time(name: str) -> None:
         assert "no Python stacks" in windows.absent
         assert lines.attributed_share == 0.0
         return
-    frames = FrameIndex()
-    found = {tree.key: tree for tree in windows.trees(frames)}
-    gpu = found["gpu"]
-    assert gpu.value[0] == (lines.total_ns / (1e6 * lines.steps) if lines.steps else lines.total_ns / 1e3)
-    assert gpu.unit == ("ms per step" if lines.steps else "us")
-    known = frames.frames
-    drawn = {known[number].kind for number in gpu.frame}
-    assert {"kernel", "operator"} <= drawn
-    assert found["operators"].value[0] > 0
-
-
-@shared_traces.needs_traces
-@pytest.mark.parametrize("part", ["resnet50_num_workers_0", "facebook_timesformer", "sglang_decode", "h100/Qwen"])
-def test_the_lines_of_a_real_trace_cost_what_the_table_of_lines_says(part: str) -> None:
-    run = shared_traces.run_of(next(name for name in shared_traces.files() if part in name))
-    lines = run.analysis.device_lines
-    assert lines is not None
-    frames = FrameIndex()
-    tree = TraceWindows(Context(run.tables)).trees(frames, ALL)[0]
+    found = trees(run.tables)
+    assert found["operators"][0].value[0] > 0
+    tree, frames = found["gpu"]
     ns = 1e6 * lines.steps if lines.steps else 1e3
-    known = frames.frames
+    assert (tree.value[0], tree.unit) == (lines.total_ns / ns, "ms per step" if lines.steps else "us")
+    assert {"kernel", "operator"} <= {frames[number].kind for number in tree.frame}
+    if not any(part in name for part in ("resnet50_num_workers_0", "timesformer", "sglang_decode", "h100/Qwen")):
+        return
     line: list[tuple[str, int | None] | None] = []  # by node the innermost of the user's
     drawn: defaultdict[tuple[str, int | None] | None, float] = defaultdict(float)
     below = np.zeros(len(tree.value))
     np.add.at(below, np.asarray(tree.parent[1:]), np.asarray(tree.value[1:]))
     for node, (parent, number) in enumerate(zip(tree.parent, tree.frame, strict=True)):
-        frame = known[number]
+        frame = frames[number]
         line.append((frame.name, frame.line) if frame.kind == "user" else line[parent] if parent >= 0 else None)
         drawn[line[node]] += tree.value[node] - below[node]
     wanted: defaultdict[tuple[str, int | None] | None, float] = defaultdict(float)
@@ -243,9 +212,8 @@ def test_a_recorded_run(tmp_path: Path) -> None:
         check=True,
     )
     context = Context(api.open_run(tmp_path / "run").tables, {str(tmp_path / "train.py"): SCRIPT})
-    frames = FrameIndex()
-    (tree,) = TraceWindows(context).trees(frames, ALL)
-    assert tree.key == "operators"
+    ((key, (tree, frames)),) = trees(context.tables, context.sources).items()
+    assert key == "operators"
     found = own_values(tree, frames)
     line = next(number for number, text in enumerate(SCRIPT.splitlines(), 1) if "# MATMUL" in text)
     assert any(f"forward:{line}" in path and "aten::matmul" in path for path in found)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,20 +11,64 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.host.hotspots import GROUPS, NO_FRAME, HotspotOptions, hotspots, of_run
-from stepscope.analyze.host.stack_selection import StackSelection
+from stepscope.analyze.host.hotspots import GROUPS, NO_FRAME, HotspotOptions, hotspots
+from stepscope.analyze.host.stack_selection import PROCESSES, StackSelection, check, choose, idle_sampled
 from stepscope.engine.user_code import CodeOptions
 from stepscope.errors import UsageError
 from stepscope.model.sampled import HotspotRow, Hotspots
+from stepscope.read.stacks.sampled_files import read_stack_files
+from stepscope.tables import build
 from stepscope.tables.schema import Tables
-from tests.analyze.sampled.test_selection import selections, stack_rows
+from tests.analyze.shared_traces import TRACES
 from tests.builders import make_tables, step_rows
+
+WAIT = ("run (threading.py:1)", "Condition.wait (threading.py:327)")
+
+
+CAST: list[dict[str, Any]] = [
+    {"role": "rank", "rank": 0, "phase": "forward", "samples": 1},
+    {"role": "rank", "rank": 0, "phase": "data_wait", "samples": 2, "waiting": True},
+    {"role": "rank", "rank": 0, "thread": "7", "main_thread": False, "phase": None, "samples": 4, "waiting": True},
+    {"role": "rank", "rank": 0, "thread": "8", "main_thread": False, "phase": None, "samples": 8},
+    {"role": "rank", "rank": 1, "pid": 101, "phase": "forward", "samples": 16},
+    {"role": "loader_worker", "rank": 0, "pid": 102, "samples": 32},
+    {"role": "launcher", "rank": None, "pid": 103, "samples": 64},
+    {"role": "helper", "rank": None, "pid": 104, "samples": 128},
+    {"role": "other", "rank": None, "pid": 105, "samples": 256},
+]
+
+
+stack_rows = st.fixed_dictionaries(
+    {
+        "role": st.sampled_from(["rank", "loader_worker", "launcher", "helper", "other", None]),
+        "rank": st.sampled_from([0, 1, None]),
+        "pid": st.sampled_from([1, 2, None]),
+        "thread": st.sampled_from(["1", "2", None]),
+        "main_thread": st.sampled_from([True, False, None]),
+        "waiting": st.booleans(),
+        "phase": st.sampled_from(["forward", "startup", None]),
+        "stage": st.sampled_from(["import", "compile", None]),
+        "samples": st.integers(0, 1000),
+        "rate_hz": st.sampled_from([100.0, None]),
+        "frames": st.sampled_from([(), ("<module> (train.py:3)",), WAIT, ("mkl_gemm (libmkl.so)",), ("f",)]),
+    }
+)
+
+
+selections = st.builds(
+    StackSelection,
+    phase=st.sampled_from([None, "forward", "nowhere"]),
+    rank=st.sampled_from([None, 0, 1, 7]),
+    process=st.sampled_from(PROCESSES),
+    parked=st.booleans(),
+)
+
 
 PROJECT = "/home/user/project"
 
 
 def found(tables: Tables, code: CodeOptions | None = None, **options: Any) -> Hotspots:
-    return of_run(Context(tables, options=code or CodeOptions()), HotspotOptions(**options))
+    return hotspots(Context(tables, options=code or CodeOptions()), HotspotOptions(**options))
 
 
 def rows_of(*stacks: dict[str, Any], **options: Any) -> tuple[HotspotRow, ...]:
@@ -170,11 +216,11 @@ class TestLibrary:
 
 @given(st.lists(stack_rows, max_size=12), selections, st.sampled_from([*GROUPS, "paths"]))
 def test_rows_add_up_to_what_was_selected(rows: list[dict[str, Any]], selection: StackSelection, by: str) -> None:
-    tables = make_tables(stacks=rows)
-    context = Context(tables)
     paths = by == "paths"
-    options = HotspotOptions(by="line" if paths else by, aggregate=not paths, selection=selection)
-    result = hotspots(tables, context.calls, context.code, options)
+    try:
+        result = found(make_tables(stacks=rows), by="line" if paths else by, aggregate=not paths, selection=selection)
+    except UsageError:  # none of that rank or phase
+        return
     assert sum(row.samples for row in result.rows) == result.selected_samples
     assert result.selected_samples + sum(result.left_out.values()) == result.samples
     assert sum(result.kinds.values()) == result.selected_samples
@@ -258,3 +304,170 @@ class TestSteps:
         assert by_name == {"f": pytest.approx(7.5), "g": pytest.approx(2.5), "h": None, "i": None}
         assert result.mean_step_ms == pytest.approx(10.0)
         assert result.steps > 400
+
+
+class TestIdle:
+    """`idle` of the segments is null here, as for py-spy's raw files; the threads have to tell."""
+
+    def tables(self, *threads: tuple[int, bool], idle: bool | None = None, pid: int = 1) -> Tables:
+        """(samples, waiting) of a main thread and others of one process."""
+        stacks = [
+            stack("f (a.py:1)", samples=samples, waiting=waiting, pid=pid, thread=str(number), main_thread=number == 0)
+            for number, (samples, waiting) in enumerate(threads)
+        ]
+        segment = {
+            "host": "host-a",
+            "file": "stacks-0.raw",
+            "unit": "samples",
+            "idle": idle,
+            "samples": 1,
+            "skipped_samples": 0,
+        }
+        return make_tables(stacks=stacks, segments=[segment])
+
+    def test_threads_that_wait_are_sampled_like_the_busy_one(self) -> None:
+        result = found(self.tables((1000, False), (990, True)))
+        assert (result.idle, result.idle_source) == (True, "inferred")
+        assert not any("waiting was" in text for text in result.warnings)
+
+    def test_threads_that_wait_are_hardly_sampled(self) -> None:
+        result = found(self.tables((1000, False), (40, True), (30, True)))
+        assert (result.idle, result.idle_source) == (False, "inferred")
+        assert any("waiting was not sampled" in text and "--idle" in text for text in result.warnings)
+
+    @pytest.mark.parametrize(
+        "threads",
+        [
+            ((1000, False),),  # no thread that waits
+            ((1000, True),),  # the busiest thread is no evidence of itself
+            ((1000, False), (300, True)),  # between the two
+            ((1000, False), (10, False)),  # a thread that works now and then
+            ((20, False), (1, True)),  # too few
+        ],
+    )
+    def test_otherwise_it_is_unknown(self, threads: tuple[tuple[int, bool], ...]) -> None:
+        result = found(self.tables(*threads))
+        assert (result.idle, result.idle_source) == (None, None)
+        assert any("unknown" in text for text in result.warnings)
+
+    def test_what_the_recorder_noted_wins(self) -> None:
+        result = found(self.tables((1000, False), (990, True), idle=False))
+        assert (result.idle, result.idle_source) == (False, "recorded")
+
+    def test_waiting_that_is_missing_in_one_file_is_missing(self) -> None:
+        segments = [
+            {"host": "host-a", "file": file, "unit": "samples", "idle": idle, "samples": 1, "skipped_samples": 0}
+            for file, idle in (("a", True), ("b", False))
+        ]
+        assert idle_sampled(make_tables(segments=segments)) is False
+
+
+PY_SPY = TRACES / "py_spy"
+needs_files = pytest.mark.skipif(not PY_SPY.is_dir(), reason=f"the recorded stacks are not at {PY_SPY}")
+
+
+def recorded(*names: str, **options: Any) -> Hotspots:
+    return found(build(read_stack_files([PY_SPY / name for name in names])), **options)
+
+
+def own_sum(name: str) -> int:
+    """All counts of a file, by nothing but the format's last field; a newline in a name ends no record there."""
+    lines = (PY_SPY / name).read_text(encoding="utf-8", errors="surrogateescape").split("\n")
+    return sum(int(line.rpartition(" ")[2]) for line in lines if re.search(r" \d+$", line))
+
+
+@needs_files
+class TestRecorded:
+    @pytest.mark.parametrize("name", sorted(path.name for path in PY_SPY.glob("*.txt")))
+    def test_every_sample_of_every_file_is_accounted_for(self, name: str) -> None:
+        result = recorded(name)
+        assert result.samples + result.skipped_samples == own_sum(name)
+        assert result.selected_samples + sum(result.left_out.values()) == result.samples
+        assert sum(row.samples for row in result.rows) == result.selected_samples
+
+    @pytest.mark.parametrize(
+        ("name", "idle"),
+        [
+            ("databound_active.txt", False),
+            ("databound_idle.txt", True),
+            ("ddp.txt", False),
+            ("ddp_idle.txt", True),
+            ("forkserver.txt", False),
+            ("gil.txt", None),  # only holders of the lock: no thread that waits was sampled
+            ("nolineno.txt", False),
+            ("pair1_s_t.txt", False),
+            ("pin.txt", True),
+            ("plain.txt", False),
+            ("s_only.txt", False),
+            ("spawn.txt", False),
+        ],
+    )
+    def test_whether_waiting_was_sampled(self, name: str, idle: bool | None) -> None:
+        result = recorded(name)
+        assert result.idle is idle
+        assert any("waiting was not sampled" in text for text in result.warnings) is (idle is False)
+
+
+def test_files_of_a_folder_are_summed(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("<module> (train.py:1);f (train.py:2) 5\n")
+    (tmp_path / "b.txt").write_text("f (train.py:2) 1\n" * 8 + "g (train.py:3) oops\n")
+    (tmp_path / "job.log").write_text("epoch 1\nloss 0.5 at last\n")
+    result = found(build(read_stack_files([tmp_path])), library="train")
+    assert [(row.name, row.samples) for row in result.rows] == [("f", 13)]
+    assert result.files == 2
+    assert any("1 file(s) beside them hold no sampled stacks" in text for text in result.warnings)
+
+
+def test_a_record_that_was_cut_off_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "cut.txt"
+    good = "".join(f"<module> (a.py:1);f (a.py:{line}) 10\n" for line in range(2, 6))
+    file.write_text(good + "<module> (a.py:1);g (a.p")
+    result = found(build(read_stack_files([file])))
+    assert (result.samples, result.skipped_samples) == (40, 0)
+    assert any("1 record(s) are cut off" in text for text in result.warnings)
+
+
+def test_by_default_all_stay_but_launchers_helpers_and_parked_threads() -> None:
+    found = choose(make_tables(stacks=CAST), StackSelection())
+    assert found.rows["samples"].to_list() == [1, 2, 8, 16, 32, 256]
+    assert found.left_out == {"launchers": 64, "helper processes": 128, "parked threads": 4}
+
+
+def test_threads_that_are_not_told_apart_all_stay() -> None:
+    unknown = {"thread": None, "thread_name": None, "waiting": True}
+    rows = [{**unknown, "main_thread": main, "samples": 1} for main in (None, False, True)]
+    assert choose(make_tables(stacks=rows), StackSelection()).rows.height == 3
+
+
+def test_a_sample_counts_under_its_first_reason_only() -> None:
+    rows = [{"role": "launcher", "rank": None, "thread": "9", "main_thread": False, "waiting": True, "samples": 5}]
+    assert choose(make_tables(stacks=rows), StackSelection(rank=3)).left_out == {"launchers": 5}
+
+
+@given(st.lists(stack_rows, max_size=12), selections)
+def test_every_sample_is_chosen_or_counted(rows: list[dict[str, Any]], selection: StackSelection) -> None:
+    found = choose(make_tables(stacks=rows), selection)
+    assert found.rows["samples"].sum() + sum(found.left_out.values()) == sum(row["samples"] for row in rows)
+    assert all(found.left_out.values())
+
+
+class TestCheck:
+    @pytest.fixture
+    def tables(self) -> Tables:
+        return make_tables(stacks=CAST)
+
+    @pytest.mark.parametrize(
+        ("selection", "said"),
+        [
+            (StackSelection(rank=7), "ranks with samples: 0, 1"),
+            (StackSelection(phase="forwards"), "phases with samples: data_wait, forward"),
+            (StackSelection(process="worker"), "main, workers, all"),
+        ],
+    )
+    def test_what_there_is_not_is_named(self, tables: Tables, selection: StackSelection, said: str) -> None:
+        with pytest.raises(UsageError, match=said):
+            check(tables, selection)
+
+    def test_no_rank_at_all(self) -> None:
+        with pytest.raises(UsageError, match="no ranks are known here"):
+            check(make_tables(), StackSelection(rank=0))

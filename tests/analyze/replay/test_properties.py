@@ -8,13 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.device import replay, replay_graph
+from stepscope.analyze.device import replay
 from stepscope.analyze.device.device_losses import trace_losses
-from stepscope.analyze.device.replay_graph import Change, Graph, play
+from stepscope.analyze.device.replay import Change, Graph, Replayed
 from stepscope.engine import intervals
 from stepscope.engine.intervals import Intervals
 from tests.analyze.device_scenes import ADD, SGEMM, Scene
 from tests.builders import T0
+from tests.records import some
 
 LENGTH = 2000  # of a step, us
 CALLS = (
@@ -44,9 +45,7 @@ def graphs(draw: st.DrawFn) -> Graph:
 
 def graph_of(scene: Scene) -> Graph:
     (found,) = trace_losses(Context(scene.tables()).base)
-    graph = replay.graph_of(found)
-    assert graph is not None
-    return graph
+    return some(replay.graph_of(found))
 
 
 @st.composite
@@ -59,9 +58,9 @@ def sets(draw: st.DrawFn) -> Intervals:
 @settings(max_examples=40, deadline=None)
 @given(graphs())
 def test_unchanged_every_slice_starts_when_it_was_recorded_to(graph: Graph) -> None:
-    played = play(graph, Change())
-    assert (played.end_ns - played.start_ns == graph.slices.duration_ns).all()
-    late = played.start_ns - graph.slices.start_ns
+    played = Replayed(graph, Change())
+    assert (played.end_ns - played.start_ns == graph.duration_ns).all()
+    late = played.start_ns - graph.start_ns
     assert late.tolist() == [0] * len(late)
 
 
@@ -72,8 +71,8 @@ def test_a_wait_that_ends_before_what_it_waits_for_replays_as_recorded() -> None
     scene.call("cudaDeviceSynchronize", 10, 11)  # over 1 us before the kernel, by its own clock
     scene.kernel(SGEMM, 100, 50)
     graph = graph_of(scene)
-    assert len(graph.waits.begin_ns) == 1
-    assert (play(graph, Change()).start_ns == graph.slices.start_ns).all()
+    assert len(graph.wait_begin_ns) == 1
+    assert (Replayed(graph, Change()).start_ns == graph.start_ns).all()
 
 
 @settings(max_examples=40, deadline=None)
@@ -81,24 +80,24 @@ def test_a_wait_that_ends_before_what_it_waits_for_replays_as_recorded() -> None
 def test_a_smaller_change_never_makes_anything_earlier(
     graph: Graph, one: Intervals, more: Intervals, part: float, other: float, data: st.DataObject
 ) -> None:
-    slices = graph.slices
+    slices = graph
     most, least = max(part, other), min(part, other)
     flags = np.asarray(data.draw(st.lists(st.booleans(), min_size=len(slices), max_size=len(slices))), bool)
     small = Change(one, (slices.duration_ns * most).astype(np.int64), flags & (slices.start_ns % 2 == 0))
     large = Change(intervals.merge(one, more), (slices.duration_ns * least).astype(np.int64), flags)
-    nothing, some, all_of_it = (play(graph, change) for change in (Change(), small, large))
+    nothing, some, all_of_it = (Replayed(graph, change) for change in (Change(), small, large))
     for before, after in ((nothing, some), (some, all_of_it)):
         assert (after.end_ns <= before.end_ns).all()
         assert (after.start_ns <= before.start_ns).all()
-        moments_ns = np.linspace(graph.steps.start_ns[0], graph.steps.end_ns[-1], 40).astype(np.int64)
+        moments_ns = np.linspace(graph.step_start_ns[0], graph.step_end_ns[-1], 40).astype(np.int64)
         assert (after.host_ns(moments_ns) <= before.host_ns(moments_ns)).all()
 
 
 @settings(max_examples=40, deadline=None)
 @given(graphs(), sets())
 def test_the_order_of_host_and_streams_is_kept(graph: Graph, cut: Intervals) -> None:
-    played, slices = play(graph, Change(cut)), graph.slices
-    moments_ns = np.sort(np.concatenate([graph.steps.start_ns, graph.steps.end_ns, slices.launch_ns]))
+    played, slices = Replayed(graph, Change(cut)), graph
+    moments_ns = np.sort(np.concatenate([graph.step_start_ns, graph.step_end_ns, slices.launch_ns]))
     assert (np.diff(played.host_ns(moments_ns)) >= 0).all()
     follows = np.flatnonzero(slices.before >= 0)
     assert (played.start_ns[follows] >= played.end_ns[slices.before[follows]]).all()
@@ -108,13 +107,13 @@ def test_the_order_of_host_and_streams_is_kept(graph: Graph, cut: Intervals) -> 
 @settings(max_examples=80, deadline=None)
 @given(graphs(), sets(), st.data())
 def test_slices_of_a_chain_come_out_as_one_by_one(graph: Graph, cut: Intervals, data: st.DataObject) -> None:
-    flags = np.asarray(data.draw(st.lists(st.booleans(), min_size=len(graph.slices), max_size=len(graph.slices))), bool)
-    change = Change(cut, graph.slices.duration_ns // 2, flags)
-    one_by_one = play(graph, change)
+    flags = np.asarray(data.draw(st.lists(st.booleans(), min_size=len(graph), max_size=len(graph))), bool)
+    change = Change(cut, graph.duration_ns // 2, flags)
+    one_by_one = Replayed(graph, change)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replay_graph, "LEAST_CHAIN", 0)
-        graph.slices.__dict__.pop("chains")
-        chained = play(graph, change)
+        patch.setattr(replay, "LEAST_CHAIN", 0)
+        graph.__dict__.pop("chains")
+        chained = Replayed(graph, change)
     assert chained.start_ns.tolist() == one_by_one.start_ns.tolist()
     assert chained.end_ns.tolist() == one_by_one.end_ns.tolist()
-    assert chained.played_finish_ns.tolist() == one_by_one.played_finish_ns.tolist()
+    assert chained.host_ns(graph.wait_finish_ns).tolist() == one_by_one.host_ns(graph.wait_finish_ns).tolist()

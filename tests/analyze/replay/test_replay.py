@@ -12,7 +12,6 @@ from stepscope.analyze.device.replay import TENSOR_CORE_RATES
 from stepscope.diagnose.compute import TENSOR_CORES
 from stepscope.model.device_losses import (
     COLLECTIVES,
-    LOADER,
     MATRIX,
     POINTWISE,
     SYNC,
@@ -37,6 +36,7 @@ from tests.analyze.device_scenes import (
     repeated,
     short_launches,
 )
+from tests.records import some
 
 FETCH = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 FILLS: dict[str, tuple[float, Callable[[Scene], None]]] = {
@@ -59,8 +59,7 @@ def replayed(scene: Scene) -> Replay:
 
 def without_us(found: Replay, kind: str) -> float:
     """The mean interior step without a loss, us."""
-    what_if = found.of(kind)
-    assert what_if is not None
+    what_if = some(found.of(kind))
     return what_if.mean_ns / 1000
 
 
@@ -68,9 +67,6 @@ def ahead(scene: Scene, name: str, start: float, length: float, *, launched: flo
     """A kernel that the host launched at `launched` and the device came to at `start`, both from the step's start."""
     operator = scene.op("aten::mm", launched - 2, 4)
     scene.work(name, start, length, launch=scene.call("cudaLaunchKernel", launched, 2, operator), stream=stream)
-
-
-# --------------------------------------------------------------------------------------------------- unchanged
 
 
 @pytest.mark.parametrize("name", FILLS)
@@ -96,34 +92,6 @@ def test_real_traces_replay_as_they_were_recorded(name: str) -> None:
         assert found.unchanged_median_ns == pytest.approx(found.recorded_median_ns, rel=0.01)
 
 
-# ------------------------------------------------------------------------------------------------------- loader
-
-
-def test_a_loader_behind_a_busy_device_costs_nothing() -> None:
-    """The host takes 400 for a step, 300 of them to load; the device takes 1000 and lags behind more and more."""
-
-    def fill(scene: Scene) -> None:
-        number = len(scene.steps) - 1
-        scene.mark(FETCH, 0, 300)
-        ahead(scene, SGEMM, 320 + 600 * number, 1000, launched=310)
-
-    found = replayed(repeated(6, 400, fill))
-    assert found.recorded_mean_ns == 1_000_000
-    assert without_us(found, LOADER) == 1000
-
-
-def test_an_exposed_loader_costs_what_the_device_idles_for_it() -> None:
-    def fill(scene: Scene) -> None:
-        scene.mark(FETCH, 0, 300)
-        ahead(scene, SGEMM, 320, 500, launched=310)
-        scene.call("cudaDeviceSynchronize", 330, 495)
-
-    assert without_us(replayed(repeated(5, 1000, fill)), LOADER) == 700
-
-
-# -------------------------------------------------------------------------------------------------------- waits
-
-
 def test_a_wait_that_another_one_takes_over_gains_little() -> None:
     """The loader of the next step waits for the same kernel."""
 
@@ -136,9 +104,6 @@ def test_a_wait_that_another_one_takes_over_gains_little() -> None:
     found = replayed(repeated(5, 1000, fill))
     # the host comes to the fetch at 35, whose wait then lasts until the kernel is done
     assert without_us(found, SYNC) == pytest.approx(1000 - 10, abs=10)
-
-
-# ------------------------------------------------------------------------------------------------------- device
 
 
 def test_shorter_kernels_gain_nothing_where_the_host_is_late_and_all_where_it_is_not() -> None:
@@ -158,8 +123,7 @@ def test_shorter_kernels_gain_nothing_where_the_host_is_late_and_all_where_it_is
     assert without_us(slow, POINTWISE) == 1000
     assert without_us(quick, POINTWISE) == 480
     for found in (slow, quick):
-        what_if = found.of(POINTWISE)
-        assert what_if is not None
+        what_if = some(found.of(POINTWISE))
         assert what_if.never_late_mean_ns == 480_000
 
 
@@ -170,8 +134,7 @@ def test_tensor_cores_are_replayed_at_the_rates_the_rule_asks_for() -> None:
     assert {matrix(TENSOR_CORES.peak), matrix(TENSOR_CORES.peak_volta)} <= kinds
     assert MATRIX not in kinds
     # behind a host that is never late only the device counts: 800 of products, and 150 of the rest
-    what_if = found.of(matrix(8))
-    assert what_if is not None
+    what_if = some(found.of(matrix(8)))
     assert found.never_late_mean_ns == 950_000
     assert what_if.never_late_mean_ns == 1000 * (800 // 8 + 150 // 2)
 
@@ -193,9 +156,6 @@ def test_a_collective_that_work_hides_costs_nothing() -> None:
     assert without_us(replayed(repeated(5, 1000, hidden)), COLLECTIVES) == 1000
     # the collective was held back by the product, and the last kernel by the collective: that much is inferred
     assert without_us(replayed(repeated(5, 1000, exposed)), COLLECTIVES) == 500
-
-
-# ---------------------------------------------------------------------------------------------------------- odd
 
 
 def _no_launch(scene: Scene) -> None:

@@ -17,9 +17,11 @@ from stepscope.analyze import ranks as rank_facts
 from stepscope.analyze.host.sampled_time import sampled_loop
 from stepscope.analyze.host.stack_selection import idle_sampled
 from stepscope.engine.call_tree import UserPaths
+from stepscope.model import Place
 from stepscope.model.sampled import RankLines
 from stepscope.read.stacks.sampled_files import read_stack_files
 from tests.builders import make_tables, step_rows
+from tests.records import some
 
 SAMPLERS = Path(__file__).resolve().parents[4] / "shared" / "traces" / "py_spy"
 needs_samples = pytest.mark.skipif(not SAMPLERS.is_dir(), reason=f"the real samples are not at {SAMPLERS}")
@@ -77,15 +79,12 @@ SLOW = {"forward": 200, "backward": 300, "loss": 500}
 
 
 def test_the_straggler_and_the_line_at_which_the_others_wait() -> None:
-    found, _ = facts_of([FAST, SLOW])
-    assert found is not None
+    found = some(facts_of([FAST, SLOW])[0])
     assert found.unit == "share of samples"
     assert found.straggler == 1
     assert found.waiters == (0,)
-    assert found.straggler_place is not None
-    assert (found.straggler_place.line, found.straggler_place.function) == (3, "metric")
-    assert found.waiter_place is not None
-    assert (found.waiter_place.file, found.waiter_place.line) == (TRAIN, 12)
+    assert found.straggler_place == Place("/home/user/project/metrics.py", 3, "metric")
+    assert found.waiter_place == Place(TRAIN, 12, "train")
     assert found.verdict == (
         "rank 1 spends 50 % of its loop at metrics.py:3; "
         "rank 0 waits for it at train.py:12 in backward: 70 % of its loop, rank 1 30 %"
@@ -96,8 +95,7 @@ def test_the_straggler_and_the_line_at_which_the_others_wait() -> None:
 
 
 def test_a_thousand_ranks() -> None:
-    found, _ = facts_of([SLOW if rank == 617 else FAST for rank in range(1000)])
-    assert found is not None
+    found = some(facts_of([SLOW if rank == 617 else FAST for rank in range(1000)])[0])
     assert found.straggler == 617
     assert len(found.waiters) == 999
     assert "all 999 others wait for it" in found.verdict
@@ -107,32 +105,25 @@ def test_a_thousand_ranks() -> None:
 
 def test_without_an_exchange_nobody_waits() -> None:
     ranks = [{**counts, "forward": 0, "alone": counts["forward"]} for counts in (FAST, SLOW)]
-    found, _ = facts_of(ranks)
-    assert found is not None
-    assert found.straggler is None
-    assert found.waiters == ()
-    assert "nothing in the samples shows that the ranks exchange gradients" in found.verdict
-    assert found.lines  # they differ all the same
+    for found, said in (
+        (some(facts_of(ranks)[0]), "nothing in the samples shows that the ranks exchange gradients"),
+        (some(facts_of([FAST, SLOW], idle=False)[0]), "waiting was not sampled"),
+    ):
+        assert (found.straggler, found.waiters) == (None, ())
+        assert said in found.verdict
+        assert found.lines  # they differ all the same
 
 
-def test_without_waiting_samples_nobody_is_blamed() -> None:
-    found, _ = facts_of([FAST, SLOW], idle=False)
-    assert found is not None
-    assert found.straggler is None
-    assert "waiting was not sampled" in found.verdict
-
-
-def test_one_rank_has_nobody_to_differ_from() -> None:
-    assert facts_of([FAST]) == (None, "one rank alone was sampled")
-    found, why = facts_of([FAST, {"forward": 3, "backward": 3}])
-    assert found is None
-    assert "fewer than two ranks have 50 samples" in why
-
-
-def test_a_loop_that_was_not_sampled() -> None:
-    found, why = facts_of([{"loss": 80}, {"loss": 80}])
-    assert found is None
-    assert why == "no stack was sampled in a training loop"
+@pytest.mark.parametrize(
+    ("ranks", "said"),
+    [
+        ([FAST], "one rank alone was sampled"),
+        ([FAST, {"forward": 3, "backward": 3}], "fewer than two ranks have 50 samples in their loop"),
+        ([{"loss": 80}, {"loss": 80}], "no stack was sampled in a training loop"),
+    ],
+)
+def test_without_two_sampled_loops_nothing_differs(ranks: list[Counts], said: str) -> None:
+    assert facts_of(ranks) == (None, said)
 
 
 COUNTS = st.fixed_dictionaries(
@@ -179,20 +170,8 @@ def test_two_real_ranks_of_which_one_sleeps() -> None:
     assert found.ranks == (0, 1)
     assert found.straggler == 1
     assert found.waiters == (0,)
-    assert found.straggler_place is not None
-    assert (found.straggler_place.file, found.straggler_place.line) == ("ddp.py", 9)
-    assert found.waiter_place is not None
-    assert (found.waiter_place.file, found.waiter_place.line) == ("ddp.py", 10)
     first, second = found.lines
+    assert (found.straggler_place, found.waiter_place) == (first.place, second.place)
     assert (first.place.line, first.most, first.waiting) == (9, 1, False)
     assert (second.place.line, second.most, second.waiting, second.phase) == (10, 0, True, "backward")
     assert found.verdict.startswith("rank 1 spends 44 % of its loop at ddp.py:9; rank 0 waits for it at ddp.py:10")
-
-
-@needs_samples
-def test_two_real_ranks_without_their_waiting() -> None:
-    context = Context(tables.build(read_stack_files([SAMPLERS / "ddp.txt"])))
-    users = UserPaths(context.calls, context.code)
-    found, _ = rank_facts.rank_lines(context, sampled_loop(context, users), users, idle_sampled(context.tables))
-    assert found is not None
-    assert found.straggler is None

@@ -54,8 +54,6 @@ class Rank:
         length: float,
         kind: str = "allreduce",
         *,
-        elements: int = 1000,
-        dtype: str = "Float",
         group: str = "0",
         ranks: Sequence[int] | None = (0, 1),
         sequence: int | None = None,
@@ -65,7 +63,7 @@ class Rank:
         args: dict[str, Any] = {}
         if ranks is not None:
             named = {"Process Group Name": group, "Process Group Ranks": str(list(ranks)), "Group size": len(ranks)}
-            count = {"In msg nelems": elements, "Out msg nelems": elements, "dtype": dtype}
+            count = {"In msg nelems": 1000, "Out msg nelems": 1000, "dtype": "Float"}
             args = {"Collective name": kind, **count, **named}
         if sequence is not None:
             args["Seq"] = sequence

@@ -160,9 +160,6 @@ def test_host_calls_of_collectives(name: str, call: bool):
     assert is_collective_call(name) is call
 
 
-# --------------------------------------------------------------------------------------------------------- overlap
-
-
 def test_two_collectives_at_once_are_exposed_once():
     trace = Slices()
     trace.kernel(0, 100, NCCL)
@@ -170,12 +167,6 @@ def test_two_collectives_at_once_are_exposed_once():
     rows = {row.name: row for row in of(trace)}
     assert (rows["all_reduce"].exposed_ns, rows["send_recv"].exposed_ns) == (100 * US, 50 * US)
     assert (rows["all_reduce"].total_ns, rows["send_recv"].total_ns) == (100 * US, 100 * US)
-
-
-slices = st.lists(st.tuples(st.sampled_from("nkc"), st.integers(0, 60), st.integers(0, 25)), min_size=1, max_size=25)
-
-
-# ------------------------------------------------------------------------------------------------------------ host
 
 
 # --------------------------------------------------------------------------------------------------- missing, odd
@@ -213,9 +204,6 @@ def test_odd_arguments_never_raise(values: dict[str, Any], dims: Any, types: Any
     (row,) = of(trace)
     assert row.calls == 1
     assert row.message_bytes is None or row.message_bytes >= 0
-
-
-# ------------------------------------------------------------------------------------------------------ real traces
 
 
 @needs_traces

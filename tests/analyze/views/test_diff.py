@@ -7,12 +7,11 @@ import pytest
 from stepscope.analyze.views import trace_diff
 from stepscope.analyze.views.trace_diff import DiffSide
 from stepscope.engine.module_calls import MAX_LEVELS
-from stepscope.model.views import Diff, DiffRow, OperatorRow
+from stepscope.model.views import Diff, DiffRow
 from tests.analyze import shared_traces
 from tests.analyze.traces import tables
 from tests.analyze.views.module_traces import US, Nested, base_of
 from tests.builders import T0
-from tests.records import blank
 
 TWO_STEPS = [(0.0, 1000.0), (1000.0, 1000.0)]
 
@@ -163,11 +162,6 @@ def test_traces_without_steps_beside_others_are_told() -> None:
     found = trace_diff.diff(one, one)
     assert found.per_step
     assert any(note.startswith("mixed: 1 of its traces") for note in found.notes)
-
-
-def operator(name: str, host_us: int, device_us: int | None) -> OperatorRow:
-    device_ns = None if device_us is None else device_us * US
-    return blank(OperatorRow, name=name, calls=4, host_self_ns=host_us * US, device_self_ns=device_ns)
 
 
 @shared_traces.needs_traces

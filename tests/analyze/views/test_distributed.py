@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.views import communication, distributed
+from stepscope.engine.spans import Base
 from stepscope.model.views import Distributed, WorkerShare
-from tests.analyze.shared_traces import TRACES, needs_traces
 from tests.analyze.traces import Slices, tables
 from tests.analyze.views.collective_traces import US, Rank, opened, written
 from tests.builders import T0
+from tests.run_folders import make_run_folder
 
 DDP = Path(__file__).parent / "scripts" / "gloo_ddp.py"
 TIMEOUT_S = 120
@@ -90,16 +91,6 @@ def test_groups_of_one_name_with_other_ranks_are_other_groups(tmp_path: Path):
     ]
 
 
-def test_messages_between_two_ranks_are_not_matched(tmp_path: Path):
-    made = [Rank(rank, 2) for rank in range(2)]
-    for rank in made:
-        rank.collective(0, 10, "send" if rank.rank else "recv", sequence=1)
-        rank.collective(20, 10, sequence=1)
-    found = seen(tmp_path, *made)
-    assert [row.name for row in found.collectives] == ["all_reduce"]
-    assert (found.matched, found.unmatched) == (1, 2)
-
-
 def test_files_that_name_no_rank_are_compared_with_a_note(tmp_path: Path):
     for name in ("a", "b"):
         rank = Rank(0)
@@ -112,11 +103,18 @@ def test_files_that_name_no_rank_are_compared_with_a_note(tmp_path: Path):
     assert any("guessed" in note for note in found.notes)
 
 
-# ---------------------------------------------------------------------------------------------- what is no one run
-
-
-def test_one_worker_alone(tmp_path: Path):
-    assert "one worker" in refused(talking(0, [1], size=2).write(tmp_path / "t.json"))
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"t": (0, 2)}, "one worker"),
+        ({"0": (0, 2), "1": (1, 4)}, "different sizes"),
+        ({"a": (0, 2), "b": (0, 2)}, "rank 0"),
+    ],
+)
+def test_what_is_no_one_run(tmp_path: Path, files: dict[str, tuple[int, int]], said: str):
+    for name, (rank, size) in files.items():
+        talking(rank, [1], size=size).write(tmp_path / f"{name}.json")
+    assert said in refused(tmp_path)
 
 
 @pytest.mark.parametrize("size", [None, 2])
@@ -132,30 +130,14 @@ def test_same_rank_in_two_folders_is_two_runs(tmp_path: Path, size: int | None):
     assert distributed.view(opened(tmp_path / "nccl")) is not None
 
 
-def test_worlds_of_other_sizes_are_other_runs(tmp_path: Path):
-    for rank, size in ((0, 2), (1, 4)):
-        talking(rank, [1], size=size).write(tmp_path / f"{rank}.json")
-    assert "different sizes" in refused(tmp_path)
-
-
-def test_two_runs_in_one_folder(tmp_path: Path):
-    for name in ("a", "b"):
-        talking(0, [1], size=2).write(tmp_path / f"{name}.json")
-    assert "rank 0" in refused(tmp_path)
-
-
 def test_a_world_too_large_to_be_true_is_not_counted_out(tmp_path: Path):
-    assert seen(tmp_path, *(talking(rank, [1], size=2) for rank in range(2))).missing_ranks == ()
-    for rank in range(2):
-        made = Rank(rank, 2**31 - 1)
-        made.collective(0, 10)
-        made.write(tmp_path / "huge" / f"{rank}.json")
-    found = distributed.view(opened(tmp_path / "huge"))
-    assert found is not None
-    assert found.missing_ranks == ()
+    for folder, size in (("usual", 2), ("huge", 2**31 - 1)):
+        for rank in range(2):
+            write(tmp_path / folder / f"{rank}.json", rank, size)
+        found = distributed.view(opened(tmp_path / folder))
+        assert found is not None
+        assert found.missing_ranks == ()
 
-
-# ------------------------------------------------------------------------------------------------------ properties
 
 device_slices = st.lists(st.tuples(st.booleans(), st.integers(0, 90), st.integers(0, 30)), min_size=1, max_size=12)
 
@@ -187,24 +169,6 @@ def test_parts_sum_to_the_step(ranks: list[list[tuple[bool, int, int]]], steps: 
             assert matched <= worker.overlap_ns + worker.communication_ns + rounding
 
 
-# ------------------------------------------------------------------------------------------------------ real traces
-
-
-@needs_traces
-def test_two_ranks_of_a_real_run_of_128():
-    traces = opened(TRACES / "hta" / "trace_filter")
-    found = distributed.view(traces)
-    assert found is not None
-    assert [worker.steps for worker in found.workers] == [2, 2]
-    assert found.missing_ranks == tuple(range(2, 128))
-    calls = {row.span.rank: row for row in communication.collectives(traces)}
-    assert set(calls) == {0, 1}
-    gathered = next(row for row in found.collectives if row.name == "all_gather")
-    rows = [row for row in communication.collectives(traces) if row.name == "all_gather"]
-    assert (gathered.calls, gathered.total_bytes) == (2, 2 * 2**30)
-    assert gathered.mean_ns == sum(row.total_ns for row in rows) / 4
-
-
 def test_two_processes_with_gloo(tmp_path: Path):
     """A real run on the CPU in which rank 1 comes 30 ms late to each all-reduce."""
     done = subprocess.run(
@@ -226,3 +190,67 @@ def test_two_processes_with_gloo(tmp_path: Path):
     reduced = next(row for row in communication.collectives(traces) if row.name == "all_reduce")
     assert (reduced.library, reduced.dtype, reduced.group_size) == ("gloo", "float32", 2)
     assert reduced.message_bytes == 4 * (64 * 64 + 64)
+
+
+TIMES = (1623143089861, 1623143566756)
+
+
+def write(path: Path, rank: int = 0, size: int | None = None) -> None:
+    made = Rank(rank, size)
+    made.collective(0, 10)
+    made.write(path)
+
+
+def names(found: Base) -> list[tuple[str, str, int]]:
+    """(run, worker, span) of every trace, in order."""
+    return [(span.ref.run, span.ref.worker, span.ref.span) for span in found.spans]
+
+
+def with_event_files(folder: Path) -> Path:
+    """The folder with what SummaryWriter leaves in each folder, and other litter."""
+    for inner in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
+        (inner / "events.out.tfevents.1623143089.host.1234.0").write_bytes(
+            b'\x18\x00\x00\x00\x00\x00\x00\x00\xa3\x7fK"'
+        )
+        (inner / "projector_config.pbtxt").write_text("embeddings {}")
+        (inner / "hparams.json").write_text('{"lr": 0.1}')
+    return folder
+
+
+def test_nested_folders_mixed_with_event_files(tmp_path: Path):
+    for run in ("resnet/2024-01-01", "resnet/2024-01-02"):
+        for worker in ("host_11", "host_2"):
+            for time in TIMES:
+                write(tmp_path / "logs" / run / f"{worker}.{time}.pt.trace.json.gz")
+    found = opened(with_event_files(tmp_path / "logs"))
+    assert names(found) == [
+        (run, f"{run}/{worker}", span)
+        for run in ("resnet/2024-01-01", "resnet/2024-01-02")
+        for worker in ("host_2", "host_11")
+        for span in (1, 2)
+    ]
+    assert "2 folders" in str(distributed.why_absent(found))
+
+
+def test_spans_are_numbered_by_their_time_and_not_by_their_name(tmp_path: Path):
+    write(tmp_path / "worker0.999999999999.pt.trace.json")
+    write(tmp_path / "worker0.1000000000000.pt.trace.json")
+    assert [span.ref.trace.split(".")[1] for span in opened(tmp_path).spans] == ["999999999999", "1000000000000"]
+
+
+def test_ranks_that_share_a_name_are_told_apart(tmp_path: Path):
+    for rank, time in enumerate(TIMES):
+        write(tmp_path / f"worker.{time}.pt.trace.json", rank, 2)
+    assert len({span.ref.label for span in opened(tmp_path).spans}) == 2
+
+
+def test_of_a_rank_that_was_started_again_the_last_process_is_compared(tmp_path: Path):
+    for rank in range(2):
+        run = make_run_folder(tmp_path, rank=rank, pid=100 + rank)
+    for folder, late in (("rank-0", 0), ("rank-1", 0), ("rank-0.2", 1e6), ("rank-1.2", 1e6)):
+        made = Rank(shift_us=late)
+        made.collective(0, 10)
+        made.write(run / folder / "trace-0.pt.trace.json")
+    found = distributed.view(opened(run))
+    assert found is not None
+    assert [worker.span.worker for worker in found.workers] == ["rank-0.2", "rank-1.2"]

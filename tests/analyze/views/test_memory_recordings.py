@@ -13,13 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.views import trace_memory
+from stepscope.analyze.views import allocated_memory
 from stepscope.engine.user_code import CodeOptions, UserCode
 from stepscope.errors import UnreadableInputError
 from stepscope.model.findings import Place
 from stepscope.model.memory import MemoryCurve, MemoryRecording, MemoryState, MemoryView
-from stepscope.read.memory_recordings import read_memory_timeline
-from stepscope.read.memory_snapshot import read_memory_snapshot
+from stepscope.read.memory_recordings import read_memory_snapshot, read_memory_timeline
 from tests.analyze.shared_traces import TRACES, needs_traces
 from tests.analyze.traces import tables
 from tests.read.memory_files import FILE, ROUND, SEGMENT, Allocator, stack
@@ -37,7 +36,7 @@ def recording_of(allocator: Allocator, folder: Path) -> MemoryRecording:
 
 
 def view_of(*recordings: MemoryRecording) -> MemoryView:
-    found = trace_memory.view(BASE, recordings, CODE)
+    found = allocated_memory.view(BASE, recordings, CODE)
     assert found is not None
     return found
 
@@ -142,16 +141,10 @@ def test_whose_code_it_is(tmp_path: Path, options: CodeOptions, expected: Place 
     allocator.record()
     allocator.allocate(10, line=3)
     code = UserCode(["/home/me/project"], [FILE], options=options)
-    found = trace_memory.view(BASE, (recording_of(allocator, tmp_path),), code)
+    found = allocated_memory.view(BASE, (recording_of(allocator, tmp_path),), code)
     assert found is not None
     (line,) = found.lines
     assert line.place == expected
-
-
-def test_by_default_the_tables_tell_whose_code_it_is(tmp_path: Path):
-    found = trace_memory.view(BASE, (recording_of(used(), tmp_path),))
-    assert found is not None
-    assert found.lines
 
 
 @given(

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 from posixpath import basename
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepscope import api
 from stepscope.analyze import analyze
 from stepscope.analyze.views import operators
+from stepscope.engine import attribution
+from stepscope.engine.source_lines import Lines
 from stepscope.engine.spans import Base
 from stepscope.model.views import OperatorRow
 from stepscope.tables.schema import Tables
@@ -34,10 +41,6 @@ def rows(base: Base, **options: Any) -> dict[str, OperatorRow]:
 
 def us(ns: float | None) -> float | None:
     return None if ns is None else ns / US
-
-
-def call(trace: Nested, start_us: float, duration_us: float, parent: int | None, **more: Any) -> int:
-    return trace.add("cuda_runtime", "cudaLaunchKernel", start_us, duration_us, parent=parent, **more)
 
 
 def by_name(recorded: Tables, sources: dict[str, str] | None = None) -> dict[str, OperatorRow]:
@@ -158,19 +161,84 @@ def test_figures_of_the_tensorboard_plugin(run: str) -> None:
             assert ours[row["name"]] == row
 
 
-@shared_traces.needs_traces
-@pytest.mark.parametrize("name", shared_traces.files())
-def test_every_linked_slice_reaches_an_operator(name: str) -> None:
-    base = base_of(shared_traces.run_of(name).tables)
-    for span in base.spans:
-        links = span.links
-        linked = links.filter(links["state"] == "linked")["event"].to_numpy()
-        found = operators.table(base, span=span.ref)
-        assert sum(row.device_self_sum_ns or 0 for row in found) == span.duration_ns[linked].sum()
-        assert sum(row.calls for row in found) == sum(row.calls for row in operators.table(base, by="shapes"))
-        for row in found:
-            assert row.calls > 0
-            assert row.host_self_ns + row.runtime_ns <= row.host_total_ns or row.calls > 1
-            if row.device_self_ns is not None:
-                assert 0 <= row.device_self_ns <= row.device_self_sum_ns <= row.device_total_sum_ns
-                assert row.device_self_ns <= row.device_total_ns <= row.device_total_sum_ns
+SCRIPT = Path(__file__).with_name("scripts") / "key_averages.py"
+TOLERANCE_US = 0.05  # sums of floats, of times with three decimals
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the script wrote."""
+    made = tmp_path_factory.mktemp("averages")
+    done = subprocess.run([sys.executable, SCRIPT, made], capture_output=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    return made
+
+
+def opened(folder: Path, kind: str) -> Base:
+    return base_of(api.open_run(folder / f"{kind}.pt.trace.json", options=api.ReadOptions(cache=False)).tables)
+
+
+def expected(folder: Path, kind: str, by: str) -> dict[tuple[Any, ...], dict[str, Any]]:
+    rows = json.loads((folder / f"{kind}.averages.json").read_text())[by]
+    named = {(row["key"], row["annotation"], compact(row["shapes"])): row for row in rows}
+    assert len(named) == len(rows) > 50
+    return named
+
+
+def compact(shapes: Any) -> str | None:
+    if isinstance(shapes, str):
+        shapes = json.loads(shapes)
+    return None if shapes is None else json.dumps(shapes)
+
+
+def same(ours: OperatorRow, row: dict[str, Any]) -> bool:
+    times = abs(ours.host_self_ns / US - row["self_cpu_us"]) + abs(ours.host_total_ns / US - row["cpu_us"])
+    counts = (ours.calls, ours.self_memory_bytes, ours.total_memory_bytes)
+    return times < TOLERANCE_US and counts == (row["count"], row["self_bytes"], row["bytes"])
+
+
+@pytest.mark.torch
+@pytest.mark.process
+@pytest.mark.parametrize("by", ["name", "shapes"])
+@pytest.mark.parametrize("kind", ["plain", "stacks"])
+def test_operators_agree_where_nothing_recurs_and_nothing_else_lies_between(folder: Path, kind: str, by: str) -> None:
+    wanted = expected(folder, kind, by)
+    found = operators.table(opened(folder, kind), by=by)
+    others = {
+        row.name
+        for row in found
+        if not same(row, wanted[row.name, False, compact(row.shapes or "[]") if by == "shapes" else None])
+    }
+    # with stacks, Python functions are the next thing within these two
+    assert others == ({"Cube", "CubeBackward"} if kind == "stacks" else set())
+    assert len(found) > 50
+
+
+FILE = "/home/user/project/train.py"
+
+
+def lines_of(base: Base, rows: list[int], span: int = 0) -> list[str | None]:
+    found = attribution.trace_back(base, base.spans[span], np.array(rows, np.int64)).place
+    places = [attribution.place(base, int(index))[0] if index >= 0 else None for index in found]
+    return [f"{basename(place.file)}:{place.line}" if place else None for place in places]
+
+
+def test_a_library_stands_in_only_where_no_code_of_the_users_is() -> None:
+    trace = Nested()
+    library = trace.python("/x/site-packages/transformers/trainer.py(7): train")
+    user = trace.python("train.py(2): hook", library)
+    below = trace.python("/x/site-packages/transformers/model.py(3): forward", user)
+    base = base_of(trace.tables())
+    assert lines_of(base, [below, library]) == ["train.py:2", "trainer.py:7"]
+
+
+def test_the_line_that_makes_the_call_where_the_source_tells() -> None:
+    trace = Nested()
+    layer = trace.python(f"{FILE}(1): layer")
+    mm, relu = trace.operator("aten::mm", 0, 1, layer), trace.operator("aten::relu", 5, 1, layer)
+    made = trace.tables()
+    base = base_of(made)
+    source = "def layer(x, w):\n    y = x.mm(w)\n    return y\n"
+    base = Base(base.tables, base.spans, base.code, Lines(None, {FILE: source}))
+    found = attribution.heaviest_lines([(base, base.spans[0], np.array([mm, relu]), np.array([2, 1]))], 2)
+    assert [(line.place.line, line.exact) for line in found] == [(2, True), (1, False)]

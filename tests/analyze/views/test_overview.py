@@ -11,16 +11,70 @@ from hypothesis import strategies as st
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.views import overview
-from stepscope.model.views import DEVICE, HOST
-from tests.analyze.shared_traces import PRESENT, SHARED, files, needs_traces, run_of
-from tests.analyze.traces import US, Slices
-from tests.analyze.views.stepped import DATALOADER, check_sums, launched, overview_of, overviews_of, step
+from stepscope.model.views import DEVICE, DEVICE_PARTS, HOST, HOST_PARTS, IDLE_PARTS, PLUGIN_PARTS, Overview
+from tests.analyze.shared_traces import PRESENT, SHARED, needs_traces, run_of
+from tests.analyze.traces import US, Slices, tables
 from tests.builders import T0
 
+DATALOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+
+
+def step(number: int, start_us: float, duration_us: float) -> dict[str, Any]:
+    return {
+        "step": number,
+        "start_ns": T0 + round(start_us * US),
+        "wall_ns": round(duration_us * US),
+        "in_window": True,
+    }
+
+
+def overviews_of(*traces: Slices, steps: list[dict[str, Any]] | None = None) -> tuple[Overview, ...]:
+    return overview.overviews(Context(tables(*traces, steps=steps or [])).base)
+
+
+def overview_of(trace: Slices, *steps: dict[str, Any]) -> Overview:
+    for row in steps:
+        trace.add("user_annotation", f"ProfilerStep#{row['step']}", (row["start_ns"] - T0) / US, row["wall_ns"] / US)
+    (found,) = overviews_of(trace, steps=list(steps))
+    return found
+
+
+def used(parts: dict[str, int]) -> dict[str, float]:
+    """The parts that have time, in µs."""
+    return {part: ns / US for part, ns in parts.items() if ns}
+
+
+def launched(
+    trace: Slices,
+    launch_us: float,
+    start_us: float,
+    duration_us: float,
+    name: str = "gemm",
+    *,
+    category: str = "kernel",
+    **more: Any,
+) -> int:
+    """A device slice from `start_us` on whose call of 1 µs begins at `launch_us`."""
+    number = trace.kernel(start_us, duration_us, name, category=category, **more)
+    call = trace.add("cuda_runtime", "cudaLaunchKernel", launch_us, 1)
+    trace.links[-1].update(launch=call, state="linked", method="correlation")
+    return number
+
+
+def check_sums(found: Overview) -> None:
+    parts = (*DEVICE_PARTS, *IDLE_PARTS) if found.basis == DEVICE else tuple(HOST_PARTS)
+    for one in found.steps:
+        assert tuple(one.plugin_ns) == tuple(PLUGIN_PARTS)
+        assert tuple(one.parts_ns) == parts
+        for shares in (one.plugin_ns, one.parts_ns):
+            assert min(shares.values()) >= 0
+            assert sum(shares.values()) == one.wall_ns
+    for summaries in (found.plugin, found.parts):
+        assert sum(one.share for one in summaries.values()) == pytest.approx(1)
+        assert sum(one.mean_ns for one in summaries.values()) == pytest.approx(found.wall.mean_ns)
+
+
 ORACLE: dict[str, Any] = json.loads((SHARED / "oracles" / "tb_plugin.json").read_text()) if PRESENT else {}
-
-
-# ------------------------------------------------------------------------------------------ the plugin's figures
 
 
 @needs_traces
@@ -70,20 +124,6 @@ def test_the_plugins_breakdown_of_newer_traces(name: str) -> None:
         assert ours[part] == pytest.approx(expected, rel=0.001, abs=1), part
 
 
-@needs_traces
-@pytest.mark.parametrize("name", files() if PRESENT else [])
-def test_every_trace_sums_to_its_steps(name: str) -> None:
-    context = Context(run_of(name).tables)
-    (found,) = overview.overviews(context.base)
-    check_sums(found)
-    (trace,) = run_of(name).analysis.traces
-    assert found.basis == (DEVICE if trace.device_ns else HOST)
-    assert found.has_steps == (context.tables.steps.height > 0)
-
-
-# ---------------------------------------------------------------------------------------- what the plugin got wrong
-
-
 # ---------------------------------------------------------------------------------------------------- steps
 
 
@@ -130,8 +170,6 @@ def test_slices_that_lack_what_slices_have() -> None:
     assert found.plugin["Kernel"].mean_ns == 20 * US
 
 
-# ------------------------------------------------------------------------------------------------- any trace
-
 KINDS = [
     ("cpu_op", "aten::mm"),
     ("Operator", DATALOADER),
@@ -165,3 +203,90 @@ def test_any_slices_sum_to_their_steps(
         assert trace.events[-1]["id"] == i
     for found in overviews_of(trace, steps=[step(i, 100 * i, 80) for i in range(count)]):
         check_sums(found)
+
+
+CONVERT = "torch/_dynamo/convert_frame.py(631): __call__"
+IDLE = {
+    "idle_data": [
+        ("user_annotation", DATALOADER),
+        ("python_function", "torch/utils/data/dataloader.py(700): __next__"),
+    ],
+    "idle_sync": [
+        ("cuda_runtime", "cudaDeviceSynchronize"),
+        ("cuda_runtime", "cudaStreamSynchronize"),
+        ("cuda_runtime", "hipEventSynchronize"),
+        ("cuda_runtime", "cudaMemcpy"),
+        ("cuda_driver", "cuCtxSynchronize"),
+    ],
+    "idle_compile": [
+        ("python_function", CONVERT),
+        ("python_function", "torch/_inductor/compile_fx.py(788): compile_fx_inner"),
+        ("python_function", "triton/compiler/compiler.py(226): compile"),
+        ("cpu_op", "CachingAutotuner.benchmark_all_configs (dynamo_timed)"),
+        ("cuda_driver", "cuModuleLoadData"),
+    ],
+    "idle_allocator": [("cuda_runtime", "cudaMalloc"), ("cuda_runtime", "cudaFree"), ("cuda_runtime", "cudaHostAlloc")],
+    "idle_launch": [
+        ("cuda_runtime", "cudaLaunchKernel"),
+        ("cuda_driver", "cuLaunchKernelEx"),
+        ("cuda_runtime", "cudaMemcpyAsync"),
+        ("cuda_runtime", "hipGraphLaunch"),
+    ],
+    "idle_io": [
+        ("python_function", "<built-in function open>"),
+        ("python_function", "<built-in method write of _io.BufferedWriter object at 0x7f00>"),
+        ("python_function", "torch/serialization.py(950): save"),
+    ],
+    "idle_operators": [("cpu_op", "aten::mm")],
+    "idle_python": [
+        ("python_function", "train.py(10): train"),
+        # code that torch.compile has made, and what leads to it, runs in every step
+        ("python_function", "torch/_dynamo/eval_frame.py(830): compile_wrapper"),
+        ("python_function", "torch/_inductor/utils.py(3300): run"),
+    ],
+    "idle_unknown": [("user_annotation", "my region")],
+}
+
+
+@pytest.mark.parametrize(("part", "category", "name"), [(part, *kind) for part in IDLE for kind in IDLE[part]])
+def test_what_the_host_did_while_the_device_was_idle(part: str, category: str, name: str) -> None:
+    trace = Slices()
+    trace.add("python_function", "train.py(1): <module>", 0, 20)
+    trace.add(category, name, 20, 50)
+    trace.kernel(60, 40)
+    (only,) = overview_of(trace, step(1, 0, 100)).steps
+    expected = {"compute": 40.0, "idle_python": 20.0}
+    expected[part] = expected.get(part, 0) + 40
+    assert used(only.parts_ns) == expected
+
+
+def test_a_trace_without_a_device_is_split_by_what_the_host_did() -> None:
+    trace = Slices()
+    trace.add("python_function", "train.py(1): <module>", 0, 90)
+    trace.add("user_annotation", DATALOADER, 0, 10)
+    trace.add("cpu_op", "aten::conv2d", 10, 20)
+    trace.add("cpu_op", "aten::mkldnn_convolution", 11, 18)
+    trace.add("cpu_op", "aten::addmm", 30, 10)
+    trace.add("cpu_op", "aten::scaled_dot_product_attention", 40, 5)
+    trace.add("cpu_op", "aten::native_layer_norm", 45, 5)
+    trace.add("cpu_op", "aten::relu", 50, 5)
+    trace.add("cpu_op", "aten::copy_", 55, 5)
+    trace.add("user_annotation", "Optimizer.step#SGD.step", 60, 10)
+    trace.add("cpu_op", "aten::add_", 62, 6)
+    trace.add("user_annotation", "gloo:all_reduce", 50, 30, track="1/9")  # beside relu, copies and the optimizer
+    found = overview_of(trace, step(1, 0, 100))
+    assert found.basis == HOST
+    (only,) = found.steps
+    assert used(only.parts_ns) == {
+        "host_data": 10,
+        "host_convolution": 20,
+        "host_matmul": 10,
+        "host_attention": 5,
+        "host_normalization": 5,
+        "host_optimizer": 6,
+        "host_copies": 5,
+        "host_operators": 5,
+        "host_communication": 14,
+        "host_python": 10,
+        "host_unknown": 10,
+    }

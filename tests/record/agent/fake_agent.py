@@ -1,14 +1,33 @@
-"""As much of an agent as a part of it works with, without torch: what is written and what fails is kept."""
+"""An agent whose events are kept in memory; and as much of one as a part of it works with, without torch."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from stepscope.record.agent.agent import Agent
+from stepscope.record.agent.config import Config
 from stepscope.record.agent.guard import Guard
+from stepscope.record.agent.probes import PROBES
 from stepscope.record.agent.segments import StepRow
+
+
+class Captured:
+    """A real agent, not installed: `seen` are the events it writes."""
+
+    def __init__(self, folder: Path, faults: str | None = None) -> None:
+        self.agent = Agent(Config(run=str(folder), host_dir=str(folder), faults=faults), PROBES)
+        self.seen: list[dict[str, Any]] = []
+        self.agent.journal.write_event = self.seen.append  # type: ignore[method-assign]
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.seen if event["kind"] == kind]
+
+    def finish(self) -> None:
+        self.agent.finish("test")
 
 
 class FakeAgent:
@@ -25,11 +44,10 @@ class FakeAgent:
         self.step: int | None = 0
         self.steps = SimpleNamespace(current_step=lambda: self.step)
         self.written: list[dict[str, Any]] = []
-        self.events = SimpleNamespace(write=self._write)
+        self.journal = SimpleNamespace(write=self._write)
         self.last_compile_step: int | None = None
         self.hooks: list[Callable[..., Any]] = []
         self.after_compile: list[Callable[[], Any]] = []
-        self.reports: list[tuple[bool, str | None, str | None]] = []
 
     def add_boundary_hook(self, hook: Callable[..., Any], probe: str) -> None:
         self.hooks.append(self.guard.wrap(probe, hook))
@@ -37,11 +55,10 @@ class FakeAgent:
     def add_finish_hook(self, hook: Callable[[], Any], probe: str) -> None:
         """No test of these parts ends a recording."""
 
-    def report(
-        self, applied: bool, observed: str | None = None, reason: str | None = None, _place: object = None
-    ) -> None:
-        """What becomes of a knob."""
-        self.reports.append((applied, observed, reason))
+    @property
+    def reports(self) -> list[tuple[bool, str | None, str | None]]:
+        """What became of knobs: applied, observed, and why not."""
+        return [(event["applied"], event["observed"], event["reason"]) for event in self.of("knob")]
 
     def boundary(self) -> None:
         for hook in self.hooks:

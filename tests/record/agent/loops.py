@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from stepscope.record.agent.segments import StepRow
 from stepscope.record.agent.step_queue import QueuedCutter
-from stepscope.record.agent.steps import StepCutter, StepRow
+from stepscope.record.agent.steps import StepCutter
 
 
 class Loop:
@@ -17,7 +18,8 @@ class Loop:
         self.live: list[StepRow | None] = []
         self.listener_ms = 0
         self.listens_to: set[int] | None = None  # steps after which a listener takes time; None for all
-        self.cutter = cutter(lambda: self.now, self._emit)
+        late = (self._emit_rows,) if issubclass(cutter, QueuedCutter) else ()
+        self.cutter = cutter(lambda: self.now, self._emit, *late)
         self.cutter.ask_use = lambda: self.compiled is False
         self.compiled = False  # no module can be heard
         self._ids = iter(range(1, 1_000_000))
@@ -32,6 +34,10 @@ class Loop:
             self.live.append(row)
             if row is None or self.listens_to is None or row.step in self.listens_to:
                 self.now += self.listener_ms * 1_000_000
+
+    def _emit_rows(self, rows: list[StepRow]) -> None:
+        for row in rows:
+            self._emit(row, False, self.now)
 
     # ---------------------------------------------------------------------------------------------- the verbs
 

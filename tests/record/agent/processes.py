@@ -10,12 +10,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from stepscope.model import STEP_COLUMNS
 
 SOURCE = Path(__file__).parents[3] / "src"
 PACKAGE = SOURCE / "stepscope"
 SCRIPTS = Path(__file__).parent / "scripts"
 PLAIN = Path(__file__).parents[2] / "integration" / "scripts"  # where scripts find `plain_sgd`
+
+
+OLD = Path.home() / ".pyenv" / "versions" / "3.8.18" / "bin" / "python"
+PYTHONS = [
+    sys.executable,
+    pytest.param(str(OLD), marks=pytest.mark.skipif(not OLD.exists(), reason="no Python 3.8 here")),
+]
+
+
+def line_of(source: str, text: str) -> int:
+    """The number of the first line of `source` that holds `text`."""
+    return next(number for number, line in enumerate(source.splitlines(), 1) if text in line)
 
 
 @dataclass
@@ -34,7 +48,8 @@ class Outcome:
         return [dict(zip(STEP_COLUMNS, json.loads(line), strict=True)) for line in lines[1:]]
 
     def events(self, kind: str, rank: str = "rank-0") -> list[dict[str, Any]]:
-        lines = (self.run / rank / "events.jsonl").read_text().splitlines()
+        path = self.run / rank / "events.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
         return [event for event in map(json.loads, lines) if event["kind"] == kind]
 
     def agents(self) -> list[dict[str, Any]]:

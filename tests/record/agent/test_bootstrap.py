@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from .processes import SCRIPTS, run_script
+from .processes import PYTHONS, SCRIPTS, run_script
 
 FAKE_TORCH = SCRIPTS / "fake_torch"
-OLD = Path.home() / ".pyenv" / "versions" / "3.8.18" / "bin" / "python"
-PYTHONS = [
-    sys.executable,
-    pytest.param(str(OLD), marks=pytest.mark.skipif(not OLD.exists(), reason="no Python 3.8 here")),
-]
 
 
 @pytest.mark.parametrize("python", PYTHONS)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from .processes import SOURCE, Outcome, run_script
+from .processes import SCRIPTS, SOURCE, Outcome, line_of, run_script
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.process]
@@ -32,9 +32,7 @@ def usual(text: str) -> list[str]:
     return VARYING.sub("_", text).splitlines()
 
 
-def line_of(script: str, text: str) -> int:
-    lines = (Path(__file__).parent / "scripts" / script).read_text().splitlines()
-    return next(number for number, line in enumerate(lines, 1) if text in line)
+CAUSES = (SCRIPTS / "compile_causes.py").read_text()
 
 
 def by_step(outcome: Outcome, events: list[dict[str, Any]]) -> Counter[int]:
@@ -74,7 +72,7 @@ def test_every_cause_is_told_with_its_step_and_the_users_output_is_untouched(tmp
     assert set(by_step(with_us, at_limit)) == {8}
     assert all(event["step"] == next(iter(by_step(with_us, [event]))) for event in told if event["step_source"])
     assert {(event["function"], event["def_line"]) for event in compiled if event["graph"].startswith("3/")} == {
-        ("mean", line_of("compile_causes.py", "@staticmethod"))
+        ("mean", line_of(CAUSES, "@staticmethod"))
     }
     if hooked:
         reasons = {event["graph"]: event["recompile_reason"] for event in told}
@@ -84,16 +82,14 @@ def test_every_cause_is_told_with_its_step_and_the_users_output_is_untouched(tmp
         assert "expected 1, actual 2" in reasons["3/1"]
         called = {event["graph"]: (event["call_line"], event["call_function"]) for event in told}
         assert {called[graph] for graph in ("0/0", "1/0", "2/0", "0/1", "2/8")} == {
-            (line_of("compile_causes.py", "model(x, scale)"), "main")
+            (line_of(CAUSES, "model(x, scale)"), "main")
         }
-        assert {called[graph] for graph in ("3/0", "3/8")} == {
-            (line_of("compile_causes.py", "self.mean(self.rows)"), "Report.add")
-        }
+        assert {called[graph] for graph in ("3/0", "3/8")} == {(line_of(CAUSES, "self.mean(self.rows)"), "Report.add")}
     breaks = {}
     for event in with_us.events("graph_break"):
         place, reason = event["reason"].split("\n", 1)
         breaks.setdefault(place.rpartition(":")[2], reason)
-    item, printed = (str(line_of("compile_causes.py", text)) for text in (".item()", 'print("forward")'))
+    item, printed = (str(line_of(CAUSES, text)) for text in (".item()", 'print("forward")'))
     assert set(breaks) == {item, printed}
     assert "Tensor.item" in breaks[item]
     assert "print" in breaks[printed]

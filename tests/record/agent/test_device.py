@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from stepscope.record.agent.memory import MemoryLog, host_memory
 from stepscope.record.agent.step_readings import PENDING_LIMIT, DeviceTimer
 from tests.record.agent.fake_agent import FakeAgent, row
-from tests.record.agent.processes import run_script
 
 SECOND = 1_000_000_000
 
@@ -49,7 +47,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 
 def timed(cuda: FakeCuda) -> tuple[FakeAgent, DeviceTimer, Any]:
     agent: Any = FakeAgent()
-    timer = DeviceTimer(agent.guard, agent.events, lambda: agent.user_profiler_active)
+    timer = DeviceTimer(agent.guard, agent.journal, lambda: agent.user_profiler_active)
 
     def step(number: int) -> None:
         cuda.position += 10
@@ -184,36 +182,3 @@ def test_what_the_host_holds_is_what_was_written_to() -> None:
     after = host_memory()
     assert after["private_bytes"] - before["private_bytes"] >= 0.9 * len(block)
     assert after["shared_bytes"] >= 0
-
-
-SCRIPT = """\
-import contextlib
-import torch
-from plain_sgd import PlainSGD
-
-with contextlib.suppress(Exception):  # a torch without CUDA refuses; that it was asked is noted all the same
-    torch.cuda.set_per_process_memory_fraction(0.5)
-model = torch.nn.Linear(4, 4)
-optimizer = PlainSGD(model.parameters(), lr=0.1)
-for _ in range(3):
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-"""
-
-
-@pytest.mark.torch
-@pytest.mark.process
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc is Linux's")
-def test_a_recorded_process_tells_what_it_holds_and_the_fraction_it_was_given(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    outcome = run_script(tmp_path, script)
-    assert outcome.status == 0, outcome.stderr
-    first = outcome.events("memory")[0]
-    assert first["step"] == 1
-    assert first["private_bytes"] > 10 << 20
-    assert "device" not in first
-    (site,) = [event for event in outcome.events("site") if event["what"] == "set_per_process_memory_fraction"]
-    assert site["arguments"] == {"fraction": "0.5"}
-    assert site["line"] == 6
-    assert outcome.events("probe_error") == []

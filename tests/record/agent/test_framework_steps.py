@@ -27,7 +27,7 @@ class Trainer:
         self.steps.begin(read or reader(self, "count"), begun, self.loop.now)
 
     def _keep(self, rows: list[StepRow], now: int) -> None:
-        self.rows += [self.steps.filled(row, now) for row in rows]
+        self.rows += [self.steps.filled(row, now) or row for row in rows]
 
     def does(self, words: str, times: int = 1) -> None:
         for word in words.split() * times:

@@ -41,21 +41,3 @@ def test_what_belongs_to_the_user_passes(interruption: type[BaseException], repo
         guard.wrap("loader", interrupted)()
     assert not guard.is_off("loader")
     assert reports == []
-
-
-def test_injected_faults_take_the_hooks_place(reports: list[tuple[str, str]]) -> None:
-    guard = Guard(lambda probe, error: reports.append((probe, error)), faults="loader,scaler")
-    assert guard.wrap("loader", lambda: 1)() is None
-    assert guard.wrap("autograd", lambda: 1)() == 1
-    assert guard.wrap("scaler", lambda: 1, inject=False)() == 1
-    assert [probe for probe, _ in reports] == ["loader"]
-
-
-def test_stop_silences_present_and_future_hooks(reports: list[tuple[str, str]]) -> None:
-    guard = Guard(lambda probe, error: reports.append((probe, error)))
-    before = guard.wrap("loader", lambda: 1)
-    guard.stop()
-    assert before() is None
-    assert guard.wrap("loader", lambda: 1)() is None
-    assert guard.wrap("new", lambda: 1)() is None
-    assert reports == []

@@ -10,18 +10,18 @@ import pytest
 
 from stepscope.model import STEP_COLUMNS
 from stepscope.record.agent.config import Clock, parse
-from stepscope.record.agent.journal import BATCH_NS, EventLog, Journal, LineFile, rank_identity
+from stepscope.record.agent.journal import BATCH_NS, Journal, LineFile, rank_identity
 from tests.record.agent.fake_agent import row
 
 
 def journal(folder: Path) -> Journal:
     (folder / "host-h").mkdir(exist_ok=True)
-    return Journal(str(folder), str(folder / "host-h"), Clock(5), lambda: {"pid": 1})
+    return Journal(str(folder), str(folder / "host-h"), Clock(5), lambda: {"pid": 1}, lambda: None)
 
 
 def test_nothing_is_made_before_the_first_row_and_early_events_are_kept(tmp_path: Path) -> None:
     written = journal(tmp_path)
-    EventLog(written, Clock(0), lambda: None).write("site", what="DataLoader")
+    written.write("site", what="DataLoader")
     assert list(tmp_path.glob("rank-*")) == []
     written.write_steps([row(0, 0, BATCH_NS)])
     lines = (tmp_path / "rank-0" / "steps.jsonl").read_text().splitlines()
@@ -70,7 +70,7 @@ def test_a_forked_child_never_writes_what_its_parent_holds(tmp_path: Path) -> No
 
 
 def test_a_run_folder_that_cannot_be_written_is_given_up_in_silence(tmp_path: Path) -> None:
-    gone = Journal(str(tmp_path / "gone"), str(tmp_path / "gone"), Clock(0), dict)
+    gone = Journal(str(tmp_path / "gone"), str(tmp_path / "gone"), Clock(0), dict, lambda: None)
     assert not gone.claim()
     gone.write_steps([row(0, 0, BATCH_NS)])
     gone.write_event({"kind": "x"})

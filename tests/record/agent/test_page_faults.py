@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from stepscope.record.agent.step_readings import READINGS_LIMIT, PageFaults
-from stepscope.record.agent.steps import StepRow
+from tests.record.agent.fake_agent import row
 from tests.record.agent.processes import run_script
 
 UNIT = 2000  # pages, in the script
@@ -30,10 +30,6 @@ def test_a_step_has_the_faults_between_its_edges(tmp_path: Path, kind: str):
     assert all(following == unit % 3 + 1 for unit, following in pairwise(units))
 
 
-def row(start_ns: int, wall_ns: int) -> StepRow:
-    return StepRow(0, "train", None, start_ns, wall_ns, 1, 1, 1, 1, 1, None, None, 1, 0, 0, "loader")
-
-
 class Counter:
     """Counts 10 minor faults and 1 major one with each reading."""
 
@@ -49,15 +45,15 @@ def test_an_edge_that_was_not_read_leaves_null():
     faults = PageFaults(lambda: 0, Counter())
     for moment in (100, 150, 200, 300, 500):
         faults.note(moment)
-    filled = faults.fill([row(100, 100), row(200, 100), row(300, 100), row(400, 100)])
+    filled = faults.fill([row(0, start, 100) for start in (100, 200, 300, 400)])
     assert [(each.minor_faults, each.major_faults) for each in filled] == [(20, 2), (10, 1), (None, None), (None, None)]
-    assert [each.minor_faults for each in faults.fill([row(100, 400)])] == [None]  # forgotten with the rows before
+    assert [each.minor_faults for each in faults.fill([row(0, 100, 400)])] == [None]  # forgotten with the rows before
 
 
 def test_readings_nobody_asks_for_do_not_pile_up():
     faults = PageFaults(lambda: 0, Counter())
     for moment in range(3 * READINGS_LIMIT):
         faults.note(moment)
-    (filled,) = faults.fill([row(3 * READINGS_LIMIT - 2, 1)])
+    (filled,) = faults.fill([row(0, 3 * READINGS_LIMIT - 2, 1)])
     assert filled.minor_faults == 10
     assert len(faults._readings) == 1

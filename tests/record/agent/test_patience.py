@@ -9,15 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.records import replace
-
 torch = pytest.importorskip("torch")
 
-from stepscope.record.agent import core, marks  # noqa: E402 - after the check for torch
-from stepscope.record.agent.config import Config, WindowConfig  # noqa: E402
+from stepscope.record.agent import marks  # noqa: E402 - after the check for torch
 from stepscope.record.agent.step_queue import STEP_LIMIT  # noqa: E402
 
-from .window_harness import read_events, read_steps  # noqa: E402
+from .window_harness import read_events, read_steps, recorded  # noqa: E402
 
 pytestmark = pytest.mark.torch
 STEPS = 4 * STEP_LIMIT
@@ -30,12 +27,8 @@ def in_region() -> None:
 
 def run_loop(tmp_path: Path, inside: Callable[[], None], every_step: bool | None = None, **config: Any) -> list[int]:
     """Trains a single weight; returns the steps a listener heard of."""
-    (tmp_path / "host").mkdir()
-    base = Config(run=str(tmp_path), host_dir=str(tmp_path / "host"), window=WindowConfig(mode="off"))
-    agent = core.start(replace(base, **config))
-    assert agent is not None
     heard: list[int] = []
-    try:
+    with recorded(tmp_path, mode="off", **config) as agent:
         agent.add_step_listener(
             lambda row, _now: heard.append(row.step) if row is not None else None,
             "test",
@@ -48,8 +41,6 @@ def run_loop(tmp_path: Path, inside: Callable[[], None], every_step: bool | None
             inside()
             weight.sum().backward()
             optimizer.step()
-    finally:
-        core.stop("end of test")
     rows = read_steps(tmp_path)
     assert [row["step"] for row in rows] == list(range(STEPS))
     for row, following in itertools.pairwise(rows):
@@ -76,4 +67,4 @@ def test_steps_that_somebody_needs_are_cut_one_by_one(tmp_path: Path) -> None:
     assert [event["step"] for event in read_events(tmp_path / "1", "region")] == list(range(STEPS))
     (limit,) = [event for event in read_events(run, "exit") if event["reason"] == "max_steps"]
     assert limit["step"] is None
-    assert '"steps":7' in (run / "host" / "max-steps").read_text()
+    assert '"steps":7' in (run / "host-test" / "max-steps").read_text()

@@ -13,9 +13,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from stepscope.record.agent import core, marks  # noqa: E402 - after the check for torch
-from stepscope.record.agent.config import Config  # noqa: E402
+from stepscope.record.agent.agent import Agent  # noqa: E402
 from stepscope.record.agent.probes.loader import batch_rows  # noqa: E402
 from stepscope.record.agent.probes.sites import short_repr  # noqa: E402
+
+from .fake_agent import Captured  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -35,44 +37,30 @@ def surface() -> list[Any]:
 
 
 @pytest.fixture
-def agent(tmp_path: Path) -> Iterator[core.Agent]:
-    made = core.make_agent(Config(run=str(tmp_path), host_dir=str(tmp_path)))
-    events: list[dict[str, Any]] = []
-    made.journal.write_event = lambda record: events.append(record) or True  # type: ignore[method-assign]
-    made.seen = events  # type: ignore[attr-defined]
-    marks.activate(made)
-    made.probes.install_all()
+def captured(tmp_path: Path) -> Iterator[Captured]:
+    made = Captured(tmp_path)
+    marks.activate(made.agent)
+    made.agent.probes.install_all()
     yield made
-    made.probes.uninstall_all()
+    made.agent.probes.uninstall_all()
     marks.deactivate()
 
 
-def kinds(agent: core.Agent, kind: str) -> list[dict[str, Any]]:
-    return [event for event in agent.seen if event["kind"] == kind]  # type: ignore[attr-defined]
+@pytest.fixture
+def agent(captured: Captured) -> Agent:
+    return captured.agent
 
 
 def test_uninstalling_leaves_torch_exactly_as_it_was(tmp_path: Path) -> None:
     before = surface()
-    agent = core.make_agent(Config(run=str(tmp_path), host_dir=str(tmp_path)))
+    agent = Captured(tmp_path).agent
     agent.probes.install_all()
     assert surface() != before
     agent.probes.uninstall_all()
     assert surface() == before
 
 
-def test_suspended_probes_are_out_and_come_back(agent: core.Agent) -> None:
-    inside = torch.autograd.backward
-    agent.probes.suspend("the user's profiler")
-    assert agent.probes.suspended
-    assert torch.autograd.backward is not inside
-    agent.probes.resume()
-    assert not agent.probes.suspended
-    assert torch.autograd.backward.__name__ == "stepscope_wrapper" or hasattr(torch.autograd.backward, "__wrapped__")
-    assert [event["reason"] for event in kinds(agent, "suspended")] == ["the user's profiler"]
-    assert kinds(agent, "probe_error") == []
-
-
-def test_a_wrapper_someone_wrapped_goes_quiet_instead_of_away(agent: core.Agent) -> None:
+def test_a_wrapper_someone_wrapped_goes_quiet_instead_of_away(captured: Captured, agent: Agent) -> None:
     ours = torch.save
     torch.save = lambda *args, **kwargs: ours(*args, **kwargs)
     theirs = torch.save
@@ -80,16 +68,16 @@ def test_a_wrapper_someone_wrapped_goes_quiet_instead_of_away(agent: core.Agent)
         agent.probes.suspend("x")
         assert torch.save is theirs
         torch.save({}, "/dev/null")
-        assert kinds(agent, "save") == []
+        assert captured.of("save") == []
         agent.probes.resume()
         torch.save({}, "/dev/null")
-        assert len(kinds(agent, "save")) == 1
+        assert len(captured.of("save")) == 1
     finally:
         agent.probes.uninstall_all()
         torch.save = ours.__wrapped__
 
 
-def test_a_profilers_steps_are_marks_but_not_those_of_ours(agent: core.Agent) -> None:
+def test_a_profilers_steps_are_marks_but_not_those_of_ours(agent: Agent) -> None:
     marked: list[str] = []
     agent.steps.mark = lambda source, _now: marked.append(source)  # type: ignore[method-assign]
     schedule = torch.profiler.schedule(wait=100, warmup=1, active=1)
@@ -108,7 +96,7 @@ def test_a_profilers_steps_are_marks_but_not_those_of_ours(agent: core.Agent) ->
     assert marked == ["profiler_step"] * 2
 
 
-def test_an_xla_sync_is_one_mark_however_deep(agent: core.Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_xla_sync_is_one_mark_however_deep(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     marked: list[str] = []
     agent.steps.mark = lambda source, _now: marked.append(source)  # type: ignore[method-assign]
     xla, model = ModuleType("torch_xla"), ModuleType("torch_xla.core.xla_model")
@@ -116,15 +104,15 @@ def test_an_xla_sync_is_one_mark_however_deep(agent: core.Agent, monkeypatch: py
     model.mark_step = lambda: xla.sync()
     monkeypatch.setitem(sys.modules, "torch_xla", xla)
     monkeypatch.setitem(sys.modules, "torch_xla.core.xla_model", model)
-    core.module_imported(agent, "torch_xla")
-    assert xla.sync(wait=True) == "synced"
-    assert model.mark_step() == "synced"
+    monkeypatch.setattr(core, "_agent", agent)
+    core.imported("torch_xla")
+    assert (xla.sync(wait=True), model.mark_step()) == ("synced", "synced")
     assert marked == ["xla_sync"] * 2
 
 
-def test_construction_sites_name_the_line_and_hide_secrets(agent: core.Agent) -> None:
+def test_construction_sites_name_the_line_and_hide_secrets(captured: Captured) -> None:
     torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=3e-4)
-    site = next(event for event in kinds(agent, "site") if event["what"] == "AdamW")
+    site = next(event for event in captured.of("site") if event["what"] == "AdamW")
     assert site["file"] == __file__
     assert site["function"].endswith("test_construction_sites_name_the_line_and_hide_secrets")
     assert site["arguments"]["lr"] == "0.0003"
@@ -132,7 +120,7 @@ def test_construction_sites_name_the_line_and_hide_secrets(agent: core.Agent) ->
     assert short_repr(torch.zeros(2)) == "Tensor"
 
 
-def test_nvtx_ranges_are_regions(agent: core.Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvtx_ranges_are_regions(captured: Captured, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     agent.probes.uninstall_all()
     monkeypatch.setattr(torch.cuda.nvtx, "range_push", lambda _name: 0)
     monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: 0)
@@ -141,20 +129,20 @@ def test_nvtx_ranges_are_regions(agent: core.Agent, monkeypatch: pytest.MonkeyPa
         with torch.cuda.nvtx.range("attention"):
             pass
     agent.flush_regions()
-    regions = kinds(agent, "region")
+    regions = captured.of("region")
     assert {(region["name"], region["source"]) for region in regions} == {("attention", "nvtx")}
     assert len(regions) == 51
     assert regions[-1]["count"] == 10
     agent.probes.uninstall_all()
 
 
-def test_scalars_on_a_device_are_left_out_and_said_so_once(agent: core.Agent) -> None:
+def test_scalars_on_a_device_are_left_out_and_said_so_once(captured: Captured) -> None:
     meta = torch.zeros((), device="meta")
     for value in (1, torch.tensor(2.5), float("nan"), meta, meta):
         marks.log("loss", value)
-    assert [event["value"] for event in kinds(agent, "scalar")] == [1.0, 2.5, None]
-    assert len(kinds(agent, "mark")) == 1
-    assert kinds(agent, "probe_error") == []
+    assert [event["value"] for event in captured.of("scalar")] == [1.0, 2.5, None]
+    assert len(captured.of("mark")) == 1
+    assert captured.of("probe_error") == []
 
 
 def test_marks_do_nothing_without_an_agent() -> None:
@@ -188,7 +176,7 @@ def test_rows_of_a_batch(batch: Any, size: int | None, rows: int | None) -> None
     assert batch_rows(batch, size) == rows
 
 
-def test_the_prefetching_thread_does_not_own_the_steps(agent: core.Agent) -> None:
+def test_the_prefetching_thread_does_not_own_the_steps(agent: Agent) -> None:
     import threading
 
     agent.journal.claim = lambda: True  # type: ignore[method-assign]

@@ -138,11 +138,11 @@ def test_taken_out_as_a_probe_it_has_no_thread(tmp_path: Path) -> None:
         return [thread.name for thread in threading.enumerate() if thread.name == "stepscope-sampler"]
 
     sampler = FallbackSampler(Config(run=str(tmp_path), host_dir=str(tmp_path)), time.time_ns, lambda: False)
-    sampler.install(None)  # type: ignore[arg-type]
+    sampler.install()
     assert len(threads()) == 1
     sampler.uninstall()
     assert threads() == []
-    sampler.install(None)  # type: ignore[arg-type]
+    sampler.install()
     assert len(threads()) == 1
     sampler.stop()
     sampler.uninstall()

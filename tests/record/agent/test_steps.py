@@ -14,7 +14,7 @@ from itertools import groupby
 
 import pytest
 
-from stepscope.record.agent.steps import StepRow
+from stepscope.record.agent.segments import StepRow
 
 from .loops import Loop, phases
 
@@ -151,30 +151,22 @@ a loader that was thought to look ahead and does not [both]
     ahead1 4( fetch1:10 pass update ) stop1
     -> 4*T76=10+20+40+5+1 1x8
 trainer fetches the batches of an update first [both]
-    2( ahead1 5( fetch1:10 ) 4( pass ) update 4( fetch1:10 ) 4( pass ) update stop1 dead1 pass update )
-    -> T296=50+80+160+5+1 4x32, T286=40+80+160+5+1 4x32, T66=0+20+40+5+1 1x8, T296=50+80+160+5+1 4x32,
-       T286=40+80+160+5+1 4x32, T65=0+20+40+5+0 1x8
+    ahead1 5( fetch1:10 ) 4( pass ) update 4( fetch1:10 ) 4( pass ) update stop1 dead1 pass update
+    -> T296=50+80+160+5+1 4x32, T286=40+80+160+5+1 4x32, T65=0+20+40+5+0 1x8
 trainer fetches the batches of an update first, not known to look ahead [both]
-    2( iter1 5( fetch1:10 ) 4( pass ) update 4( fetch1:10 ) 4( pass ) update stop1 dead1 pass update )
-    -> T296=50+80+160+5+1 4x32, T286=40+80+160+5+1 4x32, T66=0+20+40+5+1 1x8, T296=50+80+160+5+1 4x32,
-       T286=40+80+160+5+1 4x32, T65=0+20+40+5+0 1x8
+    iter1 5( fetch1:10 ) 4( pass ) update 4( fetch1:10 ) 4( pass ) update stop1 dead1 pass update
+    -> T296=50+80+160+5+1 4x32, T286=40+80+160+5+1 4x32, T65=0+20+40+5+0 1x8
 trainer with evaluation between updates [both]
     ahead1 5( fetch1:10 ) 4( pass ) update 4( fetch1:10 ) 4( pass ) update ahead2 fetch2:10 2( fetch2:10 eval:20
-        ) stop2 eval:20 dead2 2( 4( fetch1:10 ) 4( pass ) update ) ahead2 fetch2:10 2( fetch2:10 eval:20 ) stop2
-        eval:20 dead2 4( fetch1:10 ) 4( pass ) update 3( fetch1:10 ) stop1 4( pass ) update ahead2 fetch2:10 2(
-        fetch2:10 eval:20 ) stop2 eval:20 dead2 dead1
+        ) stop2 eval:20 dead2 4( fetch1:10 ) 4( pass ) update 3( fetch1:10 ) stop1 4( pass ) update ahead2 fetch2:10
+        2( fetch2:10 eval:20 ) stop2 eval:20 dead2 dead1
     -> T296=50+80+160+5+1 4x32, T286=40+80+160+5+1 4x32, E40=20+20+0+0+0 1x8, E30=10+20+0+0+0 1x8,
-       E20=0+20+0+0+0 1x8, 2*T286=40+80+160+5+1 4x32, E40=20+20+0+0+0 1x8, E30=10+20+0+0+0 1x8, E20=0+20+0+0+0
-       1x8, T286=40+80+160+5+1 4x32, T276=30+80+160+5+1 4x32, E40=20+20+0+0+0 1x8, E30=10+20+0+0+0 1x8,
-       E20=0+20+0+0+0 1x8
+       E20=0+20+0+0+0 1x8, T286=40+80+160+5+1 4x32, T276=30+80+160+5+1 4x32, E40=20+20+0+0+0 1x8,
+       E30=10+20+0+0+0 1x8, E20=0+20+0+0+0 1x8
 trainer with evaluation between updates, nobody told that the last batch was used [compiled]
-    ahead1 5( fetch1:10 ) 4( pass ) update 4( fetch1:10 ) 4( pass ) update ahead2 fetch2:10 2( fetch2:10 eval:20
-        ) stop2 eval:20 2( 4( fetch1:10 ) 4( pass ) update ) ahead2 fetch2:10 2( fetch2:10 eval:20 ) stop2
-        eval:20 4( fetch1:10 ) 4( pass ) update 3( fetch1:10 ) stop1 4( pass ) update ahead2 fetch2:10 2(
-        fetch2:10 eval:20 ) stop2 eval:20 dead1
-    -> T296=50+80+160+5+1 4x32, T286=40+80+160+5+1 4x32, E40=20+20+0+0+0 1x8, E30=10+20+0+0+0 1x8,
-       E20=0+20+0+0+0 1x8, 2*T286=40+80+160+5+1 4x32, E40=20+20+0+0+0 1x8, E30=10+20+0+0+0 1x8, E20=0+20+0+0+0
-       1x8, T286=40+80+160+5+1 4x32, T276=30+80+160+5+1 4x32, E40=20+20+0+0+0 1x8, E30=10+20+0+0+0 1x8
+    ahead1 5( fetch1:10 ) 4( pass ) update 3( fetch1:10 ) stop1 4( pass ) update ahead2 fetch2:10 2( fetch2:10 eval:20 )
+        stop2 eval:20 dead1
+    -> T296=50+80+160+5+1 4x32, T276=30+80+160+5+1 4x32, E40=20+20+0+0+0 1x8, E30=10+20+0+0+0 1x8
 a batch is left out among those of an update
     iter1 2( fetch1 fwd bwd fetch1 fetch1 train ) stop1
     -> 2*T21=6+6+8+1+0 3x24
@@ -185,9 +177,8 @@ two batches are one pass s input [both]
     iter1 4( 2( fetch1:10 ) pass update )
     -> T86=20+20+40+5+1 1x8, T86=20+20+40+5+1 3x24, T86=20+20+40+5+1 2x16, T85=20+20+40+5+0 2x16
 accumulation as accelerate writes it [both]
-    2( ahead1 fetch1:10 fetch1:10 pass 2( fetch1:10 pass update fetch1:10 pass ) stop1 pass update dead1 )
-    -> T156=30+40+80+5+1 2x16, T146=20+40+80+5+1 2x16, T136=10+40+80+5+1 2x16, T156=30+40+80+5+1 2x16,
-       T146=20+40+80+5+1 2x16, T136=10+40+80+5+1 2x16
+    ahead1 fetch1:10 fetch1:10 pass 2( fetch1:10 pass update fetch1:10 pass ) stop1 pass update dead1
+    -> T156=30+40+80+5+1 2x16, T146=20+40+80+5+1 2x16, T136=10+40+80+5+1 2x16
 a closure holds forward and backward [both]
     for1x4:10( opt_begin closure1 opt_end wait:1 )
     -> 4*T76=10+20+40+5+1 1x8

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from unittest.mock import patch
 
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stepscope.model import STEP_COLUMNS
 from stepscope.record.agent import step_queue
+from stepscope.record.agent.segments import StepRow
 from stepscope.record.agent.step_queue import QueuedCutter
-from stepscope.record.agent.steps import StepCutter, StepRow
+from stepscope.record.agent.steps import StepCutter
 
 from .loops import Loop
 from .test_steps import happen
@@ -179,82 +179,8 @@ def test_steps_wait_no_longer_than_a_tenth_of_a_second() -> None:
     assert len(patient_loop("4( fetch1 train wait:110 )").rows) == 3  # long ones do not wait
 
 
-def test_who_hurries_has_the_open_step_cut_at_its_end() -> None:
-    loop = patient_loop("fetch1 train")
-    loop.cutter.hurry()  # type: ignore[attr-defined]
-    assert loop.rows == []
-    for number in range(1, 4):
-        happen(loop, ["fetch1", "train"])
-        assert [row.step for row in loop.rows] == list(range(number))
-        assert loop.live[1:] == loop.rows
-    loop.cutter.patient = True  # type: ignore[attr-defined]
-    happen(loop, ["fetch1", "train", "fetch1"])
-    assert len(loop.rows) == 4
-    assert loop.cutter.current_step() == 5
-
-
-OTHERS: list[Callable[[Loop], object]] = [
-    lambda loop: loop.iterate(2),
-    lambda loop: loop.dead(1),
-    lambda loop: loop.fetch(77),
-    lambda loop: loop.cutter.optimizer_created(),
-    lambda loop: loop.cutter.optimizer_skipped(500, loop.now),
-    lambda loop: loop.cutter.mark("user", loop.now),
-    lambda loop: loop.cutter.window(True),
-    lambda loop: loop.cutter.interrupt(loop.now),
-]
-
-
-@pytest.mark.parametrize("other", OTHERS)
-def test_whatever_else_happens_finds_the_steps_before_it_written(other: Callable[[Loop], object]) -> None:
-    loop = patient_loop("fetch1 train fetch1")
-    assert loop.rows == []
-    assert loop.cutter.current_step() == 1
-    other(loop)
-    assert loop.rows[0].step == 0
-
-
 def test_a_backward_pass_that_waits_is_running() -> None:
     loop = Loop()
     for words, running in (("iter1 fetch1", 0), ("bwd_begin", 1), ("opt", 1), ("bwd_end", 0), ("bwd_end", 0)):
         happen(loop, words.split())  # an optimizer inside backward, and an end that was told twice
         assert loop.cutter.in_backward == bool(running)
-
-
-def test_the_usual_step_is_cut_without_the_state_machine() -> None:
-    loop = patient_loop()
-    loop.cutter._at_once = ()  # type: ignore[attr-defined]
-    happen(loop, ["for1x5(", "train", ")", "for2x5(", "eval", ")"])
-    assert [row.kind for row in loop.finish()] == ["train"] * 5 + ["eval"] * 5
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    st.integers(1, 12),
-    st.integers(1, 3),
-    st.integers(1, 3),
-    st.booleans(),
-    st.lists(st.integers(0, 9), min_size=4, max_size=4),
-)
-def test_regular_loops_yield_one_row_per_update(
-    updates: int, accumulate: int, epochs: int, validate: bool, gaps: list[int]
-) -> None:
-    loop = Loop()
-    for _ in range(epochs):
-        for number in loop.batches(1, updates * accumulate):
-            loop.spend(gaps[0])
-            loop.forward()
-            loop.backward()
-            loop.spend(gaps[1])
-            if number % accumulate == accumulate - 1:
-                loop.step()
-                loop.spend(gaps[2])
-        if validate:
-            for _ in loop.batches(2, 2):
-                loop.forward(gaps[3], gradients=False)
-    rows = loop.finish()
-    check(rows)
-    train = [row for row in rows if row.kind == "train"]
-    assert len(train) == updates * epochs
-    assert {row.wall_ns // 1_000_000 for row in train} == {accumulate * (9 + gaps[0] + gaps[1]) + 1 + gaps[2]}
-    assert len(rows) - len(train) == (2 * epochs if validate else 0)

@@ -20,10 +20,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from stepscope.record.agent import core, marks  # noqa: E402 - after the check for torch
-from stepscope.record.agent.config import Config  # noqa: E402
+from stepscope.record.agent import marks  # noqa: E402 - after the check for torch
 
-from .processes import SCRIPTS, run_script  # noqa: E402
+from .fake_agent import Captured  # noqa: E402
+from .processes import PYTHONS, SCRIPTS, run_script  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -31,21 +31,16 @@ FAKE_XLA, FAKE_TORCH = SCRIPTS / "fake_xla", SCRIPTS / "fake_torch"
 SCALAR = "aten::_local_scalar_dense"
 
 
-class Recording:
+class Recording(Captured):
     """An agent that is told of a torch_xla, and the events it writes."""
 
-    def __init__(self, agent: core.Agent, xla: Any) -> None:
-        self.agent = agent
+    def __init__(self, folder: Path, xla: Any) -> None:
+        super().__init__(folder)
         self.xla = xla
-        self.seen: list[dict[str, Any]] = []
-        agent.journal.write_event = lambda record: bool(self.seen.append(record)) or True  # type: ignore[method-assign, func-returns-value]
-
-    def events(self, kind: str) -> list[dict[str, Any]]:
-        return [event for event in self.seen if event["kind"] == kind]
 
     def counts(self, kind: str, by: str = "step") -> dict[Any, int]:
         found: Counter[Any] = Counter()
-        for event in self.events(kind):
+        for event in self.of(kind):
             found[event[by]] += event["count"]
         return dict(found)
 
@@ -55,13 +50,10 @@ class Recording:
         self.agent.add_step_listener(lambda row, _now: found.append(row.step) if row else None, "test")
         return found
 
-    def finish(self) -> None:
-        self.agent.finish("test")
-
     def late(self, folder: Path) -> Recording:
         """Another agent, as of now; the first one has left."""
         self.agent.probes.uninstall_all()
-        other = Recording(core.make_agent(Config(run=str(folder), host_dir=str(folder))), self.xla)
+        other = Recording(folder, self.xla)
         other.agent.probes.install_all()
         return other
 
@@ -73,8 +65,8 @@ def recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recor
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(str(FAKE_XLA))
     xla = importlib.import_module("torch_xla")
-    agent = core.make_agent(Config(run=str(tmp_path), host_dir=str(tmp_path)))
-    made = Recording(agent, xla)
+    made = Recording(tmp_path, xla)
+    agent = made.agent
     marks.activate(agent)
     agent.probes.install_all()
     yield made
@@ -101,10 +93,10 @@ def test_each_step_has_what_it_did(recording: Recording) -> None:
     assert recording.counts("transfer") == {1: 2, 3: 2, 5: 2}
     assert recording.counts("transfer", "operator") == {SCALAR: 3, None: 3}
     assert recording.counts("fallback") == {1: 1, 2: 2, 3: 3, 4: 4, 5: 5}
-    assert sum(event["bytes"] for event in recording.events("transfer")) == 312
-    assert sum(event["duration_ns"] for event in recording.events("transfer")) == 6_000_000
+    assert sum(event["bytes"] for event in recording.of("transfer")) == 312
+    assert sum(event["duration_ns"] for event in recording.of("transfer")) == 6_000_000
     for kind in ("compile", "transfer", "fallback"):
-        assert {(event["backend"], event["step_source"]) for event in recording.events(kind)} == {("torch_xla", "poll")}
+        assert {(event["backend"], event["step_source"]) for event in recording.of(kind)} == {("torch_xla", "poll")}
     assert recording.agent.last_compile_step == 3
 
 
@@ -120,7 +112,7 @@ def test_compilations_have_their_own_time_and_many_share_an_event(recording: Rec
     xla.sync()
     xla._XLAC.post("EagerOpCompileTime", 7_000)
     xla.sync()
-    events = recording.events("compile")
+    events = recording.of("compile")
     assert [(event["count"], event["duration_ns"]) for event in events] == [(1, 50_000), (100, 100_000), (1, 7_000)]
     slack = 5_000_000  # two clocks are compared, one of them in seconds with fractions
     assert begun - slack <= events[0]["time_ns"] <= over + slack
@@ -140,20 +132,6 @@ def test_a_script_may_clear_everything(recording: Recording) -> None:
         xla.sync()
     for kind in ("compile", "transfer", "fallback"):
         assert recording.counts(kind) == dict.fromkeys(range(6), 1)
-
-
-def test_what_was_counted_before_we_came_is_nobodys(tmp_path: Path, recording: Recording) -> None:
-    xla = recording.xla
-    for _ in range(5):
-        xla.compiled()
-        xla.read_value()
-    late = recording.late(tmp_path)
-    xla.sync()
-    xla.compiled()
-    xla.sync()
-    late.agent.probes.uninstall_all()
-    assert late.counts("compile") == {0: 1}
-    assert late.counts("transfer") == {}
 
 
 def test_a_metric_that_is_slow_to_read_is_read_less_often_and_loses_nothing(recording: Recording) -> None:
@@ -179,7 +157,7 @@ def test_a_metric_that_is_slow_to_read_is_read_less_often_and_loses_nothing(reco
     recording.finish()
     found = recording.counts("transfer")
     assert sum(found.values()) == 3030
-    assert sum(event["duration_ns"] for event in recording.events("transfer")) == 3_030_000
+    assert sum(event["duration_ns"] for event in recording.of("transfer")) == 3_030_000
     assert recording.counts("compile") == {7: 1}
 
 
@@ -193,7 +171,7 @@ def test_the_end_tells_how_everything_stands_once(recording: Recording) -> None:
     xla.read_value()  # behind the last boundary
     recording.finish()
     recording.finish()
-    (event,) = recording.events("counters")
+    (event,) = recording.of("counters")
     metric = event["metrics"]["ExecuteTime"]
     assert (metric["unit"], metric["samples"], metric["total"]) == ("ns", 100, 5_050_000.0)
     assert (metric["percentiles"]["50"], metric["percentiles"]["100"]) == (51_000.0, 100_000.0)
@@ -211,6 +189,7 @@ def test_the_end_tells_how_everything_stands_once(recording: Recording) -> None:
         (("_get_executed_fallback_ops", "_xla_counter_names"), {"compile", "transfer", "counters"}),
         (("_xla_metric_names",), {"compile", "transfer", "fallback", "counters"}),
         (("_xla_metric_data", "_xla_counter_value"), {"compile", "transfer", "fallback", "counters"}),
+        (("_xla_counter_value", "counter_value"), set()),
     ],
 )
 def test_what_a_version_lacks_is_left_out(
@@ -221,41 +200,30 @@ def test_what_a_version_lacks_is_left_out(
     kinds: set[str],
 ) -> None:
     xla = recording.xla
+    xla.compiled()  # what is counted before we come is nobody's
     for name in missing:
-        monkeypatch.setattr(type(xla._XLAC), name, None)
+        monkeypatch.setattr(type(xla._XLAC) if name.startswith("_") else xla.metrics, name, None)
     if "_xla_metric_data" in missing:  # then there are the public functions
         monkeypatch.setattr(xla.metrics, "metric_data", lambda name: _entry(xla._XLAC, name))
         monkeypatch.setattr(xla.metrics, "counter_value", lambda name: xla._XLAC.counters.get(name))
     late = recording.late(tmp_path)
+    steps = late.steps()
     xla.sync()
     for _ in range(2):
         xla.compiled()
         xla.read_value()
         xla._XLAC.count("aten::median")
         xla.sync()
+    assert steps == [0, 1]
+    assert sum(late.counts("compile").values()) == (2 if kinds else 0)
     late.finish()
     assert {event["kind"] for event in late.seen} & {"compile", "transfer", "fallback", "counters"} == kinds
-    assert late.events("probe_error") == []
+    assert late.of("probe_error") == []
 
 
 def _entry(native: Any, name: str) -> Any:
     entry = native.metrics.get(name)
     return None if entry is None else (entry[0], entry[1], tuple(entry[2]))
-
-
-def test_without_its_functions_torch_xla_still_cuts_steps(
-    tmp_path: Path, recording: Recording, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(type(recording.xla._XLAC), "_xla_counter_value", None)
-    monkeypatch.setattr(recording.xla.metrics, "counter_value", None)
-    late = recording.late(tmp_path)
-    steps = late.steps()
-    for _ in range(3):
-        recording.xla.compiled()
-        recording.xla.sync()
-    late.agent.probes.uninstall_all()
-    assert steps == [0, 1]
-    assert late.events("compile") == late.events("probe_error") == []
 
 
 def test_a_defect_in_reading_is_told_once_and_steps_go_on(recording: Recording) -> None:
@@ -264,7 +232,7 @@ def test_a_defect_in_reading_is_told_once_and_steps_go_on(recording: Recording) 
     recording.xla._XLAC.metrics["CompileTime"] = ["no", "numbers", ()]
     for _ in range(4):
         recording.xla.sync()
-    assert [event["probe"] for event in recording.events("probe_error")] == ["xla_counters"]
+    assert [event["probe"] for event in recording.of("probe_error")] == ["xla_counters"]
     assert len(steps) >= 3
 
 
@@ -287,13 +255,6 @@ def test_nothing_is_read_while_probes_are_suspended(recording: Recording) -> Non
 # --------------------------------------------------------------------------------------------------- real processes
 
 
-OLD = Path.home() / ".pyenv" / "versions" / "3.8.18" / "bin" / "python"
-PYTHONS = [
-    sys.executable,
-    pytest.param(str(OLD), marks=pytest.mark.skipif(not OLD.exists(), reason="no Python 3.8 here")),
-]
-
-
 @pytest.mark.process
 @pytest.mark.parametrize("python", PYTHONS)
 def test_a_process_writes_its_events_and_its_totals_at_exit(tmp_path: Path, python: str) -> None:
@@ -311,14 +272,9 @@ def test_a_process_writes_its_events_and_its_totals_at_exit(tmp_path: Path, pyth
     assert standing["counters"]["MarkStep"] == 11
     assert standing["metrics"]["CompileTime"]["samples"] == 11
     assert "xla_counters" not in [event["probe"] for event in outcome.events("probe_error")]
-
-
-@pytest.mark.process
-def test_faults_in_reading_leave_the_process_alone(tmp_path: Path) -> None:
-    outcome = run_script(tmp_path, "xla_fake.py", path=(FAKE_XLA, FAKE_TORCH), faults="xla_counters")
-    assert (outcome.status, outcome.stdout, outcome.stderr) == (0, "done 11\n", "")
-    assert len(outcome.steps()) == 10
-    assert outcome.events("compile") == []
+    faulty = run_script(tmp_path / "faulty", "xla_fake.py", path=(FAKE_XLA, FAKE_TORCH), faults="xla_counters")
+    assert (faulty.status, faulty.stdout, faulty.stderr) == (0, "done 11\n", "")
+    assert (len(faulty.steps()), faulty.events("compile")) == (10, [])
 
 
 def _with_torch_xla() -> list[str]:

@@ -50,7 +50,7 @@ def read_trace(path: Path) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def recorded(run: Path, *, faults: str | None = None, **window: Any) -> Iterator[Any]:
+def recorded(run: Path, *, faults: str | None = None, max_steps: int | None = None, **window: Any) -> Iterator[Any]:
     """Records this very process into `run` for the length of the block; yields the agent."""
     pytest.importorskip("torch")
     from stepscope.record.agent import core
@@ -58,7 +58,7 @@ def recorded(run: Path, *, faults: str | None = None, **window: Any) -> Iterator
 
     host = run / "host-test"
     host.mkdir(parents=True)
-    config = Config(run=str(run), host_dir=str(host), window=WindowConfig(**window), faults=faults)
+    config = Config(run=str(run), host_dir=str(host), window=WindowConfig(**window), max_steps=max_steps, faults=faults)
     agent = core.start(config)
     assert agent is not None
     try:

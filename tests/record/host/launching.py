@@ -15,9 +15,25 @@ from typing import Any
 PATIENCE_SECONDS = 60.0
 
 
-def launcher(out: Path, *command: str, options: tuple[str, ...] = ()) -> list[str]:
+# Records without a report. Arguments: the run folder ("" for the default one), the most steps (0 for any), the command.
+PROGRAM = """
+import sys
+from pathlib import Path
+from stepscope.errors import StepscopeError
+from stepscope.record.host.launch import launch
+from stepscope.record.host.options import RecordOptions
+out, steps, *command = sys.argv[1:]
+try:
+    options = RecordOptions(command=tuple(command), out=Path(out) if out else None, max_steps=int(steps) or None)
+    sys.exit(launch(options).status)
+except StepscopeError as error:
+    sys.exit(print(f"stepscope: {error}", file=sys.stderr) or error.exit_code)
+"""
+
+
+def launcher(out: Path | str, *command: str, max_steps: int = 0) -> list[str]:
     """argv of a launcher that records `command` into `out`."""
-    return [sys.executable, "-m", "stepscope.record.host", "--out", str(out), *options, "--", *command]
+    return [sys.executable, "-c", PROGRAM, str(out), str(max_steps), *command]
 
 
 def record(out: Path, *command: str, **keywords: Any) -> subprocess.CompletedProcess[bytes]:
@@ -26,11 +42,11 @@ def record(out: Path, *command: str, **keywords: Any) -> subprocess.CompletedPro
 
 
 def start(
-    out: Path, *command: str, options: tuple[str, ...] = (), environ: dict[str, str] | None = None
+    out: Path, *command: str, max_steps: int = 0, environ: dict[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
     """Start a launcher in a process group of its own, as a shell would."""
     return subprocess.Popen(
-        launcher(out, *command, options=options),
+        launcher(out, *command, max_steps=max_steps),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         process_group=0 if sys.version_info >= (3, 11) else None,

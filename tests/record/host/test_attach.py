@@ -19,9 +19,9 @@ import pytest
 
 from stepscope.errors import EnvironmentRefusal, StepscopeError, UnreadableInputError, UsageError
 from stepscope.record.host import attach as attaching
-from stepscope.record.host.attach import Attached, AttachOptions, Rights, attach, find_ranks, look_at_tree, refusal
+from stepscope.record.host.attach import Attached, AttachOptions, attach, find_ranks, look_at_tree, refusal
 from stepscope.record.host.processes import Process, ProcessTree
-from stepscope.record.host.pyspy import Look, find_pyspy
+from stepscope.record.host.pyspy import Look, Rights, find_pyspy, rights
 from tests.record.host.launching import is_alive, manifest, rows
 
 pytestmark = pytest.mark.process
@@ -240,7 +240,7 @@ def test_what_is_missing_is_said_with_what_to_do(asked: Rights, words: list[str]
 def test_interpreters_without_a_sampler_are_named(program: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attaching, "read_executable", lambda _: f"/opt/bin/{program}")
     look = Look(works=False, refused=False, message="Error: Failed to find python version from target process")
-    assert words in str(refusal(os.getpid(), look, attaching.rights(os.getpid())))
+    assert words in str(refusal(os.getpid(), look, rights(os.getpid())))
 
 
 def test_ranks_below_a_launcher_are_told_by_their_environment(tmp_path: Path) -> None:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
 from stepscope.record.host.doctor import (
-    Attach,
     TorchBuild,
     examine,
     frequency_check,
-    has_ptrace_capability,
     pinned_cpus,
     processors_check,
     stacks_check,
     torch_check,
 )
 from stepscope.record.host.hardware import Cgroups
+from stepscope.record.host.pyspy import Rights, rights
 
 PAIRS = [[0, 4], [1, 5], [2, 6], [3, 7]]
 
@@ -39,14 +39,14 @@ def test_pinning_takes_whole_cores(
 
 
 def test_a_refusal_says_what_it_costs_and_how_to_lift_it() -> None:
-    container = stacks_check(Attach(version="0.4.3", refusal="Permission denied", yama=1, capability=False))
+    container = stacks_check("0.4.3", "Permission denied", Rights(0, 0, False, 1))
     assert container.state == "limited"
     assert "--cap-add SYS_PTRACE" in container.remedy
     assert container.cost
-    locked = stacks_check(Attach(version="0.4.3", refusal="Permission denied", yama=3, capability=False))
+    locked = stacks_check("0.4.3", "Permission denied", Rights(0, 0, False, 3))
     assert "ptrace_scope=1" in locked.remedy
-    assert stacks_check(Attach(version=None, refusal=None, yama=None, capability=None)).state == "missing"
-    assert stacks_check(Attach(version="0.4.3", refusal=None, yama=0, capability=None)).state == "ok"
+    assert stacks_check(None, None, Rights(0, 0, None, None)).state == "missing"
+    assert stacks_check("0.4.3", None, Rights(0, 0, None, 0)).state == "ok"
 
 
 def test_other_checks() -> None:
@@ -59,10 +59,15 @@ def test_other_checks() -> None:
     assert processors_check([0, 1], [0, 1], Cgroups(None, (), ())).state == "ok"
 
 
-def test_capability_is_read_from_the_effective_set() -> None:
-    assert has_ptrace_capability("CapPrm:\t0\nCapEff:\t0000000000080000\n") is True
-    assert has_ptrace_capability("CapEff:\t000001fffff7ffff\n") is False
-    assert has_ptrace_capability("") is None
+def test_rights_are_read_from_the_system(tmp_path: Path) -> None:
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    assert (rights(1, tmp_path).capability, rights(1, tmp_path).yama) == (None, None)
+    for effective, capability in (
+        ("CapPrm:\t0\nCapEff:\t0000000000080000\n", True),
+        ("CapEff:\t000001fffff7ffff\n", False),
+    ):
+        (tmp_path / "proc" / "self" / "status").write_text(effective)
+        assert rights(1, tmp_path).capability is capability
 
 
 @pytest.mark.process

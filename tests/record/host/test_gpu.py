@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.record.host.gpu import Gpus, Metric, numa_node
+from stepscope.record.host.hardware import Gpus, Metric, numa_node
 
 
 class Refused(Exception):

@@ -208,7 +208,7 @@ def test_max_steps_interrupts_the_command_and_its_children_like_a_terminal(tmp_p
     script = tmp_path / "job.sh"
     # The shell ignores SIGINT only to be there still when its child has been asked.
     script.write_text(f"trap : INT\n{sys.executable} {counter} {tmp_path} 60\necho status $?\n")
-    run = start(out, "bash", str(script), options=("--max-steps", "10"))
+    run = start(out, "bash", str(script), max_steps=10)
     try:
         wait_for((tmp_path / "pid").exists, "the command")
         (host_dir(out) / "max-steps").write_text("{}\n")
@@ -231,7 +231,7 @@ def test_max_steps_ends_a_command_that_ignores_sigint(tmp_path: Path) -> None:
     script.write_text(
         f"trap '' INT\ntouch {tmp_path}/started\nexec {sys.executable} -c 'import time; time.sleep(60)'\n"
     )
-    run = start(out, "bash", str(script), options=("--max-steps", "10"))
+    run = start(out, "bash", str(script), max_steps=10)
     try:
         wait_for((tmp_path / "started").exists, "the command")
         (host_dir(out) / "max-steps").write_text("{}\n")
@@ -257,9 +257,7 @@ def test_a_command_that_cannot_start_gives_a_shells_status_and_leaves_nothing(
     work = tmp_path / "work"
     work.mkdir()
     assert callable(make)
-    done = subprocess.run(
-        [sys.executable, "-m", "stepscope.record.host", "--", make(tmp_path)], cwd=work, capture_output=True, timeout=60
-    )
+    done = subprocess.run(launcher("", make(tmp_path)), cwd=work, capture_output=True, timeout=60)
     assert done.returncode == status
     assert words in done.stderr
     assert done.stderr.count(b"\n") == 1

@@ -7,19 +7,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.record.host.pyspy_stacks import ThreadHistory, Trace, along, apportion, count, read_trace
+from stepscope.record.host.pyspy_stacks import ThreadHistory, Trace, apportion, count, read_trace
 from tests.record.host.spy_traces import SpyTrace
-
-DURATIONS = st.lists(st.integers(0, 10**7), min_size=1, max_size=60)
-
-
-@given(DURATIONS, st.integers(0, 500))
-def test_along_gives_all_and_each_stretch_one(durations: list[int], more: int) -> None:
-    total = len(durations) + more
-    counts = along(durations, total)
-    assert sum(counts) == total
-    assert len(counts) == len(durations)
-    assert min(counts) >= 1
 
 
 @given(st.lists(st.tuples(st.integers(1, 10**7), st.integers(0, 9)), min_size=1, max_size=20), st.integers(0, 500))
@@ -28,11 +17,6 @@ def test_apportion_gives_all_and_each_its_least(entries: list[tuple[int, int]], 
     shares = apportion(sum(least) + more, weights, least)
     assert sum(shares) == sum(least) + more
     assert all(share >= few for share, few in zip(shares, least, strict=True))
-
-
-def test_a_loan_from_far_away_is_found() -> None:
-    counts = along([0] * 200 + [1], 201)
-    assert counts == [1] * 201
 
 
 def lives_on(thread: ThreadHistory) -> None:  # noqa: ARG001

@@ -20,7 +20,7 @@ def test_own_traces_are_compressed_and_others_left_alone(tmp_path: Path) -> None
     (host / "agents.jsonl").write_text("".join(json.dumps(claim) + "\n" for claim in claims) + '{"torn')
     folders = own_rank_folders(tmp_path, host)
     assert folders == [tmp_path / "rank-0"]
-    assert compress_traces(folders) == 1
+    compress_traces(folders)
     assert sorted(path.name for path in (tmp_path / "rank-0").iterdir()) == ["steps.jsonl", "trace-0.pt.trace.json.gz"]
     assert gzip.decompress((tmp_path / "rank-0/trace-0.pt.trace.json.gz").read_bytes()) == b'{"traceEvents": []}'
     assert (tmp_path / "rank-1/trace-0.pt.trace.json").exists()

@@ -7,26 +7,15 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.integration.harness import SCRIPTS
+from tests.record.agent.processes import Outcome
 
 
-@dataclass
-class Recorded:
+class Recorded(Outcome):
     """How the command ended and what the run folder says."""
-
-    status: int
-    stdout: str
-    stderr: str
-    run: Path
-
-    def events(self, kind: str, rank: str = "rank-0") -> list[dict[str, Any]]:
-        path = self.run / rank / "events.jsonl"
-        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        return [row for row in rows if row["kind"] == kind]
 
     def knobs(self, name: str) -> list[dict[str, Any]]:
         return [row for row in self.events("knob") if row["knob"] == name]

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.record.agent.processes import line_of
+
 from .recorded import Recorded, recorded
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
@@ -81,10 +83,6 @@ print(json.dumps(seen))
 """
 
 
-def line_of(text: str) -> int:
-    return next(number for number, line in enumerate(SCRIPT.splitlines(), 1) if text in line)
-
-
 def steps_cut(done: Recorded) -> int:
     return len((done.run / "rank-0" / "steps.jsonl").read_text().splitlines()) - 1
 
@@ -105,7 +103,7 @@ def test_bfloat16_is_around_forward_and_loss_and_nothing_else(tmp_path: Path, pl
     assert seen["final"] == pytest.approx(before["final"], abs=0.2)
     row = done.knob("amp.dtype")
     assert (row["applied"], row["observed"]) == (True, "Linear returns torch.bfloat16")
-    assert row["line"] == line_of("teacher = model(x)")
+    assert row["line"] == line_of(SCRIPT, "teacher = model(x)")
     (losses,) = done.events("loss")
     assert losses["values"] == seen["losses"]
 
@@ -144,7 +142,7 @@ def test_the_scripts_own_autocast_gets_the_type_and_its_own_scaler_stays(tmp_pat
     assert row["applied"]
     assert "the script's own autocast got the type" in row["observed"]
     assert "scaled by the script's own GradScaler" in row["observed"]
-    assert row["line"] == line_of("with torch.autocast(")
+    assert row["line"] == line_of(SCRIPT, "with torch.autocast(")
     (losses,) = done.events("loss")
     assert losses["values"] == seen["losses"]  # before scaling
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import traceback
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from stepscope.record.agent.guard import Guard
-from stepscope.record.agent.patches import Arguments, CallPatches, parameter_names
+from stepscope.record.agent.patches import Patches, bound
 from stepscope.record.agent.wrapper_importlib_bootstrap import Answer, Call
 
 
@@ -32,7 +33,7 @@ def faults() -> list[tuple[str, str]]:
 @pytest.fixture
 def patches(faults: list[tuple[str, str]]) -> Any:
     guard = Guard(lambda probe, error: faults.append((probe, error)))
-    made = CallPatches(guard, "knob.k")
+    made = Patches(guard, "knob.k")
     original = Library.__init__
     yield made
     made.remove()
@@ -40,13 +41,13 @@ def patches(faults: list[tuple[str, str]]) -> Any:
 
 
 def fuse(*args: Any, **kwargs: Any) -> Call:
-    arguments = Arguments(parameter_names(Library.__init__), args, kwargs)
-    arguments.set("fused", True)
-    arguments.set("depth", arguments.get("depth", 1) + 1)
-    return arguments.call("token")
+    call = bound(inspect.signature(Library.__init__), args, kwargs)
+    call.arguments["fused"] = True
+    call.arguments["depth"] = call.arguments.get("depth", 1) + 1
+    return Call(call.args, call.kwargs, "token")
 
 
-def test_arguments_change_wherever_they_were_given(patches: CallPatches) -> None:
+def test_arguments_change_wherever_they_were_given(patches: Patches) -> None:
     told: list[tuple[Any, Any]] = []
     assert patches.change(Library, "__init__", fuse, lambda call, result: told.append((call.token, result)))
     assert not patches.change(Library, "no_such_function", fuse)
@@ -58,7 +59,7 @@ def test_arguments_change_wherever_they_were_given(patches: CallPatches) -> None
     assert Library(3).made == (3, 1, False)
 
 
-def test_what_is_refused_is_done_as_the_script_wants_it(patches: CallPatches) -> None:
+def test_what_is_refused_is_done_as_the_script_wants_it(patches: Patches) -> None:
     told: list[str] = []
     after: list[Any] = []
     patches.change(
@@ -75,7 +76,7 @@ def test_what_is_refused_is_done_as_the_script_wants_it(patches: CallPatches) ->
     assert files == [__file__, __file__]
 
 
-def test_an_answer_leaves_the_call_out(patches: CallPatches) -> None:
+def test_an_answer_leaves_the_call_out(patches: Patches) -> None:
     torch = SimpleNamespace(calls=[])
     torch.set_count = torch.calls.append
     original = torch.set_count
@@ -85,9 +86,7 @@ def test_an_answer_leaves_the_call_out(patches: CallPatches) -> None:
     assert torch.set_count == original
 
 
-def test_a_defect_leaves_the_call_alone_and_turns_the_knob_off(
-    patches: CallPatches, faults: list[tuple[str, str]]
-) -> None:
+def test_a_defect_leaves_the_call_alone_and_turns_the_knob_off(patches: Patches, faults: list[tuple[str, str]]) -> None:
     def broken(*_args: Any, **_kwargs: Any) -> Call:
         raise KeyError("defect")
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.record.agent.processes import line_of
+
 from .recorded import recorded
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
@@ -57,10 +59,6 @@ print(json.dumps({
 """
 
 
-def line_of(text: str) -> int:
-    return next(number for number, line in enumerate(SCRIPT.splitlines(), 1) if text in line)
-
-
 def test_the_model_is_compiled_in_place_after_its_first_step(tmp_path: Path) -> None:
     done = recorded(tmp_path, SCRIPT, "compile=true", "compile.dynamic=false", arguments=("plain",))
     seen = done.printed()
@@ -68,7 +66,7 @@ def test_the_model_is_compiled_in_place_after_its_first_step(tmp_path: Path) -> 
     row = done.knob("compile")
     assert row["applied"]
     assert row["observed"].startswith("Net compiled in place: ")
-    assert row["line"] == line_of("loss = net(")
+    assert row["line"] == line_of(SCRIPT, "loss = net(")
     assert done.knob("compile.dynamic")["applied"]
     assert seen["losses"] == sorted(seen["losses"], reverse=True)  # it learns as before
 
@@ -81,7 +79,7 @@ def test_what_the_script_compiles_gets_the_mode(tmp_path: Path) -> None:
     assert seen["frames"] > 0
     row = done.knob("compile.mode")
     assert row["applied"]
-    assert row["line"] == line_of("net = torch.compile(model)")
+    assert row["line"] == line_of(SCRIPT, "net = torch.compile(model)")
 
 
 def test_what_the_script_compiles_runs_as_it_is_written(tmp_path: Path) -> None:
@@ -90,7 +88,7 @@ def test_what_the_script_compiles_runs_as_it_is_written(tmp_path: Path) -> None:
     assert (seen["graphs"], seen["frames"], seen["wrapped"]) == (0, 0, "OptimizedModule")
     row = done.knob("compile")
     assert row["applied"]
-    assert row["line"] == line_of("net = torch.compile(model, backend=counting)")
+    assert row["line"] == line_of(SCRIPT, "net = torch.compile(model, backend=counting)")
 
 
 @pytest.mark.thorough

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.torch
 
 def installed(name: str, value: str) -> tuple[KnobBase, FakeAgent]:
     agent: Any = FakeAgent(device=True)
-    knob = load(name)(agent, name, agent.report, {})
-    knob.install(value)
+    knob = load(name)(agent, name, value, {})
+    knob.install()
     return knob, agent
 
 

@@ -6,19 +6,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.record.agent.guard import Guard
 from stepscope.record.agent.knobs import launched
 from stepscope.record.agent.knobs.launched import argument_of
 from stepscope.record.host.knobs import changed_by_knobs, with_argument
 from stepscope.record.host.options import RecordOptions
 from stepscope.schema import Knob
+from tests.record.agent.fake_agent import FakeAgent
 
 from .recorded import recorded
 
@@ -139,16 +138,11 @@ def test_the_training_process_says_what_became_of_the_allocator(
     monkeypatch.setattr(launched, "_FOLDERS", ())
     for name, text in launched.host_allocator_variables("keep").items():
         monkeypatch.setenv(name, text) if variables else monkeypatch.delenv(name, raising=False)
-    told: list[tuple[bool, str]] = []
-
-    def report(done: bool, observed: str = "", reason: str = "") -> None:
-        told.append((done, observed or reason))
-
-    agent: Any = SimpleNamespace(guard=Guard(lambda _probe, _error: None))
-    launched.HostAllocator(agent, "host.allocator", report, {}).install(value)
-    ((done, text),) = told
+    agent: Any = FakeAgent()
+    launched.HostAllocator(agent, "host.allocator", value, {}).install()
+    ((done, observed, reason),) = agent.reports
     assert done is applied
-    assert words in text
+    assert words in (observed or reason)
 
 
 SCRIPT = """

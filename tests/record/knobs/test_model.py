@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.record.agent.processes import line_of
+
 from .recorded import Recorded, recorded
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
@@ -63,10 +65,6 @@ print(json.dumps({
     "hooks": len(model._forward_pre_hooks) + len(model._forward_hooks) + len(restored._forward_pre_hooks),
 }))
 """
-
-
-def line_of(script: str, text: str) -> int:
-    return next(number for number, line in enumerate(script.splitlines(), 1) if text in line)
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -153,19 +151,3 @@ def test_a_knob_without_an_occasion_says_so_before_the_last_step_allowed_ends_th
     assert run.knob("loader.num_workers")["reason"] == "the script made no DataLoader"
     assert "steady" in run.knob("gc")["reason"]
     assert not any(row["applied"] for row in run.events("knob"))
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--knob", "loader.num_worker=2"], "did you mean loader.num_workers"),
-        (["--knob", "gc=off", "--knob", "gc=freeze"], "twice"),
-    ],
-)
-def test_a_mistake_ends_the_command_before_it_starts(tmp_path: Path, options: list[str], words: str) -> None:
-    command = [sys.executable, "-m", "stepscope", "run", *options, "--", "touch", "started"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert words in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []

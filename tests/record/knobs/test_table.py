@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.errors import UsageError
-from stepscope.record.agent.knobs import KNOBS, check, check_all, cpu_list, cpu_text, entry, masked, parse
+from stepscope.record.agent.knobs import KNOBS, check_all, cpu_list, cpu_text, masked, parse
 from stepscope.record.agent.knobs.base import KnobBase, load
 from stepscope.record.host.options import RecordOptions
 from stepscope.schema import Knob
@@ -26,7 +24,7 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "knobs.md"
 def test_every_line_of_the_table_can_be_loaded(name: str) -> None:
     line = KNOBS[name]
     agent: Any = FakeAgent()
-    knob = load(name)(agent, name, agent.report, {})
+    knob = load(name)(agent, name, "", {})
     assert isinstance(knob, KnobBase)
     knob.uninstall()  # as after a failure at the very beginning of `install`
     knob.uninstall()
@@ -40,12 +38,6 @@ def test_the_documentation_has_the_same_table() -> None:
     rows = re.findall(r"^\| `([^`]+)` \| ([^|]+) \| ([^|]+) \|", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
     shown = {name: (takes.strip(), what.strip()) for name, takes, what in rows}
     assert shown == {name: (line.values, line.summary) for name, line in KNOBS.items()}
-
-
-def test_the_table_loads_nothing_heavy() -> None:
-    heavy = "[name for name in ('torch', 'numpy', 'polars') if name in sys.modules]"
-    program = f"import sys, stepscope.record.agent.knobs; print({heavy})"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "[]\n"
 
 
 @pytest.mark.parametrize(
@@ -100,17 +92,6 @@ def test_what_is_no_knob_or_no_value_is_one_line(text: str, words: str) -> None:
         parse(text)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@given(st.text())
-def test_no_text_does_anything_but_parse_or_be_refused(text: str) -> None:
-    try:
-        knob = parse(text)
-    except UsageError:
-        return
-    assert entry(knob.knob) is not None
-    check(knob)
-    assert parse(f"{knob.knob}={knob.value}") == knob
 
 
 @given(st.sets(st.integers(0, 200), min_size=1))

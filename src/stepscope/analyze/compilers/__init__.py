@@ -22,23 +22,23 @@ def build(context: Context) -> CompilersView | None:
     quotes = xla_reports.quoted(tables)
     if tables.compiles.is_empty() and tables.counters.is_empty() and not quotes:
         return None
-    events = prepare(tables, context.labelled)
+    rows, steps = prepare(tables, context.labelled)
     told = xla_reports.latest(tables)
-    used = backends.backends(events, told, bool(quotes))
-    causes = groups(events, context.code)
-    steps = {one.name: backends.compiling_steps(one) for one in used}
-    rates = {one.name: backends.article_rate(one) for one in used}
-    storms = (backends.storm(one, rates[one.name], steps[one.name]) for one in used)
+    used = backends.backends(rows, steps, told, bool(quotes))
+    causes = groups(rows, steps, context.code)
     found = tuple(backends.facts(tables, one) for one in used)
-    all_steps = tuple(kind for one in found for kind in backends.known(steps[one.backend], one))
+    by_backend = [backends.compiling_steps(one, known) for one, known in zip(used, found, strict=True)]
+    rates = {one.name: backends.article_rate(one) for one in used}
+    storms = (backends.storm(one, rates[one.name], own) for one, own in zip(used, by_backend, strict=True))
+    all_steps = tuple(kind for own in by_backend for kind in own)
     return CompilersView(
         backends=found,
-        causes=tuple(group.cause for group in causes),
+        causes=tuple(cause for cause, _ in causes),
         steps=all_steps,
-        points=backends.points(events),
+        points=backends.points(rows, steps),
         metrics=xla_reports.metrics(told),
         warnings=xla_reports.together(quotes, xla_reports.made(told, rates)),
         limits=backends.limits(used, causes),
         storms=tuple(storm for storm in storms if storm is not None),
-        notes=backends.notes(events, found, all_steps),
+        notes=tuple(dict.fromkeys(backends.notes(rows, found, all_steps))),
     )

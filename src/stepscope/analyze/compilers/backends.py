@@ -31,8 +31,7 @@ from stepscope.analyze.compilers.prepared import (
     WARMUP_STEPS,
     WINDOW_COMPILES,
     WINDOW_STEPS,
-    Group,
-    Prepared,
+    Row,
     counted,
     durations,
     per_step_ns,
@@ -41,6 +40,7 @@ from stepscope.analyze.compilers.prepared import (
 from stepscope.analyze.compilers.xla_reports import Rate, Report, estimated_wall_ns, longest_ns, step_estimate_ms
 from stepscope.engine.journal import event_data, mean
 from stepscope.engine.step_labels import STEADY
+from stepscope.model import Place
 from stepscope.model.compilers import (
     CompilerCause,
     CompilerCheck,
@@ -58,67 +58,121 @@ from stepscope.tables.schema import Tables
 METRICS = "CompilationMetrics"  # the source that tells everything of torch.compile
 
 
-def backends(prepared: Prepared, reports: tuple[Report, ...], warned: bool) -> tuple[Backend, ...]:
+_OWN, _KIND = pl.col("pos") == pl.col("owner"), pl.col("kind")
+_COUNTS = {
+    "compiles": _KIND.is_in(COMPILATIONS) & _OWN,
+    "recompiles": (_KIND == "recompile") & _OWN,
+    "transfers": _KIND == "transfer",
+    "breaks": _KIND == "graph_break",
+    "attempts": _KIND.is_in(TIMED),
+}
+_SUMS = [pl.col("count").filter(wanted).sum().alias(name) for name, wanted in _COUNTS.items()]
+
+
+def table(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """`steps` with compile_ns, the counts compiles, recompiles, transfers and breaks of `rows`, and `compiling`."""
+    steps = steps.with_columns(pl.Series("compile_ns", per_step_ns(rows, steps), dtype=pl.Int64))
+    counts = rows.drop_nulls("at").group_by(row="at").agg(*_SUMS)
+    steps = steps.join(counts, on="row", how="left", maintain_order="left").with_columns(pl.col(*_COUNTS).fill_null(0))
+    compiling = (pl.col("attempts") > 0) | (pl.col("compile_ns") > 0)
+    return steps.with_columns(compiling=compiling, late=pl.col("index") >= WARMUP_STEPS)
+
+
+class Backend(Struct, frozen=True, dict=True):
+    """One backend of a run: its rows, the run's steps, and torch_xla's reports (of the others none)."""
+
+    name: str
+    rows: pl.DataFrame
+    run_steps: pl.DataFrame
+    reports: tuple[Report, ...]
+
+    @cached_property
+    def processes(self) -> list[str]:
+        """Those that used it."""
+        return sorted({*self.rows["process"], *(report.process for report in self.reports)})
+
+    @cached_property
+    def table(self) -> pl.DataFrame:
+        """`table` of its rows."""
+        return table(self.rows, self.run_steps)
+
+    @cached_property
+    def steps(self) -> pl.DataFrame:
+        """The part of `table` that is of its processes."""
+        return self.table.filter(pl.col("process").is_in(self.processes))
+
+    def count(self, kind: str) -> int:
+        """Events of a kind."""
+        return int(self.rows.filter(pl.col("kind") == kind)["count"].sum())
+
+    def most(self, rows: pl.DataFrame, reported: Callable[[Report], int]) -> int:
+        """Over its processes, of the report, or of the events `rows` where these are more (counters can be cleared)."""
+        events = dict(rows.group_by("process").agg(pl.col("count").sum()).iter_rows())
+        told = {report.process: reported(report) for report in self.reports}
+        return sum(max(events.get(name, 0), told.get(name, 0)) for name in self.processes)
+
+
+def backends(rows: pl.DataFrame, steps: pl.DataFrame, reports: tuple[Report, ...], warned: bool) -> list[Backend]:
     """The backends a run tells of, torch.compile first; `warned`: a log of torch_xla's warnings is at hand."""
-    names = set(prepared.rows["backend"].drop_nulls())
+    names = set(rows["backend"].drop_nulls())
     if reports or warned:
         names.add(TORCH_XLA)
-    found = []
-    for name in sorted(names, key=lambda name: (name != TORCH_COMPILE, name != TORCH_XLA, name)):
-        own, told = prepared.of(name), reports if name == TORCH_XLA else ()
-        processes = {*own.rows["process"], *(report.process for report in told)}
-        found.append(Backend(name, own, told, tuple(sorted(processes))))
-    return tuple(found)
+    return [
+        Backend(name, rows.filter(pl.col("backend") == name), steps, reports if name == TORCH_XLA else ())
+        for name in sorted(names, key=lambda name: (name != TORCH_COMPILE, name != TORCH_XLA, name))
+    ]
 
 
 def facts(tables: Tables, backend: Backend) -> CompilerFacts:
     """All ranks together."""
-    rows, own, names = backend.own.rows, backend.reports, backend.processes
-    measured = backend.own.steps.filter(pl.col("process").is_in(list(names))).height > 0
+    rows, own, measured = backend.rows, backend.reports, backend.steps.height > 0
     # it tells everything of torch.compile: the handler for graph breaks goes in with the one for metrics
     watched = rows.filter(pl.col("source").str.starts_with(METRICS)).height > 0
     recompiled = counted(rows).filter(pl.col("kind") == "recompile")
-    breaks, transfers = count(rows, "graph_break"), rows.filter(pl.col("kind") == "transfer")
+    breaks, transfers = backend.count("graph_break"), rows.filter(pl.col("kind") == "transfer")
     transfers_told = transfers.height > 0 or any(report.complete for report in own)
+    sources = _sources(rows)
+    source = "; ".join(dict.fromkeys(head for head, _ in sources))
+    if not source and any(report.complete for report in own):
+        source = "metrics report"
+    # what the ranks say of their packages, else what the events say of their source
+    versions = [
+        f"{package} {rank.versions[package]}"
+        for rank in tables.ranks
+        if rank.process in backend.processes
+        for package in ("torch", "torch_xla")
+        if rank.versions.get(package)
+    ]
+    unread = [data for _, data in event_data(tables, "compile_unknown")]
+    unread = [data for data in unread if (data.get("backend") or TORCH_COMPILE) == backend.name]
     return CompilerFacts(
         backend=backend.name,
-        versions=_versions(tables, rows, names),
+        versions=tuple(dict.fromkeys(versions or [tail for _, tail in sorted(sources) if tail])),
         ranks=tuple(sorted({rank for rank in (*rows["rank"], *(report.rank for report in own)) if rank is not None})),
-        source=_source(rows, own),
-        compiles=_most(counted(rows), backend, Report.compiles),
+        source=source,
+        compiles=backend.most(counted(rows), Report.compiles),
         recompiles=int(recompiled["count"].sum()) if recompiled.height or watched else None,
-        limit_hits=count(rows, "limit_hit"),
-        failures=count(rows, "failure"),
+        limit_hits=backend.count("limit_hit"),
+        failures=backend.count("failure"),
         graph_breaks=breaks if breaks or watched else None,
-        transfers=_most(transfers, backend, Report.transfers) if transfers_told else None,
-        fallbacks=max(count(rows, "fallback"), sum(sum(report.unlowered().values()) for report in own)),
-        compile_ms=_compile_ms(rows, own, names),
-        in_steps_ms=_in_steps_ms(backend.own, measured),
+        transfers=backend.most(transfers, Report.transfers) if transfers_told else None,
+        fallbacks=max(backend.count("fallback"), sum(sum(report.unlowered().values()) for report in own)),
+        compile_ms=_compile_ms(backend),
+        in_steps_ms=_in_steps_ms(backend, measured),
         longest_ms=_longest_ms(rows, own),
         marked_steps=max((report.marks for report in own if report.marks is not None), default=None),
         step_estimate_ms=None if measured else step_estimate_ms(own),
-        unknown=_unknown(tables, rows, backend.name),
+        unknown=int(rows.filter(pl.col("cause") == "unknown")["count"].sum())
+        + sum(max(integer(data.get("count")) or 1, 1) for data in unread),
     )
 
 
-def count(rows: pl.DataFrame, kind: str) -> int:
-    """Events of a kind."""
-    return int(rows.filter(pl.col("kind") == kind)["count"].sum())
-
-
-def _most(rows: pl.DataFrame, backend: Backend, reported: Callable[[Report], int]) -> int:
-    """Over its processes, of the report, or of the events `rows` where these are more (counters can be cleared)."""
-    events = dict(rows.group_by("process").agg(pl.col("count").sum()).iter_rows())
-    told = {report.process: reported(report) for report in backend.reports}
-    return sum(max(events.get(name, 0), told.get(name, 0)) for name in backend.processes)
-
-
-def _compile_ms(rows: pl.DataFrame, reports: Sequence[Report], names: Sequence[str]) -> float | None:
+def _compile_ms(backend: Backend) -> float | None:
     """Union of spans where they are known; of a process whose report holds more than its events, the report's sum."""
-    by_report = {report.process: report.compile_ns() for report in reports}
+    by_report = {report.process: report.compile_ns() for report in backend.reports}
     found = []
-    for name in names:
-        own = rows.filter(pl.col("process") == name)
+    for name in backend.processes:
+        own = backend.rows.filter(pl.col("process") == name)
         told, whole = total_ns(own), by_report.get(name)
         if whole is not None and not durations(own).drop_nulls("time_ns").height:
             told = max(round(whole), told or 0)
@@ -127,32 +181,19 @@ def _compile_ms(rows: pl.DataFrame, reports: Sequence[Report], names: Sequence[s
     return sum(found) / 1e6 if found else None
 
 
-def _in_steps_ms(own: Prepared, measured: bool) -> float | None:
+def _in_steps_ms(backend: Backend, measured: bool) -> float | None:
     """Of steps with a wall time what was spent in them; else the time of events that name their step."""
-    told = durations(own.rows)
-    if measured and told.height:
-        return int(per_step_ns(own).sum()) / 1e6
-    named = None if measured else total_ns(told.drop_nulls("step"))
+    told = durations(backend.rows)
+    if measured:
+        return int(backend.table["compile_ns"].sum()) / 1e6 if told.height else None
+    named = total_ns(told.drop_nulls("step"))
     return None if named is None else named / 1e6
 
 
 def _longest_ms(rows: pl.DataFrame, reports: Sequence[Report]) -> float | None:
-    single = durations(rows).filter(pl.col("count") == 1)["duration_ns"].max()
-    told = [float(single)] if isinstance(single, int) else []
+    told = durations(rows).filter(pl.col("count") == 1)["duration_ns"].to_list()
     told += [value for report in reports if (value := longest_ns(report, "CompileTime")) is not None]
     return max(told) / 1e6 if told else None
-
-
-def _versions(tables: Tables, rows: pl.DataFrame, names: Sequence[str]) -> tuple[str, ...]:
-    """What the ranks say of their packages, else what the events say of their source."""
-    told = [
-        f"{package} {rank.versions[package]}"
-        for rank in tables.ranks
-        if rank.process in names
-        for package in ("torch", "torch_xla")
-        if rank.versions.get(package)
-    ]
-    return tuple(dict.fromkeys(told or [tail for _, tail in sorted(_sources(rows)) if tail]))
 
 
 def _sources(rows: pl.DataFrame) -> list[tuple[str, str]]:
@@ -164,72 +205,49 @@ def _sources(rows: pl.DataFrame) -> list[tuple[str, str]]:
     return found
 
 
-def _source(rows: pl.DataFrame, reports: Sequence[Report]) -> str:
-    """What the figures stand on, without versions."""
-    heads = [head for head, _ in _sources(rows)]
-    if not heads and any(report.complete for report in reports):
-        return "metrics report"
-    return "; ".join(dict.fromkeys(heads))
-
-
-def _unknown(tables: Tables, rows: pl.DataFrame, backend: str) -> int:
-    unread = int(rows.filter(pl.col("cause") == "unknown")["count"].sum())
-    for _, data in event_data(tables, "compile_unknown"):
-        if (data.get("backend") or TORCH_COMPILE) == backend:
-            unread += max(integer(data.get("count")) or 1, 1)
-    return unread
-
-
-def notes(prepared: Prepared, backends: Sequence[CompilerFacts], steps: Sequence[CompilerSteps]) -> tuple[str, ...]:
+def notes(rows: pl.DataFrame, backends: Sequence[CompilerFacts], steps: Sequence[CompilerSteps]) -> Iterator[str]:
     """What was not seen of compiling, and why, in the order in which a reader needs it."""
-    return tuple(dict.fromkeys(_notes(prepared, backends, steps)))
-
-
-def _notes(prepared: Prepared, backends: Sequence[CompilerFacts], steps: Sequence[CompilerSteps]) -> Iterator[str]:
-    traced = prepared.rows.filter(pl.col("source").str.starts_with(TRACE))
-    if traced.filter(pl.col("kind").is_in(["compile", "recompile"])).height:
+    traced = rows.filter(pl.col("source").str.starts_with(TRACE))["kind"]
+    if traced.is_in(COMPILATIONS).any():
         yield (
             "Compile spans come from profiler traces, which tell when and how long, not why; "
             "what was compiled outside the recorded steps is not in them."
         )
-    if traced.filter(pl.col("kind") == "transfer").height:
+    if (traced == "transfer").any():
         yield "Copies from a device to the host come from profiler traces: only the steps these cover have any."
     for one in backends:
-        yield from _of_backend(one, prepared.of(one.backend).rows)
+        if one.backend == TORCH_XLA and one.recompiles is None and one.compiles > 1:
+            yield "torch_xla does not tell a recompilation from a first compilation: each new graph counts alike."
+        if one.backend == TORCH_COMPILE and one.recompiles is None and one.compiles:
+            yield "This source does not tell recompilations from first compilations, nor their causes."
+        if one.backend == TORCH_COMPILE and one.graph_breaks is None and one.compiles:
+            yield "Graph breaks were not watched."
+        untold = (pl.col("backend") == one.backend) & (pl.col("kind") == "recompile") & pl.col("cause").is_null()
+        unexplained = rows.filter(untold).height
+        if unexplained:
+            yield (
+                f"The cause of {unexplained} recompilation{'s' if unexplained > 1 else ''} was not told: "
+                "older versions of torch do not."
+            )
+        if one.unknown:
+            yield (
+                f"{one.unknown} event{'s' if one.unknown > 1 else ''} of {one.backend} in a wording that is not known: "
+                "counted, their cause not read."
+            )
     if any(kind.estimated for kind in steps):
         yield (
             "No source gives the wall time of steps: it is estimated from the rates of the metrics, "
             "which stand on the last samples alone."
         )
     for backend in (one.backend for one in backends if one.backend in COMPILERS):
-        kinds = [kind for kind in steps if kind.backend == backend]
-        if not kinds:
+        if not any(kind.backend == backend for kind in steps):
             yield f"Nothing counts the steps of {backend}: how often it compiled per step is not known."
-
-
-def _of_backend(one: CompilerFacts, rows: pl.DataFrame) -> Iterator[str]:
-    if one.backend == TORCH_XLA and one.recompiles is None and one.compiles > 1:
-        yield "torch_xla does not tell a recompilation from a first compilation: each new graph counts alike."
-    if one.backend == TORCH_COMPILE:
-        if one.recompiles is None and one.compiles:
-            yield "This source does not tell recompilations from first compilations, nor their causes."
-        if one.graph_breaks is None and one.compiles:
-            yield "Graph breaks were not watched."
-    unexplained = rows.filter((pl.col("kind") == "recompile") & pl.col("cause").is_null()).height
-    if unexplained:
-        yield (
-            f"The cause of {unexplained} recompilation{'s' if unexplained > 1 else ''} was not told: "
-            "older versions of torch do not."
-        )
-    if one.unknown:
-        yield (
-            f"{one.unknown} event{'s' if one.unknown > 1 else ''} of {one.backend} in a wording that is not known: "
-            "counted, their cause not read."
-        )
 
 
 RECOMPILE, GRAPH_BREAK = "recompile", "graph-break"
 CHECKS = (RECOMPILE, GRAPH_BREAK)
+_FAILING = {RECOMPILE: ("recompile", "limit_hit"), GRAPH_BREAK: ("graph_break",)}
+_Judged = tuple[bool, bool, str, Place | None]  # as `CompilerCheck` has them behind the name
 
 
 def checks(view: CompilersView | None, names: Iterable[str], *, recorded: bool = False) -> tuple[CompilerCheck, ...]:
@@ -244,28 +262,38 @@ def checks(view: CompilersView | None, names: Iterable[str], *, recorded: bool =
     Raises:
         ValueError: for a name that is none of `CHECKS`.
     """
-    makers = {RECOMPILE: _recompile, GRAPH_BREAK: _graph_break}
     result = []
     for name in names:
-        if name not in makers:
+        if name not in CHECKS:
             raise ValueError(f"no check is named {name!r}; there are {', '.join(CHECKS)}")
-        result.append(_of_none(name, recorded) if view is None else makers[name](view, recorded))
+        causes = [cause for cause in view.causes if cause.kind in _FAILING[name]] if view is not None else []
+        used = {facts.backend for facts in view.backends} if view is not None else set()
+        relevant = COMPILERS if name == RECOMPILE else (TORCH_COMPILE,)
+        unused = recorded and not used.intersection(relevant)
+        judged: _Judged = (False, True, "torch.compile was not used", None)
+        if causes:
+            noun = "recompilation" if name == RECOMPILE else "graph break"
+            judged = (True, True, _text(causes, noun), _worst(causes).place)
+        elif view is None and not recorded:
+            judged = (False, False, "nothing in this run tells of compilations", None)
+        elif view is not None and name == RECOMPILE:
+            judged = _storms(view) or (judged if unused else (False, False, _NO_SOURCE, None))
+        elif view is not None and any(facts.graph_breaks is not None for facts in view.backends):
+            judged = (False, True, "no graph break", None)
+        elif not unused:
+            judged = (False, False, "graph breaks were not watched", None)
+        result.append(CompilerCheck(name, *judged))
     return tuple(result)
 
 
-def _of_none(name: str, recorded: bool) -> CompilerCheck:
-    text = "torch.compile was not used" if recorded else "nothing in this run tells of compilations"
-    return CompilerCheck(name, failed=False, judged=recorded, text=text, place=None)
+_NO_SOURCE = "no source of this run tells recompilations from first compilations"
 
 
-def _recompile(view: CompilersView, recorded: bool) -> CompilerCheck:
-    """Recompilations and limit hits; of torch_xla, which does not tell them, a storm by either rule.
+def _storms(view: CompilersView) -> _Judged | None:
+    """Of torch_xla, which does not tell recompilations, a storm by either rule; None where nothing can be judged.
 
     A run of no more steps than warm-up cannot show a storm, so torch_xla's is not judged then.
     """
-    causes = [cause for cause in view.causes if cause.kind in ("recompile", "limit_hit")]
-    if causes:
-        return CompilerCheck(RECOMPILE, True, True, _text(causes, "recompilation"), _worst(causes).place)
     storms = [storm for storm in view.storms if storm.backend == TORCH_XLA]
     stormy = next((storm for storm in storms if storm.whole_run or storm.windows), None)
     if stormy is not None:
@@ -273,32 +301,14 @@ def _recompile(view: CompilersView, recorded: bool) -> CompilerCheck:
         text = f"torch_xla compiled again and again from step {stormy.first_window_step} on, after warm-up"
         if stormy.whole_run:
             text = f"CompileTime too frequent: {stormy.compiles} counts during {stormy.steps} steps"
-        return CompilerCheck(RECOMPILE, True, True, text, place)
+        return True, True, text, place
     if any(facts.recompiles is not None for facts in view.backends):
-        return CompilerCheck(RECOMPILE, False, True, "no recompilation", None)
-    counted = next((storm for storm in storms if storm.steps > WARMUP_STEPS), None)
-    if counted is not None:
-        graphs = f"{counted.compiles} graph" + ("" if counted.compiles == 1 else "s")
-        text = f"torch_xla compiled {graphs} in {counted.steps} steps: too few for a storm"
-        return CompilerCheck(RECOMPILE, False, True, text, None)
-    if recorded and not _used(view, TORCH_COMPILE) and not _used(view, TORCH_XLA):
-        return _of_none(RECOMPILE, recorded)
-    text = "no source of this run tells recompilations from first compilations"
-    return CompilerCheck(RECOMPILE, False, False, text, None)
-
-
-def _graph_break(view: CompilersView, recorded: bool) -> CompilerCheck:
-    causes = [cause for cause in view.causes if cause.kind == "graph_break"]
-    if causes:
-        return CompilerCheck(GRAPH_BREAK, True, True, _text(causes, "graph break"), _worst(causes).place)
-    watched = any(facts.graph_breaks is not None for facts in view.backends)
-    unused = recorded and not _used(view, TORCH_COMPILE)
-    text = "no graph break" if watched else "torch.compile was not used" if unused else "graph breaks were not watched"
-    return CompilerCheck(GRAPH_BREAK, False, watched or unused, text, None)
-
-
-def _used(view: CompilersView, backend: str) -> bool:
-    return any(facts.backend == backend for facts in view.backends)
+        return False, True, "no recompilation", None
+    quiet = next((storm for storm in storms if storm.steps > WARMUP_STEPS), None)
+    if quiet is None:
+        return None
+    graphs = f"{quiet.compiles} graph" + ("" if quiet.compiles == 1 else "s")
+    return False, True, f"torch_xla compiled {graphs} in {quiet.steps} steps: too few for a storm", None
 
 
 def _worst(causes: list[CompilerCause]) -> CompilerCause:
@@ -321,87 +331,34 @@ def _text(causes: list[CompilerCause], noun: str) -> str:
     return ", ".join(parts) + (f"; {reason}" if reason else "")
 
 
-def table(prepared: Prepared) -> pl.DataFrame:
-    """`prepared.steps` with compile_ns, the counts compiles, recompiles, transfers and breaks, and `compiling`."""
-    own, kind = pl.col("pos") == pl.col("owner"), pl.col("kind")
-    counts = {
-        "compiles": kind.is_in(COMPILATIONS) & own,
-        "recompiles": (kind == "recompile") & own,
-        "transfers": kind == "transfer",
-        "breaks": kind == "graph_break",
-        "attempts": kind.is_in(TIMED),
-    }
-    sums = (pl.col("count").filter(wanted).sum().alias(name) for name, wanted in counts.items())
-    steps = prepared.steps.with_columns(pl.Series("compile_ns", per_step_ns(prepared), dtype=pl.Int64))
-    steps = steps.join(
-        prepared.rows.drop_nulls("at").group_by("at").agg(*sums),
-        left_on="row",
-        right_on="at",
-        how="left",
-        maintain_order="left",
-    ).with_columns(pl.col(*counts).fill_null(0))
-    compiling = (pl.col("attempts") > 0) | (pl.col("compile_ns") > 0)
-    return steps.with_columns(compiling=compiling, late=pl.col("index") >= WARMUP_STEPS).drop("attempts")
-
-
-class Backend(Struct, frozen=True, dict=True):
-    """One backend of a run: its rows, torch_xla's reports (of the others none), and the processes that used it."""
-
-    name: str
-    own: Prepared
-    reports: tuple[Report, ...]
-    processes: tuple[str, ...]
-
-    @cached_property
-    def steps(self) -> pl.DataFrame:
-        """`table` of its rows."""
-        return table(self.own)
-
-
-def compiling_steps(backend: Backend) -> list[CompilerSteps]:
-    """One per kind of step of the processes that used it, "train" first.
+def compiling_steps(backend: Backend, one: CompilerFacts) -> list[CompilerSteps]:
+    """One per kind of step of the processes that used it, "train" first; counts that no source tells are None.
 
     Of what traces alone tell, only the steps that these cover are looked at. Where none of these processes has steps
     with wall times, one for all steps that the backend's own reports count.
     """
-    own = backend.own
-    steps = backend.steps.filter(pl.col("process").is_in(list(backend.processes)))
+    rows, steps = backend.rows, backend.steps
     if steps.is_empty():
-        return _reported(backend)
-    if own.rows.height and own.rows["source"].fill_null("").str.starts_with(TRACE).all() and steps["traced"].any():
+        return _reported(backend, one)
+    if rows.height and rows["source"].fill_null("").str.starts_with(TRACE).all() and steps["traced"].any():
         steps = steps.filter(pl.col("traced"))
-    told = durations(own.rows).height > 0 or own.rows.filter(pl.col("kind").is_in(TIMED)).is_empty()
+    # some source says how long compiling took, or nothing was compiled
+    told = durations(rows).height > 0 or rows.filter(pl.col("kind").is_in(TIMED)).is_empty()
     kinds = sorted(steps["kind"].unique().to_list(), key=lambda kind: (kind != "train", kind))
-    return [_of_kind(backend.name, kind, steps.filter(pl.col("kind") == kind), told) for kind in kinds]
+    return [_of_kind(one, kind, steps.filter(pl.col("kind") == kind), told) for kind in kinds]
 
 
-def known(steps: Iterable[CompilerSteps], one: CompilerFacts) -> list[CompilerSteps]:
-    """`steps` of a backend without the counts that none of its sources tells."""
-    return [
-        replace(
-            kind,
-            recompiles=None if one.recompiles is None else kind.recompiles,
-            transfers=None if one.transfers is None else kind.transfers,
-            breaks=None if one.graph_breaks is None else kind.breaks,
-        )
-        for kind in steps
-    ]
-
-
-def _of_kind(backend: str, kind: str, steps: pl.DataFrame, told: bool) -> CompilerSteps:
-    """`told`: some source says how long compiling took, or nothing was compiled.
-
-    Of the steps, those outside profiler windows; where all are inside, as in a trace of others, all.
-    """
+def _of_kind(one: CompilerFacts, kind: str, steps: pl.DataFrame, told: bool) -> CompilerSteps:
+    """Of the steps, those outside profiler windows; where all are inside, as in a trace of others, all."""
     outside = steps.filter(~pl.col("in_window"))
     steps = outside if outside.height else steps
     late = steps.filter(pl.col("late"))
     compiling = steps.filter(pl.col("compiling"))
     quiet = steps.filter(~pl.col("compiling") & (pl.col("reason") == STEADY))
     compile_ns, late_ns = int(steps["compile_ns"].sum()), int(late["compile_ns"].sum())
-    wall_ns = int(steps["wall_ns"].sum())
+    wall_ns, late_wall_ns = int(steps["wall_ns"].sum()), int(late["wall_ns"].sum())
     return CompilerSteps(
-        backend=backend,
+        backend=one.backend,
         kind=kind,
         steps=steps.height,
         compiling_steps=compiling.height,
@@ -409,36 +366,37 @@ def _of_kind(backend: str, kind: str, steps: pl.DataFrame, told: bool) -> Compil
         wall_ms=wall_ns / 1e6,
         share=compile_ns / wall_ns if told else None,
         late_compile_ms=late_ns / 1e6 if told else None,
-        late_wall_ms=int(late["wall_ns"].sum()) / 1e6,
-        late_share=late_ns / int(late["wall_ns"].sum()) if told and late.height else None,
+        late_wall_ms=late_wall_ns / 1e6,
+        late_share=late_ns / late_wall_ns if told and late.height else None,
         compiles=int(steps["compiles"].sum()),
-        recompiles=int(steps["recompiles"].sum()),
-        transfers=int(steps["transfers"].sum()),
-        breaks=int(steps["breaks"].sum()),
+        recompiles=None if one.recompiles is None else int(steps["recompiles"].sum()),
+        transfers=None if one.transfers is None else int(steps["transfers"].sum()),
+        breaks=None if one.graph_breaks is None else int(steps["breaks"].sum()),
         mean_compiling_ms=mean(compiling["wall_ns"]) / 1e6 if compiling.height else None,
         mean_quiet_ms=mean(quiet["wall_ns"]) / 1e6 if quiet.height else None,
     )
 
 
-def _reported(backend: Backend) -> list[CompilerSteps]:
+def _reported(backend: Backend, one: CompilerFacts) -> list[CompilerSteps]:
     """The steps that reports count, all of them "train": a report knows no kinds."""
-    marked = [report for report in backend.reports if report.marks]
+    marked = tuple(report for report in backend.reports if report.marks)
     if not marked:
         return []
-    steps = sum(report.marks or 0 for report in marked)
-    rows = backend.own.rows.filter(pl.col("process").is_in([report.process for report in marked]))
+    rows = backend.rows.filter(pl.col("process").is_in([report.process for report in marked]))
+    backend, steps = replace(backend, rows=rows), sum(report.marks or 0 for report in marked)
     walls = [estimated_wall_ns(report) for report in marked]
     wall_ns = None if None in walls else sum(wall or 0 for wall in walls)
-    told = total_ns(rows)
     whole = [value for report in marked if (value := report.compile_ns()) is not None]
-    compile_ns = max([*([float(told)] if told is not None else []), *([sum(whole)] if whole else [])], default=None)
+    compile_ns = max((ns for ns in (total_ns(rows), sum(whole) if whole else None) if ns is not None), default=None)
+    # the compilations whose step is known, with the step's index
     numbered = pl.concat([_numbered(rows, report) for report in marked])
     late = numbered.filter(pl.col("index") >= WARMUP_STEPS)
     late_ns = total_ns(late) if late.height else 0
     late_steps = sum(max((report.marks or 0) - WARMUP_STEPS, 0) for report in marked)
     late_wall_ns = wall_ns * late_steps / steps if wall_ns is not None else None
-    compiled = counted(rows).height > 0 or any(report.compiles() for report in marked)
-    known = numbered.height > 0 or not compiled
+    compiled, reported = counted(rows), sum(report.compiles() for report in marked)
+    known = numbered.height > 0 or not (compiled.height or reported)
+    transfers = max(backend.count("transfer"), sum(report.transfers() for report in marked))
     return [
         CompilerSteps(
             backend=backend.name,
@@ -451,10 +409,10 @@ def _reported(backend: Backend) -> list[CompilerSteps]:
             late_compile_ms=late_ns / 1e6 if known and late_ns is not None else None,
             late_wall_ms=None if late_wall_ns is None else late_wall_ns / 1e6,
             late_share=_share(late_ns, late_wall_ns) if known else None,
-            compiles=max(int(counted(rows)["count"].sum()), sum(report.compiles() for report in marked)),
-            recompiles=count(rows, "recompile"),
-            transfers=max(count(rows, "transfer"), sum(report.transfers() for report in marked)),
-            breaks=count(rows, "graph_break"),
+            compiles=max(int(compiled["count"].sum()), reported),
+            recompiles=None if one.recompiles is None else backend.count("recompile"),
+            transfers=None if one.transfers is None else transfers,
+            breaks=None if one.graph_breaks is None else backend.count("graph_break"),
             mean_compiling_ms=None,
             mean_quiet_ms=None,
             estimated=wall_ns is not None,
@@ -474,22 +432,28 @@ def _share(part: float | None, whole: float | None) -> float | None:
     return None if part is None or not whole else min(part / whole, 1.0)
 
 
-def points(prepared: Prepared, limit: int = POINTS_SHOWN) -> tuple[CompilerPoint, ...]:
+def points(rows: pl.DataFrame, steps: pl.DataFrame, limit: int = POINTS_SHOWN) -> tuple[CompilerPoint, ...]:
     """Steps of the lead rank's process with a compilation, graph break or transfer, of all backends, in order.
 
     That is the process of the lowest rank with events; of several such, the one with the most. Of more than `limit`
     steps, those that recompiled stay, then of equal stretches of the rest the dearest. Where no step has a wall time,
     the steps that events name.
     """
-    counts = prepared.rows.group_by("rank", "process").len()
+    counts = rows.group_by("rank", "process").len()
     lead = counts.sort(["rank", "len", "process"], descending=[False, True, False]).select("process").head(1)
-    own = Prepared(prepared.rows.join(lead, on="process", how="semi", maintain_order="left"), prepared.steps)
-    steps = table(own).join(lead, on="process", how="semi", maintain_order="left")
-    steps = _named(own.rows) if steps.is_empty() else steps
-    active = pl.col("compiling") | (pl.col("breaks") > 0) | (pl.col("transfers") > 0)
-    shown = steps.filter(active)
+    rows = rows.join(lead, on="process", how="semi", maintain_order="left")
+    shown = table(rows, steps).join(lead, on="process", how="semi", maintain_order="left")
+    if shown.is_empty():
+        named = rows.drop_nulls("step")
+        lengths = durations(named).group_by("step").agg(compile_ns=pl.col("duration_ns").sum())
+        shown = named.group_by("step").agg(*_SUMS).join(lengths, on="step", how="left").sort("step")
+        unknown = pl.lit(None, pl.Int64)
+        shown = shown.with_columns(compiling=pl.col("compiles") > 0, kind=pl.lit("train"), wall_ns=unknown)
+    shown = shown.filter(pl.col("compiling") | (pl.col("breaks") > 0) | (pl.col("transfers") > 0))
     if shown.height > limit:
-        shown = shown[_kept(shown, limit)]
+        lengths_ns, recompiled = shown["compile_ns"].fill_null(0).to_list(), shown["recompiles"] > 0
+        first = _dearest(recompiled.arg_true().to_list(), lengths_ns, limit)
+        shown = shown[sorted(first + _dearest((~recompiled).arg_true().to_list(), lengths_ns, limit - len(first)))]
     return tuple(
         CompilerPoint(
             **{name: row[name] for name in ("step", "kind", "compiles", "recompiles", "breaks", "transfers")},
@@ -500,37 +464,12 @@ def points(prepared: Prepared, limit: int = POINTS_SHOWN) -> tuple[CompilerPoint
     )
 
 
-def _kept(steps: pl.DataFrame, limit: int) -> list[int]:
-    """Numbers of the rows to show, ascending."""
-    lengths = steps["compile_ns"].fill_null(0).to_list()
-    recompiled = steps["recompiles"] > 0
-    first = _dearest(recompiled.arg_true().to_list(), lengths, limit)
-    return sorted(first + _dearest((~recompiled).arg_true().to_list(), lengths, limit - len(first)))
-
-
 def _dearest(rows: list[int], lengths: Sequence[int], limit: int) -> list[int]:
     """At most `limit` of the rows: of each of as many equal stretches the one that took longest."""
     if len(rows) <= limit:
         return rows
     edges = [number * len(rows) // limit for number in range(limit + 1)] if limit else []
     return [max(rows[low:high], key=lengths.__getitem__) for low, high in pairwise(edges)]
-
-
-def _named(rows: pl.DataFrame) -> pl.DataFrame:
-    """A row per step that events name, where the steps table has none."""
-    told = rows.drop_nulls("step")
-    kinds = pl.col("kind")
-    own = pl.col("pos").is_in(counted(told)["pos"].to_list())
-    lengths = durations(told).group_by("step").agg(compile_ns=pl.col("duration_ns").sum())
-    steps = told.group_by("step").agg(
-        compiles=pl.col("count").filter(own).sum(),
-        recompiles=pl.col("count").filter(own & (kinds == "recompile")).sum(),
-        transfers=pl.col("count").filter(kinds == "transfer").sum(),
-        breaks=pl.col("count").filter(kinds == "graph_break").sum(),
-    )
-    compiling = pl.col("compiles") + pl.col("recompiles") > 0
-    named = steps.join(lengths, on="step", how="left").sort("step").with_columns(compiling=compiling)
-    return named.with_columns(kind=pl.lit("train"), wall_ns=pl.lit(None, dtype=pl.Int64))
 
 
 def storm(backend: Backend, rate: Rate | None, steps: Iterable[CompilerSteps]) -> CompileStorm | None:
@@ -542,14 +481,16 @@ def storm(backend: Backend, rate: Rate | None, steps: Iterable[CompilerSteps]) -
         key=lambda one: (one["windows"], one["quiet_before"] or 0, one["late_steps"]),
         default=dict.fromkeys(("windows", "first_window_step", "late_step", "quiet_before")),
     )
-    late_ms, late_share = _late(steps)
+    # compile time after warm-up and its share, of all kinds together
+    told = [(kind.late_compile_ms, kind.late_wall_ms or 0.0) for kind in steps if kind.late_compile_ms is not None]
+    wall_ms = sum(wall for _, wall in told)
     return CompileStorm(
         backend=backend.name,
         compiles=rate.compiles,
         steps=rate.steps,
         whole_run=rate.too_frequent,
-        late_ms=late_ms,
-        late_share=late_share,
+        late_ms=sum(late for late, _ in told) if told else None,
+        late_share=min(sum(late for late, wall in told if wall) / wall_ms, 1.0) if wall_ms else None,
         **worst,
     )
 
@@ -560,18 +501,17 @@ def article_rate(backend: Backend) -> Rate | None:
     torch_xla: samples of CompileTime by MarkStep, of the process's report. torch.compile, and torch_xla without a
     report: compilations that events tell (of torch.compile, frames) by steps of all kinds. None without steps.
     """
-    by_process = {report.process: report for report in backend.reports if report.marks}
-    compiled = counted(backend.own.rows)
+    reports = {report.process: report for report in backend.reports if report.marks}
+    events = dict(counted(backend.rows).group_by("process").agg(pl.col("count").sum()).iter_rows())
+    measured = dict(backend.run_steps.group_by("process").len().iter_rows())
     rates = []
     for process in backend.processes:
-        report = by_process.get(process)
-        if report is not None and report.complete:
-            rates.append(Rate(process, report.samples("CompileTime"), report.marks or 0))
-            continue
-        marks = report.marks if report is not None else None
-        steps = marks or backend.own.steps.filter(pl.col("process") == process).height
+        report = reports.get(process)
+        steps = (report.marks if report is not None else None) or measured.get(process, 0)
+        told = report is not None and report.complete
+        compiles = report.samples("CompileTime") if report is not None and told else events.get(process, 0)
         if steps:
-            rates.append(Rate(process, int(compiled.filter(pl.col("process") == process)["count"].sum()), steps))
+            rates.append(Rate(process, compiles, steps))
     return max(rates, key=lambda rate: (rate.too_frequent, rate.compiles, rate.steps), default=None)
 
 
@@ -582,13 +522,13 @@ def _sequences(backend: Backend) -> Iterator[_Sequence]:
     """Of each process and kind of step; of a report whose compilations name their steps, by these."""
     by_process = {report.process: report for report in backend.reports}
     for process in backend.processes:
-        mine = backend.steps.filter(pl.col("process") == process)
+        mine = backend.table.filter(pl.col("process") == process)
         for part in mine.partition_by("kind", maintain_order=True):
             ordered = part.sort("index")
             yield str(part["kind"][0]), ordered["step"].to_numpy(), (ordered["compiles"] > 0).to_numpy()
         report = by_process.get(process)
         if mine.is_empty() and report is not None and report.marks:
-            rows = counted(backend.own.rows).filter(pl.col("process") == process)
+            rows = counted(backend.rows).filter(pl.col("process") == process)
             named = rows.drop_nulls("step")
             if named.is_empty() and (rows.height or report.compiles()):
                 continue  # it compiled, and nothing tells when
@@ -618,51 +558,47 @@ def _recent(kind: str | None, steps: Int64, compiled: Bools) -> dict[str, Any]:
     }
 
 
-def _late(steps: Iterable[CompilerSteps]) -> tuple[float | None, float | None]:
-    """Compile time after warm-up and its share, of all kinds together."""
-    told = [(kind.late_compile_ms, kind.late_wall_ms or 0.0) for kind in steps if kind.late_compile_ms is not None]
-    wall_ms = sum(wall for _, wall in told)
-    share = min(sum(late for late, wall in told if wall) / wall_ms, 1.0) if wall_ms else None
-    return (sum(late for late, _ in told) if told else None), share
+def limits(
+    backends: Iterable[Backend], groups: Iterable[tuple[CompilerCause, list[Row]]]
+) -> tuple[EagerAfterLimit, ...]:
+    """One per cause of a limit hit, in the order of the causes: steps before and after it.
 
-
-def limits(backends: Iterable[Backend], groups: Iterable[Group]) -> tuple[EagerAfterLimit, ...]:
-    """One per cause of a limit hit, in the order of the causes."""
-    by_name = {backend.name: backend for backend in backends}
-    hits = (group for group in groups if group.cause.kind == "limit_hit")
-    return tuple(_limit(group, by_name[group.cause.backend].steps) for group in hits)
-
-
-def _limit(group: Group, steps: pl.DataFrame) -> EagerAfterLimit:
-    """Steps of the kind and the processes it happened in, windows and first batches left out, ranks pooled."""
-    firsts: dict[str, int] = {}
-    for row in group.rows:
-        if row["at"] is not None:
-            firsts.setdefault(row["process"], row["at"])
-    before, after = [], []
-    for process, at in firsts.items():
-        kind = steps["kind"][at]
-        own = steps.filter(
-            (pl.col("process") == process) & (pl.col("kind") == kind) & ~pl.col("in_window") & ~pl.col("first_batch")
+    These are steps of the kind and the processes it happened in, windows and first batches left out, ranks pooled.
+    """
+    by_name = {backend.name: backend.table for backend in backends}
+    found = []
+    for cause, rows in groups:
+        if cause.kind != "limit_hit":
+            continue
+        hits = pl.DataFrame(
+            [(row["process"], row["at"]) for row in rows if row["at"] is not None],
+            schema={"process": pl.String, "at": pl.Int64},
+            orient="row",
+        ).unique("process", keep="first")
+        steps = by_name[cause.backend]
+        hits = hits.join(steps.select(at="row", hit_kind="kind"), on="at")
+        own = steps.join(hits, on="process", maintain_order="left").filter(
+            (pl.col("kind") == pl.col("hit_kind")) & ~pl.col("in_window") & ~pl.col("first_batch")
         )
-        left = own.with_columns(left_ns=pl.col("wall_ns") - pl.col("compile_ns"))
-        before.append(left.filter(pl.col("row") < at))
-        after.append(left.filter(pl.col("row") > at))
-    earlier, later = _comparable(before), _comparable(after)
-    return EagerAfterLimit(
-        cause=group.cause.id,
-        step=group.cause.first_step,
-        before_ms=_median_ms(earlier),
-        before_steps=earlier.height,
-        after_ms=_median_ms(later),
-        after_steps=later.height,
-        before_compiling=bool(earlier["compiling"].any()),
-    )
+        own = own.with_columns(left_ns=pl.col("wall_ns") - pl.col("compile_ns"))
+        earlier = _comparable(own.filter(pl.col("row") < pl.col("at")))
+        later = _comparable(own.filter(pl.col("row") > pl.col("at")))
+        found.append(
+            EagerAfterLimit(
+                cause=cause.id,
+                step=cause.first_step,
+                before_ms=_median_ms(earlier),
+                before_steps=earlier.height,
+                after_ms=_median_ms(later),
+                after_steps=later.height,
+                before_compiling=bool(earlier["compiling"].any()),
+            )
+        )
+    return tuple(found)
 
 
-def _comparable(parts: list[pl.DataFrame]) -> pl.DataFrame:
+def _comparable(steps: pl.DataFrame) -> pl.DataFrame:
     """The steps that did not compile, where there are enough of them, else all."""
-    steps = pl.concat(parts) if parts else pl.DataFrame(schema={"left_ns": pl.Int64, "compiling": pl.Boolean})
     quiet = steps.filter(~pl.col("compiling"))
     return quiet if quiet.height >= EAGER_STEPS else steps
 

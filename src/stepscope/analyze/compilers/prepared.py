@@ -11,12 +11,11 @@ from __future__ import annotations
 import hashlib
 import posixpath
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import polars as pl
-from msgspec import Struct
 from msgspec.structs import replace
 
 from stepscope.engine import intervals
@@ -25,7 +24,7 @@ from stepscope.engine.step_labels import LabelledSteps
 from stepscope.engine.user_code import UserCode
 from stepscope.model import Place
 from stepscope.model.compilers import Change, CompilerCause
-from stepscope.tables.arrays import Int64
+from stepscope.tables.arrays import NONE, Int64
 from stepscope.tables.schema import Tables
 
 # The article's rule (torch_xla's debug profiler): it speaks only after so many steps, of more compiles per step.
@@ -54,31 +53,19 @@ COMPILATIONS = ("compile", "recompile")  # kinds that end in a compiled version
 TIMED = (*COMPILATIONS, "limit_hit", "failure")  # kinds whose durations are time spent on compiling
 
 
-_NONE = -1
 _OF_FRAME = ("function", "def_file", "def_line", "call_file", "call_line")
 _FILLED = ("file", "line", "subject", *_OF_FRAME)
-_Row = Mapping[str, Any]
+Row = Mapping[str, Any]
 _Frame = tuple[tuple[str, str, str], "str | None"]  # process, backend and name of a frame; a cause, or None for any
 
 
-class Prepared(Struct, frozen=True):
-    """The rows of `compiles` and the steps they lie in.
+def prepare(tables: Tables, labelled: LabelledSteps) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The rows of `compiles` in order of process, step and time, and the steps they lie in.
 
-    `rows`: the columns of `compiles`, and `pos` (its row number here), `at` (row of `steps` or null), `owner` (the
-    `pos` that it belongs to, usually its own), `step_kind`. `steps`: the labelled steps, and `row`, `index` (its
+    Rows have the columns of `compiles`, and `pos` (its row number here), `at` (row of the steps or null), `owner` (the
+    `pos` that it belongs to, usually its own), `step_kind`. Steps are the labelled ones, with `row`, `index` (its
     number within process and kind, from 0), and `traced` (a trace has slices of it).
     """
-
-    rows: pl.DataFrame
-    steps: pl.DataFrame
-
-    def of(self, backend: str) -> Prepared:
-        """The same with the rows of one backend alone; `pos` and `owner` stay what they are."""
-        return Prepared(self.rows.filter(pl.col("backend") == backend), self.steps)
-
-
-def prepare(tables: Tables, labelled: LabelledSteps) -> Prepared:
-    """Rows in order of process, step and time."""
     events = tables.events.lazy()  # looked through only where events come from traces
     if not tables.compiles["source"].str.starts_with(TRACE).any():
         events = events.clear()
@@ -100,8 +87,11 @@ def prepare(tables: Tables, labelled: LabelledSteps) -> Prepared:
     )
     rows = _located(rows, steps)
     kinds = steps["kind"].gather(rows["at"]) if steps.height else pl.Series([None] * rows.height, dtype=pl.String)
-    rows = rows.with_columns(kinds.alias("step_kind"), pl.Series("owner", _owners(rows), dtype=pl.Int64))
-    return Prepared(_with_limits(rows), steps)
+    compiled = pl.col("kind").is_in(COMPILATIONS) & pl.col("graph").is_not_null()
+    later = compiled & (pl.col("direction") == "backward").fill_null(False)
+    forward = pl.when(compiled & ~later).then("pos").forward_fill().over("process", "backend", "graph")
+    owner = pl.when(later).then(pl.coalesce(forward, "pos")).otherwise("pos")
+    return _with_limits(rows.with_columns(kinds.alias("step_kind"), owner=owner)), steps
 
 
 def counted(rows: pl.DataFrame) -> pl.DataFrame:
@@ -113,21 +103,14 @@ def _located(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """`rows` in order, with `pos` and `at`, the row of the step they are in."""
     numbered = steps.unique(["process", "step"], keep="first", maintain_order=True)
     end_ns = pl.col("start_ns") + pl.col("wall_ns")
-    timed = steps.drop_nulls("start_ns").sort("start_ns").with_columns(end_ns=end_ns)
+    timed = steps.drop_nulls("start_ns").sort("start_ns")
+    timed = timed.select("process", "start_ns", by_time="row", named="step", end_ns=end_ns)
     found = (
         rows.with_row_index("input")
-        .with_columns(moment=pl.col("time_ns").fill_null(_NONE))
+        .with_columns(moment=pl.col("time_ns").fill_null(NONE))
         .join(numbered.select("process", "step", by_number="row"), on=["process", "step"], how="left")
         .sort("moment")
-        .join_asof(
-            timed.select(
-                "process", "start_ns", by_time="row", named="step", end_ns=pl.col("start_ns") + pl.col("wall_ns")
-            ),
-            left_on="moment",
-            right_on="start_ns",
-            by="process",
-            check_sortedness=False,
-        )
+        .join_asof(timed, left_on="moment", right_on="start_ns", by="process", check_sortedness=False)
     )
     number = pl.col("step")
     agrees = number.is_null() | (pl.col("named") == number) | pl.col("by_number").is_null()
@@ -141,34 +124,29 @@ def _located(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _owners(rows: pl.DataFrame) -> list[int]:
-    """`pos` of the forward compilation each backward pass belongs to; a row's own for all else."""
-    owners = list(range(rows.height))
-    latest: dict[tuple[str, str, str], int] = {}
-    names = ("process", "backend", "graph", "kind", "direction")
-    for pos, (process, backend, graph, kind, direction) in enumerate(rows.select(names).iter_rows()):
-        if graph is not None and kind in COMPILATIONS and direction == "backward":
-            owners[pos] = latest.get((process, backend, graph), pos)
-        elif graph is not None and kind in COMPILATIONS:
-            latest[process, backend, graph] = pos
-    return owners
-
-
 def _with_limits(rows: pl.DataFrame) -> pl.DataFrame:
-    """Limit hits that lack a line, a subject or the function take them from the compilations before them."""
+    """Limit hits that lack a line, a subject or the function take them from the compilations before them: all from one
+    of the same cause, of another cause what is of the frame."""
     lacking = pl.any_horizontal(pl.col(name).is_null() for name in _FILLED)
     if rows.filter((pl.col("kind") == "limit_hit") & lacking).is_empty():
         return rows
     columns = ("pos", "process", "backend", "kind", "direction", "graph", "cause", *_FILLED)
-    latest: dict[_Frame, _Row] = {}
+    latest: dict[_Frame, Row] = {}
     changes: dict[str, dict[int, Any]] = {name: {} for name in _FILLED}
     for row in rows.select(columns).iter_rows(named=True):
-        if row["kind"] == "limit_hit":
-            for name, value in _filled(row, latest):
-                changes[name][row["pos"]] = value
-        elif row["kind"] in COMPILATIONS and row["direction"] != "backward":
-            for frame in _frames(row):
+        frames = _frames(row)
+        if row["kind"] in COMPILATIONS and row["direction"] != "backward":
+            for frame in frames:
                 latest[frame, None] = latest[frame, row["cause"]] = row
+        if row["kind"] != "limit_hit" or not frames:
+            continue
+        cause = None if row["cause"] == "unknown" else row["cause"]
+        found = latest.get((frames[0], cause)) or latest.get((frames[0], None)) or {}
+        for name in _FILLED if cause in (None, found.get("cause")) else _OF_FRAME:
+            # a line of one row is never put beside the file of another
+            partner = name.replace("line", "file")
+            if row[name] is None and found.get(name) is not None and (partner == name or row[partner] is None):
+                changes[name][row["pos"]] = found[name]
     return rows.with_columns(
         pl.Series(name, [new.get(pos, old) for pos, old in enumerate(rows[name])], dtype=rows.schema[name])
         for name, new in changes.items()
@@ -176,22 +154,7 @@ def _with_limits(rows: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _filled(limit: _Row, latest: Mapping[_Frame, _Row]) -> Iterator[tuple[str, Any]]:
-    """What a limit hit lacks: all from a compilation of the same cause; of another cause, what is of the frame."""
-    frame = next(iter(_frames(limit)), None)
-    cause = None if limit["cause"] == "unknown" else limit["cause"]
-    found = None if frame is None else latest.get((frame, cause)) or latest.get((frame, None))
-    if found is None:
-        return
-    names = _FILLED if cause in (None, found["cause"]) else _OF_FRAME
-    for name in names:
-        # a line of one row is never put beside the file of another
-        partner = name.replace("line", "file")
-        if limit[name] is None and found[name] is not None and (partner == name or limit[partner] is None):
-            yield name, found[name]
-
-
-def _frames(row: _Row) -> list[tuple[str, str, str]]:
+def _frames(row: Row) -> list[tuple[str, str, str]]:
     """Names of the compiled frame: the first number of its graph id, and its function."""
     prefix, slash, _ = (row["graph"] or "").partition("/")
     names = [f"graph {prefix}"] if slash else []
@@ -206,25 +169,22 @@ def durations(rows: pl.DataFrame) -> pl.DataFrame:
 
 def total_ns(rows: pl.DataFrame) -> int | None:
     """Time spent on compiling in all processes; None where no row has a duration."""
-    told = durations(rows)
-    if told.is_empty():
+    spans, lengths = _split(durations(rows))
+    if spans.is_empty() and lengths.is_empty():
         return None
-    spans, lengths = _split(told)
     return sum(intervals.total(one) for one in unions(spans).values()) + int(lengths["duration_ns"].sum())
 
 
 def unions(spans: pl.DataFrame) -> dict[str, Intervals]:
     """process -> when it compiled."""
-    parts = spans.partition_by("process", as_dict=True)
-    return {str(key[0]): intervals.union(*_edges(part)) for key, part in parts.items()}
+    return {str(part["process"][0]): intervals.union(*_edges(part)) for part in spans.partition_by("process")}
 
 
-def per_step_ns(prepared: Prepared) -> Int64:
-    """For each row of `prepared.steps` the time compiling took of it, between 0 and its wall time."""
-    steps = prepared.steps
+def per_step_ns(rows: pl.DataFrame, steps: pl.DataFrame) -> Int64:
+    """For each step the time compiling took of it, between 0 and its wall time."""
     walls: Int64 = steps["wall_ns"].to_numpy()
     found = np.zeros(steps.height, np.int64)
-    spans, lengths = _split(durations(prepared.rows))
+    spans, lengths = _split(durations(rows))
     timed = steps.drop_nulls("start_ns")
     for process, busy in unions(spans).items():
         own = timed.filter(pl.col("process") == process)
@@ -245,31 +205,24 @@ def by_group(rows: pl.DataFrame, groups: Int64, steps: pl.DataFrame) -> tuple[Co
     spans, lengths = _split(durations(rows.with_columns(pl.Series("group", groups, dtype=pl.Int64))))
     whole: Counter[int] = Counter()
     inside: Counter[int] = Counter()
-    measured = set(steps["process"].unique().to_list())
-    for group, duration, at, step, process in lengths.select(
-        "group", "duration_ns", "at", "step", "process"
-    ).iter_rows():
-        whole[group] += duration
-        if process in measured:
-            inside[group] += duration if at is not None else 0
-        elif step is not None:
-            inside[group] += duration
-    for (process,), own in spans.partition_by("process", as_dict=True).items():
+    measured = steps["process"].unique().to_list()
+    whole.update(dict(lengths.group_by("group").agg(pl.col("duration_ns").sum()).rows()))
+    known = pl.col("process").is_in(measured)
+    told = lengths.filter(known | pl.col("step").is_not_null())
+    counts = pl.when(~known | pl.col("at").is_not_null()).then("duration_ns").otherwise(0)
+    inside.update(dict(told.group_by("group").agg(counts.sum()).rows()))
+    for process, own in spans.partition_by("process", as_dict=True).items():
         starts, ends = _edges(own)
-        keys = own["group"].to_numpy()
-        timed = steps.filter(pl.col("process") == process).drop_nulls("start_ns")
-        begins = timed["start_ns"].to_numpy()
-        ran = intervals.union(begins, begins + timed["wall_ns"].to_numpy())
-        _add(whole, keys, starts, ends)
+        timed = steps.filter(pl.col("process") == process[0]).drop_nulls("start_ns")
+        ran = intervals.union(*_edges(timed.select(time_ns="start_ns", duration_ns="wall_ns")))
         # on an axis that holds the time in steps alone, what a span covers is what it has inside steps
-        if process in measured:
-            _add(inside, keys, intervals.covered_before(ran, starts), intervals.covered_before(ran, ends))
+        axes = [(whole, starts, ends)]
+        if process[0] in measured:
+            axes.append((inside, intervals.covered_before(ran, starts), intervals.covered_before(ran, ends)))
+        for sums, begins, finishes in axes:
+            for key, length in zip(*intervals.union_by(own["group"].to_numpy(), begins, finishes), strict=True):
+                sums[int(key)] += int(length)
     return whole, inside
-
-
-def _add(sums: Counter[int], keys: Int64, starts: Int64, ends: Int64) -> None:
-    for key, length in zip(*intervals.union_by(keys, starts, ends), strict=True):
-        sums[int(key)] += int(length)
 
 
 def _split(told: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -283,48 +236,32 @@ def _edges(spans: pl.DataFrame) -> tuple[Int64, Int64]:
     return starts, starts + spans["duration_ns"].to_numpy()
 
 
-Row = Mapping[str, Any]
 _KEY = ("backend", "kind", "function", "def_file", "def_line", "file", "line", "cause", "operator")
 
 
-class Group(Struct, frozen=True):
-    """A cause and the rows of `Prepared.rows` it is made of, later backward passes left out."""
-
-    cause: CompilerCause
-    rows: tuple[Row, ...]
-
-
-def groups(prepared: Prepared, code: UserCode) -> tuple[Group, ...]:
-    """All causes, most expensive first; those without time behind, by count."""
+def groups(rows: pl.DataFrame, steps: pl.DataFrame, code: UserCode) -> list[tuple[CompilerCause, list[Row]]]:
+    """All causes, most expensive first, those without time behind, by count; with the rows that each is made of, later
+    backward passes left out."""
     numbers: dict[tuple[Any, ...], int] = {}
-    members: list[list[Row]] = []
+    members: dict[int, list[Row]] = {}
     assigned: list[int] = []
-    for row in prepared.rows.iter_rows(named=True):  # owners come before what belongs to them
+    for row in rows.iter_rows(named=True):  # owners come before what belongs to them
         if row["owner"] != row["pos"]:
             assigned.append(assigned[row["owner"]])
-            continue
-        assigned.append(numbers.setdefault(tuple(row[name] for name in _KEY), len(numbers)))
-        if assigned[-1] == len(members):
-            members.append([])
-        members[assigned[-1]].append(row)
-    whole, inside = by_group(prepared.rows, np.array(assigned, np.int64), prepared.steps)
-    found = [
-        Group(_cause(own, code, _ms(whole.get(number)), _ms(inside.get(number))), tuple(own))
-        for number, own in enumerate(members)
+        else:
+            assigned.append(numbers.setdefault(tuple(row[name] for name in _KEY), len(numbers)))
+            members.setdefault(assigned[-1], []).append(row)
+    whole, inside = by_group(rows, np.array(assigned, np.int64), steps)
+    ranked = [
+        (_cause(own, code, _ms(whole.get(number)), _ms(inside.get(number))), own) for number, own in members.items()
     ]
-    ranked = sorted(found, key=_rank)
+    ranked.sort(key=lambda one: (one[0].total_ms is None, -(one[0].total_ms or 0.0), -one[0].count, one[0].id))
     seen: Counter[str] = Counter()
-    for number, group in enumerate(ranked):  # two causes whose files differ by folder alone would share an id
-        cause = group.cause
+    for number, (cause, own) in enumerate(ranked):  # two causes whose files differ by folder alone would share an id
         seen[cause.id] += 1
         if seen[cause.id] > 1:
-            ranked[number] = replace(group, cause=replace(cause, id=f"{cause.id}-{seen[cause.id]}"))
-    return tuple(ranked)
-
-
-def _rank(group: Group) -> tuple[bool, float, int, str]:
-    cause = group.cause
-    return cause.total_ms is None, -(cause.total_ms or 0.0), -cause.count, cause.id
+            ranked[number] = replace(cause, id=f"{cause.id}-{seen[cause.id]}"), own
+    return ranked
 
 
 def _cause(rows: Sequence[Row], code: UserCode, total_ms: float | None, inside_ms: float | None) -> CompilerCause:
@@ -374,18 +311,17 @@ def _places(row: Row, code: UserCode) -> tuple[Place | None, Place | None, Place
 
     To blame is the line the compiler named, where it is the user's; else the call, else the definition.
     """
+
+    def users(file: str | None, line: int | None, function: str | None) -> Place | None:
+        resolved = code.resolve(file)
+        return Place(resolved, line, function) if resolved else None
+
     # torch.compile names the compiled function, and a cause may lie in one that it calls
-    inner = None if row["backend"] == TORCH_COMPILE else row["function"]
-    cause = _users(code, row["file"], row["line"], inner)
-    call = _users(code, row["call_file"], row["call_line"], None)
-    begins = _users(code, row["def_file"], row["def_line"], row["function"])
+    cause = users(row["file"], row["line"], None if row["backend"] == TORCH_COMPILE else row["function"])
+    call = users(row["call_file"], row["call_line"], None)
+    begins = users(row["def_file"], row["def_line"], row["function"])
     definition = begins or (Place(row["def_file"], row["def_line"], row["function"]) if row["def_file"] else None)
     return cause or call or begins, definition, call
-
-
-def _users(code: UserCode, file: str | None, line: int | None, function: str | None) -> Place | None:
-    resolved = code.resolve(file)
-    return Place(resolved, line, function) if resolved else None
 
 
 def _changes(rows: Iterable[Row]) -> tuple[Change, ...]:
@@ -397,10 +333,8 @@ def _changes(rows: Iterable[Row]) -> tuple[Change, ...]:
 
 def _id(row: Row, subject: str | None) -> str:
     """Ten hex digits that stay the same from run to run, and from machine to machine."""
-    file, line = next(
-        ((row[f"{at}file"], row[f"{at}line"]) for at in ("", "def_", "call_") if row[f"{at}file"]), (None, None)
-    )
-    where = f"{posixpath.basename(file)}:{line}" if file else ""
+    at = next((at for at in ("", "def_", "call_") if row[f"{at}file"]), None)
+    where = "" if at is None else f"{posixpath.basename(row[f'{at}file'])}:{row[f'{at}line']}"
     parts = (row["kind"], row["function"], where, row["cause"], subject, row["operator"])
     return hashlib.sha256("\x00".join(str(part or "") for part in parts).encode()).hexdigest()[:10]
 
@@ -408,7 +342,7 @@ def _id(row: Row, subject: str | None) -> str:
 def _plain_ms(rows: Iterable[Row]) -> float | None:
     """The sum of durations that are no compiling: of transfers."""
     told = _told(rows, "duration_ns")
-    return sum(told) / 1e6 if told else None
+    return _ms(sum(told)) if told else None
 
 
 def _reason(text: str | None) -> str:

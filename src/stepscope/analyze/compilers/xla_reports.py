@@ -19,7 +19,7 @@ from stepscope.analyze.compilers.prepared import (
     TORCH_XLA,
     WARMUP_STEPS,
 )
-from stepscope.engine.journal import event_data, parse_json
+from stepscope.engine.journal import event_data, json_object
 from stepscope.model.compilers import CompilerMetric, CompilerWarning
 from stepscope.read.text import integer, string
 from stepscope.tables.schema import Tables
@@ -44,17 +44,12 @@ class Report(Struct, frozen=True):
     last_step: int | None
     metrics: Mapping[str, Mapping[str, Any]]  # rows of the table `counters`
     counters: Mapping[str, float]
+    marks: int | None  # steps as torch_xla counts them; None where the report does not say
 
     @property
     def complete(self) -> bool:
         """Whether what is missing here is 0."""
         return bool(self.metrics)
-
-    @property
-    def marks(self) -> int | None:
-        """Steps as torch_xla counts them; None where the report does not say."""
-        value = self.counters.get(STEPS)
-        return None if value is None else int(value)
 
     def samples(self, name: str) -> int:
         """Samples of a metric."""
@@ -76,8 +71,8 @@ class Report(Struct, frozen=True):
 
     def unlowered(self) -> dict[str, int]:
         """Operators that ran on the CPU -> calls, in order of their names."""
-        found = {name: int(value) for name, value in self.counters.items() if ATEN in name and name != READ_SCALAR}
-        return dict(sorted(found.items()))
+        counts = sorted(self.counters.items())
+        return {name: int(value) for name, value in counts if ATEN in name and name != READ_SCALAR}
 
     def first_step(self, rows: pl.DataFrame) -> int:
         """The number of the first step, as far as the last one and `rows` of the process tell it."""
@@ -94,16 +89,11 @@ def latest(tables: Tables) -> tuple[Report, ...]:
     for (process,), own in rows.partition_by("process", as_dict=True, maintain_order=True).items():
         last = own.unique("name", keep="last", maintain_order=True).sort("input")
         by_name = {str(row["name"]): row for row in last.iter_rows(named=True)}
-        step = own["step"].max()
-        found.append(
-            Report(
-                process=str(process),
-                rank=own["rank"][0],
-                last_step=step if isinstance(step, int) else None,
-                metrics={name: row for name, row in by_name.items() if row["kind"] == "metric"},
-                counters={name: row["total"] for name, row in by_name.items() if row["kind"] != "metric"},
-            )
-        )
+        metrics = {name: row for name, row in by_name.items() if row["kind"] == "metric"}
+        counters = {name: row["total"] for name, row in by_name.items() if row["kind"] != "metric"}
+        marks = None if STEPS not in counters else int(counters[STEPS])
+        last_step = max(own["step"].drop_nulls(), default=None)
+        found.append(Report(str(process), own["rank"][0], last_step, metrics, counters, marks))
     return tuple(sorted(found, key=lambda report: (report.rank is None, report.rank or 0, report.process)))
 
 
@@ -111,7 +101,20 @@ def metrics(reports: Sequence[Report]) -> tuple[CompilerMetric, ...]:
     """All metrics, then all counters, of each report in its own order; ns become ms."""
     found: list[CompilerMetric] = []
     for report in reports:
-        found += [_metric(row, report.rank) for row in report.metrics.values()]
+        for row in report.metrics.values():
+            scale, rate = 1e6 if row["unit"] == "ns" else 1.0, row["value_per_second"]
+            metric = CompilerMetric(
+                name=row["name"],
+                kind="metric",
+                unit="ms" if row["unit"] == "ns" else row["unit"],
+                samples=row["samples"],
+                total=row["total"] / scale,
+                per_second=row["samples_per_second"],
+                value_per_second=None if rate is None else rate / scale,
+                percentiles=tuple((percent, value / scale) for percent, value in percentiles(row)),
+                rank=report.rank,
+            )
+            found.append(metric)
         found += [
             CompilerMetric(name, "counter", "count", None, total, None, None, (), report.rank)
             for name, total in report.counters.items()
@@ -121,9 +124,8 @@ def metrics(reports: Sequence[Report]) -> tuple[CompilerMetric, ...]:
 
 def percentiles(row: Mapping[str, Any]) -> tuple[tuple[float, float], ...]:
     """(percent, value in the table's unit), ascending; what is no number is left out."""
-    values = parse_json(row["percentiles"])
     found = []
-    for percent, value in values.items() if isinstance(values, dict) else ():
+    for percent, value in json_object(row["percentiles"]).items():
         with contextlib.suppress(TypeError, ValueError):
             found.append((float(percent), float(value)))
     return tuple(sorted(found))
@@ -136,8 +138,8 @@ def longest_ns(report: Report, name: str) -> float | None:
     return values[-1][1] if values else None
 
 
-def span_ns(report: Report) -> float | None:
-    """How long the process ran, at least, by the rates of its metrics.
+def estimated_wall_ns(report: Report) -> float | None:
+    """Wall time of all its steps, at least: how long the process ran by the rates of its metrics, or compiled.
 
     A rate is the number of a metric's last samples (`RING` at most) over the time between the first and the last of
     them. So samples / rate is a time that passed; of a metric with more samples than that it holds as far as the rate
@@ -148,36 +150,13 @@ def span_ns(report: Report) -> float | None:
         rate, samples = row["samples_per_second"], row["samples"]
         if rate and rate > 0 and samples:
             found.append((samples if name in EXECUTE else min(samples, RING)) / rate)
-    return max(found) * 1e9 if found else None
-
-
-def estimated_wall_ns(report: Report) -> float | None:
-    """Wall time of all its steps, estimated: the span, and no less than the compilations took."""
-    span = span_ns(report)
-    return None if span is None else max(span, report.compile_ns() or 0.0)
+    return max(max(found) * 1e9, report.compile_ns() or 0.0) if found else None
 
 
 def step_estimate_ms(reports: Sequence[Report]) -> float | None:
     """The mean step of all reports with steps and rates."""
     told = [(wall, report.marks) for report in reports if report.marks and (wall := estimated_wall_ns(report))]
-    marks = sum(count for _, count in told)
-    return sum(wall for wall, _ in told) / marks / 1e6 if marks else None
-
-
-def _metric(row: Mapping[str, Any], rank: int | None) -> CompilerMetric:
-    scale = 1e6 if row["unit"] == "ns" else 1.0
-    rate = row["value_per_second"]
-    return CompilerMetric(
-        name=row["name"],
-        kind="metric",
-        unit="ms" if row["unit"] == "ns" else row["unit"],
-        samples=row["samples"],
-        total=row["total"] / scale,
-        per_second=row["samples_per_second"],
-        value_per_second=None if rate is None else rate / scale,
-        percentiles=tuple((percent, value / scale) for percent, value in percentiles(row)),
-        rank=rank,
-    )
+    return sum(wall for wall, _ in told) / sum(count for _, count in told) / 1e6 if told else None
 
 
 PREFIX = "pt-xla-profiler:"
@@ -202,49 +181,48 @@ class Rate(Struct, frozen=True):
 
 
 def quoted(tables: Tables) -> tuple[CompilerWarning, ...]:
-    """The lines a log holds: the last of each kind, with how often it came."""
+    """The lines a log holds: the last of each kind, with how often it came; one of no known form is of rule "other"."""
     found: dict[tuple[str, str], CompilerWarning] = {}
     for row, data in event_data(tables, "xla_warning"):
-        text = data.get("text")
-        if not isinstance(text, str) or not text.strip():
+        text = (string(data.get("text")) or "").strip().removeprefix(PREFIX).strip()
+        if not text:
             continue
-        warning = _read(text, data, row["process"])
-        kind = warning.rule, warning.metric
-        known = found.get(kind)
-        if known is None or (warning.count or 0) >= (known.count or 0):
-            found[kind] = warning
+        forms = ((name, text.partition(mark)[0].strip()) for mark, name in _MARKS if mark in text)
+        kind = next(forms, ("other", ""))
+        if text.startswith("Op(s) not lowered"):
+            kind = NOT_LOWERED, "aten::"
+        counts = _COUNTS.search(text)
+        count, steps = (int(counts[1]), int(counts[2])) if counts else (None, None)
+        source = string(data.get("source")) or f"log of {row['process']}"
+        repeats = integer(data.get("repeats")) or 0
+        if kind not in found or (count or 0) >= (found[kind].count or 0):
+            rule, metric = kind
+            found[kind] = CompilerWarning(rule, text, TORCH_XLA, metric, count, steps, True, repeats, source)
     return tuple(found.values())
 
 
-def made(reports: Sequence[Report], rates: Mapping[str, Rate | None]) -> tuple[CompilerWarning, ...]:
-    """The lines that hold by the conditions, each once, of the process with the highest count.
+def made(reports: Sequence[Report], rates: Mapping[str, Rate | None]) -> Iterator[CompilerWarning]:
+    """The lines that hold by the conditions, those of several processes with the highest count first.
 
     Args:
         rates: backend -> compilations and steps as the article counts them.
     """
-    found: dict[tuple[str, str], CompilerWarning] = {}
     for backend, metric, source in ((TORCH_COMPILE, "compiles", "frames by steps"), (TORCH_XLA, "CompileTime", "")):
         rate = rates.get(backend)
         if rate is not None and rate.too_frequent:
             text = _frequent("CompileTime", rate.compiles, rate.steps)
             source = source or f"compilations by steps of {rate.process}"
-            found[TOO_FREQUENT, metric] = CompilerWarning(
-                TOO_FREQUENT, text, backend, metric, rate.compiles, rate.steps, False, 0, source
-            )
-    for report in reports:
-        for warning in _of_report(report):
-            kind = warning.rule, warning.metric
-            if kind not in found or (warning.count or 0) > (found[kind].count or 0):
-                found[kind] = warning
-    return tuple(found.values())
+            yield CompilerWarning(TOO_FREQUENT, text, backend, metric, rate.compiles, rate.steps, False, 0, source)
+    found = [warning for report in reports for warning in _of_report(report)]
+    yield from sorted(found, key=lambda warning: -(warning.count or 0))
 
 
 def together(quotes: Iterable[CompilerWarning], others: Iterable[CompilerWarning]) -> tuple[CompilerWarning, ...]:
-    """Quoted lines, and the made ones of kinds that are not quoted; by rule and metric."""
-    quotes = tuple(quotes)
-    known = {(one.rule, one.metric) for one in quotes}
-    found = (*quotes, *(one for one in others if (one.rule, one.metric) not in known))
-    return tuple(sorted(found, key=lambda one: (_ORDER.get(one.rule, len(_ORDER)), one.metric)))
+    """Quoted lines, and of the made ones the first of each kind that is not quoted; by rule and metric."""
+    found: dict[tuple[str, str], CompilerWarning] = {}
+    for one in (*quotes, *others):
+        found.setdefault((one.rule, one.metric), one)
+    return tuple(sorted(found.values(), key=lambda one: (_ORDER.get(one.rule, len(_ORDER)), one.metric)))
 
 
 def _of_report(report: Report) -> Iterator[CompilerWarning]:
@@ -270,27 +248,6 @@ def _of_report(report: Report) -> Iterator[CompilerWarning]:
 
 def _frequent(metric: str, count: int, steps: int) -> str:
     return f"{metric} too frequent: {count} counts during {steps} steps"
-
-
-def _read(text: str, data: Mapping[str, Any], process: str | None) -> CompilerWarning:
-    """A line of a log; one of no known form is quoted under the rule "other"."""
-    text = text.strip().removeprefix(PREFIX).strip()
-    forms = ((name, text.partition(mark)[0].strip()) for mark, name in _MARKS if mark in text)
-    rule, metric = next(forms, ("other", ""))
-    if text.startswith("Op(s) not lowered"):
-        rule, metric = NOT_LOWERED, "aten::"
-    counts = _COUNTS.search(text)
-    return CompilerWarning(
-        rule=rule,
-        text=text,
-        backend=TORCH_XLA,
-        metric=metric,
-        count=int(counts[1]) if counts else None,
-        steps=int(counts[2]) if counts else None,
-        verbatim=True,
-        repeats=integer(data.get("repeats")) or 0,
-        source=string(data.get("source")) or f"log of {process}",
-    )
 
 
 def xla_time(ns: float) -> str:

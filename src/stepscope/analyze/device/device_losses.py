@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
-from msgspec import Struct
 
 from stepscope.analyze.device import idle_time, kernels
 from stepscope.analyze.device.idle_time import Idle
@@ -23,21 +22,13 @@ from stepscope.engine.scene import Scene, scenes
 from stepscope.engine.spans import Base
 from stepscope.model import device_losses as kinds
 from stepscope.model.device_losses import DeviceLosses
-from stepscope.tables.arrays import Bools
 
 
-class TraceLosses(Struct, frozen=True, dict=True):
+class TraceLosses:
     """The losses of a trace whose steps hold device work."""
 
-    scene: Scene
-
-    @cached_property
-    def idle(self) -> Idle:
-        return Idle(self.scene)
-
-    @cached_property
-    def kernels(self) -> Kernels:
-        return Kernels(self.scene)
+    def __init__(self, scene: Scene) -> None:
+        self.scene, self.idle, self.kernels = scene, Idle(scene), Kernels(scene)
 
     @cached_property
     def by_kind(self) -> dict[str, TraceLoss]:
@@ -61,11 +52,8 @@ class TraceLosses(Struct, frozen=True, dict=True):
 
 def trace_losses(base: Base) -> tuple[TraceLosses, ...]:
     """Of traces whose steps hold device work."""
-    return tuple(
-        TraceLosses(scene)
-        for scene in scenes(base)
-        if len(scene.found) and len(scene) and (scene.ends > scene.starts).any()
-    )
+    found = (scene for scene in scenes(base) if len(scene.found) and (scene.ends > scene.starts).any())
+    return tuple(TraceLosses(scene) for scene in found)
 
 
 def by_run(traces: Sequence[TraceLosses]) -> list[tuple[str, list[TraceLosses]]]:
@@ -89,8 +77,10 @@ def _of_run(run: str, traces: list[TraceLosses]) -> DeviceLosses:
         int(intervals.covered(scene.found.covered(KERNEL, FILL), scene.starts, scene.ends).sum()) for scene in scenes
     )
     lengths = np.concatenate([one.kernels.lengths for one in traces])
-    alone = np.concatenate([_launched_alone(one.kernels) for one in traces])
-    typical = lengths[alone] if alone.any() else lengths
+    # of kernels with a launch of their own; those of a CUDA graph share one
+    launches = [np.unique(one.kernels.launch, return_inverse=True, return_counts=True) for one in traces]
+    shared = np.concatenate([(count[number] > 1) & (row[number] >= 0) for row, number, count in launches])
+    typical = lengths if shared.all() else lengths[~shared]
     found = (run_loss(kind, [one.by_kind[kind] for one in traces]) for kind in traces[0].by_kind)
     gpus = (
         gpu
@@ -115,11 +105,3 @@ def _of_run(run: str, traces: list[TraceLosses]) -> DeviceLosses:
         gpus=tuple(dict.fromkeys(gpus)),
         losses=tuple(loss for loss in found if loss is not None),
     )
-
-
-def _launched_alone(kernels: Kernels) -> Bools:
-    """Kernels with a launch of their own; those of a CUDA graph share one."""
-    launch = kernels.scene.found.launch[kernels.slices]
-    _, number, count = np.unique(launch, return_inverse=True, return_counts=True)
-    alone: Bools = (count[number] == 1) | (launch < 0)
-    return alone

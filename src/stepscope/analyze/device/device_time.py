@@ -9,14 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import polars as pl
-from msgspec import Struct
 
 from stepscope.engine import attribution, intervals
-from stepscope.engine.attribution import Found
 from stepscope.engine.device_work import (
     BEFORE_RECORDING,
     COMMUNICATION,
@@ -26,16 +23,14 @@ from stepscope.engine.device_work import (
     KERNEL,
     LINKED,
     Work,
-    in_state,
     links_of,
     work,
 )
-from stepscope.engine.origins import Origin
 from stepscope.engine.slice_names import called_by_name
-from stepscope.engine.source_lines import Lines
 from stepscope.engine.spans import Base, Span
 from stepscope.model import DeviceLine, DeviceLines, DeviceTime, Place, ReadingFacts, TraceFacts
-from stepscope.tables.arrays import NONE, Bools, Int64
+from stepscope.tables.arrays import NONE, Bools
+from stepscope.tables.parts import decode
 from stepscope.tables.schema import Tables
 
 LAUNCHED, ALL = "launched", "all"
@@ -87,7 +82,36 @@ def device_time(span: Span, found: Work, scope: str, wanted: Bools) -> DeviceTim
 def trace_facts(tables: Tables, spans: Sequence[Span]) -> tuple[TraceFacts, ...]:
     """What reading each trace cost and how its device time is linked, in order of the table."""
     parts = {(span.ref.process, span.ref.trace): span for span in spans}
-    return tuple(_trace(row, parts.get((row["process"], row["trace"]))) for row in tables.traces.iter_rows(named=True))
+    facts = []
+    for row in tables.traces.iter_rows(named=True):
+        linked: Counter[str] = Counter()
+        states: Counter[str] = Counter()
+        span = parts.get((row["process"], row["trace"]))
+        found = work(span) if span is not None else None
+        if span is not None and found is not None and len(found):
+            words = links_of(span, found, "state", "method")
+            sums = words.with_columns(ns=pl.Series(found.end_ns - found.start_ns)).group_by("state", "method").sum()
+            for state, method, ns in sums.sort("state", "method").rows():
+                (linked if state == LINKED else states)[str(method) if state == LINKED else state] += int(ns)
+        unlinked = states.total() - states[BEFORE_RECORDING] - states[GRAPH]
+        launched = linked.total() + states[GRAPH] + unlinked
+        counts = ("events", "salvaged", "lost", "unsupported", "clipped", "repaired")
+        one = TraceFacts(
+            trace=row["trace"],
+            rank=row["rank"] or 0,
+            owner=row["owner"] or "user",
+            **{name: row[name] or 0 for name in counts},
+            problems=tuple(row["problems"] or ()),
+            device_events=len(found) if found is not None else 0,
+            device_ns=launched + states[BEFORE_RECORDING],
+            linked_ns=dict(linked),
+            before_recording_ns=states[BEFORE_RECORDING],
+            graph_ns=states[GRAPH],
+            unlinked_ns=unlinked,
+            link_rate=linked.total() / launched if launched else None,
+        )
+        facts.append(one)
+    return tuple(facts)
 
 
 def reading_facts(traces: tuple[TraceFacts, ...]) -> ReadingFacts | None:
@@ -97,58 +121,19 @@ def reading_facts(traces: tuple[TraceFacts, ...]) -> ReadingFacts | None:
     linked: Counter[str] = Counter()
     for trace in traces:
         linked.update(trace.linked_ns)
-    device_ns = sum(trace.device_ns for trace in traces)
-    early_ns = sum(trace.before_recording_ns for trace in traces)
+    names = ("events", "salvaged", "lost", "clipped", "repaired", "device_events")
+    counts = {name: sum(getattr(trace, name) for trace in traces) for name in names}
+    device_ns, early_ns = sum(trace.device_ns for trace in traces), sum(trace.before_recording_ns for trace in traces)
+    graph_ns, unlinked_ns = sum(trace.graph_ns for trace in traces), sum(trace.unlinked_ns for trace in traces)
     launched_ns = device_ns - early_ns
-
-    def of_launched(ns: int) -> float | None:
-        return ns / launched_ns if launched_ns else None
-
     return ReadingFacts(
         traces=len(traces),
-        events=sum(trace.events for trace in traces),
-        salvaged=sum(trace.salvaged for trace in traces),
-        lost=sum(trace.lost for trace in traces),
-        clipped=sum(trace.clipped for trace in traces),
-        repaired=sum(trace.repaired for trace in traces),
-        device_events=sum(trace.device_events for trace in traces),
-        link_rate=of_launched(linked.total()),
+        **counts,
+        link_rate=linked.total() / launched_ns if launched_ns else None,
         linked_shares={method: ns / launched_ns for method, ns in linked.most_common() if ns},
-        graph_share=of_launched(sum(trace.graph_ns for trace in traces)),
-        unlinked_share=of_launched(sum(trace.unlinked_ns for trace in traces)),
+        graph_share=graph_ns / launched_ns if launched_ns else None,
+        unlinked_share=unlinked_ns / launched_ns if launched_ns else None,
         before_recording_share=early_ns / device_ns if device_ns else None,
-    )
-
-
-def _trace(row: dict[str, Any], span: Span | None) -> TraceFacts:
-    """The facts of one trace from its row of the table and its device work."""
-    linked: Counter[str] = Counter()
-    states: Counter[str] = Counter()
-    found = work(span) if span is not None else None
-    if span is not None and found is not None and len(found):
-        words = links_of(span, found, "state", "method")
-        sums = words.with_columns(ns=pl.Series(found.end_ns - found.start_ns)).group_by("state", "method").sum()
-        for state, method, ns in sums.sort("state", "method").rows():
-            if state == LINKED:
-                linked[str(method)] += int(ns)
-            else:
-                states[state] += int(ns)
-    unlinked = states.total() - states[BEFORE_RECORDING] - states[GRAPH]
-    launched = linked.total() + states[GRAPH] + unlinked
-    counts = ("events", "salvaged", "lost", "unsupported", "clipped", "repaired")
-    return TraceFacts(
-        trace=row["trace"],
-        rank=row["rank"] or 0,
-        owner=row["owner"] or "user",
-        **{name: row[name] or 0 for name in counts},
-        problems=tuple(row["problems"] or ()),
-        device_events=len(found) if found is not None else 0,
-        device_ns=launched + states[BEFORE_RECORDING],
-        linked_ns=dict(linked),
-        before_recording_ns=states[BEFORE_RECORDING],
-        graph_ns=states[GRAPH],
-        unlinked_ns=unlinked,
-        link_rate=linked.total() / launched if launched else None,
     )
 
 
@@ -164,34 +149,21 @@ ENGINE = "the autograd engine's own work on its thread, such as sums of gradient
 LIBRARIES = "only library code around the launch"
 
 
-class _Part(Struct, frozen=True):
-    """What is to be attributed of one trace, each field with one value for each piece of work, and where it belongs.
-
-    `rows` are those of the slices, `start` those where the walk started. `way` is how forward operators were found.
-    `early` was launched before the recording, `replayed` by a graph.
-    """
-
-    span: Span
-    rows: Int64
-    start: Int64
-    duration_ns: Int64
-    found: Found
-    way: pl.Series
-    early: Bools
-    replayed: Bools
-
-
 def device_lines(base: Base) -> DeviceLines | None:
     """None without device slices and operators."""
     on_device = any(len(work(span)) for span in base.spans)
-    parts = [(_device_part if on_device else _host_part)(base, span) for span in base.spans]
-    parts = [part for part in parts if len(part.rows)]
-    if not parts:
+    done = [own for span in base.spans if (own := _attributed(base, span, on_device)).height]
+    if not done:
         return None
-    total = sum(int(part.duration_ns.sum()) for part in parts)
-    steps = _steps(base, parts)
-    reasons = _reasons(parts, stacks=base.origins.any_frames)
-    found = tuple(_lines(base, parts, total, steps))
+    every = pl.concat(done)
+    total = int(every["ns"].sum())
+    # profiled steps that launched the work; those that the recording holds whole, where that is known
+    seen = every.filter(pl.col("step") >= 0).select("process", "step").unique()
+    whole = base.tables.steps.filter(pl.col("in_window").fill_null(False))
+    steps = seen.join(whole, on=["process", "step"], how="semi").height or seen.height or None
+    left = every.filter(pl.col("place") < 0).group_by("reason").agg(pl.col("ns").sum())
+    reasons = dict(left.sort("ns", "reason", descending=True).rows())
+    found = tuple(_lines(base, every.filter(pl.col("place") >= 0), total, steps))
     return DeviceLines(
         basis=DEVICE if on_device else HOST,
         total_ns=total,
@@ -204,80 +176,61 @@ def device_lines(base: Base) -> DeviceLines | None:
     )
 
 
-def _steps(base: Base, parts: Sequence[_Part]) -> int | None:
-    """Profiled steps that launched the work; those that the recording holds whole, where that is known."""
-    seen = [
-        (part.span.ref.process, step)
-        for part in parts
-        for step in np.unique(part.span.column("step", part.start[part.start >= 0])).tolist()
-        if step >= 0
-    ]
-    recorded = base.tables.steps.filter(pl.col("in_window").fill_null(False))
-    whole = set(recorded.select("process", "step").iter_rows())
-    return sum(one in whole for one in seen) or len(seen) or None
+def _attributed(base: Base, span: Span, on_device: bool) -> pl.DataFrame:
+    """(process, step, place, callee, way, name, reason, ns, events): the device work of a trace summed up, or without
+    any the self time of its operators on the host.
+
+    `place` is -1 where there is none, for `reason`; `callee` is the name of what the place called, and `way` says how
+    its operator was found. Texts are codes until they are few.
+    """
+    if on_device:
+        done = work(span)
+        rows, ns, start = done.rows, done.end_ns - done.start_ns, np.where(done.launch >= 0, done.launch, done.operator)
+        links = links_of(span, done, "forward", "frame", "forward_method", "state")
+        forward, frame = (links[name].fill_null(NONE).to_numpy() for name in ("forward", "frame"))
+        found = attribution.trace_linked(base, span, start, forward, frame)
+        method: pl.Series | pl.Expr = links["forward_method"].fill_null(SEQUENCE)
+        early, replayed = (links["state"].eq_missing(state).to_numpy() for state in (BEFORE_RECORDING, GRAPH))
+    else:
+        on_host = span.series("stream").is_null().to_numpy()
+        rows = start = np.flatnonzero(span.is_operator & on_host & (span.column("self_ns") > 0))
+        ns, found, method = span.column("self_ns", rows), attribution.trace_linked(base, span, rows), pl.lit(SEQUENCE)
+        early = replayed = np.zeros(len(rows), bool)
+    on_engine = (start >= 0) & span.engine_tracks[span.tracks.codes[start]]
+    why = {
+        EARLY: early,
+        REPLAYED: replayed,
+        NO_LAUNCH: start < 0,
+        NO_FORWARD if base.any_frames else NO_STACKS: found.backward | (not base.any_frames),
+        ENGINE: on_engine,
+    }
+    reason = np.select([found.place >= 0, *why.values()], range(-1, len(why)), len(why))  # the first that holds
+    way = pl.when(pl.Series(found.ahead)).then(method).otherwise(pl.lit(DIRECT))
+    columns = {
+        "step": np.where(start >= 0, span.column("step", start), NONE),
+        "place": found.place,
+        "callee": np.where(found.called >= 0, span.names.codes[found.called], NONE),
+        "name": span.names.codes[rows],
+        "reason": reason,
+        "way": pl.select(way.cast(pl.Categorical)).to_series(),
+    }
+    sums = pl.DataFrame({**columns, "ns": ns}).group_by(*columns).agg(pl.col("ns").sum(), events=pl.len())
+    texts = {"callee": span.names.values, "name": span.names.values, "reason": (*why, LIBRARIES)}
+    decoded = [decode(values, sums[name].to_numpy()).alias(name) for name, values in texts.items()]
+    return sums.with_columns(pl.col("way").cast(pl.String), *decoded, process=pl.lit(span.ref.process))
 
 
-def _device_part(base: Base, span: Span) -> _Part:
-    done = work(span)
-    links = links_of(span, done, "forward", "frame", "forward_method")
-    start = np.where(done.launch >= 0, done.launch, done.operator)
-    forward, frame = (links[name].fill_null(NONE).to_numpy() for name in ("forward", "frame"))
-    return _Part(
-        span=span,
-        rows=done.rows,
-        start=start,
-        duration_ns=done.end_ns - done.start_ns,
-        found=attribution.trace_linked(base, span, start, forward, frame),
-        way=links["forward_method"].fill_null(SEQUENCE),
-        early=in_state(span, done, BEFORE_RECORDING),
-        replayed=in_state(span, done, GRAPH),
-    )
-
-
-def _host_part(base: Base, span: Span) -> _Part:
-    """Operators of the host with their self time."""
-    on_host = span.series("stream").is_null().to_numpy()
-    rows = np.flatnonzero(span.is_operator & on_host & (span.column("self_ns") > 0))
-    nothing = np.zeros(len(rows), bool)
-    return _Part(
-        span=span,
-        rows=rows,
-        start=rows,
-        duration_ns=span.column("self_ns", rows),
-        found=attribution.trace_linked(base, span, rows),
-        way=pl.Series([SEQUENCE]).new_from_index(0, len(rows)),
-        early=nothing,
-        replayed=nothing,
-    )
-
-
-def _reasons(parts: Sequence[_Part], *, stacks: bool) -> dict[str, int]:
-    """Nanoseconds without a line by the reason, the costliest first. Without `stacks` no slice has Python frames."""
-    result: dict[str, int] = {}
-    for part in parts:
-        on_engine = (part.start >= 0) & part.span.engine_tracks[part.span.tracks.codes[part.start]]
-        left = part.found.place < 0
-        for reason, mine in (
-            (EARLY, part.early),
-            (REPLAYED, part.replayed),
-            (NO_LAUNCH, part.start < 0),
-            (NO_FORWARD if stacks else NO_STACKS, part.found.backward | (not stacks)),
-            (ENGINE, on_engine),
-            (LIBRARIES, left),
-        ):
-            own = left & mine
-            if own.any():
-                result[reason] = result.get(reason, 0) + int(part.duration_ns[own].sum())
-            left = left & ~own
-    return dict(sorted(result.items(), key=lambda pair: (pair[1], pair[0]), reverse=True))
-
-
-def _lines(base: Base, parts: Sequence[_Part], total_ns: int, steps: int | None) -> Iterator[DeviceLine]:
+def _lines(base: Base, sums: pl.DataFrame, total_ns: int, steps: int | None) -> Iterator[DeviceLine]:
     """The lines of all attributed work, costliest first."""
-    places = base.origins.places
-    sums = pl.concat([_sums(part) for part in parts])
     pairs = sums.select("place", "callee").unique()
-    resolved = [_resolved(places[place], callee, base.lines) for place, callee in pairs.rows()]
+    resolved = []
+    for index, callee in pairs.rows():
+        # the line in the function that makes the call, where its source tells which; else the definition's
+        place, called = base.places[index], called_by_name(callee)
+        if not (place.exact or place.guess or called is None):
+            line = base.lines.only_line(place.file, place.function, place.line, called)
+            place = place._replace(line=line, exact=True) if line is not None else place
+        resolved.append(place)
     # numbered by name, so that equal costs always come in the same order
     lines = sorted(set(resolved), key=lambda line: (line.file, line.line or 0, line.function, line.exact))
     keys = {line: number for number, line in enumerate(lines)}
@@ -300,31 +253,6 @@ def _lines(base: Base, parts: Sequence[_Part], total_ns: int, steps: int | None)
         )
 
 
-def _sums(part: _Part) -> pl.DataFrame:
-    """(place, callee, way, name, ns, events): attributed work summed up; `callee` is the name of what the place called.
-
-    Texts are codes until they are few.
-    """
-    known = np.flatnonzero(part.found.place >= 0)
-    names, called = part.span.names, part.found.called[known]
-    way = pl.when(pl.Series(part.found.ahead[known])).then(part.way[known]).otherwise(pl.lit(DIRECT))
-    rows = pl.DataFrame(
-        {
-            "place": part.found.place[known],
-            "callee": np.where(called >= 0, names.codes[called], NONE),
-            "way": pl.select(way.cast(pl.Categorical)).to_series(),
-            "name": names.codes[part.rows[known]],
-            "ns": part.duration_ns[known],
-        }
-    )
-    grouped = rows.group_by("place", "callee", "way", "name").agg(pl.col("ns").sum(), events=pl.len())
-    texts = [
-        pl.Series(column, [names.values[code] if code >= 0 else None for code in grouped[column].to_list()], pl.String)
-        for column in ("callee", "name")
-    ]
-    return grouped.with_columns(pl.col("way").cast(pl.String), *texts)
-
-
 def _nested(sums: pl.DataFrame, column: str) -> dict[int, list[tuple[str, int]]]:
     """line -> (value of `column`, ns), costliest first."""
     grouped = sums.group_by("line", column).agg(pl.col("ns").sum())
@@ -332,12 +260,3 @@ def _nested(sums: pl.DataFrame, column: str) -> dict[int, list[tuple[str, int]]]
     for line, value, ns in grouped.sort(["ns", column], descending=[True, False]).rows():
         result.setdefault(line, []).append((str(value), int(ns)))
     return result
-
-
-def _resolved(origin: Origin, callee: str | None, lines: Lines) -> Origin:
-    """The line in the function that makes the call, where its source tells which; else the definition's."""
-    called = called_by_name(callee)
-    if origin.exact or origin.guess or called is None:
-        return origin
-    line = lines.only_line(origin.file, origin.function, origin.line, called)
-    return origin._replace(line=line, exact=True) if line is not None else origin

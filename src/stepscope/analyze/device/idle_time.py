@@ -8,9 +8,6 @@ of its own explains is the host preparing its next launch (`launches`).
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -21,13 +18,14 @@ from stepscope.engine import intervals
 from stepscope.engine.collective_names import is_backend_range
 from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL
 from stepscope.engine.intervals import EMPTY, Intervals
-from stepscope.engine.journal import json_list
+from stepscope.engine.journal import first_sizes
 from stepscope.engine.scene import Scene
 from stepscope.engine.slice_tree import has_ancestor
 from stepscope.model.device_losses import COMPILED, HOST, LAUNCH, OPTIMIZER, ZERO_GRAD
-from stepscope.tables.arrays import NONE, Bools, Int64, climb
+from stepscope.tables.arrays import NONE, Bools, Int64, climb, flags
 
-# A call of the host returns a little after the device is done, and two calls of one operator lie as close together.
+# A call of the host returns a little after the device is done, and two calls of one operator lie as close together; by
+# as much their clocks may disagree.
 RETURN_NS = 10_000
 # A launch reaches an idle device within some tens of microseconds. What was launched longer ago and has not begun waits
 # for something on the device's side, so the host is not what the device waits for.
@@ -48,55 +46,56 @@ class Waits(Struct, frozen=True):
     idle_ns: Int64
 
 
-class Idle(Struct, frozen=True, dict=True):
-    """The idle time of one trace, taken apart."""
+class Idle:
+    """The idle time of one trace, taken apart; `gaps` is when no device works.
 
-    scene: Scene
+    For each gap `ended_by` is the slice of work that ends it and `launch` the row of the call that launched that, -1
+    for none. Of gaps `in_graph`, between slices of one launch, nothing of the host's ends any. `starved` are those that
+    ended because the host launched something: the call was not over when the queue ran empty.
 
-    @cached_property
-    def gaps(self) -> Intervals:
-        """Between the slices of all devices, from the first step's start to the last one's end."""
-        busy = self.scene.found.covered(KERNEL, FILL, COMMUNICATION, COPY)
-        return intervals.complement(busy, int(self.scene.starts[0]), int(self.scene.ends[-1]))
+    `calls` are rows of the runtime or driver, `pin_rows` operators of the training thread that pin memory, `pinning` is
+    idle time meanwhile. `waits_in` are waits for copies from the host, `waits` all others. `rest` is what nothing
+    else explains: the host prepares a launch.
+    """
 
-    @cached_property
-    def ended_by(self) -> Int64:
-        """For each gap the slice of work that ends it, -1 for none."""
-        starts = self.scene.found.start_ns
-        order = np.argsort(starts, kind="stable")
-        at = np.searchsorted(starts[order], self.gaps.ends)
+    def __init__(self, scene: Scene) -> None:
+        self.scene, self.gaps = scene, scene.idle
+        found, span, host, gaps = scene.found, scene.span, scene.host, scene.idle
+        order = np.argsort(found.start_ns, kind="stable")
+        at = np.searchsorted(found.start_ns[order], gaps.ends)
         slices = order[np.minimum(at, len(order) - 1)]
-        return np.where((at < len(order)) & (starts[slices] == self.gaps.ends), slices, NONE)
-
-    @cached_property
-    def _first(self) -> Bools:
-        """Slices that are the first of their launch. A CUDA graph is launched once for all its kernels."""
-        found = self.scene.found
+        hit = (at < len(order)) & (found.start_ns[slices] == gaps.ends)
+        self.ended_by = np.where(hit, slices, NONE)
+        # slices that are the first of their launch: a CUDA graph is launched once for all its kernels
         order = np.lexsort((found.start_ns, found.launch))
         launch = found.launch[order]
-        first = np.ones(len(found), bool)
-        first[order[1:]] = (launch[1:] != launch[:-1]) | (launch[1:] < 0)
-        return first
+        self._first = np.ones(len(found), bool)
+        self._first[order[1:]] = (launch[1:] != launch[:-1]) | (launch[1:] < 0)
+        self.in_graph = hit & ~self._first[np.maximum(self.ended_by, 0)]
+        self.launch = np.where(hit, found.launch[self.ended_by], NONE)
+        over = span.ends(np.maximum(self.launch, 0))
+        self.starved = (self.launch >= 0) & (over > gaps.starts) & ~self.in_graph
 
-    @cached_property
-    def in_graph(self) -> Bools:
-        """Gaps between slices of one launch: nothing of the host's ends them."""
-        ended: Bools = (self.ended_by >= 0) & ~self._first[np.maximum(self.ended_by, 0)]
-        return ended
-
-    @cached_property
-    def launch(self) -> Int64:
-        """For each gap the row of the call that launched the slice behind it, -1 for none."""
-        return np.where(self.ended_by >= 0, self.scene.found.launch[self.ended_by], NONE)
-
-    @cached_property
-    def starved(self) -> Bools:
-        """Gaps that ended because the host launched something: the call was not over when the queue ran empty."""
-        over = self.scene.span.ends(np.maximum(self.launch, 0))
-        found: Bools = (self.launch >= 0) & (over > self.gaps.starts) & ~self.in_graph
-        return found
-
-    # ---------------------------------------------------------------------------------------------- waits
+        self.operations = Operations(scene, gaps)
+        self._other_causes = intervals.merge(self.operations.told, self.operations.times)
+        self.calls = host.rows[span.is_runtime[host.rows]]
+        rows = host_rows(span, _PIN)
+        self.pin_rows = rows[np.isin(rows, host.rows)]
+        idle = intervals.intersect(gaps, span.times(self.pin_rows))
+        self.pinning = intervals.subtract(idle, self._other_causes)
+        # calls below operators that copy from the host: the copy, and the wait for it behind
+        launches = found.launch[self.copies(IN)]
+        launches = np.unique(launches[launches >= 0])
+        around = span.parent[launches]
+        around = around[around >= 0]
+        below = np.isin(span.parent[self.calls], around[span.is_operator[around]])
+        copying = span.times(np.union1d(self.calls[below], launches))
+        self.waits_in = self._waits(intervals.intersect(host.synchronizing, copying), EMPTY)
+        self.waits = self._waits(intervals.subtract(host.synchronizing, copying), self.waits_in.idle)
+        waited = intervals.merge(self._other_causes, self.waits.idle, self.waits_in.idle, self.pinning)
+        self._allocating = intervals.subtract(intervals.intersect(gaps, host.allocating), waited)
+        told = intervals.merge(waited, host.synchronizing, self._allocating, host.io)
+        self.rest = intervals.subtract(gaps, told)
 
     def copies(self, marks: tuple[str, ...]) -> Int64:
         """Slices of work that copy in a direction."""
@@ -109,55 +108,6 @@ class Idle(Struct, frozen=True, dict=True):
         inside = self.scene.step_of(self.scene.found.start_ns[slices]) >= 0
         return slices[inside & ~self.operations.work[slices]]
 
-    @cached_property
-    def calls(self) -> Int64:
-        """Rows of the calls of the runtime or driver."""
-        rows = self.scene.host.rows
-        return rows[self.scene.span.is_runtime[rows]]
-
-    @cached_property
-    def _copying_in(self) -> Intervals:
-        """Calls below operators that copy from the host: the copy, and the wait for it behind."""
-        span = self.scene.span
-        launches = self.scene.found.launch[self.copies(IN)]
-        launches = np.unique(launches[launches >= 0])
-        around = span.parent[launches]
-        around = around[around >= 0]
-        marked = np.zeros(len(span) + 1, bool)  # the last for rows without a parent
-        marked[around[span.is_operator[around]]] = True
-        return span.times(np.union1d(self.calls[marked[span.parent[self.calls]]], launches))
-
-    @cached_property
-    def operations(self) -> Operations:
-        """Operations that own what happens in them."""
-        return Operations(self.scene, self.gaps)
-
-    @cached_property
-    def _other_causes(self) -> Intervals:
-        return intervals.merge(self.operations.told, self.operations.times)
-
-    @cached_property
-    def pin_rows(self) -> Int64:
-        """Operators of the training thread that pin memory."""
-        rows = host_rows(self.scene.span, _PIN)
-        return rows[np.isin(rows, self.scene.host.rows)]
-
-    @cached_property
-    def pinning(self) -> Intervals:
-        """Idle time while the host pins memory."""
-        idle = intervals.intersect(self.gaps, self.scene.span.times(self.pin_rows))
-        return intervals.subtract(idle, self._other_causes)
-
-    @cached_property
-    def waits_in(self) -> Waits:
-        """Waits for copies from the host."""
-        return self._waits(intervals.intersect(self.scene.host.synchronizing, self._copying_in), EMPTY)
-
-    @cached_property
-    def waits(self) -> Waits:
-        """All other waits for the device."""
-        return self._waits(intervals.subtract(self.scene.host.synchronizing, self._copying_in), self.waits_in.idle)
-
     def _waits(self, times: Intervals, told: Intervals) -> Waits:
         """`told`: idle time of other waits."""
         times = intervals.subtract(times, self._other_causes)
@@ -165,7 +115,7 @@ class Idle(Struct, frozen=True, dict=True):
             return Waits(EMPTY, np.empty(0, np.int64), EMPTY, np.empty(0, np.int64))
         wide = intervals.union(times.starts, times.ends + RETURN_NS)
         waits = Intervals(wide.starts, wide.ends - RETURN_NS)
-        gaps, found, span = self.gaps, self.scene.found, self.scene.span
+        gaps, found, span, calls = self.gaps, self.scene.found, self.scene.span, self.calls
         at = np.searchsorted(waits.starts, gaps.starts, side="right") - 1
         safe = np.maximum(at, 0)
         caused = (at >= 0) & (gaps.starts <= waits.ends[safe] + RETURN_NS)
@@ -180,33 +130,14 @@ class Idle(Struct, frozen=True, dict=True):
         under = intervals.subtract(intervals.intersect(gaps, waits), told)
         own = intervals.covered(under, waits.starts, waits.ends)
         np.add.at(own, at[caused], intervals.covered(after, behind, reach))
-        return Waits(waits, self._longest_calls(waits), intervals.merge(under, after), own)
-
-    def _longest_calls(self, waits: Intervals) -> Int64:
-        span, calls = self.scene.span, self.calls
+        # the longest call of each wait
         at = np.searchsorted(waits.starts, span.start_ns[calls], side="right") - 1
         inside = (at >= 0) & (span.ends(calls) <= waits.ends[np.maximum(at, 0)])
         calls, at = calls[inside], at[inside]
         order = np.lexsort((span.duration_ns[calls], at))
         longest = np.full(len(waits.starts), NONE, np.int64)
         longest[at[order]] = calls[order]  # of several the last, which is the longest
-        return longest
-
-    # ------------------------------------------------------------------------------------------- what is left
-
-    @cached_property
-    def _waited(self) -> Intervals:
-        return intervals.merge(self._other_causes, self.waits.idle, self.waits_in.idle, self.pinning)
-
-    @cached_property
-    def _allocating(self) -> Intervals:
-        return intervals.subtract(intervals.intersect(self.gaps, self.scene.host.allocating), self._waited)
-
-    @cached_property
-    def rest(self) -> Intervals:
-        """Idle time that nothing above explains: the host prepares a launch."""
-        told = intervals.merge(self._waited, self.scene.host.synchronizing, self._allocating)
-        return intervals.subtract(intervals.subtract(self.gaps, told), self.scene.host.io)
+        return Waits(waits, longest, intervals.merge(under, after), own)
 
     # ----------------------------------------------------------------------------------------------- losses
 
@@ -272,7 +203,8 @@ _DISTRIBUTING = (
 class Operations:
     """The operations of one trace that own what happens in them; `gaps` is when no device works.
 
-    `told`: a loader or compilation in which anything happens has the better name.
+    `told`: a loader or compilation in which anything happens has the better name. `times` is when the host is inside
+    one, `work` the slices that they launched.
     """
 
     def __init__(self, scene: Scene, gaps: Intervals) -> None:
@@ -284,17 +216,9 @@ class Operations:
         several = (np.unique(scene.found.device) >= 0).sum() > 1 and len(host_rows(self.span, _DATA_PARALLEL))
         self._distributing_rows = host_rows(self.span, _DISTRIBUTING) if several else np.empty(0, np.int64)
         self._distributing = self.span.times(self._distributing_rows)
-
-    @property
-    def times(self) -> Intervals:
-        """When the host is inside one."""
-        return intervals.merge(self._linalg, self._distributing)
-
-    @cached_property
-    def work(self) -> Bools:
-        """Slices of work that they launched."""
+        self.times = intervals.merge(self._linalg, self._distributing)
         distributed = self._launched_in(self._distributing_rows, self._distributing)
-        return self._launched_in(self._linalg_rows, self._linalg) | distributed
+        self.work = self._launched_in(self._linalg_rows, self._linalg) | distributed
 
     def _serial(self, rows: Int64) -> Intervals:
         """Calls of linear algebra that leave the device empty for most of their time."""
@@ -313,9 +237,9 @@ class Operations:
         """Calls of linear algebra in which the device mostly waits for the next small piece."""
         rows, calls = self._linalg_rows, self._linalg
         found = self._owned(rows, calls)
-        shapes = [_first_shape(self.span.series("shapes")[int(row)]) for row in found.rows if row >= 0]
+        shapes = [first_sizes(self.span.series("shapes")[int(row)]) for row in found.rows if row >= 0]
         # how many matrices each operator got, and the rows of each; without recorded shapes none are known
-        sizes = [(prod(shape[:-2]), shape[-2]) for shape in shapes if len(shape) >= 2]
+        sizes = [(prod(shape[:-2]), shape[-2]) for shape in shapes if shape is not None and len(shape) >= 2]
         mine = self._launched_in(rows, calls) & (self.scene.step_of(self.scene.found.start_ns) >= 0)
         found.details.update(
             launches=float(mine.sum()),
@@ -337,9 +261,7 @@ class Operations:
         return self.scene.launched_during(times) & np.isin(tracks, np.unique(codes[rows]))
 
     def _call_of(self, calls: Intervals, mine: Bools) -> Int64:
-        starts = self.span.start_ns[self.scene.found.launch[mine]]
-        at: Int64 = np.searchsorted(calls.starts, starts, side="right") - 1
-        return at
+        return np.searchsorted(calls.starts, self.span.start_ns[self.scene.found.launch[mine]], side="right") - 1
 
     def _owned(self, rows: Int64, calls: Intervals) -> TraceLoss:
         """Idle time inside the calls, without what is told elsewhere, and their work with nothing beside it."""
@@ -357,11 +279,6 @@ class Operations:
         return TraceLoss(scene, times, outer, weights[weights > 0], outer, details)
 
 
-def _first_shape(text: str | None) -> list[int]:
-    first = next(iter(json_list(text)), None)
-    return first if isinstance(first, list) and all(type(size) is int for size in first) else []
-
-
 WITHIN, BETWEEN = ("DtoD", "DeviceToDevice"), ("PtoP", "PeerToPeer")
 
 
@@ -375,9 +292,7 @@ def from_host(idle: Idle) -> TraceLoss:
     found, span = scene.found, scene.span
     slices = idle.exposed_copies(IN)
     starts, ends = found.start_ns[slices], found.end_ns[slices]
-    mine = np.zeros(len(found), bool)
-    mine[slices] = True
-    exposed = scene.exclusive(mine)
+    exposed = scene.exclusive(flags(len(found), slices))
     shown = intervals.covered(exposed, starts, ends)
     rows = found.launch[slices]
     waited = np.zeros(len(slices), np.int64)
@@ -427,13 +342,10 @@ def _synced(idle: Idle, launches: Int64) -> Bools:
     """Whether the operator around a copy's launch waits with a call of its own, or the call itself is no async one."""
     span = idle.scene.span
     waits = idle.calls[span.names.containing("Synchronize")[idle.calls]]
-    marked = np.zeros(len(span) + 1, bool)  # the last for rows without a parent
-    marked[span.parent[waits]] = True
-    marked[NONE] = False
     rows = np.maximum(launches, 0)
+    around, waiting = span.parent[rows], span.parent[waits]
     at_once = span.names.pick(["async" in name.lower() for name in span.names.values])[rows]
-    synced: Bools = (launches >= 0) & (marked[span.parent[rows]] | ~at_once)
-    return synced
+    return np.logical_and(launches >= 0, ((around >= 0) & np.isin(around, waiting)) | ~at_once)
 
 
 def on_devices(idle: Idle) -> TraceLoss:
@@ -441,9 +353,7 @@ def on_devices(idle: Idle) -> TraceLoss:
     scene, found, span = idle.scene, idle.scene.found, idle.scene.span
     slices = idle.exposed_copies((*WITHIN, *BETWEEN))
     starts, ends = found.start_ns[slices], found.end_ns[slices]
-    mine = np.zeros(len(found), bool)
-    mine[slices] = True
-    times = scene.exclusive(mine)
+    times = scene.exclusive(flags(len(found), slices))
     weights = intervals.covered(times, starts, ends)
     peer = span.names.containing(*BETWEEN)[found.rows[slices]]
     details = {
@@ -474,7 +384,10 @@ _ZERO_GRAD = r"^Optimizer\.zero_grad#|(^|/)torch/(optim/optimizer|nn/modules/mod
 _COMPILED = (
     r"^CompiledFunction(Backward)?$|^Torch-Compiled Region|^## Call CompiledFxGraph|^torch::jit::fuser|^TorchDynamo"
 )
-_GENERATED = re.compile(r"^triton_|^fused_|^kernel\d*$|CudaCodeGen")
+_GENERATED = r"^triton_|^fused_|^kernel\d*$|CudaCodeGen"
+# Updates of all parameters in one kernel (PyTorch's fused ones, apex', and those a compiler made), or operation by
+# operation.
+_FUSED, _GROUPED = r"_fused_|FusedOptimizer|FusedAdam|^triton_", r"_foreach_|multi_tensor"
 
 
 def launch_losses(idle: Idle) -> dict[str, TraceLoss]:
@@ -496,8 +409,8 @@ class _Launches:
         self.idle, self.scene, self.span, self.found = idle, idle.scene, idle.scene.span, idle.scene.found
         self.lengths = self.found.end_ns - self.found.start_ns
         # kernels of optimizers that could be fused and are not; and of those that could at least update in groups
-        self.fusable = self._updates_of(_FUSABLE, _is_fused)
-        self.groupable = self._updates_of(_GROUPABLE, lambda name: _is_fused(name) or _is_grouped(name))
+        self.fusable = self._updates_of(_FUSABLE, _FUSED)
+        self.groupable = self._updates_of(_GROUPABLE, f"{_FUSED}|{_GROUPED}")
         updates = ((_FUSABLE, self.fusable), (_GROUPABLE, self.groupable))
         self.optimizing = self._preparing(*(self._times(pattern) for pattern, mine in updates if mine.any()))
         clearing = self._times(_ZERO_GRAD)
@@ -515,15 +428,14 @@ class _Launches:
         inside = np.isin(self.found.kind, (KERNEL, FILL)) & (self.scene.step_of(self.found.start_ns) >= 0)
         return self.scene.launched_during(times) & inside
 
-    def _updates_of(self, pattern: str, well_done: Callable[[str], bool]) -> Bools:
+    def _updates_of(self, pattern: str, well_done: str) -> Bools:
         mine = self._launched_in(self._times(pattern))
         done = self._named(well_done, np.flatnonzero(mine))
         return mine if (~done).sum() >= ONE_BY_ONE * len(done) else np.zeros(len(mine), bool)
 
-    def _named(self, wanted: Callable[[str], bool], slices: Int64) -> Bools:
-        """Slices whose name or whose operator's is wanted."""
-        names = self.span.names
-        flags = names.pick([wanted(name) for name in names.values])
+    def _named(self, pattern: str, slices: Int64) -> Bools:
+        """Slices whose name or whose operator's is such."""
+        flags = self.span.names.like(pattern)
         operators = self.idle.operators(self.found.launch[slices])
         named: Bools = flags[self.found.rows[slices]] | ((operators >= 0) & flags[np.maximum(operators, 0)])
         return named
@@ -545,12 +457,11 @@ class _Launches:
         codes = self.span.names.codes[np.where(operators >= 0, operators, found.rows[slices])]
         distinct, number = np.unique(codes, return_inverse=True)
         sums = np.bincount(number, self.lengths[slices], len(distinct))
-        lost = np.zeros(len(found), bool)
-        lost[slices[~np.isin(number, np.argsort(-sums, kind="stable")[:FUSED_PASSES])]] = True
+        lost = flags(len(found), slices[~np.isin(number, np.argsort(-sums, kind="stable")[:FUSED_PASSES])])
         mine = self.fusable | self.groupable
         every = np.flatnonzero(mine)
         details = {
-            "foreach_launches": float(self._named(_is_grouped, every).sum()),
+            "foreach_launches": float(self._named(_GROUPED, every).sum()),
             "fusable_launches": float(len(slices)),
             "operator_calls": float(len(np.unique(self.idle.operators(found.launch[every])))),
         }
@@ -584,27 +495,21 @@ class _Launches:
         gaps = idle.gaps
         prepared = idle.starved & (self.rest_ns <= LAUNCH_NS) & (self.rest_ns > 0)
         chosen = np.flatnonzero(prepared & (self.scene.step_of(gaps.ends - 1) >= 0))
-        chosen = chosen[has_ancestor(self.span.parent, idle.launch[chosen], self._compiled) == compiled]
+        functions = flags(len(self.span), host_rows(self.span, _COMPILED))
+        chosen = chosen[has_ancestor(self.span.parent, idle.launch[chosen], functions) == compiled]
         times = intervals.intersect(self.rest, Intervals(gaps.starts[chosen], gaps.ends[chosen]))
         rows, ended, weights = idle.launch[chosen], idle.ended_by[chosen], self.rest_ns[chosen]
         details = {"kernels_behind_ns": float(self.lengths[ended].sum())}
         if compiled:
             kernels = np.flatnonzero((found.kind == KERNEL) & (self.scene.step_of(found.start_ns) >= 0))
-            kernels = kernels[has_ancestor(self.span.parent, found.launch[kernels], self._compiled)]
-            generated = self.span.names.matching(_GENERATED.search)[found.rows[kernels]]
+            kernels = kernels[has_ancestor(self.span.parent, found.launch[kernels], functions)]
+            generated = self.span.names.like(_GENERATED)[found.rows[kernels]]
             details |= {
                 "collectives_ns": float(weights[found.kind[ended] == COMMUNICATION].sum()),
                 "compiled_kernels": float(len(kernels)),
                 "generated_kernels": float(generated.sum()),
             }
         return TraceLoss(self.scene, times, rows, weights, idle.operators(rows), details)
-
-    @cached_property
-    def _compiled(self) -> Bools:
-        """Rows of compiled functions."""
-        marks = np.zeros(len(self.span), bool)
-        marks[host_rows(self.span, _COMPILED)] = True
-        return marks
 
     def working(self) -> TraceLoss:
         """Long gaps in which the host ran operators or Python but launched nothing, where it is recorded what."""
@@ -631,13 +536,3 @@ class _Launches:
         over = np.minimum(span.ends(slices), end) - np.maximum(span.start_ns[slices], start)
         covering = slices[over >= COVERING * (end - start)]
         return int(covering[np.lexsort((covering, span.duration_ns[covering]))[0]]) if len(covering) else NONE
-
-
-def _is_fused(name: str) -> bool:
-    """An update of all parameters in one kernel: PyTorch's fused ones, apex', and those a compiler made."""
-    return "_fused_" in name or "FusedOptimizer" in name or "FusedAdam" in name or name.startswith("triton_")
-
-
-def _is_grouped(name: str) -> bool:
-    """An operation on all parameters at once."""
-    return "_foreach_" in name or "multi_tensor" in name

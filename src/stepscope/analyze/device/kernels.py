@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from math import ceil
 
 import numpy as np
+import polars as pl
 
 from stepscope.analyze.device.trace_loss import TraceLoss, host_rows
-from stepscope.analyze.views import kernels
+from stepscope.analyze.views import kernels as kernel_names
 from stepscope.engine import intervals
 from stepscope.engine.device_work import KERNEL
 from stepscope.engine.intervals import Intervals
-from stepscope.engine.journal import json_list
+from stepscope.engine.journal import json_list, sizes
 from stepscope.engine.scene import Scene
 from stepscope.engine.slice_tree import has_ancestor
-from stepscope.tables.arrays import NONE, Bools, Int64
+from stepscope.tables.arrays import NONE, Bools, flags
 
 FIRST_TENSOR_CORES = 7  # major compute capability of Volta
 # Kernels between the two products of an attention that is written out: scale, mask, softmax, dropout, and conversions
@@ -62,10 +62,17 @@ class Kernels:
         self.lengths = (found.end_ns - found.start_ns)[self.slices]
         self.launch = found.launch[self.slices]
         self.operator = found.operator[self.slices]  # that launched each, -1 for none
+        span, names = self.span, self.span.names
+        self._on_tensor_cores = names.pick(kernel_names.uses_tensor_cores(names.values))[self.rows].astype(bool)
+        # below an operator that could use tensor cores; below convolutions, forward and backward
+        self._below_product = self._below(names.pick(kernel_names.eligible(names.values)) & span.is_operator)
+        self._below_convolution = self._below(names.matching(_CONVOLUTION.search) & span.is_operator)
+        # cuDNN's own conversions, and copies of an operand whose layout is not the convolution's
+        copied = self._below(names.where(_CONTIGUOUS) & span.is_operator) & self._flags(_COPIED)
+        self._conversions = (self._flags(_CONVERSION) & self._below_product) | (copied & self._below_convolution)
 
     def _flags(self, pattern: re.Pattern[str]) -> Bools:
-        flags: Bools = self.span.names.matching(pattern.search)[self.rows]
-        return flags
+        return self.span.names.matching(pattern.search)[self.rows].astype(bool)
 
     def _below(self, wanted: Bools) -> Bools:
         """Kernels below one of the operators `wanted`, a flag for each row of the span."""
@@ -73,28 +80,14 @@ class Kernels:
 
     def _alone(self, chosen: Bools) -> Intervals:
         """When some kernels ran, and none of the others nor a copy."""
-        mine = np.zeros(len(self.scene.found), bool)
-        mine[self.slices[chosen]] = True
-        return self.scene.exclusive(mine)
+        return self.scene.exclusive(flags(len(self.scene.found), self.slices[chosen]))
 
     def _loss(self, chosen: Bools, details: dict[str, float]) -> TraceLoss:
         """A loss of some kernels, as far as they run alone."""
         origin = np.where(self.launch >= 0, self.launch, self.operator)[chosen]
         return TraceLoss(self.scene, self._alone(chosen), origin, self.lengths[chosen], self.rows[chosen], details)
 
-    @cached_property
-    def _on_tensor_cores(self) -> Bools:
-        names = self.span.names
-        flags: Bools = names.pick(kernels.uses_tensor_cores(names.values))[self.rows]
-        return flags
-
     # ---------------------------------------------------------------------------------------------- products
-
-    @cached_property
-    def _below_product(self) -> Bools:
-        """Kernels below an operator that could use tensor cores."""
-        names = self.span.names
-        return self._below(names.pick(kernels.eligible(names.values)) & self.span.is_operator)
 
     def products(self) -> TraceLoss:
         """Products and convolutions on ordinary cores, where the device has others as far as the trace tells."""
@@ -145,18 +138,6 @@ class Kernels:
 
     # ------------------------------------------------------------------------------------- layout, pointwise
 
-    @cached_property
-    def _below_convolution(self) -> Bools:
-        """Kernels below convolutions, forward and backward."""
-        return self._below(self.span.names.matching(_CONVOLUTION.search) & self.span.is_operator)
-
-    @cached_property
-    def _conversions(self) -> Bools:
-        """cuDNN's own, and copies of an operand whose layout is not the convolution's."""
-        span = self.span
-        copied = self._below(span.names.where(_CONTIGUOUS) & span.is_operator) & self._flags(_COPIED)
-        return (self._flags(_CONVERSION) & self._below_product) | (copied & self._below_convolution)
-
     def layout(self) -> TraceLoss:
         """Conversions between memory layouts around convolutions; `first_ns`: at the first convolution of each step."""
         span, chosen = self.span, self._conversions
@@ -164,8 +145,7 @@ class Kernels:
         step = self.scene.step_of(span.start_ns[outer])
         outer, step = outer[step >= 0], step[step >= 0]
         order = np.argsort(span.start_ns[outer], kind="stable")
-        first = np.zeros(len(span), bool)
-        first[outer[order][np.unique(step[order], return_index=True)[1]]] = True
+        first = flags(len(span), outer[order][np.unique(step[order], return_index=True)[1]])
         details = {"first_ns": self._total(self._below(first) & chosen), "convolutions": float(len(outer))}
         return self._loss(chosen, {**details, "conversions_ns": self._total(chosen)})
 
@@ -177,13 +157,17 @@ class Kernels:
         """
         span = self.span
         optimizing = self.scene.launched_during(span.times(host_rows(span, _OPTIMIZER)))[self.slices]
-        flags = self._flags(_POINTWISE) & ~self._flags(_FUSED) & ~optimizing & ~self._conversions
-        flags &= ~self._below(span.names.containing("AccumulateGrad"))
+        chosen = self._flags(_POINTWISE) & ~self._flags(_FUSED) & ~optimizing & ~self._conversions
+        chosen &= ~self._below(span.names.containing("AccumulateGrad"))
         stream = span.column("stream", self.rows)
-        lost, runs = np.zeros(len(self.rows), bool), np.zeros(len(self.rows), bool)
-        for one in np.unique(stream).tolist():
-            own = np.flatnonzero(stream == one)
-            lost[own], runs[own] = _runs(flags[own], self.lengths[own])
+        rows = pl.DataFrame({"stream": stream, "chosen": chosen, "ns": self.lengths})
+        rows = rows.with_columns(run=pl.col("chosen").rle_id().over("stream"))
+        run, place = ("stream", "run"), pl.int_range(pl.len())
+        found = rows.select(
+            lost=pl.col("chosen") & (place.over(run) != pl.col("ns").arg_max().over(run)),
+            runs=pl.col("chosen") & (pl.len().over(run) > 1),
+        )
+        lost, runs = (found[name].to_numpy() for name in ("lost", "runs"))
         return self._loss(lost, {"runs_kernels": float(runs.sum()), "runs_ns": self._total(runs)})
 
     # ------------------------------------------------------------------------------------------------- tiles
@@ -200,11 +184,11 @@ class Kernels:
         alone = intervals.covered(self._alone(own), found.start_ns[slices], found.end_ns[slices])
         texts = span.events.select("shapes", "types")[operators].rows() if len(operators) else []
         names = [span.names.values[code] for code in span.names.codes[found.rows[slices]].tolist()]
-        sizes = [
+        products_of = [
             _sizes(_PRODUCTS[span.names.values[code]], shapes, types)
             for code, (shapes, types) in zip(span.names.codes[operators].tolist(), texts, strict=True)
         ]
-        wasted = np.asarray([waste(size, name) if size else 0.0 for size, name in zip(sizes, names, strict=True)])
+        wasted = np.asarray([waste(size, name) if size else 0.0 for size, name in zip(products_of, names, strict=True)])
         weights = np.round(alone * wasted).astype(np.int64)
         kept = weights > 0
         per_step = np.zeros(len(self.scene), np.int64)
@@ -215,7 +199,8 @@ class Kernels:
             "unaligned_ns": float(alone[unaligned & kept].sum()),
             "products_ns": self._total(own),
         }
-        labels = [" x ".join(map(str, size)) for size, keep in zip(sizes, kept.tolist(), strict=True) if keep and size]
+        both = zip(products_of, kept.tolist(), strict=True)
+        labels = [" x ".join(map(str, size)) for size, keep in both if keep and size]
         rows = np.where(self.launch >= 0, self.launch, self.operator)[own][kept]
         return TraceLoss(
             self.scene, intervals.EMPTY, rows, weights[kept], operators[kept], details, tuple(labels), per_step
@@ -223,22 +208,11 @@ class Kernels:
 
 
 def has_tensor_cores(name: str | None, capability: str | None) -> bool:
-    """NVIDIA from Volta on. AMD's traces give a number of the same form that means something else."""
+    """NVIDIA from Volta on. AMD's traces give a number of the same form that means something else, and the GTX 16
+    series is Turing without them."""
     major = (capability or "").partition(".")[0]
-    if not major.isdigit() or "AMD" in (name or "") or "Radeon" in (name or "") or "Instinct" in (name or ""):
-        return False
-    # the GTX 16 series is Turing without them
-    return int(major) >= FIRST_TENSOR_CORES and "GTX 16" not in (name or "")
-
-
-def _runs(flags: Bools, lengths: Int64) -> tuple[Bools, Bools]:
-    """In each run of several flagged values all but its longest; and all of them."""
-    lost, runs = flags.copy(), flags.copy()
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(np.int8)))
-    for first, last in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
-        lost[first + int(lengths[first:last].argmax())] = False
-        runs[first:last] = last - first > 1
-    return lost, runs
+    without = any(maker in (name or "") for maker in ("AMD", "Radeon", "Instinct", "GTX 16"))
+    return major.isdigit() and int(major) >= FIRST_TENSOR_CORES and not without
 
 
 MULTIPLE = 8  # of elements in 16 bits: 16 bytes, which cuBLAS wants rows to begin at for its best kernels
@@ -263,11 +237,11 @@ def _sizes(first: int, shapes: str | None, types: str | None) -> tuple[int, int,
     dims, kinds = _loaded(shapes), _loaded(types)
     if len(dims) < first + 2 or len(kinds) < first + 2 or any(kind not in _HALVES for kind in kinds[first : first + 2]):
         return None
-    one, other = _shape(dims[first]), _shape(dims[first + 1])
+    one, other = sizes(dims[first]) or (), sizes(dims[first + 1]) or ()
     if not (len(one) == len(other) >= 2 and one[-1] == other[-2]):
         return None
-    sizes = one[-2], other[-1], one[-1]
-    return sizes if min(sizes) > 0 else None
+    found = one[-2], other[-1], one[-1]
+    return found if min(found) > 0 else None
 
 
 def waste(size: tuple[int, int, int], kernel: str) -> float:
@@ -275,20 +249,18 @@ def waste(size: tuple[int, int, int], kernel: str) -> float:
 
     Which side of the tile stands for rows is not told, so the better of both counts.
     """
+
+    def up(length: int, multiple: int) -> int:
+        return ceil(length / multiple) * multiple
+
     rows, columns, depth = size
-    padded = 1 - (rows * columns * depth) / (_up(rows, MULTIPLE) * _up(columns, MULTIPLE) * _up(depth, MULTIPLE))
+    padded = 1 - (rows * columns * depth) / (up(rows, MULTIPLE) * up(columns, MULTIPLE) * up(depth, MULTIPLE))
     match = _TILE.search(kernel[:4000])
-    if match is None:
-        return padded
-    one, other = int(match[1]), int(match[2])
+    one, other = (int(match[1]), int(match[2])) if match is not None else (0, 0)
     if not one or not other:
         return padded
-    filled = min(_up(rows, one) * _up(columns, other), _up(rows, other) * _up(columns, one))
+    filled = min(up(rows, one) * up(columns, other), up(rows, other) * up(columns, one))
     return max(padded, 1 - rows * columns / filled)
-
-
-def _up(size: int, multiple: int) -> int:
-    return ceil(size / multiple) * multiple
 
 
 def filling(traces: list[Kernels]) -> float | None:
@@ -302,26 +274,22 @@ def filling(traces: list[Kernels]) -> float | None:
 
 
 def batch_size(scenes: list[Scene]) -> int | None:
-    """The first dimension that most inputs of layers share."""
-    firsts = Counter(first for scene in scenes for first in _firsts(scene))
+    """The first dimension that most inputs of layers share: of inputs with three dimensions and more, and of indices of
+    embeddings."""
+    firsts: Counter[int] = Counter()
+    for scene in scenes:
+        span = scene.span
+        layers = span.names.where(frozenset(_LAYERS)) & span.is_operator
+        rows = np.flatnonzero(layers & (scene.step_of(span.start_ns) >= 0))
+        texts = span.series("shapes").gather(rows).to_list()
+        for code, text in zip(span.names.codes[rows].tolist(), texts, strict=True):
+            first, dims = _LAYERS[span.names.values[code]], _loaded(text)
+            shape = (sizes(dims[first]) if len(dims) > first else None) or ()
+            firsts.update(shape[:1] if len(shape) >= 3 - first else ())
     if not firsts:
         return None
     size, times = min(firsts.items(), key=lambda item: (-item[1], item[0]))
     return size if times >= AGREE * firsts.total() else None
-
-
-def _firsts(scene: Scene) -> Iterator[int]:
-    """First dimensions of inputs with three dimensions and more, and of indices of embeddings."""
-    span = scene.span
-    layers = span.names.where(frozenset(_LAYERS)) & span.is_operator
-    rows = np.flatnonzero(layers & (scene.step_of(span.start_ns) >= 0))
-    texts = span.series("shapes").gather(rows).to_list()
-    for code, text in zip(span.names.codes[rows].tolist(), texts, strict=True):
-        first = _LAYERS[span.names.values[code]]
-        dims = _loaded(text)
-        shape = _shape(dims[first]) if len(dims) > first else []
-        if len(shape) >= 3 - first:
-            yield shape[0]
 
 
 def sync_batch_norms(scene: Scene) -> int:
@@ -331,9 +299,3 @@ def sync_batch_norms(scene: Scene) -> int:
     rows = rows[scene.step_of(span.start_ns[rows]) >= 0]
     outer = span.names.where(frozenset({"SyncBatchNorm"}))
     return int((outer[rows] | ~has_ancestor(span.parent, span.parent[rows], outer)).sum())
-
-
-def _shape(value: object) -> list[int]:
-    """The sizes of a tensor; none where it is something else."""
-    sizes = value if isinstance(value, list) else []
-    return sizes if all(type(size) is int and size >= 0 for size in sizes) else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from msgspec import Struct, field
@@ -59,13 +59,20 @@ def run_loss(kind: str, pieces: Sequence[TraceLoss]) -> Loss | None:
     parts: Counter[str] = Counter()
     details: dict[str, float] = {}
     for one in pieces:
-        for name, weight in _by_name(one):
+        names, known = one.scene.span.names, one.named >= 0
+        told: Sequence[str] = one.labels or ()
+        weights = one.weights
+        if one.labels is None:
+            codes, number = np.unique(names.codes[one.named[known]], return_inverse=True)
+            told, weights = [names.values[code] for code in codes.tolist()], np.zeros(len(codes), np.int64)
+            np.add.at(weights, number, one.weights[known])
+        for name, weight in zip(told, weights.tolist(), strict=True):
             parts[name] += weight
         for name, value in one.details.items():
             details[name] = details.get(name, 0.0) + value
     ordered = sorted(parts.items(), key=lambda item: (-item[1], item[0]))[:PARTS]
-    names = [name for name, _ in ordered]
-    shown = short_names(names) if kind in KERNELS else names
+    shown = [name for name, _ in ordered]
+    shown = short_names(shown) if kind in KERNELS else shown
     lines = attribution.heaviest_lines(
         ((one.scene.base, one.scene.span, one.rows, one.weights) for one in pieces), LINES
     )
@@ -78,17 +85,3 @@ def run_loss(kind: str, pieces: Sequence[TraceLoss]) -> Loss | None:
         parts={name: ns / steps for name, (_, ns) in zip(shown, ordered, strict=True)},
         details={name: value / steps for name, value in sorted(details.items())},
     )
-
-
-def _by_name(one: TraceLoss) -> Iterator[tuple[str, int]]:
-    """(name, ns) of one trace."""
-    if one.labels is not None:
-        yield from zip(one.labels, one.weights.tolist(), strict=True)
-        return
-    names = one.scene.span.names
-    known = one.named >= 0
-    distinct, number = np.unique(names.codes[one.named[known]], return_inverse=True)
-    sums = np.zeros(len(distinct), np.int64)
-    np.add.at(sums, number, one.weights[known])
-    for code, weight in zip(distinct.tolist(), sums.tolist(), strict=True):
-        yield names.values[code], weight

@@ -8,6 +8,8 @@ counted again. Reading done below the loader belongs to the input, and I/O betwe
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterator
 
 import numpy as np
 import polars as pl
@@ -34,39 +36,10 @@ _BUILTIN_IO = re.compile(
 )
 # Functions that do nothing but bring data to or from a file: everything below them is I/O cost.
 _WRAPPERS = [
-    "save",
-    "torch.save",
-    "dump",
-    "savez",
-    "savez_compressed",
-    "savetxt",
-    "to_csv",
-    "to_parquet",
-    "to_json",
-    "to_pickle",
-    "write_text",
-    "write_bytes",
-    "read_text",
-    "read_bytes",
-    "imwrite",
-    "imsave",
-    "savefig",
-    "save_image",
-    "save_file",
-    "save_pretrained",
-    "save_checkpoint",
-    "copyfile",
-    "copy2",
-    "copytree",
-    "move",
-    "make_archive",
-    "writerow",
-    "writerows",
-    "loadtxt",
-    "read_csv",
-    "read_parquet",
-    "add_image",
-    "emit",
+    *("save", "torch.save", "dump", "savez", "savez_compressed", "savetxt", "to_csv", "to_parquet", "to_json"),
+    *("to_pickle", "write_text", "write_bytes", "read_text", "read_bytes", "imwrite", "imsave", "savefig"),
+    *("save_image", "save_file", "save_pretrained", "save_checkpoint", "copyfile", "copy2", "copytree", "move"),
+    *("make_archive", "writerow", "writerows", "loadtxt", "read_csv", "read_parquet", "add_image", "emit"),
 ]
 _IO_FILES = (
     r"(^|/)(pathlib(/\w+)?|shutil|gzip|bz2|lzma|zipfile|tarfile|csv|tempfile|logging/__init__|logging/handlers|"
@@ -82,13 +55,13 @@ def file_io(
     context: Context, window: ProfiledCalls | None, mean_ms: float | None, calls: Calls | None
 ) -> tuple[IoFacts, ...] | None:
     """None when neither stacks nor a window could have seen any; costliest first."""
-    lines = context.lines
-    rows = sampled_io(calls.located(), lines) if calls is not None else None
     found = _saves(context.tables, context.labelled)
     traced = window is not None and window.has_functions
     if mean_ms is None or (context.sampled is None and not traced and not found):
         return None
-    for fact in [*_from_window(window, lines, calls), *_from_samples(rows, calls)]:
+    rows = sampled_io(calls.rows, context.lines) if calls is not None else None
+    sampled = _from_samples(rows, calls) if rows is not None and calls is not None else []
+    for fact in [*_from_window(window, context.lines, calls), *sampled]:
         known = next((i for i, other in enumerate(found) if _same(fact, other)), None)
         if known is None:
             found.append(fact)
@@ -99,46 +72,35 @@ def file_io(
     return tuple(found if calls is None or rows is None else _with_calls(found, rows, calls))
 
 
-def _with_calls(found: list[IoFacts], rows: pl.DataFrame, calls: Calls) -> list[IoFacts]:
-    """The facts with the calls that hold them."""
+def _with_calls(found: list[IoFacts], rows: pl.DataFrame, calls: Calls) -> Iterator[IoFacts]:
+    """The facts with the calls that hold them.
+
+    The window has few steps: its times of a call are not believed beyond what steady samples allow.
+    """
     numbers = [calls.number(fact.place) for fact in found]
-    factors = _bounded(found, numbers, rows, calls)
-    shares = {number: calls.share(number, rows["row"]) for number in dict.fromkeys(numbers)}
-    result = []
+    timed: Counter[int | None] = Counter()
     for fact, number in zip(found, numbers, strict=True):
-        whole = shares[number]
         if _WINDOW in fact.source:
-            fact = replace(fact, ms_per_step=fact.ms_per_step * factors.get(number, 1.0))
-        if whole is not None:
-            fact = replace(
-                fact,
-                call=calls.place(number),
-                call_ms_per_step=whole.ms,
-                call_at_most_ms_per_step=whole.at_most_ms,
-            )
-        result.append(fact)
-    return result
-
-
-def _bounded(
-    found: list[IoFacts], numbers: list[int | None], rows: pl.DataFrame, calls: Calls
-) -> dict[int | None, float]:
-    """What to scale the window's times of a call by: few steps, not believed beyond what steady samples allow."""
-    timed: dict[int, float] = {}
+            timed[number] += fact.ms_per_step  # type: ignore[assignment]
     for fact, number in zip(found, numbers, strict=True):
-        if number is not None and _WINDOW in fact.source:
-            timed[number] = timed.get(number, 0.0) + fact.ms_per_step
-    factors: dict[int | None, float] = {}
-    for number, ms in timed.items() if calls.time.samples >= ENOUGH_SAMPLES else ():
-        inside = rows.join(calls.of_row.filter(pl.col("call") == number), on="row", how="semi")
-        sampled = calls.time.share(inside)
-        if 0 < sampled.at_most_ms < ms:
-            factors[number] = sampled.ms / ms
-    return factors
+        whole = calls.share(number, rows["row"])
+        if number is None or whole is None:
+            yield fact
+            continue
+        inside = calls.time.share(rows.filter(pl.col("call") == number))
+        bounded = calls.time.samples >= ENOUGH_SAMPLES and 0 < inside.at_most_ms < timed[number]
+        factor = inside.ms / timed[number] if bounded and _WINDOW in fact.source else 1.0
+        yield replace(
+            fact,
+            ms_per_step=fact.ms_per_step * factor,
+            call=calls.place(number),
+            call_ms_per_step=whole.ms,
+            call_at_most_ms_per_step=whole.at_most_ms,
+        )
 
 
 def sampled_io(rows: pl.DataFrame, lines: Lines) -> pl.DataFrame:
-    """The rows of `Calls.located` whose main thread stands in file I/O outside the loader, with `operation`.
+    """The rows of `Calls.rows` whose main thread stands in file I/O outside the loader, with `operation`.
 
     Below a line that only leads to training it is the library's own function that does it.
     """
@@ -242,9 +204,7 @@ def _from_window(window: ProfiledCalls | None, lines: Lines, calls: Calls | None
     return found
 
 
-def _from_samples(rows: pl.DataFrame | None, calls: Calls | None) -> list[IoFacts]:
-    if rows is None or calls is None:
-        return []
+def _from_samples(rows: pl.DataFrame, calls: Calls) -> list[IoFacts]:
     total = calls.time.samples
     grouped = (
         calls.time.with_ms(rows)

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 from msgspec import Struct, field
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.host import stack_selection
-from stepscope.analyze.host.stack_selection import Chosen, IdleMode, StackSelection, check, choose
+from stepscope.analyze.host.stack_selection import IdleMode, StackSelection, check, choose
 from stepscope.engine import intervals
-from stepscope.engine.call_tree import CallTree
-from stepscope.engine.samples import Samples, mean_step_ms, steps_of_means
+from stepscope.engine.call_tree import at, rows_of
+from stepscope.engine.samples import mean_step_ms, steps_of_means
 from stepscope.engine.user_code import UserCode
 from stepscope.errors import UsageError
 from stepscope.model.sampled import HotspotRow, Hotspots, SampledProcess
@@ -61,33 +60,22 @@ class HotspotOptions(Struct, frozen=True):
 DEFAULTS = HotspotOptions()
 
 
-def of_run(context: Context, options: HotspotOptions = DEFAULTS) -> Hotspots:
-    """The hotspots of a run, with milliseconds per step where its steps are known; raises like `hotspots`."""
-    check(context.tables, options.selection)
-    return hotspots(context.tables, context.calls, context.code, options, _ms_per_sample(context))
-
-
-def hotspots(
-    tables: Tables,
-    tree: CallTree,
-    code: UserCode,
-    options: HotspotOptions = DEFAULTS,
-    weights: MsPerSample | None = None,
-) -> Hotspots:
-    """Rows of the selected stacks, most samples first. `weights` says what a sample is in milliseconds per step.
+def hotspots(context: Context, options: HotspotOptions = DEFAULTS) -> Hotspots:
+    """Rows of the selected stacks, most samples first, with milliseconds per step where the run's steps are known.
 
     Raises `UsageError` for options that mean nothing, and for a selection of which there is no sample.
     """
+    tables = context.tables
+    check(tables, options.selection)
     _check(options)
     chosen = choose(tables, options.selection)
-    counted = _unit(tables)
-    samples = _weighted(chosen, counted, weights)
-    attributes = _frame_attributes(tree, code, options.library, tables.run.user_roots)
-    labelled = _labelled(samples, tree, attributes)
-    found = _grouped(labelled, attributes, options)
+    rows, counted = chosen.rows.with_columns(pl.col("waiting").fill_null(False)), _unit(tables)
+    known = context.sampled.ms_per_sample(context.labelled) if context.sampled is not None else {}
+    labelled = _labelled(_weighted(rows, counted, context, known), context, options.library)
+    found = _grouped(labelled, options)
     shown = found if options.limit is None else found.filter(pl.int_range(pl.len()).over("waiting") < options.limit)
     roles = [(name.partition("=")[2], name) for name in found.columns if name.startswith("role=")]
-    selected = int(chosen.rows["samples"].sum())
+    selected = int(rows["samples"].sum())
     kinds = labelled.group_by("kind").agg(pl.col("samples").sum()).sort("samples", "kind", descending=[True, False])
     segments = tables.segments
     kept = int(tables.stacks["samples"].sum())
@@ -96,10 +84,17 @@ def hotspots(
     rates = segments["rate_hz"].unique().to_list()  # one that is unknown makes it unknown
     rate = rates[0] if len(rates) == 1 else None
     wall_s, wall_source = _wall(tables, rate, counted)
-    processes = _processes(chosen.rows)
+    processes = _processes(rows)
     skipped = int(segments["skipped_samples"].fill_null(0).sum())
-    warnings = _warnings(tables, selected, processes, mode, counted, skipped)
-    nobody = labelled.height > 0 and (labelled["library"] == attributes.height - 1).all()
+    warnings = list(_warnings(tables, selected, processes, mode, counted, skipped))
+    if labelled.height and labelled["library_function_name"].null_count() == labelled.height:
+        warnings.append(
+            f"no sampled stack runs through {options.library}: it is matched with whole parts of the path, so give a "
+            "package, a module or a folder as it stands in the column path"
+            if options.library is not None
+            else "none of the sampled code was recognised as your own; name it with --library NAME or --source-root DIR"
+        )
+    means = mean_step_ms(context.labelled)
     return Hotspots(
         samples=read,
         skipped_samples=skipped,
@@ -107,7 +102,7 @@ def hotspots(
         by=options.by,
         library=options.library or OWN_CODE,
         selected_samples=selected,
-        waiting_samples=int(chosen.rows.filter(pl.col("waiting").fill_null(False))["samples"].sum()),
+        waiting_samples=int(rows.filter("waiting")["samples"].sum()),
         left_out={**chosen.left_out, **({NOT_KEPT: read - kept} if read > kept else {})},
         rows=tuple(_row(row, selected, roles) for row in shown.iter_rows(named=True)),
         working_rows=found.filter(~pl.col("waiting")).height,
@@ -121,9 +116,9 @@ def hotspots(
         rate_hz=rate,
         wall_s=wall_s,
         wall_source=wall_source,
-        steps=weights.steps if weights else 0,
-        mean_step_ms=weights.mean_ms if weights else None,
-        warnings=(*warnings, *([_library_warning(options.library)] if nobody else ())),
+        steps=sum(rank in known for rank in steps_of_means(context.labelled)["rank"]),
+        mean_step_ms=sum(means[rank] for rank in known) / len(known) if known else None,
+        warnings=tuple(warnings),
     )
 
 
@@ -136,17 +131,23 @@ def _check(options: HotspotOptions) -> None:
         raise UsageError("--library: empty; give a module, a folder or a path, e.g. --library mypackage")
 
 
-def _weighted(chosen: Chosen, unit: str, weights: MsPerSample | None) -> pl.DataFrame:
-    """The selected stacks, one row per node, role, phase and state, with samples, seconds and ms per step."""
-    rows = chosen.rows
+def _weighted(rows: pl.DataFrame, unit: str, context: Context, known: Mapping[int, float]) -> pl.DataFrame:
+    """The selected stacks, one row per node, role, phase and state, with samples, seconds and ms per step.
+
+    `known`: what a sample of each rank's main thread in steady steps is of its mean step; all others have no ms.
+    """
     second = {"samples": 1.0 / pl.when(pl.col("rate_hz") > 0).then(pl.col("rate_hz")), "us": pl.lit(1e-6)}
-    per_sample = weights.of(rows) if weights is not None else pl.Series([None] * rows.height, dtype=pl.Float64)
+    in_steps = pl.lit(False)
+    if known and context.sampled is not None:
+        steady, in_phase = context.sampled.in_steady_steps(rows)
+        in_steps = (pl.col("role") == "rank") & pl.col("main_thread").fill_null(False) & pl.Series(steady & in_phase)
+    of_mean = {rank: ms / len(known) for rank, ms in known.items()}
+    per_sample = pl.col("rank").replace_strict(of_mean, default=None, return_dtype=pl.Float64)
     weighted = rows.with_columns(
         pl.col("role").fill_null("other"),
         pl.when(pl.col("role") == "rank").then(pl.col("phase")).alias("phase"),
-        pl.col("waiting").fill_null(False),
         seconds=pl.col("samples") * second.get(unit, pl.lit(None, dtype=pl.Float64)),
-        ms_per_step=pl.col("samples") * per_sample,
+        ms_per_step=pl.col("samples") * pl.when(in_steps).then(per_sample),
     )
     return weighted.group_by("node", "role", "phase", "stage", "waiting", maintain_order=True).agg(*_sums())
 
@@ -161,92 +162,67 @@ def _sums() -> list[pl.Expr]:
     ]
 
 
-def _frame_attributes(tree: CallTree, code: UserCode, library: str | None, roots: tuple[str, ...]) -> pl.DataFrame:
-    """(name, path, line, native, module, marked) by frame number, and a last row for stacks without frames."""
+def _labelled(samples: pl.DataFrame, context: Context, library: str | None) -> pl.DataFrame:
+    """`samples` with the innermost frame, its module, the library's frame that led there, and the kind."""
+    tree, code = context.calls, context.code
     native = [is_native(frame) for frame in tree.frames]
     compiled = {frame.file for frame, is_one in zip(tree.frames, native, strict=True) if is_one}
     matches = None if library is None else library_matcher(library, code)
-    of_file = {
-        file: (
-            posixpath.basename(file) if file in compiled else module_of(file, code, roots),
-            matches(file) if matches else file not in compiled and code.resolve(file) is not None,
+    module, marked = {}, {}
+    for file in dict.fromkeys(frame.file for frame in tree.frames):
+        module[file] = (
+            posixpath.basename(file) if file in compiled else module_of(file, code, context.tables.run.user_roots)
         )
-        for file in dict.fromkeys(frame.file for frame in tree.frames)
+        marked[file] = matches(file) if matches else file not in compiled and code.resolve(file) is not None
+    of_frame = {
+        "name": pl.Series([frame.function for frame in tree.frames], dtype=pl.String),
+        "path": pl.Series([frame.file for frame in tree.frames], dtype=pl.String),
+        "line": pl.Series([frame.line for frame in tree.frames], dtype=pl.Int64),
+        "module": pl.Series([module[frame.file] for frame in tree.frames], dtype=pl.String),
+        "native": pl.Series(native, dtype=pl.Boolean),
     }
-    rows = [
-        (frame.function, frame.file, frame.line, is_one, *of_file[frame.file])
-        for frame, is_one in zip(tree.frames, native, strict=True)
-    ]
-    schema = {"name": pl.String, "path": pl.String, "line": pl.Int64}
-    more = {"native": pl.Boolean, "module": pl.String, "marked": pl.Boolean}
-    return pl.DataFrame([*rows, (NO_FRAME, "", None, False, "", False)], schema={**schema, **more}, orient="row")
-
-
-def _labelled(samples: pl.DataFrame, tree: CallTree, frames: pl.DataFrame) -> pl.DataFrame:
-    """`samples` with the numbers of the innermost frame (`leaf`) and the library's (`library`), and the kind."""
-    nobody = frames.height - 1
-    node = samples["node"].fill_null(NONE).to_numpy().astype(np.int64)
-    leaf = np.append(tree.frame, nobody).astype(np.int64)[node]  # node -1 is the last one
-    library_node = np.append(tree.innermost(frames["marked"].to_numpy()[tree.frame]), NONE).astype(np.int64)[node]
-    library = np.where(library_node >= 0, np.append(tree.frame, nobody).astype(np.int64)[library_node], nobody)
-    kind = (
-        pl.when(pl.col("node").is_null())
+    node = rows_of(samples["node"])
+    mine = tree.innermost(tree.by_node(np.array([marked[frame.file] for frame in tree.frames], bool)))
+    leaf, led = (pl.Series(at(tree.frame, nodes, NONE)) for nodes in (node, at(mine, node, NONE)))
+    leaf, led = leaf.set(leaf < 0, None), led.set(led < 0, None)
+    found = samples.with_columns(
+        *(values.gather(leaf).alias(name) for name, values in of_frame.items()),
+        *(of_frame[name].gather(led).alias(f"library_function_{name}") for name in _LEAF),
+    )
+    return found.with_columns(
+        pl.col("name").fill_null(NO_FRAME),
+        pl.col("path", "module").fill_null(""),
+        kind=pl.when(pl.col("node").is_null())
         .then(pl.lit("none"))
-        .when(frames["native"].gather(leaf))
+        .when("native")
         .then(pl.lit("native"))
         .when(pl.col("stage").is_not_null())
         .then(pl.col("stage"))
-        .when((frames["name"] == MODULE).gather(leaf))
+        .when(pl.col("name") == MODULE)
         .then(pl.lit("module"))
-        .otherwise(pl.lit("python"))
+        .otherwise(pl.lit("python")),
     )
-    return samples.with_columns(kind=kind, leaf=pl.Series(leaf), library=pl.Series(library))
 
 
-def _grouped(labelled: pl.DataFrame, frames: pl.DataFrame, options: HotspotOptions) -> pl.DataFrame:
-    """The columns of `HotspotRow`, most samples first; roles, kinds and phases as columns of their own."""
-    ends = {"leaf": "", "library": "library_function_"}
-    codes = {name: _codes(frames, [name]) for name in _LEAF}
-    coded = {f"{end}:{name}": pl.Series(codes[name][labelled[end].to_numpy()]) for end in ends for name in _LEAF}
-    same = [(pl.col(column).min() == pl.col(column).max()).alias(column) for column in coded]
-    rows = labelled.with_columns(row=_row_numbers(labelled, frames, options), **coded)
-    grouped = rows.group_by("row", maintain_order=True).agg(
-        pl.col("leaf", "library", "waiting", "node").first(), *_sums(), *same, *_shares(labelled)
+def _grouped(labelled: pl.DataFrame, options: HotspotOptions) -> pl.DataFrame:
+    """The columns of `HotspotRow`, most samples first; roles, kinds and phases as columns of their own.
+
+    What differs among the stacks of a row is null.
+    """
+    of_leaf, of_library = GROUPS[options.by] if options.aggregate else (("node",), ())
+    keys = ["waiting", *of_leaf, *(f"library_function_{name}" for name in of_library)]
+    equal = (
+        pl.when(pl.col(name).n_unique() == 1).then(pl.col(name).first()).alias(name)
+        for name in (*_LEAF, *_LIBRARY)
+        if name not in keys
     )
-    frame_of = {end: frames[grouped[end]] for end in ends}
-    named = grouped.with_columns(
-        pl.when(f"{end}:{name}").then(frame_of[end][name]).alias(f"{prefix}{name}")
-        for end, prefix in ends.items()
-        for name in _LEAF
+    first = [name for name in ("module", "node") if name not in keys]
+    grouped = labelled.group_by(keys, maintain_order=True).agg(
+        pl.col(first).first(), *_sums(), *equal, *_shares(labelled)
     )
-    nobody = pl.col("library") == frames.height - 1
-    named = named.with_columns(
-        *(pl.when(~nobody).then(pl.col(name)).alias(name) for name in _LIBRARY),
-        module=frame_of["leaf"]["module"],
-        kind=_largest(grouped, "kind"),
-        phase=_largest(grouped, "phase"),
-    )
+    named = grouped.with_columns(kind=_largest(grouped, "kind"), phase=_largest(grouped, "phase"))
     order = ["path", "line", "name", "module", "waiting", *_LIBRARY, "node"]
-    ordered: pl.DataFrame = named.sort(["samples", *order], descending=[True, *(False for _ in order)], nulls_last=True)
-    return ordered
-
-
-def _row_numbers(labelled: pl.DataFrame, frames: pl.DataFrame, options: HotspotOptions) -> pl.Series:
-    """A number for every stack that is the same for those of one row of the result."""
-    waiting = labelled["waiting"].to_numpy().astype(np.int64)
-    if not options.aggregate:
-        return pl.Series(labelled["node"].fill_null(NONE).to_numpy().astype(np.int64) * 2 + waiting)
-    of_leaf, of_library = (_codes(frames, list(columns)) for columns in GROUPS[options.by])
-    leaf, library = of_leaf[labelled["leaf"].to_numpy()], of_library[labelled["library"].to_numpy()]
-    return pl.Series((leaf * frames.height + library) * 2 + waiting)
-
-
-def _codes(frames: pl.DataFrame, columns: list[str]) -> npt.NDArray[np.int64]:
-    """A number for every frame that is the same for those with equal `columns`; all are 0 without any."""
-    if not columns:
-        return np.zeros(frames.height, np.int64)
-    numbers = frames.select(pl.struct(columns).rank("dense").cast(pl.Int64).alias("code") - 1)["code"]
-    return numbers.to_numpy()
+    return named.sort(["samples", *order], descending=[True, *(False for _ in order)], nulls_last=True)
 
 
 def _shares(labelled: pl.DataFrame) -> list[pl.Expr]:
@@ -274,15 +250,6 @@ def _row(row: dict[str, Any], selected: int, roles: list[tuple[str, str]]) -> Ho
         **{name: row[name] for name in (*_LEAF, *_LIBRARY, *own)},
         proportion=row["samples"] / selected if selected else 0.0,
         roles={role: row[column] for role, column in roles if row[column]},
-    )
-
-
-def _library_warning(library: str | None) -> str:
-    if library is None:
-        return "none of the sampled code was recognised as your own; name it with --library NAME or --source-root DIR"
-    return (
-        f"no sampled stack runs through {library}: it is matched with whole parts of the path, so give a package, "
-        "a module or a folder as it stands in the column path"
     )
 
 
@@ -342,59 +309,45 @@ def _warnings(
     mode: IdleMode,
     counted: str,
     skipped: int,
-) -> list[str]:
-    texts = [*_on_waiting(mode, counted), *_on_processes(found)]
-    if counted == "mixed":
-        texts.append(
-            "the files count different things (samples, time, bytes), so their sums mean little; open them apart"
-        )
-    elif counted == "samples" and 0 < selected < FEW_SAMPLES:
-        texts.append(f"only {selected} samples: shares may be off by several percent points; sample for longer")
-    broken = tables.quality.counts.get("skipped_records", 0)
-    if skipped:
-        texts.append(f"{skipped:,} samples could not be read and are in no row")
-    elif broken:
-        texts.append(f"{broken:,} record(s) are cut off or damaged, their counts too, and are in no row")
-    if not selected:
-        texts.append("no sample is left after selection")
-    strangers = tables.quality.counts.get("foreign_files", 0)
-    if strangers and (tables.segments["host"] == "").all():
-        texts.append(f"{strangers} file(s) beside them hold no sampled stacks and were left out")
-    return [*texts, *(note.text for note in tables.quality.notes if note.source in OF_STACKS)]
-
-
-def _on_waiting(mode: IdleMode, counted: str) -> list[str]:
-    if counted == "bytes" or mode.idle:
-        return []
-    if mode.idle is None:
-        return [
+) -> Iterator[str]:
+    if counted != "bytes" and mode.idle is None:
+        yield (
             "whether waiting was sampled is unknown: if not (py-spy without --idle), time in which the program waited "
             "is missing here"
-        ]
-    how = "" if mode.source == stack_selection.RECORDED else ", as threads that only wait are all but missing"
-    return [
-        f"waiting was not sampled{how}: time in which the program waited (for its loader, a device, another rank) "
-        "is missing here; record with --idle to see it"
-    ]
-
-
-def _on_processes(found: tuple[SampledProcess, ...]) -> list[str]:
-    if len(found) < 2:
-        return []
-    ranks = sum(process.role == "rank" for process in found)
-    workers = sum(process.role == "loader_worker" for process in found)
-    parts = [(ranks, "ranks"), (workers, "loader workers"), (len(found) - ranks - workers, "others")]
-    named = ", ".join(f"{count} {name if count > 1 else name.rstrip('s')}" for count, name in parts if count)
-    only = "--process main shows the ranks alone" if workers else "--rank N shows one of them"
-    texts = [
-        f"{len(found)} processes are summed ({named}): they run beside each other, so shares are of the time of all of "
-        f"them and not of the run's; {only}"
-    ]
-    if ranks > 1 and all(process.host == "" for process in found):
-        texts.append(
-            "the files do not name ranks: they are numbered by file and process id, which may be another order"
         )
-    return texts
+    elif counted != "bytes" and not mode.idle:
+        how = "" if mode.source == stack_selection.RECORDED else ", as threads that only wait are all but missing"
+        yield (
+            f"waiting was not sampled{how}: time in which the program waited (for its loader, a device, another rank) "
+            "is missing here; record with --idle to see it"
+        )
+    if len(found) > 1:
+        ranks = sum(process.role == "rank" for process in found)
+        workers = sum(process.role == "loader_worker" for process in found)
+        parts = [(ranks, "ranks"), (workers, "loader workers"), (len(found) - ranks - workers, "others")]
+        named = ", ".join(f"{count} {name if count > 1 else name.rstrip('s')}" for count, name in parts if count)
+        only = "--process main shows the ranks alone" if workers else "--rank N shows one of them"
+        yield (
+            f"{len(found)} processes are summed ({named}): they run beside each other, so shares are of the time of "
+            f"all of them and not of the run's; {only}"
+        )
+        if ranks > 1 and all(process.host == "" for process in found):
+            yield "the files do not name ranks: they are numbered by file and process id, which may be another order"
+    if counted == "mixed":
+        yield "the files count different things (samples, time, bytes), so their sums mean little; open them apart"
+    elif counted == "samples" and 0 < selected < FEW_SAMPLES:
+        yield f"only {selected} samples: shares may be off by several percent points; sample for longer"
+    broken = tables.quality.counts.get("skipped_records", 0)
+    if skipped:
+        yield f"{skipped:,} samples could not be read and are in no row"
+    elif broken:
+        yield f"{broken:,} record(s) are cut off or damaged, their counts too, and are in no row"
+    if not selected:
+        yield "no sample is left after selection"
+    strangers = tables.quality.counts.get("foreign_files", 0)
+    if strangers and (tables.segments["host"] == "").all():
+        yield f"{strangers} file(s) beside them hold no sampled stacks and were left out"
+    yield from (note.text for note in tables.quality.notes if note.source in OF_STACKS)
 
 
 MODULE = "<module>"
@@ -476,33 +429,3 @@ def _components(path: str) -> list[str]:
 
 def _stem(name: str) -> str:
     return re.sub(r"\.pyx?$", "", name)
-
-
-class MsPerSample(Struct, frozen=True):
-    """`by_rank`: what a sample of a rank's steps is of the mean step over all ranks; their `steps` and `mean_ms`."""
-
-    by_rank: dict[int, float]
-    samples: Samples
-    steps: int
-    mean_ms: float
-
-    def of(self, stacks: pl.DataFrame) -> pl.Series:
-        """What a sample of each row of `stacks` is; null for all that is no main thread in a steady step."""
-        steady, in_phase = self.samples.in_steady_steps(stacks)
-        main = (pl.col("role") == "rank") & pl.col("main_thread").fill_null(False) & pl.Series(steady & in_phase)
-        ms = pl.col("rank").replace_strict(self.by_rank, default=None, return_dtype=pl.Float64)
-        return stacks.select(pl.when(main).then(ms).alias("weight"))["weight"]
-
-
-def _ms_per_sample(context: Context) -> MsPerSample | None:
-    """None without steps or without samples in them."""
-    known = context.sampled.ms_per_sample(context.labelled) if context.sampled is not None else {}
-    if not known or context.sampled is None:
-        return None
-    means, count = mean_step_ms(context.labelled), len(known)
-    return MsPerSample(
-        by_rank={rank: ms / count for rank, ms in known.items()},
-        samples=context.sampled,
-        steps=steps_of_means(context.labelled).filter(pl.col("rank").is_in(list(known))).height,
-        mean_ms=sum(means[rank] for rank in known) / count,
-    )

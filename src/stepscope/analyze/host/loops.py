@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import polars as pl
@@ -22,12 +22,11 @@ from stepscope.analyze.host.sampled_time import SampledTime
 from stepscope.engine import intervals
 from stepscope.engine.host_calls import OPERATOR, TRANSPARENT, Function, HostCalls, ProfiledCalls
 from stepscope.engine.journal import parse_json
-from stepscope.engine.module_calls import PREFIX
 from stepscope.engine.samples import Samples
-from stepscope.engine.slice_names import callee_name
+from stepscope.engine.slice_names import MODULE_CALL, callee_name
 from stepscope.engine.source_lines import Lines
 from stepscope.model import LoopFacts, Place
-from stepscope.tables.arrays import NONE, Bools, Int64, climb
+from stepscope.tables.arrays import Bools, Int64, climb
 
 MIN_CALLS = 32  # fewer calls of one kind are layers, heads or parameter groups rather than items
 MOSTLY = 0.9  # of the calls between those of another loop: then they are its iterations
@@ -44,14 +43,12 @@ _GENERATORS = ("<genexpr>",)
 class _Calls(Struct, frozen=True):
     """The calls of one thing that one invocation of a function makes in one step, in order of time.
 
-    `positions`, as `caller`, are those of `part`; `key` tells instances of modules apart, `label` is a name for people.
+    `positions`, as `caller`, are those of `part`.
     """
 
     part: HostCalls
     caller: int
     step: int
-    key: str
-    label: str
     positions: Int64
 
     @property
@@ -61,14 +58,6 @@ class _Calls(Struct, frozen=True):
     @property
     def ends(self) -> Int64:
         return self.starts + self.part.duration_ns[self.positions]
-
-    @property
-    def total_ns(self) -> float:
-        return _undisturbed_ns(self.part.duration_ns[self.positions])
-
-    @property
-    def process(self) -> str:
-        return self.part.span.ref.process
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -85,17 +74,7 @@ class _Loop(Struct, frozen=True):
     per_invocation: int
 
 
-class _Slices(Struct, frozen=True):
-    """Some slices of all traces: positions of each part of the window."""
-
-    of: tuple[tuple[HostCalls, Int64], ...]
-
-    def __len__(self) -> int:
-        return sum(len(positions) for _, positions in self.of)
-
-    def shapes(self) -> pl.Series:
-        texts = [part.span.series("shapes").gather(part.rows[positions]) for part, positions in self.of]
-        return pl.concat(texts) if texts else pl.Series("shapes", [], pl.String)
+_Slices = list[tuple[HostCalls, Int64]]  # some of all traces: positions of each part of the window
 
 
 def loops(
@@ -149,46 +128,48 @@ def _with_samples(fact: LoopFacts, samples: Samples | None, time: SampledTime | 
 
 
 def _find(window: ProfiledCalls) -> list[_Loop]:
-    by_function: dict[Function, list[_Calls]] = {}
+    by_function: dict[Function, dict[str, list[_Calls]]] = {}
     for part in window.parts:
-        for calls in _repeated(part):
-            by_function.setdefault(part.function_at(calls.caller), []).append(calls)
+        for key, calls in _repeated(part):
+            by_function.setdefault(part.function_at(calls.caller), {}).setdefault(key, []).append(calls)
     loops: list[_Loop] = []
     for function in sorted(by_function, key=lambda one: (one.file, one.name, str(one.line))):
-        totals: dict[str, float] = {}
-        for calls in by_function[function]:
-            totals[calls.key] = totals.get(calls.key, 0.0) + calls.total_ns
+        of_key = by_function[function]
+        totals = {
+            key: sum(_undisturbed_ns(calls.part.duration_ns[calls.positions]) for calls in own)
+            for key, own in of_key.items()
+        }
         found: list[_Loop] = []
         for key in sorted(totals, key=lambda key: (-totals[key], key)):
-            own = tuple(calls for calls in by_function[function] if calls.key == key)
             # calls whose time lies within another's loop belong to that loop
-            if not any(_inside(own, loop.calls) for loop in found):
-                found.append(_build(function, own))
+            if not any(_inside(of_key[key], loop.calls) for loop in found):
+                found.append(_build(function, of_key[key]))
         loops += found
     return loops
 
 
-def _repeated(part: HostCalls) -> Iterator[_Calls]:
-    """Calls of one thing by one invocation in one step, where they are many."""
+def _repeated(part: HostCalls) -> Iterator[tuple[str, _Calls]]:
+    """Many calls of one thing by one invocation in one step, and a key that tells instances of modules apart."""
     own = part.direct & (part.what != TRANSPARENT) & ~part.in_loader & (part.step >= 0) & part.inside
     positions = np.flatnonzero(own)
     positions = positions[np.argsort(part.start_ns[positions], kind="stable")]
     # modules keep their instance: the layers of a network are not items of a loop
-    keys: dict[str, int] = {}
-    number = np.full(len(part.span.names.values) + 1, NONE, np.int64)
-    for code in np.unique(part.codes[positions]).tolist():
-        name = part.span.names.values[code] if code >= 0 else "?"
-        number[code] = keys.setdefault(name if name.startswith(PREFIX) else callee_name(name), len(keys))
-    key = number[part.codes[positions]]
-    made = np.stack([part.step[positions], part.tracks[positions], part.caller[positions], key])
-    _, first, group, count = np.unique(made, axis=1, return_index=True, return_inverse=True, return_counts=True)
-    order = np.argsort(group.ravel(), kind="stable")
-    edges = np.concatenate([[0], np.cumsum(count)])
-    texts = list(keys)
-    for at in np.flatnonzero(count >= MIN_CALLS)[np.argsort(first[count >= MIN_CALLS], kind="stable")].tolist():
-        mine = positions[order[edges[at] : edges[at + 1]]]
-        step, _, caller, text = made[:, first[at]].tolist()
-        yield _Calls(part, caller, step, texts[text], part.label(mine[0]), mine)
+    codes = np.unique(part.codes[positions]).tolist()
+    names = [part.span.names.values[code] if code >= 0 else "?" for code in codes]
+    keys = {
+        code: name if name.startswith(MODULE_CALL) else callee_name(name)
+        for code, name in zip(codes, names, strict=True)
+    }
+    columns = {
+        "position": positions,
+        "step": part.step[positions],
+        "track": part.tracks[positions],
+        "caller": part.caller[positions],
+        "key": pl.Series(part.codes[positions]).replace_strict(keys, return_dtype=pl.String),
+    }
+    calls = pl.DataFrame(columns).group_by("step", "track", "caller", "key", maintain_order=True).agg("position")
+    for step, _, caller, key, mine in calls.filter(pl.col("position").list.len() >= MIN_CALLS).iter_rows():
+        yield key, _Calls(part, caller, step, np.array(mine, np.int64))
 
 
 def _inside(own: Sequence[_Calls], other: Sequence[_Calls]) -> bool:
@@ -203,8 +184,8 @@ def _inside(own: Sequence[_Calls], other: Sequence[_Calls]) -> bool:
     return float(np.mean((starts >= first - period) & (starts < last))) >= MOSTLY  # one of them may have been held up
 
 
-def _build(function: Function, own: tuple[_Calls, ...]) -> _Loop:
-    label = callee = own[0].label
+def _build(function: Function, own: Sequence[_Calls]) -> _Loop:
+    label = callee = own[0].part.label(own[0].positions[0])
     count = float(sum(map(len, own)))
     per_invocation = int(np.median([len(calls) for calls in own]))
     if label in _GENERATORS:  # one more resumption ends it; the call worth naming is made inside
@@ -215,7 +196,7 @@ def _build(function: Function, own: tuple[_Calls, ...]) -> _Loop:
     for calls in own:
         distances = np.append(np.diff(calls.starts), calls.ends[-1] - calls.starts[-1])
         span_ns += float(np.minimum(distances, MAX_BREAK * np.median(distances[:-1])).sum())
-    return _Loop(function, callee, own, span_ns, count, per_invocation)
+    return _Loop(function, callee, tuple(own), span_ns, count, per_invocation)
 
 
 def _undisturbed_ns(durations: Int64) -> float:
@@ -227,15 +208,14 @@ def _undisturbed_ns(durations: Int64) -> float:
 
 
 def _heaviest_child(own: Sequence[_Calls]) -> str | None:
-    totals: dict[str, float] = {}
+    totals: Counter[str] = Counter()
     for part in dict.fromkeys(calls.part for calls in own):
         called = np.zeros(len(part), bool)
         called[np.concatenate([calls.positions for calls in own if calls.part is part])] = True
         children = np.flatnonzero((part.parent >= 0) & called[part.parent])
-        _, first, number = np.unique(part.codes[children], return_index=True, return_inverse=True)
-        for code, at in enumerate(first.tolist()):
-            label = part.label(children[at])
-            totals[label] = totals.get(label, 0) + _undisturbed_ns(part.duration_ns[children[number == code]])
+        for code in dict.fromkeys(part.codes[children].tolist()):
+            like = children[part.codes[children] == code]
+            totals[part.label(like[0])] += _undisturbed_ns(part.duration_ns[like])  # type: ignore[assignment]
     return min(totals, key=lambda label: (-totals[label], label), default=None)
 
 
@@ -250,15 +230,16 @@ def _describe(window: ProfiledCalls, lines: Lines, loop: _Loop, mean_ms: float |
         back_at_most = min(back_at_most, mean_ms - ms) if back_at_most is not None else None
     made = loop.function
     site = lines.call_site(made.file, made.name, made.line, loop.callee, loop=True)
-    outermost_ns = sum(int(part.duration_ns[own[~part.in_operator[own]]].sum()) for part, own in operators.of)
+    outermost_ns = sum(int(part.duration_ns[own[~part.in_operator[own]]].sum()) for part, own in operators)
+    shapes = pl.concat([part.span.series("shapes").gather(part.rows[own]) for part, own in operators])
     return LoopFacts(
         callee=loop.callee,
         calls_per_step=loop.total_calls / window.steps,
         ms_per_step=ms,
         at_most_ms_per_step=most_ms,
-        operators_per_call=len(operators) / max(1.0, loop.total_calls),
+        operators_per_call=sum(len(own) for _, own in operators) / max(1.0, loop.total_calls),
         place=Place(made.file, site.line if site else made.line, made.name),
-        dimension=explain(loop.per_invocation, operators.shapes()),
+        dimension=explain(loop.per_invocation, shapes),
         source=f"{window.source}, {window.steps} window step{'s' * (window.steps != 1)}; "
         f"line: {site.method if site else 'the definition'}",
         loop_line=site.loop_line if site else None,
@@ -310,7 +291,7 @@ def _operators_within(loop: _Loop) -> _Slices:
             mine = (part.step[operators] == step) & (part.tracks[operators] == track)
             chosen |= mine & intervals.inside(times, part.start_ns[operators])
         found.append((part, operators[chosen]))
-    return _Slices(tuple(found))
+    return found
 
 
 def _nodes(part: HostCalls) -> Int64:
@@ -322,7 +303,7 @@ def _after_backward(window: ProfiledCalls, loop: _Loop) -> bool:
     """Whether the loop runs behind the step's backward pass: an update written by hand, say."""
     first = loop.calls[0]
     for part in window.parts:
-        nodes = _nodes(part) if part.span.ref.process == first.process else np.empty(0, np.int64)
+        nodes = _nodes(part) if part.span.ref.process == first.part.span.ref.process else np.empty(0, np.int64)
         begins = part.start_ns[nodes[part.step[nodes] == first.step]]
         if len(begins) and begins.min() < first.starts[0]:
             return True
@@ -358,7 +339,7 @@ def _backward(window: ProfiledCalls, operators: _Slices) -> tuple[float | None, 
 def _left_by(part: HostCalls, nodes: Int64, operators: _Slices) -> Bools:
     """Which nodes carry a sequence number between those of the operators of their step, and ran after the first."""
     chosen = np.zeros(len(nodes), bool)
-    for other, own in operators.of:
+    for other, own in operators:
         own = own[other.sequence[own] >= 0]
         if other.span.ref.process != part.span.ref.process:
             continue
@@ -412,35 +393,20 @@ def explain(count: int, shapes: pl.Series) -> str | None:
     the one with the fewest dimensions (but more than one) wins, then the most frequent: a slice `x[:, t]` is cut from
     the shape that the loop walks along. Where none has it, two neighbouring dimensions may: `x[b, t]` in two loops.
     """
-    seen: dict[tuple[int, ...], int] = {}
-    texts = shapes.drop_nulls().value_counts(sort=True).head(MAX_SHAPES)
-    for text, times in texts.rows():
+    seen: Counter[tuple[int, ...]] = Counter()
+    for text, times in shapes.drop_nulls().value_counts(sort=True).head(MAX_SHAPES).rows():
         for shape in _shapes(text):
-            seen[shape] = seen.get(shape, 0) + int(times)
+            seen[shape] += int(times)
+    simplest = sorted(seen, key=lambda shape: (len(shape) < 2, len(shape), -seen[shape], shape))
     for wanted, suffix in ((count, ""), (count + 1, " without one")):
-        best = _simplest({shape: times for shape, times in seen.items() if wanted in shape})
-        if best is not None:
-            return f"{count} = dim {best.index(wanted)} of {_shape_text(best)}{suffix}"
-    best = _simplest({shape: times for shape, times in seen.items() if _neighbours(shape, count) is not None})
-    if best is None:
-        return None
-    first = _neighbours(best, count)
-    return f"{count} = dims {first} * {(first or 0) + 1} of {_shape_text(best)}"
-
-
-def _simplest(shapes: Mapping[tuple[int, ...], int]) -> tuple[int, ...] | None:
-    """Of shapes and how often each was seen."""
-    return min(shapes, key=lambda shape: (len(shape) < 2, len(shape), -shapes[shape], shape), default=None)
-
-
-def _neighbours(shape: tuple[int, ...], count: int) -> int | None:
-    """The first of two dimensions that make `count` together: a loop in a loop. Dimensions of 1 are no loop."""
-    pairs = enumerate(itertools.pairwise(shape))
-    return next((at for at, (one, other) in pairs if one > 1 < other and one * other == count), None)
-
-
-def _shape_text(shape: tuple[int, ...]) -> str:
-    return "(" + ", ".join(str(size) for size in shape) + ("," if len(shape) == 1 else "") + ")"
+        for shape in simplest:
+            if wanted in shape:
+                return f"{count} = dim {shape.index(wanted)} of {shape}{suffix}"
+    for shape in simplest:  # two neighbours that make `count` together: a loop in a loop; dimensions of 1 are no loop
+        for first, (one, other) in enumerate(itertools.pairwise(shape)):
+            if one > 1 < other and one * other == count:
+                return f"{count} = dims {first} * {first + 1} of {shape}"
+    return None
 
 
 def _shapes(text: str) -> list[tuple[int, ...]]:

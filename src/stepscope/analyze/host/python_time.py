@@ -48,7 +48,7 @@ def python_facts(
     samples = context.sampled
     if samples is None or calls is None:
         return None
-    everything, mean_ms = calls.time.with_ms(calls.located()), calls.time.mean_ms
+    everything, mean_ms = calls.time.with_ms(calls.rows), calls.time.mean_ms
     rows = everything.filter((pl.col("phase") != "data_wait") & pl.col("user_file").is_not_null())
     rows = rows.join(sampled_io(everything, context.lines).select("row"), on="row", how="anti")
     rows = _weigh(rows, window, samples.code, calls.own).filter(pl.col("weight") > 0)
@@ -144,7 +144,7 @@ def _python_fractions(window: ProfiledCalls | None, code: UserCode) -> pl.DataFr
     python: Counter[tuple[str, str]] = Counter()
     whole: Counter[tuple[str, str]] = Counter()
     for part in window.parts if window is not None else ():
-        for number, (in_python, in_torch) in _own_times(part).items():
+        for number, in_python, in_torch in _own_times(part).iter_rows():
             frame = python_frame(part.span.names.values[number])
             file = (code.resolve(frame.file) or code.library(frame.file)) if frame else None
             if frame is not None and file is not None:
@@ -154,29 +154,21 @@ def _python_fractions(window: ProfiledCalls | None, code: UserCode) -> pl.DataFr
     return pl.DataFrame(rows, schema={"file": pl.String, "name": pl.String, "fraction": pl.Float64}, orient="row")
 
 
-def _own_times(part: HostCalls) -> dict[int, tuple[int, int]]:
+def _own_times(part: HostCalls) -> pl.DataFrame:
     """By the code of a function's name the ns of its own time that are Python's, and that are torch's."""
     own_ns = np.maximum(part.self_ns, 0)
     here = ~part.in_loader
     functions = here & ((part.what == USER) | (part.what == LIBRARY))
-    operators = np.flatnonzero(here & (part.what == OPERATOR) & ~part.in_operator)
+    operators = here & (part.what == OPERATOR) & ~part.in_operator
     around_operator = np.zeros(len(part) + 1, bool)
     around_operator[part.parent[operators]] = True  # the last entry for none
     builtins = here & (part.what == BUILTIN)
-    python, torch = (np.zeros(len(part) + 1, np.int64) for _ in range(2))
-    python[:-1][functions] = own_ns[functions]
-    for rows, into, ns in (
-        (np.flatnonzero(builtins & ~around_operator[:-1]), python, own_ns),
-        (np.flatnonzero(builtins & around_operator[:-1]), torch, own_ns),
-        (operators, torch, part.duration_ns),
-    ):
-        np.add.at(into, part.function[rows], ns[rows])
-    rows = np.flatnonzero(functions & (part.codes >= 0))
-    codes, number = np.unique(part.codes[rows], return_inverse=True)
-    both = np.zeros((len(codes), 2), np.int64)
-    np.add.at(both[:, 0], number, python[rows])
-    np.add.at(both[:, 1], number, torch[rows])
-    return {code: (one, other) for code, (one, other) in zip(codes.tolist(), both.tolist(), strict=True)}
+    python = np.where(functions | (builtins & ~around_operator[:-1]), own_ns, 0)
+    torch = np.where(operators, part.duration_ns, np.where(builtins & around_operator[:-1], own_ns, 0))
+    of = np.where(functions, np.arange(len(part)), part.function)  # the function that the time is of
+    counted = (of >= 0) & functions[of] & (part.codes[of] >= 0)
+    times = {"code": part.codes[of[counted]], "python": python[counted], "torch": torch[counted]}
+    return pl.DataFrame(times).group_by("code", maintain_order=True).sum()
 
 
 FULL = 2  # generation of a collection that looks at every object
@@ -224,39 +216,32 @@ _OWN_TO_TORCH = re.compile(
 def regions(context: Context, window: ProfiledCalls | None) -> tuple[dict[str, Any], ...]:
     """{"name", "calls", "calls_per_step", "ms_per_step", "source"}, costliest first; per steady (or window) step."""
     steady = context.labelled.steady()
-    steps = set(steady.select("process", "step").iter_rows())
-    found: list[dict[str, Any]] = []
-    told: dict[str, list[int]] = {}  # calls, ns
+    inside = set(steady.select("process", "step").iter_rows())
+    steps = {"events.jsonl": steady.height}
+    calls: Counter[tuple[str, str]] = Counter()  # by source and name
+    times: Counter[tuple[str, str]] = Counter()
     for row, data in event_data(context.tables, "region"):
-        if row["duration_ns"] is not None and (row["process"], row["step"]) in steps:
-            count = data.get("count", 1)
-            _add(told, str(data.get("name", "?")), count if isinstance(count, int) else 1, row["duration_ns"])
-    found += _regions(told, steady.height, "events.jsonl")
+        if row["duration_ns"] is not None and (row["process"], row["step"]) in inside:
+            key, count = ("events.jsonl", str(data.get("name", "?"))), data.get("count", 1)
+            calls[key] += count if isinstance(count, int) else 1
+            times[key] += row["duration_ns"]
     if window is not None:
-        seen: dict[str, list[int]] = {}
+        steps[window.source] = window.steps
         for part in window.parts:
             ranges = part.span.categories.where([ANNOTATION, "gpu_user_annotation"])[part.rows]
             among = ranges & ~part.in_loader & part.inside
             own = np.flatnonzero(part.named(lambda name: _OWN_TO_TORCH.match(name) is None, among))
             for position, ns in zip(own.tolist(), part.duration_ns[own].tolist(), strict=True):
-                _add(seen, part.name(position), 1, ns)
-        found += _regions(seen, window.steps, window.source)
-    return tuple(sorted(found, key=lambda region: (-region["ms_per_step"], region["name"])))
-
-
-def _add(sums: dict[str, list[int]], name: str, calls: int, ns: int) -> None:
-    known = sums.setdefault(name, [0, 0])
-    known[0], known[1] = known[0] + calls, known[1] + ns
-
-
-def _regions(sums: dict[str, list[int]], steps: int, source: str) -> list[dict[str, Any]]:
-    return [
+                calls[window.source, part.name(position)] += 1
+                times[window.source, part.name(position)] += ns
+    found = [
         {
             "name": name,
-            "calls": calls,
-            "calls_per_step": calls / steps,
-            "ms_per_step": ns / steps / 1e6,
+            "calls": count,
+            "calls_per_step": count / steps[source],
+            "ms_per_step": times[source, name] / steps[source] / 1e6,
             "source": source,
         }
-        for name, (calls, ns) in sums.items()
+        for (source, name), count in calls.items()
     ]
+    return tuple(sorted(found, key=lambda region: (-region["ms_per_step"], region["name"])))

@@ -32,11 +32,11 @@ _MACHINERY = (FORWARD, OPTIMIZER)  # what calls a user's module or optimizer
 _AUTOGRAD = "torch/autograd/function.py"
 Name = tuple[str, str]  # file and bare name of a function
 _PLACE = ("file", "line", "function")
-PLACE_COLUMNS = [f"{whose}_{part}" for whose in ("user", "library") for part in _PLACE]  # of `Calls.located`
+PLACE_COLUMNS = [f"{whose}_{part}" for whose in ("user", "library") for part in _PLACE]  # of `Calls.rows`
 
 
 class Calls(Struct, frozen=True):
-    """`of_row` gives each stack of `time.rows` the number of its call, or null; `names` what the calls are of.
+    """`rows` are those of `time`, each with the number of its call, or null; `names` what the calls are of.
 
     A call is a function of the user's with all that runs below it. Lines of the training loop or of a module's
     `forward` that call no function of the user's are told under the name of that function, with `own` true: they share
@@ -44,19 +44,15 @@ class Calls(Struct, frozen=True):
     """
 
     time: SampledTime
-    of_row: pl.DataFrame  # row, call, in_module; library_file, _line, _function where a library works on its own
+    rows: pl.DataFrame  # also in_module; library_file, _line, _function where a library works on its own
     names: tuple[Name, ...]
     own: tuple[bool, ...]
     lines: Mapping[tuple[Any, ...], int]  # the user's innermost frame (file, function, line) -> its call
     functions: Mapping[tuple[Any, ...], int]  # (file, function)
 
-    def located(self) -> pl.DataFrame:
-        """`time.rows` with the columns of `of_row`."""
-        return self.time.rows.join(self.of_row, on="row", how="left", maintain_order="left")
-
     def entries(self) -> pl.DataFrame:
         """(file, function, callee): the user's functions that enter a library's training, and by what; bare names."""
-        led = self.located().filter(pl.col("library_file").is_not_null())
+        led = self.rows.filter(pl.col("library_file").is_not_null())
         names = {"function": short(pl.col("user_function")), "callee": short(pl.col("below_function"))}
         return led.select(pl.col("user_file").alias("file"), **names).unique()
 
@@ -70,10 +66,6 @@ class Calls(Struct, frozen=True):
         """The function that a call is of; None for none."""
         return None if number is None else Place(self.names[number][0], None, self.names[number][1])
 
-    def rows(self, number: int) -> pl.DataFrame:
-        """The stacks of a call."""
-        return self.time.rows.join(self.of_row.filter(pl.col("call") == number), on="row", how="semi")
-
     def share(self, number: int | None, blamed: pl.Series) -> Share | None:
         """What leaving out a call would save at most, where its blamed stacks are notable; None for no call.
 
@@ -82,7 +74,7 @@ class Calls(Struct, frozen=True):
         """
         if number is None:
             return None
-        rows = self.rows(number)
+        rows = self.rows.filter(pl.col("call") == number)
         if self.own[number]:
             marked = rows.with_columns(mine=pl.col("row").is_in(blamed.implode()))
             line = ["user_file", "user_line", "user_function"]
@@ -120,14 +112,14 @@ def removable_calls(samples: Samples | None, time: SampledTime | None) -> Calls 
     names: dict[tuple[Name, bool], int] = {}
     of_site = {key: names.setdefault(name, len(names)) for key, name in name_of.items()}
     numbers = [of_site.get(_key(users, int(site[node]))) if node >= 0 else None for node in nodes]
-    of_row = _of_libraries(users, essential, nodes)
-    of_row = of_row.with_columns(time.rows["row"], call=pl.Series(numbers, dtype=pl.Int64))
-    of_row = of_row.with_columns(call=pl.when(pl.col("library_file").is_null()).then("call"))
-    joined = time.rows.join(of_row, on="row").filter(pl.col("call").is_not_null() & pl.col("user_file").is_not_null())
-    places = joined.with_columns(name=short(pl.col("user_function")).fill_null(""))
+    rows = time.rows.hstack(_of_libraries(users, essential, nodes))
+    call = pl.when(pl.col("library_file").is_null()).then(pl.Series(numbers, dtype=pl.Int64))
+    rows = rows.with_columns(call=call)
+    called = rows.filter(pl.col("call").is_not_null() & pl.col("user_file").is_not_null())
+    places = called.with_columns(name=short(pl.col("user_function")).fill_null(""))
     return Calls(
         time=time,
-        of_row=of_row,
+        rows=rows,
         names=tuple(name for name, _ in names),
         own=tuple(own for _, own in names),
         lines=_most(places, ["user_file", "name", "user_line"]),

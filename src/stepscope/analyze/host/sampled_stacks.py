@@ -37,8 +37,11 @@ def sampled_views(context: Context, train: StepFacts | None) -> SampledViews | N
     slow, no_slow = slow_steps.slow_steps(context, users)
     of_ranks, no_ranks = ranks.rank_lines(context, loop, users, idle)
     of_stages = stages(context)
-    no_loop = ""
-    if loop is None:
+    no_loop, by_phase = "", pl.DataFrame(schema={"phase": pl.String, "samples": pl.Int64})
+    if loop is not None:
+        by_phase = loop.rows.group_by("phase").agg(pl.col("samples").sum())
+        by_phase = by_phase.sort(["samples", "phase"], descending=[True, False])
+    else:
         no_loop = "no stack of a main thread was sampled in steady steps"
         if context.labelled.frame.is_empty():
             no_loop = "no step is known, and no sampled stack of a main thread fetches a batch or calls a model"
@@ -51,22 +54,13 @@ def sampled_views(context: Context, train: StepFacts | None) -> SampledViews | N
     }
     return SampledViews(
         stages=of_stages,
-        phases={} if loop is None else _phase_shares(loop),
+        phases={str(phase): int(count) / int(by_phase["samples"].sum()) for phase, count in by_phase.iter_rows()},
         waits=found,
         slow_steps=slow,
         rank_lines=of_ranks,
         absent={name: reason for name, reason in absent.items() if reason},
         callers=() if loop is None else callers(loop, users),
     )
-
-
-def _phase_shares(loop: SampledLoop) -> dict[str, float]:
-    """Phase -> its share of the loop's samples, largest first."""
-    counts = (
-        loop.rows.group_by("phase").agg(pl.col("samples").sum()).sort(["samples", "phase"], descending=[True, False])
-    )
-    total = int(counts["samples"].sum())
-    return {str(phase): int(count) / total for phase, count in counts.iter_rows()}
 
 
 STARTUP, WARMUP, STEADY, OTHER = "startup", "warmup", "steady", "other"
@@ -84,7 +78,12 @@ def stages(context: Context) -> tuple[StageTime, ...]:
     if rows.is_empty():
         return ()
     samples = rows["samples"].to_numpy()
-    split = _by_stage(context, rows, samples)
+    weights = np.zeros((rows.height, len(STAGES)))
+    for column, stage in enumerate((IMPORT, COMPILE)):
+        weights[:, column] = rows["stage"].to_numpy() == stage
+    rest = np.flatnonzero(weights.sum(axis=1) == 0)
+    weights[rest, 2:] = _weights(context, rows[rest])
+    split = whole_by_weight(samples, weights)
     waiting = split[rows["waiting"].fill_null(False).to_numpy()].sum(axis=0)
     waits_known = idle_sampled(context.tables) is not False
     return tuple(
@@ -99,52 +98,30 @@ def stages(context: Context) -> tuple[StageTime, ...]:
     )
 
 
-def _by_stage(context: Context, rows: pl.DataFrame, samples: Int64) -> Int64:
-    """Samples of each row by stage, in the order of `STAGES`."""
-    named = rows["stage"].to_numpy()
-    found = np.zeros((rows.height, len(STAGES)), np.int64)
-    found[:, :2] = np.stack([np.where(named == stage, samples, 0) for stage in (IMPORT, COMPILE)], axis=1)
-    rest = np.flatnonzero(found.sum(axis=1) == 0)
-    found[rest, 2:] = whole_by_weight(samples[rest], _weights(context, rows[rest]))
-    return found
-
-
 def _weights(context: Context, rows: pl.DataFrame) -> Floats:
     """By row how the time it was seen in divides into the stages of `_TIMED`; nothing but "other" without times."""
     weights = np.zeros((rows.height, len(_TIMED)))
-    clocks = {process: _Clock(part) for process, part in _steps(context)}
     process = rows["process"].to_numpy()
-    exact = _seen(context, clocks, rows)
     start, end = (rows[name].fill_null(-1).to_numpy() for name in ("start_ns", "end_ns"))
     in_steps = rows["phase"].is_in(_IN_STEPS).fill_null(False).to_numpy()
-    for name, clock in clocks.items():
+    seen = []  # the same from the times in which each stack was seen
+    for name, steps in _steps(context):
         own = np.flatnonzero((process == name) & (start >= 0) & (end >= 0))
-        weights[own] = clock.lengths(start[own], end[own])
+        lengths, only = _lengths(steps, start[own], end[own])
         # what is done in steps alone was not done before or between them
-        inside = own[in_steps[own]]
-        only = clock.lengths(start[inside], end[inside], steps_only=True)
-        weights[inside] = np.where(only.sum(axis=1, keepdims=True) > 0, only, weights[inside])
-    weights = np.where(exact.sum(axis=1, keepdims=True) > 0, exact, weights)
+        inside = in_steps[own] & (only.sum(axis=1) > 0)
+        weights[own] = np.where(inside[:, None], only, lengths)
+        stretches = context.tables.stretches.filter((pl.col("process") == name) & (pl.col("role") == "rank"))
+        lengths, _ = _lengths(steps, stretches["start_ns"].to_numpy(), stretches["end_ns"].to_numpy())
+        timed = stretches.select(_STACK).hstack(pl.DataFrame(lengths, schema=list(_TIMED)))
+        seen.append(timed.group_by(_STACK).agg(pl.col(_TIMED).sum()))
+    if seen:
+        sums = pl.concat(seen).group_by(_STACK).agg(pl.col(_TIMED).sum())
+        joined = rows.select(_STACK).join(sums, on=_STACK, how="left", nulls_equal=True, maintain_order="left")
+        exact = joined.select(pl.col(_TIMED).fill_null(0.0)).to_numpy()
+        weights = np.where(exact.sum(axis=1, keepdims=True) > 0, exact, weights)
     weights[weights.sum(axis=1) <= 0, _TIMED.index(OTHER)] = 1.0
     return weights
-
-
-def _seen(context: Context, clocks: dict[str, _Clock], rows: pl.DataFrame) -> Floats:
-    """The same from the times in which each stack was seen; zeros where none are known."""
-    nothing = np.zeros((rows.height, len(_TIMED)))
-    stretches = context.tables.stretches
-    parts = []
-    for name, clock in clocks.items():
-        own = stretches.filter((pl.col("process") == name) & (pl.col("role") == "rank"))
-        lengths = clock.lengths(own["start_ns"].to_numpy(), own["end_ns"].to_numpy())
-        columns = [pl.Series(stage, lengths[:, number]) for number, stage in enumerate(_TIMED)]
-        parts.append(own.select(_STACK).with_columns(columns).group_by(_STACK).agg(pl.col(_TIMED).sum()))
-    if not parts:
-        return nothing
-    sums = pl.concat(parts).group_by(_STACK).agg(pl.col(_TIMED).sum())
-    joined = rows.select(_STACK).join(sums, on=_STACK, how="left", nulls_equal=True, maintain_order="left")
-    found: Floats = joined.select(pl.col(_TIMED).fill_null(0.0)).to_numpy()
-    return found
 
 
 def _steps(context: Context) -> list[tuple[str, pl.DataFrame]]:
@@ -161,26 +138,17 @@ def _steps(context: Context) -> list[tuple[str, pl.DataFrame]]:
     return [(str(part["process"][0]), part) for part in steps.partition_by("process", maintain_order=True)]
 
 
-class _Clock:
-    """What the steps of one process say of any time."""
-
-    def __init__(self, steps: pl.DataFrame) -> None:
-        starts, ends = steps["start_ns"].to_numpy(), steps["end_ns"].to_numpy()
-        ends = np.minimum(ends, np.append(starts[1:], ends[-1:]))  # steps of different kinds may lie in each other
-        stage = steps["stage"].to_numpy()
-        self._first = int(starts[0])
-        self._times = {name: Intervals(starts[stage == name], ends[stage == name]) for name in _TIMED}
-
-    def lengths(self, start: Int64, end: Int64, *, steps_only: bool = False) -> Floats:
-        """ns of each interval in the stages of `_TIMED`. `steps_only`: "other" has steps of other kinds alone."""
-        end = np.maximum(end, start + 1)
-        found = np.zeros((len(start), len(_TIMED)))
-        for column, name in enumerate(_TIMED):
-            found[:, column] = intervals.covered(self._times[name], start, end)
-        if not steps_only:
-            found[:, 0] = np.clip(np.minimum(end, self._first) - start, 0, None)
-            found[:, -1] = end - start - found[:, :-1].sum(axis=1)
-        return found
+def _lengths(steps: pl.DataFrame, start: Int64, end: Int64) -> tuple[Floats, Floats]:
+    """ns of each interval in the stages of `_TIMED`, by the steps of a process; and what of them lies in its steps."""
+    starts, ends = steps["start_ns"].to_numpy(), steps["end_ns"].to_numpy()
+    ends = np.minimum(ends, np.append(starts[1:], ends[-1:]))  # steps of different kinds may lie in each other
+    stage, end = steps["stage"].to_numpy(), np.maximum(end, start + 1)
+    of_stage = [Intervals(starts[stage == name], ends[stage == name]) for name in _TIMED]
+    inside = np.stack([intervals.covered(times, start, end) for times in of_stage], axis=1).astype(np.float64)
+    lengths = inside.copy()
+    lengths[:, 0] = np.clip(np.minimum(end, starts[0]) - start, 0, None)
+    lengths[:, -1] = end - start - lengths[:, :-1].sum(axis=1)
+    return lengths, inside
 
 
 MAX_LINES = 200  # more than any report shows; the table `stacks` holds the rest

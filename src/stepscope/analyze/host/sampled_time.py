@@ -27,7 +27,7 @@ from msgspec.structs import replace
 
 from stepscope.analyze.context import Context
 from stepscope.engine.call_tree import UserPaths, at, rows_of
-from stepscope.engine.intervals import EMPTY, Intervals, union
+from stepscope.engine.intervals import Intervals, union
 from stepscope.engine.samples import Samples
 from stepscope.model import Quality, StepFacts
 from stepscope.read.raw import Frame
@@ -178,18 +178,13 @@ class SampledLoop(Struct, frozen=True, dict=True):
     steady: pl.DataFrame
     basis: str
 
-    def times(self, process: str) -> Intervals:
-        """When a process was in steady steps."""
-        return self._times.get(process, EMPTY)
-
     @cached_property
-    def _times(self) -> dict[str, Intervals]:
-        known = self.steady.filter(pl.col("start_ns").is_not_null()).select(
-            "process", "start_ns", end_ns=pl.col("start_ns") + pl.col("wall_ns")
-        )
+    def times(self) -> dict[str, Intervals]:
+        """When each process was in steady steps."""
+        known = self.steady.filter(pl.col("start_ns").is_not_null()).partition_by("process", as_dict=True)
         return {
-            str(key[0]): union(own["start_ns"].to_numpy(), own["end_ns"].to_numpy())
-            for key, own in known.partition_by("process", as_dict=True).items()
+            process: union(own["start_ns"].to_numpy(), (own["start_ns"] + own["wall_ns"]).to_numpy())
+            for (process,), own in known.items()
         }
 
     def within(self, rows: pl.DataFrame) -> pl.DataFrame:
@@ -229,9 +224,9 @@ def _inside(users: UserPaths, rows: pl.DataFrame) -> Bools:
     reached = tree.totals(own) > 0
     fetch = users.marked(is_fetch) & reached
     open_to_calls = reached & ~(tree.innermost(fetch) >= 0)
+    opened = np.array([phases.phase_mark(frame) for frame in tree.frames], object)
     calls = [
-        _outermost(users, users.marked(functools.partial(_opens, phase)) & open_to_calls)
-        for phase in (phases.FORWARD, phases.BACKWARD, phases.OPTIMIZER)
+        _outermost(users, tree.by_node(opened == phase) & open_to_calls) for phase in (FORWARD, BACKWARD, OPTIMIZER)
     ]
     # the user's functions that stand above them
     above = (users.user & (tree.totals(nodes.astype(np.float64)) > 0) for nodes in calls if nodes.any())
@@ -248,7 +243,12 @@ def _inside(users: UserPaths, rows: pl.DataFrame) -> Bools:
     home = np.where(home >= 0, home, tree.innermost(users.user)[marks])
     home = np.unique(home[home >= 0])
     loops = _from_fetch_on(users, home) if fetch.any() else users.user & np.isin(users.function, users.function[home])
-    found: Bools = (tree.innermost(loops) >= 0) & ~users.passes(_sets_up)
+    sets_up = users.passes(
+        lambda frame: (
+            phases.last_part(frame.function) in _SET_UP and any(part in frame.file for part in _SET_UP_FOLDERS)
+        )
+    )
+    found: Bools = (tree.innermost(loops) >= 0) & ~sets_up
     return found
 
 
@@ -269,11 +269,3 @@ def _outermost(users: UserPaths, marked: Bools) -> Bools:
     """Those of the marked nodes that have no marked one above them."""
     found: Bools = marked & (users.tree.outermost(marked) == np.arange(len(marked)))
     return found
-
-
-def _opens(phase: str, frame: Frame) -> bool:
-    return phases.phase_mark(frame) == phase
-
-
-def _sets_up(frame: Frame) -> bool:
-    return phases.last_part(frame.function) in _SET_UP and any(folder in frame.file for folder in _SET_UP_FOLDERS)

@@ -19,7 +19,7 @@ from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import PHASES, Place
 from stepscope.model.machine import DriftFacts, DriftLine
 from stepscope.model.sampled import SlowLine, SlowSteps
-from stepscope.tables.arrays import Bools, Floats, Int64
+from stepscope.tables.arrays import Bools, Floats, expanded
 
 SLOW_RATIO = 1.5  # of the median: half a step more is what one sees as a hiccup in a log of step times
 SLOW_SPREADS = 5.0  # and so many spreads above it: in a run whose steps all vary that much, none of them is special
@@ -44,7 +44,8 @@ def slow_steps(context: Context, users: UserPaths) -> tuple[SlowSteps | None, st
         return None, "no steady training step is known"
     wall = steps["wall_ns"].to_numpy()
     median = float(np.median(wall))
-    threshold = slow_from(wall)
+    below = median - wall[wall <= median]  # the spread is that of the faster half, which slow steps cannot widen
+    threshold = max(SLOW_RATIO * median, median + SLOW_SPREADS * SPREAD * float(np.median(below)))
     stretches = tables.stretches.filter(
         (pl.col("role") == "rank") & pl.col("main_thread").fill_null(False) & pl.col("process").is_not_null()
     )
@@ -79,16 +80,6 @@ def slow_steps(context: Context, users: UserPaths) -> tuple[SlowSteps | None, st
     ), ""
 
 
-def slow_from(wall_ns: Int64) -> float:
-    """The wall time above which a step is slow, ns.
-
-    The spread is that of the faster half, which slow steps cannot widen.
-    """
-    median = float(np.median(wall_ns))
-    below = median - wall_ns[wall_ns <= median]
-    return max(SLOW_RATIO * median, median + SLOW_SPREADS * SPREAD * float(np.median(below)))
-
-
 def _overlaps(stretches: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """(stretch, step, ns): the time that stretches and steps have in common, one row per pair of them.
 
@@ -105,8 +96,7 @@ def _overlaps(stretches: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
         begin, end = own["start_ns"].to_numpy(), own["end_ns"].to_numpy()
         lowest = np.searchsorted(ends, begin, side="right")
         count = np.maximum(np.searchsorted(starts, end, side="left") - lowest, 0)
-        which = np.repeat(np.arange(len(begin)), count)
-        step = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count) + lowest[which]
+        which, (step, _) = np.repeat(np.arange(len(begin)), count), expanded(lowest, count)
         common = np.minimum(end[which], ends[step]) - np.maximum(begin[which], starts[step])
         pairs = {"stretch": own["row"].to_numpy()[which], "step": these["row"].to_numpy()[step], "ns": common}
         parts.append(pl.DataFrame(pairs, schema=parts[0].schema))
@@ -185,7 +175,10 @@ def drift(labelled: LabelledSteps, samples: Samples | None, calls: Calls | None)
     walls = [own["wall_ns"].to_numpy() / 1e6 for own in ranks]
     early, late = (float(end) for end in np.mean([_fit(wall) for wall in walls], axis=0))
     medians = np.array([[np.median(part) for part in np.array_split(wall, PARTS)] for wall in walls])
-    rising = all(map(_rises, walls, medians))
+    # every part above the one before, and the last one's faster steps above the first one's slower ones
+    ends = [(parts[0], parts[-1]) for parts in (np.array_split(wall, PARTS) for wall in walls)]
+    rising = bool((np.diff(medians) > 0).all())
+    rising &= all(np.quantile(last, 0.25) > np.quantile(first, 0.75) for first, last in ends)
     return DriftFacts(
         steps=steady.height,
         parts=PARTS,
@@ -205,12 +198,6 @@ def _fit(wall_ms: Floats) -> tuple[float, float]:
     ends = np.cumsum([len(group) for group in groups])
     places = ends - np.array([(len(group) + 1) / 2 for group in groups])  # the middle of each group, counted from 0
     return theil_sen(places, np.array([np.median(group) for group in groups]), 0, len(wall_ms) - 1)
-
-
-def _rises(wall: Floats, medians: Floats) -> bool:
-    """Every part above the one before, and the last one's faster steps above the first one's slower ones."""
-    first, *_, last = np.array_split(wall, PARTS)
-    return bool((np.diff(medians) > 0).all() and np.quantile(last, 0.25) > np.quantile(first, 0.75))
 
 
 def _phases(ranks: list[pl.DataFrame]) -> dict[str, float]:
@@ -233,9 +220,7 @@ def _drift_lines(steady: pl.DataFrame, samples: Samples | None, calls: Calls | N
     """Lines whose sampled time per step grew from the first third of the steady time to the last, most first."""
     if samples is None:
         return ()
-    rows = samples.rank_steps()
-    if calls is not None:
-        rows = rows.join(calls.of_row, on="row", how="left", maintain_order="left")
+    rows = samples.rank_steps() if calls is None else calls.rows
     begin, end = int(min(steady["start_ns"])), int(max(steady["start_ns"] + steady["wall_ns"]))
     third = (end - begin) // THIRD
     early = _of_period(steady, rows, begin, begin + third)

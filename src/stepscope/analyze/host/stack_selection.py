@@ -16,15 +16,7 @@ from stepscope.errors import UsageError
 from stepscope.tables.schema import Tables
 
 PROCESSES = ("main", "workers", "all")
-LAUNCHERS, HELPERS, OTHER_RANKS, OTHER_PROCESSES, OTHER_PHASES, PARKED = (
-    "launchers",
-    "helper processes",
-    "other ranks",
-    "other processes",
-    "other phases",
-    "parked threads",
-)
-REASONS = (LAUNCHERS, HELPERS, OTHER_RANKS, OTHER_PROCESSES, OTHER_PHASES, PARKED)
+PARKED = "parked threads"
 
 
 class StackSelection(Struct, frozen=True):
@@ -52,12 +44,13 @@ def choose(tables: Tables, selection: StackSelection) -> Chosen:
 
     Every sample is in `rows` or under exactly one reason of `left_out`, which holds no zeros.
     """
-    labelled = tables.stacks.with_columns(_reason(tables.stacks, selection).alias("reason"))
-    left = labelled.filter(pl.col("reason").is_not_null()).group_by("reason").agg(pl.col("samples").sum())
-    found = {str(reason): int(samples) for reason, samples in left.iter_rows()}
+    reasons = _reasons(tables.stacks, selection)
+    first = pl.coalesce(pl.when(holds).then(pl.lit(name)) for name, holds in reasons.items())
+    labelled = tables.stacks.with_columns(reason=first)
+    counts = dict(labelled.group_by("reason").agg(pl.col("samples").sum()).iter_rows())
     return Chosen(
         rows=labelled.filter(pl.col("reason").is_null()).drop("reason"),
-        left_out={reason: found[reason] for reason in REASONS if found.get(reason)},
+        left_out={name: counts[name] for name in reasons if counts.get(name)},
     )
 
 
@@ -71,7 +64,9 @@ def check(tables: Tables, selection: StackSelection) -> None:
     ):
         known = tables.stacks[option].drop_nulls().unique().sort().to_list()
         if wanted is not None and wanted not in known:
-            raise UsageError(f"--{option} {wanted}: {none}; {_there_are(what, known)}")
+            shown = ", ".join(map(str, known[:20])) + (" …" if len(known) > 20 else "")
+            there = f"{what} with samples: {shown}" if known else f"no {what} are known here, leave the option out"
+            raise UsageError(f"--{option} {wanted}: {none}; {there}")
 
 
 def main_roles(stacks: pl.DataFrame) -> tuple[str, ...]:
@@ -79,29 +74,22 @@ def main_roles(stacks: pl.DataFrame) -> tuple[str, ...]:
     return ("rank",) if (stacks["role"] == "rank").any() else ("rank", "other")
 
 
-def _reason(stacks: pl.DataFrame, selection: StackSelection) -> pl.Expr:
-    """Why a row is left out; null keeps it. The first reason that holds is the one that counts."""
+def _reasons(stacks: pl.DataFrame, selection: StackSelection) -> dict[str, pl.Expr]:
+    """When a row is left out, by reason; the first reason that holds is the one that counts."""
     role = pl.col("role").fill_null("other")
     wanted = {"main": main_roles(stacks), "workers": ("loader_worker",)}.get(selection.process)
-    reason = pl.when(role == "launcher").then(pl.lit(LAUNCHERS)).when(role == "helper").then(pl.lit(HELPERS))
+    found = {"launchers": role == "launcher", "helper processes": role == "helper"}
     if selection.rank is not None:
-        reason = reason.when(pl.col("rank").ne_missing(selection.rank)).then(pl.lit(OTHER_RANKS))
+        found["other ranks"] = pl.col("rank").ne_missing(selection.rank)
     if wanted is not None:
-        reason = reason.when(~role.is_in(wanted)).then(pl.lit(OTHER_PROCESSES))
+        found["other processes"] = ~role.is_in(wanted)
     if selection.phase is not None:
-        reason = reason.when(pl.col("phase").ne_missing(selection.phase)).then(pl.lit(OTHER_PHASES))
+        found["other phases"] = pl.col("phase").ne_missing(selection.phase)
     if not selection.parked:
         # a file without threads holds one sum for all of them, which is not taken apart by guessing
         other_thread = pl.col("thread").is_not_null() & ~pl.col("main_thread").fill_null(True)
-        reason = reason.when(other_thread & pl.col("waiting").fill_null(False)).then(pl.lit(PARKED))
-    return reason.otherwise(None)
-
-
-def _there_are(what: str, values: list[object]) -> str:
-    if not values:
-        return f"no {what} are known here, leave the option out"
-    shown = ", ".join(map(str, values[:20])) + (" …" if len(values) > 20 else "")
-    return f"{what} with samples: {shown}"
+        found[PARKED] = other_thread & pl.col("waiting").fill_null(False)
+    return found
 
 
 MOSTLY_WAITING = 0.5  # of a thread's samples: then it is a thread that serves others and waits for them

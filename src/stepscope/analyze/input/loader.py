@@ -27,7 +27,7 @@ from stepscope.analyze.context import Context
 from stepscope.analyze.host.sampled_stacks import hot_lines
 from stepscope.analyze.machine.readings import manifest_objects
 from stepscope.analyze.sites import first_int, site_of, threads_set
-from stepscope.engine.attribution import heaviest_lines, place
+from stepscope.engine.attribution import heaviest_lines, origins, place
 from stepscope.engine.host_activity import LOADER_RANGE
 from stepscope.engine.host_calls import BUILTIN, ProfiledCalls
 from stepscope.engine.journal import event_data, mean, parse_json, place_of
@@ -70,9 +70,10 @@ def loader_facts(
     lines, entries, library = _sampled(rows, "rank" if in_main else "loader_worker")
     compute_ms = max(0.0, train.mean_ms - wait.ms)
     load_ms = wait.ms if in_main else None if busy is None else (workers or 0) * busy * train.mean_ms
-    limit, ranks, threads = cpu_limit(tables), ranks_on_host(tables), threads_set(tables)
+    limit, ranks = known_cores(tables) or _NO_CORES_KNOWN, ranks_on_host(tables)
+    threads, _ = threads_set(tables) or (None, None)
     if cores is None:  # CPU time of a step without its loading, by the threads that the script asked for
-        compute_cpu_ms = compute_ms * (threads[0] if threads else 1)
+        compute_cpu_ms = compute_ms * (threads or 1)
     else:
         compute_cpu_ms = cores * train.mean_ms - ((load_ms or 0.0) if in_main else 0.0)
     return LoaderFacts(
@@ -95,7 +96,7 @@ def loader_facts(
         library_function=library,
         samples=int(rows["samples"].sum()) if rows is not None else 0,
         batch=_content(tables, labelled, event),
-        threads=threads[0] if threads else None,
+        threads=threads,
         ranks_on_host=ranks,
         files=None if rows is None else _file_reads(rows, context.lines, opened if in_main else None, batch),
     )
@@ -116,11 +117,6 @@ def suggest_workers(load_ms: float | None, compute_ms: float, cores: float, comp
     cpu_ms = max(compute_ms, compute_cpu_ms)
     bound = max(1, min(most, math.ceil(cores * load_ms / (load_ms + cpu_ms))))
     return min(bound, max(math.ceil(load_ms / compute_ms) + 1, current + 1))
-
-
-def cpu_limit(tables: Tables) -> float:
-    """`known_cores`, or one core where nothing tells."""
-    return known_cores(tables) or _NO_CORES_KNOWN
 
 
 def known_cores(tables: Tables) -> float | None:
@@ -486,7 +482,7 @@ def _of_run(base: Base, run: str, parts: list[tuple[Span, Int64]]) -> TraceLoade
 def _entries(base: Base, span: Span, ranges: Int64) -> Counter[Place]:
     """ns of the user's functions inside the ranges, by place; only the outermost function of each call counts."""
     below: Counter[Place] = Counter()
-    user = base.origins.user[span.first : span.first + len(span)]
+    user = origins(base, span).user
     inside: Bools = np.zeros(len(span), bool)
     inside[ranges] = True
     candidates = np.flatnonzero((user >= 0) & span.is_function)

@@ -17,9 +17,10 @@ import polars as pl
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.host.sampled_time import SampledLoop, is_fetch, whole_by_weight
+from stepscope.analyze.step_times import partition
 from stepscope.engine.call_tree import UserPaths, at, is_worker_loop, rows_of
-from stepscope.engine.intervals import Intervals, covered, intersect, subtract, total, union
-from stepscope.model import PHASES, StepFacts
+from stepscope.engine.intervals import EMPTY, Intervals, covered, intersect, subtract, total, union
+from stepscope.model import StepFacts
 from stepscope.model.sampled import LoaderWait, WaitPart
 from stepscope.read.raw import Frame
 from stepscope.tables.arrays import NONE, Bools, Floats, Int64
@@ -49,7 +50,7 @@ def loader_waits(
     """One per rank that was sampled in its loader, by rank; empty without any.
 
     Args:
-        idle: whether waiting threads were sampled (`hotspot_idle`).
+        idle: whether waiting threads were sampled (`stack_selection.idle_sampled`).
         train: the steady steps of all ranks, for a rank whose own do not tell their data wait.
     """
     by_path = LoaderStates(users)
@@ -66,14 +67,14 @@ def loader_waits(
     leaves = _leaves(sampled, users)
     counts = in_loader.group_by("process").agg(pl.col("samples").sum())
     processes = loop.rows.group_by("process").agg(pl.col("rank").first(), loop=pl.col("samples").sum())
-    measured = _measured(loop.steady)
-    usual = next((part.ms for part in train.partition if part.category == "data_wait"), None) if train else None
     found = []
     for process, rank, loop_samples, samples in (
         processes.join(counts, on="process").sort("rank", "process").iter_rows()
     ):
         simultaneous, own = process in known, weights[process,]
-        wait_ms = measured.get(process, usual)
+        measured = partition(loop.steady.filter(pl.col("process") == process))
+        parts = (*measured, *(train.partition if train else ()))
+        wait_ms = next((part.ms for part in parts if part.category == DATA_WAIT), None)
         found.append(
             LoaderWait(
                 rank=rank,
@@ -110,64 +111,35 @@ def sample_gap_ns(tables: Tables) -> float:
     return 1e9 / (float(rate) if isinstance(rate, int | float) and rate > 0 else _USUAL_RATE_HZ)
 
 
-def _measured(steady: pl.DataFrame) -> dict[str, float]:
-    """process -> the data wait of its mean steady step, ms, as `steps.partition` has it."""
-    columns = [f"{phase}_ns" for phase in PHASES]
-    known = pl.col("data_wait_ns").is_not_null().any()
-    means = steady.group_by("process").agg(
-        known,
-        pl.col("wall_ns").mean().alias("wall"),
-        *(pl.col(columns).fill_null(0).clip(lower_bound=0).mean().name.prefix("mean_"),),
-    )
-    parts = pl.sum_horizontal(f"mean_{column}" for column in columns)
-    scale = pl.min_horizontal(pl.col("wall") / parts, 1.0)
-    found = means.filter("data_wait_ns").select("process", ms=pl.col("mean_data_wait_ns") * scale.fill_nan(1.0) / 1e6)
-    return {str(process): float(ms) for process, ms in found.iter_rows()}
-
-
 def _wait_parts(
     weights: pl.DataFrame, samples: int, wait_ms: float | None, leaves: dict[tuple[int, int], str], users: UserPaths
 ) -> tuple[WaitPart, ...]:
-    rows = sorted(_folded(weights), key=lambda row: (-row.weight, row.state, row.order))
-    shares = np.array([row.weight for row in rows])
+    """The largest lines of every state, and all others of it as one."""
+    rows: list[tuple[float, int, int, int, int]] = []  # weight, state, order among equals, line, lines
+    for (state,), own in weights.partition_by("state", as_dict=True, maintain_order=True).items():
+        named = own.filter(pl.col("line") >= 0).sort(["weight", "line"], descending=[True, False])
+        few = named if named.height <= MAX_LINES + 1 else named.head(MAX_LINES)
+        rest = named[few.height :]
+        rows += [(weight, state, at, line, 1) for at, (line, weight) in enumerate(few.select("line", "weight").rows())]
+        if rest.height:
+            rows.append((float(rest["weight"].sum()), state, MAX_LINES, -1, rest.height))
+        rows += [(weight, state, MAX_LINES + 1, -1, 0) for weight in own.filter(pl.col("line") < 0)["weight"]]
+    rows.sort(key=lambda row: (-row[0], *row[1:3]))
+    shares = np.array([weight for weight, *_ in rows])
     shares = shares / shares.sum()
     counts = whole_by_weight(np.array([samples]), shares[None, :])[0].tolist() if rows else []
     return tuple(
         WaitPart(
-            kind=KINDS[row.state],
-            place=users.place(row.line),
+            kind=KINDS[state],
+            place=users.place(line),
             ms_per_step=None if wait_ms is None else share * wait_ms,
             share=share,
             samples=count,
-            lines=row.lines,
-            leaf=leaves.get((row.state, row.line)) if row.lines < 2 else None,
+            lines=lines,
+            leaf=leaves.get((state, line)) if lines < 2 else None,
         )
-        for row, share, count in zip(rows, shares.tolist(), counts, strict=True)
+        for (_, state, _, line, lines), share, count in zip(rows, shares.tolist(), counts, strict=True)
     )
-
-
-class _Folded(NamedTuple):
-    """One line of a state, or several as one; `order` tells equal weights apart."""
-
-    state: int
-    line: int
-    lines: int
-    weight: float
-    order: int
-
-
-def _folded(weights: pl.DataFrame) -> Iterator[_Folded]:
-    """The largest lines of every state, and all others of it as one."""
-    for (state,), own in weights.partition_by("state", as_dict=True, maintain_order=True).items():
-        named = own.filter(pl.col("line") >= 0).sort(["weight", "line"], descending=[True, False])
-        few = named if named.height <= MAX_LINES + 1 else named.head(MAX_LINES)
-        for order, (line, weight) in enumerate(few.select("line", "weight").iter_rows()):
-            yield _Folded(state, line, 1, weight, order)
-        rest = named[few.height :]
-        if rest.height:
-            yield _Folded(state, -1, rest.height, float(rest["weight"].sum()), MAX_LINES)
-        for weight in own.filter(pl.col("line") < 0)["weight"]:
-            yield _Folded(state, -1, 0, weight, MAX_LINES + 1)
 
 
 def _leaves(sampled: Threads, users: UserPaths) -> dict[tuple[int, int], str]:
@@ -190,7 +162,6 @@ def _leaves(sampled: Threads, users: UserPaths) -> dict[tuple[int, int], str]:
 
 
 SEGMENT = ["process", "host", "file"]
-_OUTSIDE = -1  # the loader
 _SCHEMA = {"process": pl.String, "state": pl.Int8, "line": pl.Int32, "weight": pl.Float64}
 
 
@@ -231,63 +202,43 @@ def threads(mains: pl.DataFrame, rows: pl.DataFrame, by_path: LoaderStates) -> T
 
 def at_the_same_time(found: Threads, loop: SampledLoop) -> Parts:
     """From rows of `stretches`; weights are ns."""
-    weights: list[tuple[str, int, int, float]] = []
+    weights = [pl.DataFrame(schema=_SCHEMA)]
     loops: list[tuple[str, float]] = []
     others = found.others.partition_by("process", as_dict=True)
     for (process,), mains in found.mains.partition_by("process", as_dict=True, maintain_order=True).items():
-        inside = union(mains["start_ns"].to_numpy(), mains["end_ns"].to_numpy())
-        scope = loop.times(process) if loop.inside is None else inside
+        inside = _times(mains)
+        scope = loop.times.get(process, EMPTY) if loop.inside is None else inside
         loops.append((process, float(total(intersect(inside, scope)))))
-        beside = others.get((process,), found.others.clear())
-        weights.extend((process, *part) for part in _parts(mains, beside, scope))
-    return Parts(
-        _summed(pl.DataFrame(weights, schema=_SCHEMA, orient="row")),
-        pl.DataFrame(loops, schema={"process": pl.String, "weight": pl.Float64}, orient="row"),
-    )
+        weights += _parts(process, mains, others.get((process,), found.others.clear()), scope)
+    loops_of = pl.DataFrame(loops, schema={"process": pl.String, "weight": pl.Float64}, orient="row")
+    return Parts(_summed(pl.concat(weights)), loops_of)
 
 
-class _Stretches(NamedTuple):
-    """Rows as arrays: many small selections of them are made for every rank."""
-
-    state: Int64
-    line: Int64
-    starts: Int64
-    ends: Int64
-
-    @classmethod
-    def of(cls, rows: pl.DataFrame) -> _Stretches:
-        return cls(*(rows[name].fill_null(_OUTSIDE).to_numpy() for name in ("state", "line", "start_ns", "end_ns")))
-
-    def where(self, chosen: Bools) -> _Stretches:
-        return _Stretches(*(column[chosen] for column in self))
-
-    def times(self) -> Intervals:
-        return union(self.starts, self.ends)
-
-    def by_line(self, lengths: Floats | Int64) -> Iterator[tuple[int, float]]:
-        """(line, sum of the lengths)."""
-        lines, which = np.unique(self.line, return_inverse=True)
-        sums = np.bincount(which, lengths, minlength=len(lines))
-        yield from zip(lines.tolist(), sums.tolist(), strict=True)
+def _times(rows: pl.DataFrame) -> Intervals:
+    return union(rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy())
 
 
-def _parts(mains: pl.DataFrame, beside: pl.DataFrame, scope: Intervals) -> Iterator[tuple[int, int, float]]:
-    """(state, line, ns) of one process."""
-    main, others = _Stretches.of(mains), _Stretches.of(beside)
-    for state in np.setdiff1d(main.state, (_OUTSIDE, WAITS)).tolist():
-        own = main.where(main.state == state)
-        yield from ((state, line, ns) for line, ns in own.by_line(covered(scope, own.starts, own.ends)))
-    rest = intersect(main.where(main.state == WAITS).times(), scope)
+def _parts(process: str, mains: pl.DataFrame, beside: pl.DataFrame, scope: Intervals) -> Iterator[pl.DataFrame]:
+    """The ns of one process by state and line."""
+
+    def by_line(rows: pl.DataFrame, ns: Floats | Int64) -> pl.DataFrame:
+        return rows.select("process", "state", "line", weight=pl.Series(ns, dtype=pl.Float64))
+
+    def whole(state: int, times: Intervals) -> pl.DataFrame:
+        return pl.DataFrame([(process, state, -1, float(total(times)))], schema=_SCHEMA, orient="row")
+
+    own = mains.filter(pl.col("state") != WAITS)
+    yield by_line(own, covered(scope, own["start_ns"].to_numpy(), own["end_ns"].to_numpy()))
+    rest = intersect(_times(mains.filter(pl.col("state") == WAITS)), scope)
     # what the others did meanwhile, the first of these that holds
     for state in (PINNING, TRANSFER, BUSY, START, IDLE):
-        own = others.where(beside["works"].to_numpy() if state == IDLE else others.state == state)
-        times = own.times()
+        own = beside.filter("works") if state == IDLE else beside.filter(pl.col("state") == state)
         if state == BUSY:
-            yield from ((state, line, ns) for line, ns in own.by_line(_shared(own.starts, own.ends, rest)))
+            yield by_line(own, _shared(own["start_ns"].to_numpy(), own["end_ns"].to_numpy(), rest))
         else:
-            yield state, -1, float(total(intersect(rest, times)))
-        rest = subtract(rest, times)
-    yield NOTHING, -1, float(total(rest))
+            yield whole(state, intersect(rest, _times(own)))
+        rest = subtract(rest, _times(own))
+    yield whole(NOTHING, rest)
 
 
 def _shared(starts: Int64, ends: Int64, within: Intervals) -> Floats:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import itertools
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import polars as pl
-from msgspec import Struct
 
 from stepscope.analyze.input.loader import known_cores, ranks_on_host
 from stepscope.analyze.machine.readings import (
@@ -22,7 +23,6 @@ from stepscope.analyze.machine.readings import (
     growths,
     level,
     manifest_objects,
-    mean_of,
     of,
     rank_pids,
     seconds,
@@ -32,6 +32,7 @@ from stepscope.engine.journal import event_data, mean, place_of
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import Place, ProcessFacts
 from stepscope.model.machine import Child, ChildrenFacts, CpuFacts, MemoryPressureFacts, PoolFacts
+from stepscope.tables.arrays import Floats
 from stepscope.tables.processes import OTHER
 from stepscope.tables.schema import Tables
 
@@ -62,8 +63,7 @@ def cpu_facts(tables: Tables, readings: pl.DataFrame | None, mean_ms: float | No
     mains = of(readings, "cpu_pct", pids).group_by("pid").agg(pl.col("value").mean() / 100.0).sort("pid")["value"]
     beside = max(0.0, own - sum(min(used, 1.0 - delay) for used in mains))  # what our other threads and processes used
     threads, place, source = _threads(tables)
-    ranks = ranks_on_host(tables)
-    shared = _Shared(cores, _processors(tables), own, ranks, min(1.0, waits_ms / mean_ms), threads)
+    ranks, waits = ranks_on_host(tables), min(1.0, waits_ms / mean_ms)
     main_ns = average(growths(readings, "main_cpu_ns", pids))
     return CpuFacts(
         readings=readings["time_ns"].n_unique(),
@@ -84,7 +84,7 @@ def cpu_facts(tables: Tables, readings: pl.DataFrame | None, mean_ms: float | No
         load=level(readings, "load_1m")[0],
         migrations_per_s=average(growths(readings, "migrations", pids)),
         stolen_cores=level(readings, "stolen_cores")[0],
-        pool=_pool(readings, pids, shared, mean_ms),
+        pool=_pool(tables, readings, mean_ms, cores=cores, own=own, ranks=ranks, waits=waits, threads=threads),
         main_cpu_share=None if main_ns is None else min(1.0, main_ns / 1e9),
         waits_ms_per_step=min(waits_ms, mean_ms),
     )
@@ -92,20 +92,18 @@ def cpu_facts(tables: Tables, readings: pl.DataFrame | None, mean_ms: float | No
 
 def memory_pressure(tables: Tables, readings: pl.DataFrame | None, mean_ms: float | None) -> MemoryPressureFacts | None:
     """None without steps or telemetry of page faults."""
-    if readings is None or mean_ms is None:
-        return None
     pids = rank_pids(tables)
-    faults = average(growths(readings, "major_faults", pids))
-    if faults is None:
+    faults = None if readings is None else average(growths(readings, "major_faults", pids))
+    if readings is None or mean_ms is None or faults is None:
         return None
     stalled, whose = level(readings, "psi_memory_some_pct")
-    resident = of(readings, "rss_bytes", pids)["value"].to_list()
+    resident = max(of(readings, "rss_bytes", pids)["value"].to_list(), default=None)
     return MemoryPressureFacts(
         seconds=seconds(readings),
         major_faults_per_step=faults * mean_ms / 1e3,
         stalled_pct=stalled,
         stalled_of=whose,
-        rss_bytes=int(max(resident)) if resident else None,
+        rss_bytes=None if resident is None else int(resident),
     )
 
 
@@ -118,18 +116,11 @@ def _own_cores(readings: pl.DataFrame) -> float | None:
 
 def _throttled(readings: pl.DataFrame) -> float | None:
     """Growth of the cgroup's throttled time by wall time, mean over hosts."""
-    shares = []
-    for rows in of(readings, "cgroup_throttled_ns").sort("time_ns").partition_by("host"):
-        wall = rows["time_ns"][-1] - rows["time_ns"][0]
-        if wall > 0:
-            shares.append(max(0.0, rows["value"][-1] - rows["value"][0]) / wall)
-    return sum(shares) / len(shares) if shares else None
-
-
-def _processors(tables: Tables) -> int | None:
-    """Processors of the smallest host that the run may use, whatever its quota."""
-    sets = [hardware.get("affinity") for hardware in manifest_objects(tables, "hardware")]
-    return min((len(cpus) for cpus in sets if isinstance(cpus, list) and cpus), default=None)
+    time, value = pl.col("time_ns"), pl.col("value")
+    by_host = of(readings, "cgroup_throttled_ns").sort("time_ns").group_by("host", maintain_order=True)
+    grown = by_host.agg(wall=time.last() - time.first(), held=(value.last() - value.first()).clip(lower_bound=0))
+    shares = grown.filter(pl.col("wall") > 0).select(pl.col("held") / pl.col("wall")).to_series()
+    return mean(shares) if len(shares) else None
 
 
 def _threads(tables: Tables) -> tuple[int | None, Place | None, str]:
@@ -140,87 +131,81 @@ def _threads(tables: Tables) -> tuple[int | None, Place | None, str]:
     told = [rank.threads for rank in tables.ranks if rank.threads is not None]
     if told:
         return max(told), None, "rank.json, torch.get_num_threads when training began"
-    for environment in manifest_objects(tables, "environment"):
-        for name in _THREADS:
-            count = thread_count(environment.get(name))
-            if count is not None:
-                return count, None, f"manifest.json, {name}"
-    return None, None, ""
+    named = ((name, one.get(name)) for one in manifest_objects(tables, "environment") for name in _THREADS)
+    known = ((count, None, f"manifest.json, {name}") for name, text in named if (count := thread_count(text)))
+    return next(known, (None, None, ""))
 
 
 WAKING_NS, WAKING_MOST_NS = 6_000, 15_000
 _LEAST = 3  # readings: of a process with many threads only some are taken, and the counts are exact
-_COUNTERS = (
-    "main_cpu_ns",
-    "run_delay_ns",
-    "main_timeslices",
-    "pool_cpu_ns",
-    "pool_delay_ns",
-    "pool_timeslices",
-)
+_COUNTERS = ("main_cpu_ns", "run_delay_ns", "pool_cpu_ns", "pool_delay_ns", "main_timeslices", "pool_timeslices")
 
 
-class _Shared(Struct, frozen=True):
-    """What ranks share: all of a host, mean over its readings. `waits` is of a step: for data, files or sleep."""
+def _pool(
+    tables: Tables,
+    readings: pl.DataFrame,
+    mean_ms: float,
+    *,
+    cores: float,
+    own: float,
+    ranks: int,
+    waits: float,
+    threads: int | None,
+) -> PoolFacts | None:
+    """Mean over training processes; None without the counts. Where threads fit the cores nothing is put together.
 
-    cores: float  # the run may use, its cgroup's quota included
-    processors: int | None  # in its affinity
-    own_cores: float  # CPU use of the run
-    ranks: int
-    waits: float
-    threads: int | None  # of torch in each of them
-
-
-def _pool(readings: pl.DataFrame, pids: list[int], shared: _Shared, mean_ms: float) -> PoolFacts | None:
-    """Mean over training processes; None without the counts. Where threads fit the cores nothing is put together."""
+    Args:
+        cores: that the run may use, its cgroup's quota included.
+        own: CPU use of the run on its host, in cores, of all its `ranks` there.
+        waits: share of a step: for data, files or sleep.
+        threads: of torch in each rank.
+    """
+    pids = rank_pids(tables)
     rates = [growths(readings, name, pids, _LEAST) for name in _COUNTERS]
-    units = [1.0 if "slices" in name else 1e9 for name in _COUNTERS]
-    rows = [
-        _Rank(*(rate[pid] / unit for rate, unit in zip(rates, units, strict=True)))
-        for pid in pids
-        if all(pid in rate for rate in rates)
-    ]
-    if not rows:
+    known = [pid for pid in pids if all(pid in rate for rate in rates)]
+    if not known:
         return None
-    beside = others(readings, shared.own_cores)
-    used = mean_of(row.main_cpu + row.cpu for row in rows)
-    cores = used
+    # shares of wall time of the main thread, and of the pool summed over threads; time slices per second
+    main, main_delay, pool, delay = (np.array([rate[pid] for pid in known]) / 1e9 for rate in rates[:4])
+    main_slices, slices = (np.array([rate[pid] for pid in known]) for rate in rates[4:])
+    off = np.maximum(0.0, 1.0 - main - main_delay)  # the main thread neither on a core nor ready
+    beside = others(readings, own)
+    used = float((main + pool).mean())
+    had = used
     if beside is not None:  # where nothing tells what others used, a rank could have had only the cores it did use
-        there = min(shared.cores, (shared.processors or shared.cores) - beside)
-        loading = max(0.0, shared.own_cores - used * shared.ranks)
-        cores = max(used, (there - loading) / shared.ranks)
+        sets = [one.get("affinity") for one in manifest_objects(tables, "hardware")]
+        # processors of the smallest host that the run may use, whatever its quota
+        processors = min((len(cpus) for cpus in sets if isinstance(cpus, list) and cpus), default=None)
+        there = min(cores, (processors or cores) - beside)
+        had = max(used, (there - max(0.0, own - used * ranks)) / ranks)
+
+    def lost_ms(waited: Floats, waking_ns: int) -> float:
+        """Of `waited` what the step would not take with as many threads as cores."""
+        waking, count = waking_ns / 1e9, threads or 1
+        part = np.maximum(0.0, pool - slices * waking) / max(1, count - 1)  # the main thread's, like any other's
+        alone = np.maximum(0.0, main - main_slices * waking - part)
+        again = waits + alone / min(1.0, had) + count * part / had
+        return float(np.maximum(0.0, np.minimum(waited, 1.0 - again)).mean()) * mean_ms
+
     lost = most = None
-    if shared.threads is not None and shared.threads * shared.ranks > shared.cores:
-        lost = mean_of(_waiting_for_pool(row, shared, cores) for row in rows) * mean_ms
-        most = max(lost, mean_of(_at_most(row, shared, cores) for row in rows) * mean_ms)
+    if threads is not None and threads * ranks > cores:
+        # The main thread waited for a core while the pool had them, and for the pool while that waited. Of several
+        # ranks the second is not counted: there it also waits for the others.
+        waited, asleep = np.minimum(main_delay, pool), np.maximum(0.0, off - waits)
+        lost = lost_ms(waited + np.minimum(asleep, delay) if ranks == 1 else waited, WAKING_NS)
+        most = max(lost, lost_ms(main_delay + asleep + main_slices * WAKING_MOST_NS / 1e9, WAKING_MOST_NS))
     return PoolFacts(
-        main_cpu_share=mean_of(row.main_cpu for row in rows),
-        main_off_share=mean_of(row.off for row in rows),
-        used_cores=mean_of(row.cpu for row in rows),
-        ready_threads=mean_of(row.delay for row in rows),
-        timeslices_per_step=mean_of(row.main_slices + row.slices for row in rows) * mean_ms / 1e3,
-        other_waits_share=shared.waits,
-        cores=cores,
+        main_cpu_share=float(main.mean()),
+        main_off_share=float(off.mean()),
+        used_cores=float(pool.mean()),
+        ready_threads=float(delay.mean()),
+        timeslices_per_step=float((main_slices + slices).mean()) * mean_ms / 1e3,
+        other_waits_share=waits,
+        cores=had,
         others_cores=beside,
         lost_ms_per_step=lost,
         at_most_ms_per_step=most,
     )
-
-
-class _Rank(Struct, frozen=True):
-    """Shares of wall time of the main thread, then of the pool summed over threads; time slices per second."""
-
-    main_cpu: float
-    main_delay: float
-    main_slices: float
-    cpu: float
-    delay: float
-    slices: float
-
-    @property
-    def off(self) -> float:
-        """The main thread neither on a core nor ready."""
-        return max(0.0, 1.0 - self.main_cpu - self.main_delay)
 
 
 def others(readings: pl.DataFrame, own_cores: float) -> float | None:
@@ -229,32 +214,6 @@ def others(readings: pl.DataFrame, own_cores: float) -> float | None:
     if busy.is_empty():
         return None
     return max(0.0, mean(busy) + mean(of(readings, "stolen_cores")["value"]) - own_cores)
-
-
-def _again(row: _Rank, shared: _Shared, cores: float, waking_ns: int) -> float:
-    """The step with as many threads as cores, as a share of the present one."""
-    waking, threads = waking_ns / 1e9, shared.threads or 1
-    work = max(0.0, row.cpu - row.slices * waking)
-    part = work / max(1, threads - 1)  # the main thread's, like any other's
-    alone = max(0.0, row.main_cpu - row.main_slices * waking - part)
-    return shared.waits + alone / min(1.0, cores) + threads * part / cores
-
-
-def _waiting_for_pool(row: _Rank, shared: _Shared, cores: float) -> float:
-    """At most what the main thread waited because of the pool.
-
-    It waited for a core while the pool had them, and for the pool while that waited. Of several ranks the second is
-    not counted: there it also waits for the others.
-    """
-    waited = min(row.main_delay, row.cpu)
-    if shared.ranks == 1:
-        waited += min(max(0.0, row.off - shared.waits), row.delay)
-    return max(0.0, min(waited, 1.0 - _again(row, shared, cores, WAKING_NS)))
-
-
-def _at_most(row: _Rank, shared: _Shared, cores: float) -> float:
-    waited = row.main_delay + max(0.0, row.off - shared.waits) + row.main_slices * WAKING_MOST_NS / 1e9
-    return max(0.0, min(waited, 1.0 - _again(row, shared, cores, WAKING_MOST_NS)))
 
 
 _TRAINING_ROLES = ("rank", "root", "other")  # launchers, workers and helpers need no agent of their own
@@ -267,20 +226,20 @@ def processes(tables: Tables) -> tuple[ProcessFacts, ...]:
     for row in tables.processes.sort("start_ns", "pid").iter_rows(named=True):
         role, command = row["role"] or "other", row["command"] or ""
         silent = bool(row["torch"]) and not row["reported"] and role in _TRAINING_ROLES
-        pid = row["pid"] if row["pid"] is not None else -1
-        found.append(ProcessFacts(pid, role, command, not silent, _remedy(command) if silent else None))
+        remedy = None
+        if silent:
+            flags = itertools.takewhile(lambda argument: argument.startswith("-"), command.split(" ")[1:])
+            isolating = next((flag for flag in flags if _ISOLATED.search(flag)), None)
+            remedy = _UNREACHED if isolating is None else _ISOLATING.format(isolating)
+        found.append(ProcessFacts(row["pid"] if row["pid"] is not None else -1, role, command, not silent, remedy))
     return tuple(found)
 
 
-def _remedy(command: str) -> str:
-    flags = itertools.takewhile(lambda argument: argument.startswith("-"), command.split(" ")[1:])
-    isolating = next((flag for flag in flags if _ISOLATED.search(flag)), None)
-    if isolating is not None:
-        return f"Python ran with {isolating} and ignores PYTHONPATH: drop the flag, or use stepscope.profile() in it"
-    return (
-        "the agent never started in it: keep PYTHONPATH and STEPSCOPE_RECORD in its environment (a cleaned one, a "
-        "container or a script that overwrites PYTHONPATH loses them), or use stepscope.profile() in the script"
-    )
+_ISOLATING = "Python ran with {} and ignores PYTHONPATH: drop the flag, or use stepscope.profile() in it"
+_UNREACHED = (
+    "the agent never started in it: keep PYTHONPATH and STEPSCOPE_RECORD in its environment (a cleaned one, a "
+    "container or a script that overwrites PYTHONPATH loses them), or use stepscope.profile() in the script"
+)
 
 
 # From the call that starts a process to its first instruction, and back by a tick of the kernel's clock.
@@ -300,34 +259,33 @@ def children(
     sums = of(readings, "cpu_pct").drop_nulls("pid").group_by("host", "pid").agg(pl.col("value").sum())
     used = {(host, pid): value / 100.0 / counts[host] for host, pid, value in sums.rows()}
     groups: dict[tuple[str, Place | None, str | None], list[float]] = defaultdict(list)
-    starts = _Starts(tables)
-    for row in tables.processes.filter(pl.col("role") == OTHER).iter_rows(named=True):
+    for row, event in _starts(tables):
         cores = used.get((row["host"], row["pid"]), 0.0)
         if cores > 0:
-            groups[_named(row, starts.of(row))].append(cores)
+            groups[_named(row, event)].append(cores)
     found = [Child(command, how, place, len(cores), sum(cores)) for (command, place, how), cores in groups.items()]
     found.sort(key=lambda child: (-child.cores, child.command))
     total = sum(child.cores for child in found)
     cost = most = None
     if cpu is not None and mean_ms is not None and found:
-        cost, most = (share * mean_ms for share in _lost(cpu, total))
+        others_cores = (cpu.pool.others_cores or 0.0) if cpu.pool is not None else 0.0
+        cost, most = (share * mean_ms for share in _lost(cpu, total, others_cores))
         quickest = labelled.steady()["wall_ns"].quantile(QUICKEST)
-        if quickest is not None and cost > 0 and _others(cpu) < total:
+        if quickest is not None and cost > 0 and others_cores < total:
             # between two turns of another process short steps run as they would without it
             most = max(most, mean_ms - quickest / 1e6)
     return ChildrenFacts(tuple(found), total, cost, most)
 
 
-def _lost(cpu: CpuFacts, children: float) -> tuple[float, float]:
+def _lost(cpu: CpuFacts, children: float, others_cores: float) -> tuple[float, float]:
     """(cost, at most) as shares of the step.
 
     While the main thread was ready without a core, others had the cores: each in proportion to what it used.
     """
     pool = cpu.pool
     main = pool.main_cpu_share if pool is not None else max(0.0, 1.0 - cpu.run_delay_share)
-    beside = max(children, cpu.own_cores - main * cpu.ranks_on_host + _others(cpu))
-    waited = max(0.0, cpu.run_delay_share - (cpu.throttled_share or 0.0))
-    most = waited
+    beside = max(children, cpu.own_cores - main * cpu.ranks_on_host + others_cores)
+    waited = most = max(0.0, cpu.run_delay_share - (cpu.throttled_share or 0.0))
     if pool is not None and cpu.ranks_on_host == 1:
         ready = min(1.0, pool.ready_threads / max(1, (cpu.threads or 2) - 1))
         asleep = min(max(0.0, pool.main_off_share - pool.other_waits_share), ready)  # until the pool had a core
@@ -336,40 +294,23 @@ def _lost(cpu: CpuFacts, children: float) -> tuple[float, float]:
     return waited * children / beside if beside > 0 else 0.0, min(1.0, most)
 
 
-def _others(cpu: CpuFacts) -> float:
-    """Cores that processes of others used; 0 where nothing tells."""
-    return (cpu.pool.others_cores or 0.0) if cpu.pool is not None else 0.0
-
-
-class _Starts:
-    """Which line started a process."""
-
-    def __init__(self, tables: Tables) -> None:
-        self._parents = {row["pid"]: row for row in tables.processes.iter_rows(named=True)}
-        self._by_pid: dict[int, dict[str, Any]] = {}
-        self._loose: list[tuple[int, dict[str, Any]]] = []
-        for row, data in event_data(tables, "child"):
-            pid = data.get("pid")
-            if isinstance(pid, int) and pid in self._parents:
-                self._by_pid[pid] = data
-            else:
-                self._loose.append((row["time_ns"], data))
-
-    def of(self, process: dict[str, Any]) -> dict[str, Any] | None:
-        """The event of its start, or of that of its nearest ancestor with one."""
-        ancestry = [process]
-        while len(ancestry) < _MOST_GENERATIONS and ancestry[-1]["ppid"] in self._parents:
-            ancestry.append(self._parents[ancestry[-1]["ppid"]])
-        known = next((each["pid"] for each in ancestry if each["pid"] in self._by_pid), None)
-        if known is not None:
-            return self._by_pid[known]
+def _starts(tables: Tables) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
+    """Processes of no role of ours, each with the event of its start, or of that of its nearest ancestor with one."""
+    parents = {row["pid"]: row for row in tables.processes.iter_rows(named=True)}
+    told = [(data.get("pid"), row["time_ns"], data) for row, data in event_data(tables, "child")]
+    by_pid = {pid: data for pid, _, data in told if isinstance(pid, int) and pid in parents}
+    loose = [(time_ns, data) for pid, time_ns, data in told if not (isinstance(pid, int) and pid in parents)]
+    for row in tables.processes.filter(pl.col("role") == OTHER).iter_rows(named=True):
+        ancestry = [row]
+        while len(ancestry) < _MOST_GENERATIONS and ancestry[-1]["ppid"] in parents:
+            ancestry.append(parents[ancestry[-1]["ppid"]])
+        found = next((by_pid[each["pid"]] for each in ancestry if each["pid"] in by_pid), None)
         for each in ancestry:
-            if each["role"] == OTHER and each["start_ns"] is not None:
-                since = [(each["start_ns"] - time_ns, data) for time_ns, data in self._loose]
+            if found is None and each["role"] == OTHER and each["start_ns"] is not None:
+                since = [(each["start_ns"] - time_ns, data) for time_ns, data in loose]
                 near = [(abs(ns), data) for ns, data in since if -_BEFORE_NS <= ns <= _AFTER_NS]
-                if near:
-                    return min(near, key=lambda pair: pair[0])[1]
-        return None
+                found = min(near, key=lambda pair: pair[0], default=(0, None))[1]
+        yield row, found
 
 
 def _named(row: dict[str, Any], event: dict[str, Any] | None) -> tuple[str, Place | None, str | None]:

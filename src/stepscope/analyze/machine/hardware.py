@@ -40,14 +40,8 @@ REASONS = {
     0x80: "power brake",
 }
 _LEVELS = (
-    "gpu_util_pct",
-    "gpu_power_w",
-    "gpu_power_limit_w",
-    "gpu_power_default_w",
-    "gpu_temperature_c",
-    "gpu_sm_clock_mhz",
-    "gpu_sm_clock_max_mhz",
-    "gpu_clock_reasons",
+    *("gpu_util_pct", "gpu_power_w", "gpu_power_limit_w", "gpu_power_default_w", "gpu_temperature_c"),
+    *("gpu_sm_clock_mhz", "gpu_sm_clock_max_mhz", "gpu_clock_reasons"),
 )
 _LOWERED = 0.99  # of the limit as delivered; drivers round it
 
@@ -58,31 +52,30 @@ def gpu_clocks(tables: Tables, readings: pl.DataFrame | None) -> tuple[GpuClocks
         return ()
     own = readings.filter(pl.col("device").str.starts_with("gpu:"))
     pids = [*rank_pids(tables), *tables.processes["pid"].drop_nulls()]
-    found = [
-        clocks
-        for (host, device), rows in own.partition_by("host", "device", as_dict=True, maintain_order=True).items()
-        if (clocks := _of(host, device, rows, pids)) is not None
-        and (clocks.strangers is not None or clocks.utilization)
-    ]
     told = own.filter((pl.col("metric") == "gpu_process") & pl.col("pid").is_in(pids)).height > 0
-    # only where ours show are there strangers
-    return tuple(one for one in found if one.strangers is not None or (one.utilization and not told))
+    found = []
+    for (host, device), rows in own.partition_by("host", "device", as_dict=True, maintain_order=True).items():
+        clocks = _of(host, device, rows, pids)
+        # only where ours show are there strangers
+        if clocks is not None and (clocks.strangers is not None or (clocks.utilization and not told)):
+            found.append(clocks)
+    return tuple(found)
 
 
 def _of(host: str, device: str, rows: pl.DataFrame, pids: list[int]) -> GpuClocks | None:
     """None where it was idle throughout."""
     strangers, strangers_bytes = _strangers(rows, pids)
     times: dict[int, dict[str, float]] = {}
-    for time, metric, value in rows.select("time_ns", "metric", "value").sort("time_ns").rows():
-        if metric in _LEVELS:
-            times.setdefault(time, {})[metric] = value
+    levels = rows.filter(pl.col("metric").is_in(_LEVELS)).select("time_ns", "metric", "value").sort("time_ns")
+    for time, metric, value in levels.rows():
+        times.setdefault(time, {})[metric] = value
     known = [r for r in times.values() if {"gpu_sm_clock_mhz", "gpu_sm_clock_max_mhz", "gpu_clock_reasons"} <= set(r)]
     busy = [reading for reading in known if not int(reading["gpu_clock_reasons"]) & _IDLE]
     if not busy:
         return None
     removable = [_removable(reading) for reading in busy]
     lost = sum(_below(reading) for reading, reasons in zip(busy, removable, strict=True) if reasons)
-    names = {name for reasons in removable for name in reasons}
+    counts = Counter(name for reasons in removable for name in reasons)
     power, limit, delivered = (_mean(busy, f"gpu_power{end}_w") for end in ("", "_limit", "_default"))
     utilization = _mean(known, "gpu_util_pct")
     return GpuClocks(
@@ -93,7 +86,7 @@ def _of(host: str, device: str, rows: pl.DataFrame, pids: list[int]) -> GpuClock
         utilization=None if utilization is None else utilization / 100.0,
         clock_mhz=_mean(busy, "gpu_sm_clock_mhz") or 0.0,
         max_clock_mhz=max(r["gpu_sm_clock_max_mhz"] for r in busy),
-        reasons={name: sum(name in r for r in removable) / len(busy) for name in sorted(names)},
+        reasons={name: count / len(busy) for name, count in sorted(counts.items())},
         lost_share=lost / len(known),
         power_w=power,
         power_limit_w=limit,
@@ -112,9 +105,7 @@ def _below(reading: Mapping[str, float]) -> float:
 
 def _removable(reading: Mapping[str, float]) -> tuple[str, ...]:
     """Names of the reasons for a clock below the highest that are no property of the board."""
-    if _below(reading) <= 0:
-        return ()
-    bits = int(reading["gpu_clock_reasons"])
+    bits = int(reading["gpu_clock_reasons"]) if _below(reading) > 0 else 0
     limit, delivered = reading.get("gpu_power_limit_w"), reading.get("gpu_power_default_w")
     lowered = limit is not None and delivered is not None and limit < _LOWERED * delivered
     return tuple(name for bit, name in REASONS.items() if bits & bit and (bit != _POWER_CAP or lowered))
@@ -128,31 +119,38 @@ def _strangers(rows: pl.DataFrame, pids: list[int]) -> tuple[int | None, int | N
     others = listed.filter(theirs)
     if others.height == listed.height:
         return None, None
-    most = others.group_by("time_ns").len()["len"].to_list()
-    held = (
-        of(rows, "gpu_process_bytes").filter(theirs).group_by("time_ns").agg(pl.col("value").sum())["value"].to_list()
-    )
-    return max(most, default=0), int(max(held)) if held else None
+    held = of(rows, "gpu_process_bytes").filter(theirs).group_by("time_ns").agg(pl.col("value").sum())["value"]
+    most = max(others.group_by("time_ns").len()["len"].to_list(), default=0)
+    return most, int(max(held.to_list())) if len(held) else None
 
 
 def _mean(readings: list[dict[str, float]], name: str) -> float | None:
-    known = [float(reading[name]) for reading in readings if reading.get(name) is not None]
+    known = [float(reading[name]) for reading in readings if name in reading]
     return sum(known) / len(known) if known else None
 
 
 def numa(tables: Tables, readings: pl.DataFrame | None) -> NumaFacts | None:
     """None on a machine with one node, without telemetry, or of several hosts that differ."""
     hardware = manifest_objects(tables, "hardware")
-    nodes = [_nodes(one) for one in hardware]
+    # nodes with processors; those with memory alone are of no thread
+    nodes = [
+        {str(node): cpus for node, cpus in _object(one, "numa_nodes").items() if isinstance(cpus, list) and cpus}
+        for one in hardware
+    ]
     if readings is None or not nodes or len(nodes[0]) < 2 or any(other != nodes[0] for other in nodes):
         return None
     of_cpu = {cpu: node for node, cpus in nodes[0].items() for cpu in cpus}
-    seen = of(readings, "processor", rank_pids(tables))
-    at = [(int(pid), of_cpu.get(int(cpu))) for pid, cpu in seen.select("pid", "value").rows()]
-    known = [(pid, node) for pid, node in at if node is not None]
+    seen = of(readings, "processor", rank_pids(tables)).select("pid", "value").rows()
+    known = [(int(pid), of_cpu[int(cpu)]) for pid, cpu in seen if int(cpu) in of_cpu]
     if not known:
         return None
-    nearest = _nearest(readings, _gpus(hardware[0]))
+    gpus = hardware[0].get("gpus")
+    listed = [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
+    node_of = {f"gpu:{gpu.get('index')}": gpu["numa_node"] for gpu in listed if isinstance(gpu.get("numa_node"), int)}
+    nearest: dict[int, set[str]] = {}  # nodes next to the GPUs that a process computes on
+    for pid, device in of(readings, "gpu_process").drop_nulls("pid").select("pid", "device").unique().rows():
+        if device in node_of:
+            nearest.setdefault(int(pid), set()).add(str(node_of[device]))
     away = [node not in nearest[pid] for pid, node in known if pid in nearest]
     counts = Counter(node for _, node in known)
     return NumaFacts(
@@ -160,29 +158,6 @@ def numa(tables: Tables, readings: pl.DataFrame | None) -> NumaFacts | None:
         main_nodes={node: count / len(known) for node, count in sorted(counts.items())},
         away_share=sum(away) / len(away) if away else None,
     )
-
-
-def _nodes(hardware: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Nodes with processors; those with memory alone are of no thread."""
-    nodes = hardware.get("numa_nodes")
-    if not isinstance(nodes, dict):
-        return {}
-    return {str(node): cpus for node, cpus in nodes.items() if isinstance(cpus, list) and cpus}
-
-
-def _gpus(hardware: Mapping[str, Any]) -> dict[str, int]:
-    gpus = hardware.get("gpus")
-    found = [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
-    return {f"gpu:{gpu.get('index')}": gpu["numa_node"] for gpu in found if isinstance(gpu.get("numa_node"), int)}
-
-
-def _nearest(readings: pl.DataFrame, gpus: Mapping[str, int]) -> dict[int, set[str]]:
-    """Nodes next to the GPUs that a process computes on."""
-    found: dict[int, set[str]] = {}
-    for pid, device in of(readings, "gpu_process").drop_nulls("pid").select("pid", "device").unique().rows():
-        if device in gpus:
-            found.setdefault(int(pid), set()).add(str(gpus[device]))
-    return found
 
 
 _SOURCES = {"open_files": "open files", "named_paths": "command line"}
@@ -196,14 +171,14 @@ def storage(tables: Tables, readings: pl.DataFrame | None) -> StorageFacts | Non
         return None
     ranks, workers = rank_pids(tables), worker_pids(tables)
     pids = workers or ranks
-    requested = _total(readings, "requested_bytes", pids)
-    if requested is None:
-        return None
-    device = _total(readings, "read_bytes", pids)
-    delay_ns = average(growths(readings, "block_io_delay_ns", pids, _LEAST))
     times = readings["time_ns"].unique().sort().to_list()
     late = readings.filter(pl.col("time_ns") >= times[-1] - (times[-1] - times[0]) // 3)
-    late_requested, late_device = (_total(late, name, pids) for name in ("requested_bytes", "read_bytes"))
+    (requested, device), (late_requested, late_device) = (
+        [_total(rows, name, pids) for name in ("requested_bytes", "read_bytes")] for rows in (readings, late)
+    )
+    if requested is None:
+        return None
+    delay_ns = average(growths(readings, "block_io_delay_ns", pids, _LEAST))
     looks = of(readings, "requested_bytes", pids).height
     blocked = of(readings, "blocked", pids).filter(pl.col("value") > 0).height
     return StorageFacts(
@@ -244,12 +219,9 @@ def _mounts(rows: pl.DataFrame) -> tuple[StorageMount, ...]:
     for metric, source in _SOURCES.items():
         own = rows.filter((pl.col("metric") == metric) & pl.col("device").str.contains(":", literal=True))
         counts = own.group_by("device").agg(pl.col("value").sum()).sort(["value", "device"], descending=[True, False])
-        found = [
-            StorageMount(device.partition(":")[0], device.partition(":")[2], int(count), source)
-            for device, count in counts.rows()
-        ]
-        if found:
-            return tuple(found)
+        if counts.height:
+            split = ((device.partition(":"), count) for device, count in counts.rows())
+            return tuple(StorageMount(kind, path, int(count), source) for (kind, _, path), count in split)
     return ()
 
 
@@ -316,12 +288,9 @@ def _shares(training: pl.DataFrame | None, pids: list[int], page_bytes: int) -> 
     if training is None:
         return None, None
     faults, own, held = (growths(training, name, pids) for name in ("minor_faults", "main_minor_faults", "rss_bytes"))
-    both = [pid for pid in faults if pid in own]
-    total = sum(faults[pid] for pid in both)
-    if total <= 0:
-        return None, None
-    kept = sum(held.get(pid, 0.0) for pid in both) / page_bytes / total
-    return min(1.0, sum(own[pid] for pid in both) / total), min(1.0, kept)
+    both = faults.keys() & own.keys()
+    total, main, kept = (sum(one.get(pid, 0.0) for pid in sorted(both)) for one in (faults, own, held))
+    return (min(1.0, main / total), min(1.0, kept / page_bytes / total)) if total > 0 else (None, None)
 
 
 def _object(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:

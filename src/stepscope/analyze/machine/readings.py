@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import polars as pl
@@ -76,13 +75,7 @@ def growths(readings: pl.DataFrame, metric: str, pids: list[int], least: int = F
 
 def average(values: dict[int, float]) -> float | None:
     """Mean over processes."""
-    return mean_of(values.values()) if values else None
-
-
-def mean_of(values: Iterable[float]) -> float:
-    """The mean of some values."""
-    found = list(values)
-    return sum(found) / len(found)
+    return sum(values.values()) / len(values) if values else None
 
 
 def level(readings: pl.DataFrame, metric: str) -> tuple[float | None, str]:
@@ -113,20 +106,10 @@ _RATES = {  # metric of the training process -> key: growth per second
     "run_delay_ns": "rank_run_delay_ns_per_s",
 }
 _MEANS = (
-    "load_1m",
-    "runnable",
-    "cpu_frequency_mhz",
-    "busy_cores",
-    "stolen_cores",
-    "psi_cpu_some_pct",
-    "psi_io_some_pct",
-    "psi_memory_some_pct",
-    "gpu_util_pct",
-    "gpu_power_w",
-    "gpu_power_limit_w",
-    "gpu_temperature_c",
-    "gpu_sm_clock_mhz",
-    "gpu_sm_clock_max_mhz",
+    *("load_1m", "runnable", "cpu_frequency_mhz", "busy_cores", "stolen_cores"),
+    *("psi_cpu_some_pct", "psi_io_some_pct", "psi_memory_some_pct"),
+    *("gpu_util_pct", "gpu_power_w", "gpu_power_limit_w", "gpu_temperature_c"),
+    *("gpu_sm_clock_mhz", "gpu_sm_clock_max_mhz"),
 )
 
 
@@ -139,30 +122,30 @@ def telemetry_summary(tables: Tables, labelled: LabelledSteps) -> dict[str, Any]
     steady = labelled.frame.filter((pl.col("reason") == STEADY) & pl.col("start_ns").is_not_null())
     inside = _during(readings, steady)
     readings = inside if inside.height else readings
+
+    def values(metric: str, pids: list[int] | None = None) -> list[float]:
+        return of(readings, metric, pids)["value"].to_list()
+
     result: dict[str, Any] = {}
     ranks = rank_pids(tables)
-    workers = worker_pids(tables)
-    for key, pids, together in (("rank", ranks, mean), ("workers", workers, pl.Series.sum)):
+    for key, pids, together in (("rank", ranks, mean), ("workers", worker_pids(tables), pl.Series.sum)):
         cpu = of(readings, "cpu_pct", pids).group_by("pid").agg(pl.col("value").mean()).sort("pid")["value"]
-        resident = of(readings, "rss_bytes", pids)["value"].to_list()
         if len(cpu):
             result[f"{key}_cpu_pct"] = float(together(cpu))
-        if resident:
+        if resident := values("rss_bytes", pids):
             result[f"{key}_rss_peak_bytes"] = int(max(resident))
     for metric, key in _RATES.items():
         rate = average(growths(readings, metric, ranks, 2))
         if rate is not None:
             result[key] = rate
     for metric, (key, divisor) in _COUNTERS.items():
-        values = of(readings, metric)["value"].to_list()
-        if len(values) > 1:
-            result[key] = (max(values) - min(values)) / divisor
+        if len(counts := values(metric)) > 1:
+            result[key] = (max(counts) - min(counts)) / divisor
     for metric in _MEANS:
-        values = of(readings, metric)["value"].to_list()
-        if values:
-            result[metric] = sum(values) / len(values)
-    values = of(readings, "gpu_memory_bytes")["value"].to_list()
-    return {**result, "gpu_memory_peak_bytes": max(values)} if values else result
+        if levels := values(metric):
+            result[metric] = sum(levels) / len(levels)
+    held = values("gpu_memory_bytes")
+    return {**result, "gpu_memory_peak_bytes": max(held)} if held else result
 
 
 def cores_used(summary_of_run: dict[str, Any]) -> float | None:

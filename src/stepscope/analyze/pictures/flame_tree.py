@@ -1,4 +1,4 @@
-"""Weighted paths as arrays, and what every flame graph does with them: number frames, merge siblings, cut, total.
+"""Weighted paths as arrays, and what every flame graph does with them: merge siblings, cut, total.
 
 Nothing walks a tree by recursion: sampled stacks reach 4096 frames. Nodes are numbered parents before children, and
 work goes level by level over arrays. What is too thin to be drawn is cut away, and its value is kept in `hidden`.
@@ -18,28 +18,11 @@ from stepscope.engine.call_tree import CallTree
 from stepscope.engine.user_code import INSTALLED, UserCode
 from stepscope.model.sampled import FlameFrame, FlameTree
 from stepscope.read.raw import Frame
-from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Rows
+from stepscope.tables.arrays import NONE, Floats, Int32, Numbers, Rows
 
-ROOT = FlameFrame("all", "", None, "root")
 MIN_SHARE = 0.0005  # of a tree's root: thinner paths would be less than a pixel wide
 MAX_NODES = 20_000  # of one tree
 MAX_DEPTH = 1_000  # levels below the root; more can neither be drawn nor read
-
-
-class FrameIndex:
-    """Numbers for the frames that all trees of one graph share."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[FlameFrame, int] = {}
-
-    def number(self, frame: FlameFrame) -> int:
-        """The number of `frame`, a new one where it is met for the first time."""
-        return self._numbers.setdefault(frame, len(self._numbers))
-
-    @property
-    def frames(self) -> tuple[FlameFrame, ...]:
-        """All frames by number."""
-        return tuple(self._numbers)
 
 
 class Limits(Struct, frozen=True):
@@ -50,17 +33,15 @@ class Limits(Struct, frozen=True):
     max_depth: int = MAX_DEPTH
 
 
-BOUNDS = Limits()
-
-
 class Paths(Struct, frozen=True):
-    """Weighted paths below one root that is not among the nodes.
+    """Weighted paths of boxes below one root that is not among them, by node; parents before children.
 
-    `parent` (-1 below the root), `frame` (a number; what it counts is the maker's choice) and `own`, the value of a
-    path that ends in the node, by node; parents before children. `base` is the other side of a difference.
+    `parent` is -1 below the root, siblings of one `key` are one box, `frame` is the number of the frame that is drawn,
+    `own` the value of a path that ends in the node. `base` is the other side of a difference.
     """
 
     parent: Int32
+    key: Int32
     frame: Int32
     own: Floats
     base: Floats | None = None
@@ -69,54 +50,47 @@ class Paths(Struct, frozen=True):
         return len(self.parent)
 
 
-def flame_tree(
-    paths: Paths,
-    frames: FrameIndex,
-    *,
-    key: str,
-    label: str,
-    unit: str,
-    source: str,
-    limits: Limits = BOUNDS,
-    root: FlameFrame = ROOT,
-) -> FlameTree:
-    """`paths`, whose frames are numbers of `frames`, as a tree with totals below one root, thin paths cut away."""
+class PlannedTree(Struct, frozen=True):
+    """A tree to be drawn, and how it is named."""
+
+    key: str
+    label: str
+    paths: Paths
+    unit: str
+    source: str
+
+
+def flame_tree(planned: PlannedTree, frames: Numbers[FlameFrame], limits: Limits) -> FlameTree:
+    """The tree with totals below one root of its name, thin paths cut away."""
+    paths = planned.paths
     tree = nested(paths.parent)
     value = tree.totals(paths.own)
     base = tree.totals(paths.base) if paths.base is not None else None
     whole = float(paths.own.sum())
     whole_base = float(paths.base.sum()) if paths.base is not None else 0.0
     size = value if base is None else np.maximum(value, base)
-    kept = _kept(size, tree.depth, max(whole, whole_base), limits)
-    tops = ~kept & ((paths.parent < 0) | kept[paths.parent])  # index -1 is any node: masked by the first term
-    number = np.cumsum(kept)  # 1 for the first kept node: 0 is the root
-    above = paths.parent[kept]
-    parent = np.where(above < 0, 0, number[above])
-    return FlameTree(
-        key=key,
-        label=label,
-        unit=unit,
-        parent=(NONE, *parent.tolist()),
-        frame=(frames.number(root), *paths.frame[kept].tolist()),
-        value=(whole, *value[kept].tolist()),
-        base=(whole_base, *base[kept].tolist()) if base is not None else None,
-        source=source,
-        hidden=float(value[tops].sum()),
-    )
-
-
-def _kept(size: Floats, depth: Int32, whole: float, limits: Limits) -> Bools:
-    """Which nodes stay. With a node its parent stays, which is at least as large and comes before it.
-
-    (Adding figures that are not negative one after the other never rounds below one of them.)
-    """
-    kept: Bools = (size > 0) & (size >= limits.min_share * whole) & (depth < limits.max_depth)
+    # With a node its parent stays, which is at least as large and comes before it. (Adding figures that are not
+    # negative one after the other never rounds below one of them.)
+    kept = (size > 0) & (size >= limits.min_share * max(whole, whole_base)) & (tree.depth < limits.max_depth)
     if int(kept.sum()) > limits.max_nodes:
         chosen = np.flatnonzero(kept)
         largest = chosen[np.argsort(-size[chosen], kind="stable")[: limits.max_nodes]]
         kept = np.zeros(len(size), dtype=np.bool_)
         kept[largest] = True
-    return kept
+    tops = ~kept & ((paths.parent < 0) | kept[paths.parent])  # index -1 is any node: masked by the first term
+    number = np.cumsum(kept)  # 1 for the first kept node: 0 is the root
+    above = paths.parent[kept]
+    return FlameTree(
+        key=planned.key,
+        label=planned.label,
+        unit=planned.unit,
+        parent=(NONE, *np.where(above < 0, 0, number[above]).tolist()),
+        frame=(frames[FlameFrame(planned.label, "", None, "root")], *paths.frame[kept].tolist()),
+        value=(whole, *value[kept].tolist()),
+        base=(whole_base, *base[kept].tolist()) if base is not None else None,
+        source=planned.source,
+        hidden=float(value[tops].sum()),
+    )
 
 
 def nested(parent: Int32) -> CallTree:
@@ -174,6 +148,19 @@ def summed(group: Rows, own: Floats, count: int) -> Floats:
     return sums
 
 
+def together(parts: Sequence[Paths]) -> Paths:
+    """Several parts below one root, equal boxes as one, drawn as in the first part that has it."""
+    starts = np.cumsum([0, *(len(part) for part in parts[:-1])])
+    parent = [np.where(part.parent < 0, NONE, part.parent + at) for part, at in zip(parts, starts, strict=True)]
+    key, frame, own = (np.concatenate([getattr(part, name) for part in parts]) for name in ("key", "frame", "own"))
+    up, keys, group = merged(np.concatenate(parent).astype(np.int32), key)
+    shown = np.zeros(len(up), dtype=np.int32)
+    shown[group[::-1]] = frame[::-1]
+    base = [part.base for part in parts if part.base is not None]
+    both = summed(group, np.concatenate(base), len(up)) if base else None
+    return Paths(up, keys, shown, summed(group, own, len(up)), both)
+
+
 BY = ("function", "line")
 NO_FRAME = FlameFrame("(no Python frame)", "", None, "native")
 
@@ -181,33 +168,24 @@ _LIBRARY = re.compile(r"\.(so(\.\d+)*|dylib|dll|pyd)$|^\?$|^\[")
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+$")
 
 
-class Names:
-    """Numbers of boxes (`keys`) and of frames as drawn (`frames`), shared by all trees of a graph and by both sides."""
-
-    def __init__(self, frames: FrameIndex | None = None, by: str = "function") -> None:
-        self.frames = frames or FrameIndex()
-        self.by = by
-        self._keys: dict[tuple[str, str, int | None], int] = {}
-
-    def key(self, frame: FlameFrame) -> int:
-        """The number of the box that `frame` belongs to."""
-        line = frame.line if self.by == "line" else None
-        return self._keys.setdefault((frame.name, frame.file, line), len(self._keys))
-
-    def keys(self, frames: Iterable[FlameFrame]) -> Int32:
-        """`key` of each."""
-        return np.asarray([self.key(frame) for frame in frames], dtype=np.int32)
-
-
 def drawn(frames: Sequence[Frame], code: UserCode, roots: Iterable[str]) -> list[FlameFrame]:
     """Each sampled frame as it is drawn. `roots` are folders of the user's code; without, that of the files."""
     resolved = {
         file: None if _LIBRARY.search(file) else code.resolve(file) for file in {frame.file for frame in frames}
     }
-    mine = sorted({path for path in resolved.values() if path})
-    folders = _folders(mine, roots)
+    # beginnings to leave out of the user's files, the longest first
+    folders = {root.rstrip("/") + "/" for root in roots if root.strip("/")}
+    others = [
+        path for path in resolved.values() if path and path.startswith("/") and not path.startswith(tuple(folders))
+    ]
+    if others:
+        folders.add(os.path.commonpath([posixpath.dirname(path) for path in others]).rstrip("/") + "/")
+    ordered = sorted(folders, key=len, reverse=True)
     shown = {
-        file: _below(path, folders) if path else INSTALLED.sub("", file, count=1) for file, path in resolved.items()
+        file: path.removeprefix(next(filter(path.startswith, ordered), ""))
+        if path
+        else INSTALLED.sub("", file, count=1)
+        for file, path in resolved.items()
     }
     return [
         FlameFrame(frame.function, shown[frame.file], frame.line, _kind(frame, resolved[frame.file] is not None))
@@ -223,16 +201,3 @@ def _kind(frame: Frame, own: bool) -> str:
     if _LIBRARY.search(frame.file) or (frame.line is None and (not frame.file or _ADDRESS.match(frame.function))):
         return "native"
     return "library"
-
-
-def _folders(files: Sequence[str], roots: Iterable[str]) -> list[str]:
-    """Beginnings to leave out of the user's files, the longest first."""
-    known = {root.rstrip("/") + "/" for root in roots if root.strip("/")}
-    others = [file for file in files if file.startswith("/") and not file.startswith(tuple(known))]
-    if others:
-        known.add(os.path.commonpath([posixpath.dirname(file) for file in others]).rstrip("/") + "/")
-    return sorted(known, key=len, reverse=True)
-
-
-def _below(path: str, folders: Sequence[str]) -> str:
-    return next((path[len(folder) :] for folder in folders if path.startswith(folder)), path)

@@ -19,7 +19,7 @@ from stepscope.analyze.pictures.trace_paths import FUNCTION, OPERATOR, TraceFram
 from stepscope.engine.call_tree import CallTree
 from stepscope.engine.user_code import INSTALLED, UserCode
 from stepscope.model.sampled import FlameFrame
-from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Int64, Rows, expanded, place_among_equals
+from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Int64, Numbers, Rows, expanded, place_among_equals
 
 MIN_SHARE = 0.01  # of the operators of a path: what costs less counts for the operator, or function, around it
 _EXACT_BITS = 40  # leaves are whole multiples of a 2**-40th of the largest value, so that their sums are exact
@@ -31,8 +31,9 @@ class OperatorLeaves(Struct, frozen=True):
     """Leaves to be added below the nodes of a `CallTree`, and what then remains of the nodes' own values.
 
     `parent` is a node of the tree or, from `len(tree)` on, the leaf of that number; parents come before children.
-    `frame` counts in `frames`. `value` is each leaf's own: for every node, `own` and the values of all leaves below it
-    add up to what its own value was. `absent` gives the reason where there are none.
+    `frame` counts in `frames`, which are none where no sampled function calls operators in the recorded windows.
+    `value` is each leaf's own: for every node, `own` and the values of all leaves below it add up to what its own
+    value was.
     """
 
     parent: Int32
@@ -40,8 +41,6 @@ class OperatorLeaves(Struct, frozen=True):
     value: Floats
     own: Floats
     frames: tuple[FlameFrame, ...]
-    source: str
-    absent: str | None
 
 
 class _Calls(Struct, frozen=True):
@@ -67,7 +66,7 @@ class _Keys:
 
     def __init__(self, code: UserCode) -> None:
         self._code = code
-        self._numbers: dict[tuple[str, str], int] = {}
+        self._numbers: Numbers[tuple[str, str]] = Numbers()
 
     def number(self, function: str, file: str) -> int:
         """`NONE` for native frames, and for those that one of the two recorders does not name."""
@@ -75,29 +74,15 @@ class _Keys:
         unnamed = name in _MODULE_CALLS and file.replace("\\", "/").endswith(_MODULE_FILE)
         if unnamed or not file.endswith((".py", ">")):
             return NONE
-        path = self._code.resolve(file) or INSTALLED.sub("", file, count=1)
-        return self._numbers.setdefault((name, path), len(self._numbers))
+        return self._numbers[name, self._code.resolve(file) or INSTALLED.sub("", file, count=1)]
 
 
-def split(
-    tree: CallTree,
-    own: Floats,
-    paths: Paths,
-    frames: Sequence[TraceFrame],
-    code: UserCode,
-    absent: str | None,
-    named: str,
-) -> OperatorLeaves:
+def split(tree: CallTree, own: Floats, paths: Paths, frames: Sequence[TraceFrame], code: UserCode) -> OperatorLeaves:
     """The leaves of `tree`, whose nodes hold `own`.
 
     Args:
         paths: host time of traces in ns; their frames are numbers of `frames`.
-        absent: why there are no paths, if so.
-        named: the traces, for people.
     """
-    if absent is not None:
-        none = np.zeros(0, np.int32)
-        return OperatorLeaves(none, none, np.zeros(0), own.astype(np.float64), (), "", absent)
     keys = _Keys(code)
     calls = _calls(paths, frames, keys)
     key = np.asarray([*(keys.number(frame.function, frame.file) for frame in tree.frames), NONE])[tree.frame]
@@ -139,8 +124,6 @@ def split(
         value=value,
         own=own - summed(node, value, len(own)),
         frames=tuple(FlameFrame(frames[number].name, "", None, "operator") for number in used.tolist()),
-        source=f"operators below sampled functions are estimated: split like the functions' time in {named}",
-        absent=None if len(used) else "no sampled function calls operators in the recorded windows",
     )
 
 
@@ -211,7 +194,7 @@ def _by_line(calls: _Calls, found: PathMatches) -> tuple[Paths, Int64]:
     own_ns = summed(became, np.concatenate([np.zeros(count), calls.own_ns[operator]]), len(up))
     of_root = np.full((len(up), 2), NONE, np.int64)
     of_root[became[:count]] = groups
-    return Paths(up, what, own_ns), of_root
+    return Paths(up, what, what, own_ns), of_root
 
 
 def _chosen(pool: Int64, line: Int64, groups: Int64) -> Int64:

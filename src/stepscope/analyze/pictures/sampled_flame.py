@@ -7,7 +7,7 @@ Values are milliseconds per step where steady steps are known, else samples. Wha
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -20,24 +20,22 @@ from stepscope.analyze.host.sampled_time import sampled_loop
 from stepscope.analyze.host.stack_selection import PARKED, StackSelection, check, choose, idle_sampled, main_roles
 from stepscope.analyze.pictures.flame_tree import (
     NO_FRAME,
-    ROOT,
-    FrameIndex,
     Limits,
-    Names,
     Paths,
+    PlannedTree,
     drawn,
     flame_tree,
     merged,
     nested,
     summed,
+    together,
 )
-from stepscope.analyze.pictures.operator_leaves import OperatorLeaves
 from stepscope.analyze.pictures.trace_flame import TraceWindows
-from stepscope.engine.call_tree import CallTree, UserPaths
+from stepscope.engine.call_tree import UserPaths
 from stepscope.errors import UnreadableInputError
 from stepscope.model import PHASES
 from stepscope.model.sampled import FlameFrame, FlameGraph, FlameTree
-from stepscope.tables.arrays import NONE, Bools, Floats, Int32
+from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Numbers
 
 MAX_RANK_TREES = 64  # more trees than anyone chooses from; --rank draws any other
 MAIN, WORKERS, THREADS, OTHERS = "main", "workers", "threads", "other"
@@ -48,6 +46,8 @@ KINDS = {
     OTHERS: "other processes",
 }
 _PHASE_ORDER = {name: position for position, name in enumerate((*PHASES, "startup"))}
+MS_PER_STEP = "ms per step"
+FOLD = 8  # direct recursion deeper than this is drawn as one box
 _RECORD = "record with stepscope run, or give a file of py-spy or speedscope"
 
 
@@ -64,116 +64,135 @@ class FlameOptions(Struct, frozen=True):
     source: bool = True
 
 
-class PlannedTree(Struct, frozen=True):
-    """A tree to be drawn: which rows, what a sample counts for, and how the tree is named."""
+class Names(Struct, frozen=True):
+    """Numbers of boxes and of frames as drawn, shared by all trees of a graph and by both sides of a difference."""
 
-    key: str
-    label: str
-    boxes: Boxes
-    unit: str
-    source: str
+    keys: Numbers[tuple[str, str, int | None]] = field(default_factory=Numbers)
+    frames: Numbers[FlameFrame] = field(default_factory=Numbers)
 
 
 class Side:
-    """One run, ready to be drawn: its rows and the boxes of its trees. Two sides of a difference share `names`."""
+    """One run, ready to be drawn: rows of its samples as arrays of one length, and what makes trees of them.
+
+    `kind` is one of the four above; `rank` is -1 and `phase` None where unknown. A sample counts for `rank_weight` in
+    a tree of its rank alone, in one of all ranks for `weight`: ms per step where steady steps are known and
+    `options.per_step` does not forbid it. Rows that are not `steady` are in no step: they belong in no tree whose unit
+    is per step. `loop`: main threads in the training loop, as far as steps or paths tell.
+    """
 
     def __init__(self, context: Context, options: FlameOptions, names: Names) -> None:
         check(context.tables, options.selection)
-        self.context = context
-        self.rows = sample_rows(context, options.selection, per_step=options.per_step)
-        if not self.rows.samples.sum():
-            left_out = ", ".join(f"{count:,} samples of {reason}" for reason, count in self.rows.left_out.items())
+        self.context, self.options, self.names = context, options, names
+        tables, chosen = context.tables, choose(context.tables, options.selection)
+        stacks, self.left_out = chosen.rows, chosen.left_out
+        self.samples = stacks["samples"].to_numpy().astype(np.float64)
+        if not self.samples.sum():
+            left_out = ", ".join(f"{count:,} samples of {reason}" for reason, count in self.left_out.items())
             hint = f"left out are {left_out}" if left_out else _RECORD
             raise UnreadableInputError(f"{title(context)}: holds no sampled stack of what was asked for; {hint}")
-        roots = (*context.tables.run.user_roots, *context.options.source_roots)
-        frames = drawn(context.calls.frames, context.code, roots)
-        self._painter = BoxMaker(self.rows, frames, names)
-        self._frames = frames
-
-    def planned(self) -> Iterator[PlannedTree]:
-        """Every tree of the run, the one of everything first. A tree that would equal it is left out."""
-        rows = self.rows
-        yield self.plan("all", "everything", self.everything())
-        kinds = self._kinds()
-        if len(kinds) > 1:
-            for kind in kinds:
-                yield self.plan(f"process:{kind}", KINDS[kind], self.boxes(rows.kind == kind))
-        main = rows.kind == MAIN
-        if self.loop_apart:
-            yield self.plan("loop", "training loop (main threads)", self.boxes(rows.loop))
-        phases = sorted(
-            {str(each) for each in rows.phase[main & rows.steady] if each},
-            key=lambda name: (_PHASE_ORDER.get(name, len(_PHASE_ORDER)), name),
-        )
-        if len(phases) > 1:
-            for phase in phases:
-                label = f"phase: {phase.replace('_', ' ')}"
-                yield self.plan(f"phase:{phase}", label, self.boxes(main & (rows.phase == phase)))
-        ranks = rows.ranks
-        if len(ranks) > 1:
-            for rank in ranks[:MAX_RANK_TREES]:
-                yield self.plan(f"rank:{rank}", f"rank {rank}, main thread", self.of_rank(rank), rank=rank)
-        if rows.per_step and (outside := main & ~rows.steady).any():
-            boxes = self._painter.boxes(outside, np.ones(len(rows.samples)))
-            yield PlannedTree(
-                "outside", "outside steady steps (main threads)", boxes, "samples", "as they were counted"
-            )
-
-    def with_operators(self, windows: TraceWindows | None) -> Iterator[PlannedTree]:
-        """The main threads once more, their innermost frames split by the operators that traces saw there."""
-        if windows is None or windows.absent:
-            return
-        sources: list[str] = []
-
-        def leaves(calls: CallTree, own: Floats) -> OperatorLeaves:
-            found = windows.operator_leaves(calls, own)
-            sources.extend([] if found.absent else [found.source])
-            return found
-
-        rows = self.rows
-        boxes = self._painter.boxes((rows.kind == MAIN) & rows.steady, rows.weight, leaves)
-        if sources:
-            planned = self.plan(f"process:{MAIN}+operators", "main threads with operators", boxes)
-            yield replace(planned, source=f"{planned.source}; {sources[0]}")
-
-    def plan(self, key: str, label: str, boxes: Boxes, *, rank: int | None = None) -> PlannedTree:
-        """A tree in the side's unit."""
-        source = self.rows.source.split(", mean of")[0] if rank is not None else self.rows.source
-        return PlannedTree(key, label, boxes, self.rows.unit, source)
-
-    def boxes(self, chosen: Bools) -> Boxes:
-        """The boxes of chosen rows that are in the steady state, for a tree of all ranks."""
-        return self._painter.boxes(chosen & self.rows.steady, self.rows.weight)
-
-    def everything(self) -> Boxes:
-        """The boxes of all rows, below one box for each kind of thread where there are several."""
-        return self._painter.grouped([(KINDS[kind], self.boxes(self.rows.kind == kind)) for kind in self._kinds()])
+        self._node = stacks["node"].fill_null(len(context.calls)).to_numpy()  # no frames: a node behind all others
+        self._waiting = stacks["waiting"].fill_null(False).to_numpy()
+        self.kind = _kinds(stacks, main_roles(tables.stacks))
+        self.main: Bools = self.kind == MAIN
+        self.phase = stacks["phase"].to_numpy().astype(object)
+        self.rank = stacks["rank"].fill_null(NONE).to_numpy().astype(np.int32)
+        self.steady = np.ones(len(self.rank), dtype=np.bool_)
+        sampled = context.sampled if options.per_step else None
+        per_sample = sampled.ms_per_sample(context.labelled) if sampled else {}
+        if sampled is not None and per_sample:
+            steady, in_phase = sampled.in_steady_steps(stacks)
+            steady &= ~self.main | in_phase
+            if steady.any():
+                self.steady = steady
+            else:  # asked for what lies in no steady step, such as startup
+                per_sample = {}
+        self.per_step = bool(per_sample)
+        if self.per_step:
+            usual = sum(per_sample.values()) / len(per_sample)  # of rows of no rank, and of ranks without steps
+            self.rank_weight = np.asarray([per_sample.get(int(each), usual) for each in self.rank], dtype=np.float64)
+            self.unit, self._source = MS_PER_STEP, "share of the main thread's samples in steady steps x mean step"
+            self.loop = self.steady & self.main
+        else:
+            units = tables.segments["unit"].drop_nulls().unique().to_list()
+            self.rank_weight = np.ones(len(self.rank))
+            self.unit = str(units[0]) if len(units) == 1 else "samples"  # only files of one can be opened together
+            self._source = "as the files count them"
+            self.loop = _in_loop(context, stacks, self.main)
+        self.weight = self.rank_weight / max(1, len(per_sample))
+        self._mean = f", mean of {len(per_sample)} ranks" if len(per_sample) > 1 else ""
+        self.ranks = tuple(sorted(set(self.rank[self.main & self.steady].tolist()) - {NONE}))
+        present = set(self.kind[self.steady].tolist())
+        self.kinds = [kind for kind in KINDS if kind in present] or [MAIN]
+        roots = (*tables.run.user_roots, *context.options.source_roots)
+        self._frames = [NO_FRAME, *drawn(context.calls.frames, context.code, roots)]
+        self._keys = self._numbered(self._frames)
 
     @property
     def loop_apart(self) -> bool:
         """Whether a training loop was found that is less than what the trees hold: in files that know no steps."""
-        return bool(not self.rows.per_step and self.rows.loop.any())
+        return bool(not self.per_step and self.loop.any())
 
-    def of_rank(self, *ranks: int, loop: bool = False) -> Boxes:
+    def planned(self) -> Iterator[PlannedTree]:
+        """Every tree of the run, the one of everything first. A tree that would equal it is left out."""
+        by_kind = {kind: self._boxes((self.kind == kind) & self.steady, self.weight) for kind in self.kinds}
+        yield self.plan("all", "everything", self._below_kinds(by_kind))
+        if len(by_kind) > 1:
+            for kind, paths in by_kind.items():
+                yield self.plan(f"process:{kind}", KINDS[kind], paths)
+        main = self.main & self.steady
+        if self.loop_apart:
+            yield self.plan("loop", "training loop (main threads)", self._boxes(self.loop & self.steady, self.weight))
+        phases = sorted(
+            {str(each) for each in self.phase[main] if each},
+            key=lambda name: (_PHASE_ORDER.get(name, len(_PHASE_ORDER)), name),
+        )
+        if len(phases) > 1:
+            for phase in phases:
+                paths = self._boxes(main & (self.phase == phase), self.weight)
+                yield self.plan(f"phase:{phase}", f"phase: {phase.replace('_', ' ')}", paths)
+        if len(self.ranks) > 1:
+            for rank in self.ranks[:MAX_RANK_TREES]:
+                yield self.plan(f"rank:{rank}", f"rank {rank}, main thread", self.of_rank(rank), rank=rank)
+        if self.per_step and (outside := self.main & ~self.steady).any():
+            label, paths = "outside steady steps (main threads)", self._boxes(outside, np.ones(len(self.samples)))
+            yield PlannedTree("outside", label, paths, "samples", "as they were counted")
+
+    def with_operators(self, windows: TraceWindows) -> Iterator[PlannedTree]:
+        """The main threads once more, their innermost frames split by the operators that traces saw there."""
+        calls = self.context.calls
+        own, waits = self._by_node(self.main & self.steady, self.weight)
+        leaves = windows.operator_leaves(calls, own[:-1])
+        if not leaves.frames:
+            return
+        frames, keys = [*self._frames, *leaves.frames], np.append(self._keys, self._numbered(leaves.frames))
+        parent, frame = self._nodes()
+        above = np.where(leaves.parent < len(calls), leaves.parent, leaves.parent + 1)
+        parent = np.concatenate([parent, above]).astype(np.int32)
+        frame = np.concatenate([frame, leaves.frame + len(self._frames)]).astype(np.int32)
+        own = np.concatenate([leaves.own, own[-1:], leaves.value])
+        waits = np.concatenate([waits, np.zeros(len(leaves.value))])
+        paths = self._merged(parent, frame, own, waits, frames, keys)
+        planned = self.plan(f"process:{MAIN}+operators", "main threads with operators", paths)
+        how = f"operators below sampled functions are estimated: split like the functions' time in {windows.named}"
+        yield replace(planned, source=f"{planned.source}; {how}")
+
+    def plan(self, key: str, label: str, paths: Paths, *, rank: int | None = None) -> PlannedTree:
+        """A tree in the side's unit."""
+        return PlannedTree(key, label, paths, self.unit, self._source + (self._mean if rank is None else ""))
+
+    def of_rank(self, *ranks: int, loop: bool = False) -> Paths:
         """The boxes of the main threads of `ranks`, or of their training loops; of several, their mean."""
-        rows = self.rows
-        chosen = (rows.loop if loop else (rows.kind == MAIN) & rows.steady) & np.isin(rows.rank, ranks)
-        return self._painter.boxes(chosen, rows.rank_weight / len(ranks))
+        chosen = (self.loop if loop else self.main & self.steady) & np.isin(self.rank, ranks)
+        return self._boxes(chosen, self.rank_weight / len(ranks))
 
-    def _kinds(self) -> list[str]:
-        present = set(self.rows.kind[self.rows.steady].tolist())
-        return [kind for kind in KINDS if kind in present] or [MAIN]
-
-    def source(self, drawn_frames: tuple[FlameFrame, ...]) -> dict[int, str]:
-        """The text of the user's lines among the frames of a graph, by their number."""
-        paths = {
-            (frame.file, frame.line): call.file
-            for frame, call in zip(self._frames, self.context.calls.frames, strict=True)
-        }
+    def source(self) -> dict[int, str]:
+        """The text of the user's lines among the frames of the graph, by their number, unless none is wanted."""
+        drawn_as = zip(self._frames[1:], self.context.calls.frames, strict=True)
+        files = {(frame.file, frame.line): call.file for frame, call in drawn_as}
         texts: dict[int, str] = {}
         lines: dict[str, list[str]] = {}
-        for number, frame in enumerate(drawn_frames):
-            path = self.context.code.resolve(paths.get((frame.file, frame.line)))
+        for number, frame in enumerate(self.names.frames if self.options.source else ()):
+            path = self.context.code.resolve(files.get((frame.file, frame.line)))
             if path is None or frame.line is None or path not in self.context.sources:
                 continue
             text = lines.setdefault(path, self.context.sources[path].splitlines())
@@ -183,24 +202,83 @@ class Side:
 
     def notes(self) -> list[str]:
         """What must be known of this side before the picture is believed."""
-        rows, tables = self.rows, self.context.tables
-        notes = [note.text for note in tables.quality.notes]
-        idle = idle_sampled(tables)
+        notes = [note.text for note in self.context.tables.quality.notes]
+        idle = idle_sampled(self.context.tables)
         if idle is False:
             notes.append("Idle threads were not sampled: time spent waiting is missing from these pictures.")
         elif idle is None:
             notes.append("The files do not say whether idle threads were sampled; if not, waiting is missing.")
-        if rows.left_out:
-            parts = ", ".join(f"{count:,} of {reason}" for reason, count in rows.left_out.items())
-            shown = " (--parked draws parked threads)" if PARKED in rows.left_out else ""
+        if self.left_out:
+            parts = ", ".join(f"{count:,} of {reason}" for reason, count in self.left_out.items())
+            shown = " (--parked draws parked threads)" if PARKED in self.left_out else ""
             notes.append(f"Samples left out: {parts}{shown}.")
-        if len(self._kinds()) > 1:
+        if len(self.kinds) > 1:
             notes.append(
                 "Processes and threads run at the same time, so their times add up to more than the wall time."
             )
-        if rows.per_step and self.context.sampled is not None and self.context.sampled.fallback:
+        if self.per_step and self.context.sampled is not None and self.context.sampled.fallback:
             notes.append("No stretch of sampling lies in steady steps alone: all that touch one stand in for them.")
         return notes
+
+    def _numbered(self, frames: Sequence[FlameFrame]) -> Int32:
+        """The box that each frame belongs to."""
+        by_line = self.options.by == "line"
+        keys = [self.names.keys[frame.name, frame.file, frame.line if by_line else None] for frame in frames]
+        return np.asarray(keys, dtype=np.int32)
+
+    def _nodes(self) -> tuple[Int32, Int32]:
+        """Parent and frame of every sampled path, and behind them of a stack without frames."""
+        calls = self.context.calls
+        return np.append(calls.parent, NONE).astype(np.int32), np.append(calls.frame + 1, 0).astype(np.int32)
+
+    def _by_node(self, chosen: Bools, weight: Floats) -> tuple[Floats, Floats]:
+        """What the chosen rows are worth by node, a sample of which counts for `weight`; the share of it that waits."""
+        count = len(self.context.calls) + 1
+        value, node = self.samples[chosen] * weight[chosen], self._node[chosen]
+        own = summed(node, value, count)
+        waiting = summed(node, value * self._waiting[chosen], count)
+        return own, np.divide(waiting, own, out=np.zeros(count), where=own > 0)
+
+    def _boxes(self, chosen: Bools, weight: Floats) -> Paths:
+        """The chosen rows, a sample of which counts for `weight`."""
+        return self._merged(*self._nodes(), *self._by_node(chosen, weight), self._frames, self._keys)
+
+    def _merged(
+        self, parent: Int32, frame: Int32, own: Floats, waits: Floats, frames: Sequence[FlameFrame], keys: Int32
+    ) -> Paths:
+        """Nodes of `frames` as boxes. `waits` is the share of `own` that waits."""
+        total = nested(parent).totals(own)
+        used = total > 0
+        number = (np.cumsum(used) - 1).astype(np.int32)
+        above = np.where(parent[used] < 0, NONE, number[parent[used]]).astype(np.int32)
+        up, key, group = merged(above, keys[frame[used]], fold=FOLD)
+        own_of = summed(group, own[used], len(up))
+        waiting = summed(group, (waits * own)[used], len(up)) > own_of / 2
+        shown = _most(group, frame[used], total[used], len(up))
+        pairs, which = np.unique(shown.astype(np.int64) * 2 + waiting, return_inverse=True)
+        numbers = [
+            self.names.frames[replace(frames[pair // 2], kind="wait") if pair % 2 else frames[pair // 2]]
+            for pair in pairs.tolist()
+        ]
+        return Paths(up, key, np.asarray(numbers, np.int32)[which], own_of)
+
+    def _below_kinds(self, by_kind: Mapping[str, Paths]) -> Paths:
+        """All of them, below one box for each kind of thread where there are several."""
+        filled = {kind: paths for kind, paths in by_kind.items() if len(paths)}
+        if len(filled) <= 1:
+            return next(iter((filled or by_kind).values()))
+        below = []
+        for kind, paths in filled.items():
+            top = FlameFrame(KINDS[kind], "", None, "root")
+            below.append(
+                Paths(
+                    parent=np.append(NONE, np.where(paths.parent < 0, 0, paths.parent + 1)).astype(np.int32),
+                    key=np.append(self._numbered([top]), paths.key).astype(np.int32),
+                    frame=np.append(self.names.frames[top], paths.frame).astype(np.int32),
+                    own=np.append(0.0, paths.own),
+                )
+            )
+        return together(below)
 
 
 def flame_graph(context: Context, options: FlameOptions | None = None) -> FlameGraph:
@@ -210,15 +288,15 @@ def flame_graph(context: Context, options: FlameOptions | None = None) -> FlameG
     which nothing can be drawn.
     """
     options = options or FlameOptions()
-    names = Names(FrameIndex(), options.by)
+    names = Names()
     trees: list[FlameTree] = []
     notes = tuple(note.text for note in context.tables.quality.notes)
     side = None
     windows = TraceWindows(context) if context.tables.events.height else None
     if context.tables.stacks.height or windows is None or windows.absent:
         side = Side(context, options, names)
-        planned = [*side.planned(), *side.with_operators(windows)]
-        trees += [tree_of(each, names.frames, options.limits) for each in planned]
+        planned = [*side.planned(), *(side.with_operators(windows) if windows and not windows.absent else ())]
+        trees += [flame_tree(each, names.frames, options.limits) for each in planned]
         notes = notes_of(side, trees)
         if windows is not None and windows.absent:
             notes = (*notes, f"Nothing of the traces is drawn: {windows.absent}.")
@@ -226,27 +304,12 @@ def flame_graph(context: Context, options: FlameOptions | None = None) -> FlameG
         traced, rank = windows.trees(names.frames, options.limits), options.selection.rank
         several = any(tree.key.startswith("gpu:rank:") for tree in traced)  # of one rank there is no tree of its own
         trees += [tree for tree in traced if rank is None or not several or tree.key == f"gpu:rank:{rank}"]
-    frames = names.frames.frames
     return FlameGraph(
         title=title(context),
-        frames=frames,
+        frames=tuple(names.frames),
         trees=tuple(trees),
         notes=notes,
-        source=side.source(frames) if side is not None and options.source else {},
-    )
-
-
-def tree_of(planned: PlannedTree, frames: FrameIndex, limits: Limits) -> FlameTree:
-    """The tree itself, cut to `limits`."""
-    return flame_tree(
-        planned.boxes.paths(),
-        frames,
-        key=planned.key,
-        label=planned.label,
-        unit=planned.unit,
-        source=planned.source,
-        limits=limits,
-        root=replace(ROOT, name=planned.label),
+        source=side.source() if side is not None else {},
     )
 
 
@@ -255,8 +318,8 @@ def notes_of(side: Side, trees: list[FlameTree]) -> tuple[str, ...]:
     notes = side.notes()
     if any(tree.hidden for tree in trees):
         notes.append("Paths too thin to be seen are not drawn; the boxes that lead to them keep their time.")
-    if len(side.rows.ranks) > MAX_RANK_TREES:
-        notes.append(f"Of {len(side.rows.ranks)} ranks the first {MAX_RANK_TREES} have a tree; --rank draws any other.")
+    if len(side.ranks) > MAX_RANK_TREES:
+        notes.append(f"Of {len(side.ranks)} ranks the first {MAX_RANK_TREES} have a tree; --rank draws any other.")
     return tuple(dict.fromkeys(notes))
 
 
@@ -273,82 +336,6 @@ def title(context: Context) -> str:
     return folder or "samples"
 
 
-MS_PER_STEP = "ms per step"
-
-
-class SampleRows(Struct, frozen=True):
-    """Rows that are drawn: arrays of one length, and what they have in common.
-
-    `kind` is one of the four above; `rank` is -1 and `phase` None where unknown. `weight` is what one sample counts for
-    in a tree of all ranks, `rank_weight` in one of its rank alone. Rows that are not `steady` are in no step: they
-    belong in no tree whose unit is per step. `loop`: main threads in the training loop, as far as steps or paths tell.
-    """
-
-    calls: CallTree
-    node: Int32  # -1 for a stack without frames
-    samples: Floats
-    waiting: Bools
-    kind: npt.NDArray[np.object_]
-    phase: npt.NDArray[np.object_]
-    rank: Int32
-    steady: Bools
-    loop: Bools
-    weight: Floats
-    rank_weight: Floats
-    unit: str
-    source: str
-    left_out: dict[str, int]
-
-    @property
-    def per_step(self) -> bool:
-        """Whether values are per step."""
-        return self.unit == MS_PER_STEP
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Ranks whose main thread was sampled in the steady state."""
-        return tuple(sorted(set(self.rank[(self.kind == MAIN) & self.steady].tolist()) - {NONE}))
-
-
-def sample_rows(context: Context, selection: StackSelection, *, per_step: bool = True) -> SampleRows:
-    """The rows of `selection`; with `per_step` in ms per step where steady steps are known, else in samples."""
-    tables = context.tables
-    chosen = choose(tables, selection)
-    stacks = chosen.rows
-    kind = _kinds(stacks, main_roles(tables.stacks))
-    rank = stacks["rank"].fill_null(NONE).to_numpy().astype(np.int32)
-    sampled = context.sampled if per_step else None
-    per_sample = sampled.ms_per_sample(context.labelled) if sampled else {}
-    weight, steady = np.ones(len(rank)), np.ones(len(rank), dtype=np.bool_)
-    if per_sample and sampled is not None:
-        steady, in_phase = sampled.in_steady_steps(stacks)
-        steady = steady & ((kind != MAIN) | in_phase)
-        usual = sum(per_sample.values()) / len(per_sample)  # of rows of no rank, and of ranks without steps
-        weight = np.asarray([per_sample.get(int(each), usual) for each in rank], dtype=np.float64)
-        if not steady.any():  # asked for what lies in no steady step, such as startup
-            return sample_rows(context, selection, per_step=False)
-    units = tables.segments["unit"].drop_nulls().unique().to_list()  # files of one unit only can be opened together
-    several = f", mean of {len(per_sample)} ranks" if len(per_sample) > 1 else ""
-    return SampleRows(
-        calls=context.calls,
-        node=stacks["node"].fill_null(NONE).to_numpy().astype(np.int32),
-        samples=stacks["samples"].to_numpy().astype(np.float64),
-        waiting=stacks["waiting"].fill_null(False).to_numpy(),
-        kind=kind,
-        phase=stacks["phase"].to_numpy().astype(object),
-        rank=rank,
-        steady=steady,
-        loop=steady & (kind == MAIN) if per_sample else _in_loop(context, stacks, kind),
-        weight=weight / max(1, len(per_sample)),
-        rank_weight=weight,
-        unit=MS_PER_STEP if per_sample else str(units[0]) if len(units) == 1 else "samples",
-        source=f"share of the main thread's samples in steady steps x mean step{several}"
-        if per_sample
-        else "as the files count them",
-        left_out=chosen.left_out,
-    )
-
-
 def _kinds(stacks: pl.DataFrame, main: tuple[str, ...]) -> npt.NDArray[np.object_]:
     role = pl.col("role").fill_null("other")
     kind = (
@@ -363,105 +350,14 @@ def _kinds(stacks: pl.DataFrame, main: tuple[str, ...]) -> npt.NDArray[np.object
     return stacks.select(kind.alias("kind"))["kind"].to_numpy().astype(object)
 
 
-def _in_loop(context: Context, stacks: pl.DataFrame, kind: npt.NDArray[np.object_]) -> Bools:
+def _in_loop(context: Context, stacks: pl.DataFrame, main: Bools) -> Bools:
     """Main threads in the training loop, of files that know no steps."""
     found = sampled_loop(context, UserPaths(context.calls, context.code))
     if found is None or found.inside is None:
-        return np.zeros(len(kind), dtype=np.bool_)
+        return np.zeros(len(main), dtype=np.bool_)
     inside = np.append(found.inside, False)[stacks["node"].fill_null(NONE).to_numpy()]
-    working: Bools = inside & stacks["stage"].is_null().to_numpy() & (kind == MAIN)
+    working: Bools = inside & stacks["stage"].is_null().to_numpy() & main
     return working
-
-
-Leaves = Callable[[CallTree, Floats], OperatorLeaves]
-
-FOLD = 8  # direct recursion deeper than this is drawn as one box
-
-
-class Boxes(Struct, frozen=True):
-    """Paths of boxes: `key` numbers boxes of `Names`, which two sides of a difference share; `frame` is as drawn."""
-
-    parent: Int32
-    key: Int32
-    frame: Int32
-    own: Floats
-
-    def paths(self) -> Paths:
-        """For a tree."""
-        return Paths(self.parent, self.frame, self.own)
-
-
-class BoxMaker:
-    """Makes the boxes of trees out of rows of one run. `frames` are its distinct frames as they are drawn."""
-
-    def __init__(self, rows: SampleRows, frames: Sequence[FlameFrame], names: Names) -> None:
-        self._rows = rows
-        self._names = names
-        self._frames: list[FlameFrame] = []
-        self._keys = np.zeros(0, dtype=np.int32)
-        self._add([NO_FRAME, *frames])
-
-    def _add(self, frames: Sequence[FlameFrame]) -> None:
-        self._frames += frames
-        self._keys = np.concatenate([self._keys, self._names.keys(frames)]).astype(np.int32)
-
-    def boxes(self, chosen: Bools, weight: Floats, leaves: Leaves | None = None) -> Boxes:
-        """The rows in `chosen`, a sample of which counts for `weight`; with the operators that `leaves` finds."""
-        rows, calls = self._rows, self._rows.calls
-        count = len(calls) + 1  # a stack without frames is a node of its own behind all others
-        value = rows.samples[chosen] * weight[chosen]
-        node = np.where(rows.node[chosen] < 0, len(calls), rows.node[chosen]).astype(np.int32)
-        own = summed(node, value, count)
-        waits = np.divide(summed(node, value * rows.waiting[chosen], count), own, out=np.zeros(count), where=own > 0)
-        parent = np.append(calls.parent, NONE).astype(np.int32)
-        frame = np.append(calls.frame + 1, 0).astype(np.int32)  # NO_FRAME comes first
-        if leaves is not None:
-            found = leaves(calls, own[:-1])
-            above = np.where(found.parent < len(calls), found.parent, found.parent + 1)
-            parent = np.concatenate([parent, above]).astype(np.int32)
-            frame = np.concatenate([frame, found.frame + len(self._frames)]).astype(np.int32)
-            self._add(found.frames)
-            own = np.concatenate([found.own, own[-1:], found.value])
-            waits = np.concatenate([waits, np.zeros(len(found.value))])
-        return self._merged(parent, frame, own, waits)
-
-    def _merged(self, parent: Int32, frame: Int32, own: Floats, waits: Floats) -> Boxes:
-        """Nodes of sampled frames as boxes. `waits` is the share of `own` that waits."""
-        total = nested(parent).totals(own)
-        used = total > 0
-        number = (np.cumsum(used) - 1).astype(np.int32)
-        above = np.where(parent[used] < 0, NONE, number[parent[used]]).astype(np.int32)
-        up, key, group = merged(above, self._keys[frame[used]], fold=FOLD)
-        own_of = summed(group, own[used], len(up))
-        waiting = summed(group, (waits * own)[used], len(up)) > own_of / 2
-        shown = _most(group, frame[used], total[used], len(up))
-        pairs, which = np.unique(shown.astype(np.int64) * 2 + waiting, return_inverse=True)
-        drawn_frames = [
-            replace(self._frames[pair // 2], kind="wait") if pair % 2 else self._frames[pair // 2]
-            for pair in pairs.tolist()
-        ]
-        numbers = np.asarray([self._names.frames.number(each) for each in drawn_frames], np.int32)
-        return Boxes(up, key, numbers[which], own_of)
-
-    def grouped(self, groups: Sequence[tuple[str, Boxes]]) -> Boxes:
-        """Boxes below one more box for each group; a single group needs none."""
-        filled = [(label, boxes) for label, boxes in groups if len(boxes.own)]
-        if len(filled) <= 1:
-            return filled[0][1] if filled else groups[0][1]
-        below = []
-        for label, boxes in filled:
-            top = FlameFrame(label, "", None, "root")
-            key, frame = self._names.key(top), self._names.frames.number(top)
-            below.append(
-                Boxes(
-                    parent=np.append(NONE, np.where(boxes.parent < 0, 0, boxes.parent + 1)).astype(np.int32),
-                    key=np.append(key, boxes.key).astype(np.int32),
-                    frame=np.append(frame, boxes.frame).astype(np.int32),
-                    own=np.append(0.0, boxes.own),
-                )
-            )
-        parent, key_of, shown, own, group = together(below)
-        return Boxes(parent, key_of, shown, summed(group, own, len(parent)))
 
 
 def _most(group: Int32, frame: Int32, weight: Floats, count: int) -> Int32:
@@ -471,21 +367,6 @@ def _most(group: Int32, frame: Int32, weight: Floats, count: int) -> Int32:
     sums = summed(which, weight, len(distinct))
     order = np.lexsort((sums, distinct // span))
     best = np.zeros(count, dtype=np.int32)
-    best[(distinct // span)[order]] = (distinct % span)[
-        order
-    ]  # of several assignments the last one, the heaviest, stays
+    # of several assignments the last one, the heaviest, stays
+    best[(distinct // span)[order]] = (distinct % span)[order]
     return best
-
-
-def together(parts: Sequence[Boxes]) -> tuple[Int32, Int32, Int32, Floats, Int32]:
-    """Several parts below one root, equal boxes as one, drawn as in the first part that has it: parent, key and frame.
-
-    With them `own` of the boxes of all parts one behind the other, and which of the merged ones each of those is.
-    """
-    starts = np.cumsum([0, *(len(part.own) for part in parts[:-1])])
-    parent = [np.where(part.parent < 0, NONE, part.parent + at) for part, at in zip(parts, starts, strict=True)]
-    key = np.concatenate([part.key for part in parts]).astype(np.int32)
-    up, keys, group = merged(np.concatenate(parent).astype(np.int32), key)
-    shown = np.zeros(len(up), dtype=np.int32)
-    shown[group[::-1]] = np.concatenate([part.frame for part in parts])[::-1]
-    return up, keys, shown, np.concatenate([part.own for part in parts]), group

@@ -9,8 +9,9 @@ hosts on one axis. `positions` says which values of a series to draw, where ther
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -46,17 +47,19 @@ def processes_of(labelled: LabelledSteps, kind: str) -> tuple[str, ...]:
     return tuple(str(process) for process in own["process"].to_list())
 
 
+def _of(labelled: LabelledSteps, kind: str, processes: Collection[str]) -> pl.DataFrame:
+    return labelled.frame.filter((pl.col("kind") == kind) & pl.col("process").is_in(list(processes)))
+
+
 def step_phases(labelled: LabelledSteps, kind: str, process: str, limit: int) -> StepPhases:
     """The steps of one process and kind, at most `limit` of them, each with its phases."""
-    own = _of(labelled, kind, (process,)).sort("step")
-    total = own.height
-    own = own[positions(own["wall_ns"].to_numpy(), limit)]
+    every = _of(labelled, kind, (process,)).sort("step")
+    own = every[positions(every["wall_ns"].to_numpy(), limit)]
     wall = own["wall_ns"].to_numpy() / 1e6
-    known = {phase: own[f"{phase}_ns"] for phase in PHASES if own[f"{phase}_ns"].null_count() < own.height}
-    made = {phase: tuple((column / 1e6).to_list()) for phase, column in known.items()}
-    if known:
-        rest = wall - sum(column.fill_null(0).to_numpy() / 1e6 for column in known.values())
-        rest = np.maximum(rest, 0.0)
+    parts = {phase: own[f"{phase}_ns"] / 1e6 for phase in PHASES if own[f"{phase}_ns"].null_count() < own.height}
+    made = {phase: tuple(column.to_list()) for phase, column in parts.items()}
+    if parts:
+        rest = np.maximum(wall - sum(column.fill_null(0).to_numpy() for column in parts.values()), 0.0)
         if rest.sum() > SMALLEST_REST * wall.sum():
             made[UNATTRIBUTED] = tuple(rest.tolist())
     return StepPhases(
@@ -66,21 +69,18 @@ def step_phases(labelled: LabelledSteps, kind: str, process: str, limit: int) ->
         wall_ms=tuple(wall.tolist()),
         reasons=tuple(own["reason"].to_list()),
         parts_ms=made,
-        total=total,
+        total=every.height,
     )
 
 
-def distribution(labelled: LabelledSteps, kind: str, chosen: Collection[str] | None = None) -> StepDistribution | None:
-    """How long the steps of a kind take, of all processes or the chosen ones; None without steps."""
-    own = _of(labelled, kind, chosen)
-    if own.is_empty():
-        return None
+def distribution(labelled: LabelledSteps, kind: str, processes: Collection[str]) -> StepDistribution:
+    """How long the steps of a kind take, of which these processes have some."""
+    own = _of(labelled, kind, processes)
     wall = own["wall_ns"].to_numpy() / 1e6
     steady = (own["reason"] == STEADY).to_numpy()
     usual = wall[steady] if steady.any() else wall  # one step that compiles or holds an export would hide all others
     low, high = float(wall.min()), float(wall.max())
-    most = max(WIDE * float(np.median(usual)), float(np.quantile(usual, 0.99)))
-    top = min(high, most)
+    top = min(high, max(WIDE * float(np.median(usual)), float(np.quantile(usual, 0.99))))
     if top <= low:
         low, top = 0.9 * low, 1.1 * low
     edges = np.linspace(low, top, BINS + 1)
@@ -96,114 +96,81 @@ def distribution(labelled: LabelledSteps, kind: str, chosen: Collection[str] | N
 
 def by_process(labelled: LabelledSteps) -> tuple[ProcessSteps, ...]:
     """Each process and kind: train first, then in order of ranks."""
-    found = [
-        _summary(own)
-        for own in labelled.frame.drop_nulls("kind")
-        .sort("rank", "process")
-        .partition_by("kind", "process", maintain_order=True)
-    ]
+    found = []
+    ordered = labelled.frame.drop_nulls("kind").sort("rank", "process")
+    for own in ordered.partition_by("kind", "process", maintain_order=True):
+        wall = own["wall_ns"].to_numpy() / 1e6
+        steady = wall[(own["reason"] == STEADY).to_numpy()]
+        found.append(
+            ProcessSteps(
+                process=own["process"][0],
+                rank=own["rank"][0],
+                kind=own["kind"][0],
+                steps=own.height,
+                steady=len(steady),
+                mean_ms=float(steady.mean()) if len(steady) else None,
+                median_ms=float(np.median(steady)) if len(steady) else None,
+                p95_ms=float(np.quantile(steady, 0.95)) if len(steady) else None,
+                longest_ms=float(wall.max()),
+            )
+        )
     return tuple(sorted(found, key=lambda row: (row.kind != "train", row.kind)))
 
 
 def longest(
-    tables: Tables, labelled: LabelledSteps, kind: str, limit: int, chosen: Collection[str] | None = None
+    tables: Tables, labelled: LabelledSteps, kind: str, limit: int, processes: Collection[str]
 ) -> tuple[LongStep, ...]:
-    """The longest steps of a kind, by what they take above the median of their process."""
-    found: list[tuple[float, dict[str, Any], dict[str, float]]] = []
-    for own in _of(labelled, kind, chosen).partition_by("process", maintain_order=True):
-        medians = _medians(own)
-        wall = own["wall_ns"].to_numpy()
-        for at in np.argsort(-wall, kind="stable")[:limit].tolist():
-            row = own.row(at, named=True)
-            found.append((row["wall_ns"] / 1e6 - medians["wall"], row, medians))
-    found.sort(key=lambda item: -item[0])
-    rows = found[:limit]
-    events = _events(tables, [row for _, row, _ in rows])
-    return tuple(_long(row, extra, medians, events) for extra, row, medians in rows)
+    """The longest steps of a kind, by what they take above the median of their process.
 
-
-def _long(
-    row: dict[str, Any], extra: float, medians: dict[str, float], events: dict[tuple[str, int], list[StepEvent]]
-) -> LongStep:
-    over = {
-        phase: row[f"{phase}_ns"] / 1e6 - medians[phase]
-        for phase in PHASES
-        if phase in medians and row[f"{phase}_ns"] is not None
-    }
-    phase = max(over, key=lambda name: over[name], default=None)
-    if phase is not None and over[phase] <= 0:
-        phase = None
-    wall_ms = row["wall_ns"] / 1e6
-    noted = [event for event in events.get((row["process"], row["step"]), ()) if event.ms >= EVENT_SHARE * wall_ms]
-    return LongStep(
-        process=row["process"],
-        step=row["step"],
-        wall_ms=wall_ms,
-        extra_ms=extra,
-        reason=row["reason"],
-        phase=phase,
-        phase_extra_ms=over[phase] if phase is not None else None,
-        events=tuple(noted[:MAX_EVENTS]),
+    Medians are of steady steps, of all where there is none.
+    """
+    steady = pl.col("reason") == STEADY
+    median = (pl.col(f"{name}_ns").filter(pl.col("usual")).median().over("process") for name in ("wall", *PHASES))
+    rows = (
+        _of(labelled, kind, processes)
+        .with_columns(usual=steady | ~steady.any().over("process"))
+        .with_columns(each.name.suffix("_usual") for each in median)
+        .sort(pl.col("wall_ns") - pl.col("wall_ns_usual"), descending=True, maintain_order=True)
+        .head(limit)
     )
+    events = _events(tables, rows)
+    found = []
+    for row in rows.iter_rows(named=True):
+        over = {
+            name: row[f"{name}_ns"] / 1e6 - row[f"{name}_ns_usual"] / 1e6
+            for name in ("wall", *PHASES)
+            if row[f"{name}_ns"] is not None and row[f"{name}_ns_usual"] is not None
+        }
+        phase = max((name for name in PHASES if over.get(name, 0) > 0), key=over.__getitem__, default=None)
+        wall_ms = row["wall_ns"] / 1e6
+        noted = [event for event in events.get((row["process"], row["step"]), ()) if event.ms >= EVENT_SHARE * wall_ms]
+        found.append(
+            LongStep(
+                process=row["process"],
+                step=row["step"],
+                wall_ms=wall_ms,
+                extra_ms=over["wall"],
+                reason=row["reason"],
+                phase=phase,
+                phase_extra_ms=over[phase] if phase is not None else None,
+                events=tuple(noted[:MAX_EVENTS]),
+            )
+        )
+    return tuple(found)
 
 
-def _medians(own: pl.DataFrame) -> dict[str, float]:
-    """Of wall time and phases over steady steps, over all where there is none, ms."""
-    steady = own.filter(pl.col("reason") == STEADY)
-    steady = steady if steady.height else own
-    found = {"wall": float(np.median(steady["wall_ns"].to_numpy())) / 1e6}
-    for phase in PHASES:
-        column = steady[f"{phase}_ns"].drop_nulls()
-        if not column.is_empty():
-            found[phase] = float(np.median(column.to_numpy())) / 1e6
-    return found
-
-
-def _events(tables: Tables, rows: list[dict[str, Any]]) -> dict[tuple[str, int], list[StepEvent]]:
+def _events(tables: Tables, steps: pl.DataFrame) -> dict[tuple[str, int], list[StepEvent]]:
     """By process and step what the journal notes with a duration, the longest first."""
-    if not rows or tables.journal.is_empty():
-        return {}
-    wanted = pl.DataFrame(
-        {"process": [row["process"] for row in rows], "step": [row["step"] for row in rows]},
-        schema={"process": pl.String, "step": pl.Int64},
-    ).unique()
-    noted = tables.journal.filter(
-        (pl.col("duration_ns") > 0) & pl.col("step").is_not_null() & ~pl.col("kind").is_in(WITHOUT_TIME)
-    )
-    noted = noted.join(wanted, on=["process", "step"], how="semi").sort("duration_ns", descending=True)
     found: dict[tuple[str, int], list[StepEvent]] = {}
+    noted = tables.journal.filter((pl.col("duration_ns") > 0) & ~pl.col("kind").is_in(WITHOUT_TIME))
+    noted = noted.join(steps, on=["process", "step"], how="semi").sort("duration_ns", descending=True)
     for row in noted.iter_rows(named=True):
-        event = StepEvent(row["kind"], _name(row["data"]), row["duration_ns"] / 1e6)
+        fields = json_object(row["data"])
+        named = (fields.get(key) for key in ("name", "path", "function"))
+        name = next((value for value in named if isinstance(value, str) and value), None)
+        event = StepEvent(row["kind"], name, row["duration_ns"] / 1e6)
         found.setdefault((row["process"], row["step"]), []).append(event)
     return found
-
-
-def _name(data: str | None) -> str | None:
-    """What the event is about, where it says so."""
-    fields = json_object(data)
-    named = (fields.get(key) for key in ("name", "path", "function"))
-    return next((value for value in named if isinstance(value, str) and value), None)
-
-
-def _summary(own: pl.DataFrame) -> ProcessSteps:
-    wall = own["wall_ns"].to_numpy() / 1e6
-    steady = wall[(own["reason"] == STEADY).to_numpy()]
-    return ProcessSteps(
-        process=own["process"][0],
-        rank=own["rank"][0],
-        kind=own["kind"][0],
-        steps=own.height,
-        steady=len(steady),
-        mean_ms=float(steady.mean()) if len(steady) else None,
-        median_ms=float(np.median(steady)) if len(steady) else None,
-        p95_ms=float(np.quantile(steady, 0.95)) if len(steady) else None,
-        longest_ms=float(wall.max()),
-    )
-
-
-def _of(labelled: LabelledSteps, kind: str, chosen: Collection[str] | None) -> pl.DataFrame:
-    own = labelled.frame.filter(pl.col("kind") == kind)
-    return own if chosen is None else own.filter(pl.col("process").is_in(list(chosen)))
 
 
 LEVELS = (
@@ -226,14 +193,6 @@ MAX_SUBJECTS = 16  # of one metric
 SECOND = 1e9
 
 
-class _Axis(NamedTuple):
-    """Where readings go: by their own time, or into buckets of equal length."""
-
-    frame: pl.DataFrame  # with the column `point`
-    time_s: tuple[float, ...]
-    bucket_s: float | None
-
-
 def telemetry(
     tables: Tables, labelled: LabelledSteps, limit: int, between: tuple[int, int] | None = None
 ) -> Telemetry | None:
@@ -241,25 +200,29 @@ def telemetry(
     readings = tables.system.filter(pl.col("value").is_not_null() & pl.col("time_ns").is_not_null())
     if between is not None:
         readings = readings.filter(pl.col("time_ns").is_between(*between))
-    named = _named(readings, tables)
-    if named.is_empty():
-        return None
-    values = pl.concat([_levels(named), _rates(named)])
+    values = _values(_named(readings, tables))
     if values.is_empty():
         return None
-    first = values["time_ns"].min()
-    assert isinstance(first, int)
-    origin = first if tables.run.started_ns is None else min(tables.run.started_ns, first)
-    axis = _axis(values, origin, limit)
-    series, dropped = _series(axis)
-    times, walls, process = _steps(labelled, origin, limit, between)
+    times = values["time_ns"].unique().sort()
+    first, last = int(times[0]), int(times[-1])
+    origin = min(first, tables.run.started_ns or first)
+    if len(times) <= limit:  # each reading at its own time
+        points = pl.DataFrame({"time_ns": times, "point": np.arange(len(times))})
+        values, time_s, width = values.join(points, on="time_ns"), _seconds(times, origin), None
+    else:  # into buckets of equal length
+        width = -(-(last - first + 1) // limit)
+        values = values.with_columns(point=(pl.col("time_ns") - first) // width)
+        middles = range((last - first) // width + 1)
+        time_s = tuple((first - origin + width * (at + 0.5)) / SECOND for at in middles)
+    series, dropped = _series(values, len(time_s))
+    starts, walls, process = _steps(labelled, origin, limit, between)
     return Telemetry(
-        time_s=axis.time_s,
-        bucket_s=axis.bucket_s,
+        time_s=time_s,
+        bucket_s=width / SECOND if width is not None else None,
         series=series,
         readings=readings["time_ns"].n_unique(),
         dropped=dropped,
-        step_time_s=times,
+        step_time_s=starts,
         step_ms=walls,
         step_process=process,
         hosts=tuple(sorted(readings["host"].drop_nulls().unique().to_list())),
@@ -269,83 +232,60 @@ def telemetry(
 def _named(readings: pl.DataFrame, tables: Tables) -> pl.DataFrame:
     """The readings of interest with their `subject`."""
     wanted = readings.filter(pl.col("metric").is_in([*LEVELS, *RATES]))
-    workers = tables.processes.filter(pl.col("role") == "loader_worker")
+    workers = tables.processes.filter(pl.col("role") == "loader_worker").select("host", "pid").drop_nulls()
     rows = [(rank.host, rank.pid, rank.process) for rank in tables.ranks]
-    taken = {(host, pid) for host, pid, _ in rows}
-    for host, pid in workers.select("host", "pid").drop_nulls().unique().rows():
-        if (host, pid) not in taken:
-            rows.append((host, pid, WORKERS))
+    rows += [(host, pid, WORKERS) for host, pid in workers.rows()]
     schema = {"host": pl.String, "pid": pl.Int64, "who": pl.String}
     who = pl.DataFrame(rows, schema=schema, orient="row").unique(["host", "pid"], keep="first")
     several = wanted["host"].n_unique() > 1
-    host = pl.col("host").fill_null("host")
-    of_device = pl.concat_str([host, pl.lit(" "), pl.col("device")]) if several else pl.col("device")
-    of_group = pl.concat_str([host, pl.lit(" "), pl.col("who")]) if several else pl.col("who")
+    host, device = pl.col("host").fill_null("host"), pl.col("device")
+
+    def on_host(name: pl.Expr) -> pl.Expr:
+        return pl.concat_str([host, pl.lit(" "), name]) if several else name
+
     return wanted.join(who, on=["host", "pid"], how="left").with_columns(
-        subject=pl.when(pl.col("who").is_in([WORKERS]))
-        .then(of_group)
+        subject=pl.when(pl.col("who") == WORKERS)
+        .then(on_host(pl.col("who")))
         .when(pl.col("who").is_not_null())
         .then(pl.col("who"))
-        .when(pl.col("pid").is_not_null() & pl.col("device").is_null())
+        .when(pl.col("pid").is_not_null() & device.is_null())
         .then(pl.lit(OTHERS))
-        .when(pl.col("device").is_not_null() & (pl.col("device") != "cgroup"))
-        .then(of_device)
+        .when(device.is_not_null() & (device != "cgroup"))
+        .then(on_host(device))
         .otherwise(host)
     )
 
 
-def _levels(named: pl.DataFrame) -> pl.DataFrame:
-    """(time_ns, metric, subject, value), processes of one subject summed."""
-    own = named.filter(pl.col("metric").is_in(LEVELS))
-    return own.group_by("time_ns", "metric", "subject").agg(pl.col("value").sum())
+def _values(named: pl.DataFrame) -> pl.DataFrame:
+    """(time_ns, metric, subject, value), processes of one subject summed.
 
-
-def _rates(named: pl.DataFrame) -> pl.DataFrame:
-    """The same for counters: growth since the reading before. What fell (a process number used again) is left out."""
+    Of counters it is the growth since the reading before. What fell (a process number used again) is left out.
+    """
     keys = ["host", "pid", "device", "metric"]
-    renamed = pl.DataFrame(
-        [(metric, name, divisor) for metric, (name, divisor) in RATES.items()],
-        schema={"metric": pl.String, "name": pl.String, "divisor": pl.Float64},
-        orient="row",
-    )
+    columns = ("time_ns", "metric", "subject", "value")
+    rate = pl.col("grown") / pl.col("seconds") / pl.col("metric").replace_strict({m: d for m, (_, d) in RATES.items()})
     rates = (
-        named.join(renamed, on="metric")
+        named.filter(pl.col("metric").is_in(list(RATES)))
         .sort("time_ns")
         .with_columns(grown=pl.col("value").diff().over(keys), seconds=pl.col("time_ns").diff().over(keys) / SECOND)
         .filter((pl.col("seconds") > 0) & (pl.col("grown") >= 0))
-        .select("time_ns", "subject", metric="name", value=pl.col("grown") / pl.col("seconds") / pl.col("divisor"))
+        .with_columns(value=rate, metric=pl.col("metric").replace({m: name for m, (name, _) in RATES.items()}))
     )
-    return rates.group_by("time_ns", "metric", "subject").agg(pl.col("value").sum())
+    both = pl.concat([named.filter(pl.col("metric").is_in(LEVELS)).select(columns), rates.select(columns)])
+    return both.group_by("time_ns", "metric", "subject").agg(pl.col("value").sum())
 
 
-def _axis(values: pl.DataFrame, origin: int, limit: int) -> _Axis:
-    times = values["time_ns"].unique().sort()
-    if len(times) <= limit:
-        points = pl.DataFrame({"time_ns": times, "point": np.arange(len(times))})
-        return _Axis(values.join(points, on="time_ns"), _seconds(times, origin), None)
-    first, last = int(times[0]), int(times[-1])
-    width = -(-(last - first + 1) // limit)
-    placed = values.with_columns(point=(pl.col("time_ns") - first) // width)
-    middles = tuple((first - origin + width * (at + 0.5)) / SECOND for at in range((last - first) // width + 1))
-    return _Axis(placed, middles, width / SECOND)
-
-
-def _series(axis: _Axis) -> tuple[tuple[TelemetrySeries, ...], int]:
-    """Each metric of each subject along the axis, and how many subjects were left out."""
-    means = axis.frame.group_by("metric", "subject", "point").agg(pl.col("value").mean())
+def _series(values: pl.DataFrame, points: int) -> tuple[tuple[TelemetrySeries, ...], int]:
+    """Each metric of each subject at the points, and how many subjects were left out."""
+    means = values.group_by("metric", "subject", "point").agg(pl.col("value").mean())
     found: list[TelemetrySeries] = []
-    count: dict[str, int] = {}
-    dropped = 0
+    count: Counter[str] = Counter()
     for (metric, subject), own in sorted(means.partition_by("metric", "subject", as_dict=True).items(), key=_order):
-        count[str(metric)] = count.get(str(metric), 0) + 1
-        if count[str(metric)] > MAX_SUBJECTS:
-            dropped += 1
-            continue
-        values: list[float | None] = [None] * len(axis.time_s)
-        for point, value in own.select("point", "value").rows():
-            values[point] = value
-        found.append(TelemetrySeries(str(metric), str(subject), tuple(values)))
-    return tuple(found), dropped
+        count[str(metric)] += 1
+        if count[str(metric)] <= MAX_SUBJECTS:
+            known = dict(own.select("point", "value").rows())
+            found.append(TelemetrySeries(str(metric), str(subject), tuple(known.get(at) for at in range(points))))
+    return tuple(found), count.total() - len(found)
 
 
 def _order(item: tuple[tuple[object, ...], pl.DataFrame]) -> tuple[str, int, str]:
@@ -381,39 +321,27 @@ Value = TypeVar("Value")
 Series = Sequence[float | None] | npt.NDArray[np.generic]
 
 
-def positions(values: Series, limit: int, *, always: Iterable[int] = ()) -> list[int]:
+def positions(values: Series, limit: int) -> list[int]:
     """Which of `values` to show where at most `limit` (4 or more) can be, in ascending order; all if they are not more.
 
-    The first and the last stay, the lowest and the highest of each stretch, and those of `always` (the highest of them
-    where they would take more than half). Missing values (None, not a number) only stay where a stretch has no other.
+    The first and the last stay, and the lowest and the highest of each stretch. Missing values (None, not a number)
+    only stay where a stretch has no other.
     """
     count = len(values)
     if count <= limit:
         return list(range(count))
     known = values if isinstance(values, np.ndarray) else [np.nan if value is None else value for value in values]
     column = np.asarray(known, dtype=np.float64)
-    wanted = {place for place in always if 0 <= place < count}
-    forced = sorted(wanted, key=lambda place: (-np.nan_to_num(column[place], nan=-np.inf), place))
-    forced = forced[: max(limit - 4, 0) // 2]
-    room = max(limit - len(forced) - 2, 2)
-    return sorted({0, count - 1, *forced, *_extremes(column, max(room // 2, 1))})
+    edges = np.linspace(0, count, max((limit - 2) // 2, 1) + 1).astype(np.int64)[:-1]
+    stretch = np.repeat(np.arange(len(edges)), np.diff(np.append(edges, count)))
+    kept = {0, count - 1}
+    for hidden, extreme in ((np.inf, np.minimum), (-np.inf, np.maximum)):
+        shown = np.where(np.isnan(column), hidden, column)
+        first = np.flatnonzero(shown == extreme.reduceat(shown, edges)[stretch])
+        kept.update(first[np.unique(stretch[first], return_index=True)[1]].tolist())
+    return sorted(kept)
 
 
 def pick(values: Sequence[Value], kept: Sequence[int]) -> list[Value]:
     """`values` at the positions `kept`."""
     return [values[place] for place in kept]
-
-
-def _extremes(column: npt.NDArray[np.float64], stretches: int) -> list[int]:
-    """Positions of the lowest and the highest value of each stretch."""
-    edges = np.linspace(0, len(column), stretches + 1).astype(np.int64)[:-1]
-    missing = np.isnan(column)
-    stretch = np.repeat(np.arange(len(edges)), np.diff(np.append(edges, len(column))))
-    found = []
-    for hidden in (np.inf, -np.inf):
-        shown = np.where(missing, hidden, column)
-        best = (np.minimum if hidden > 0 else np.maximum).reduceat(shown, edges)
-        first = np.flatnonzero(shown == best[stretch])
-        _, at = np.unique(stretch[first], return_index=True)
-        found += first[at].tolist()
-    return found

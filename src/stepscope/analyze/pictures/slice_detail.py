@@ -16,6 +16,7 @@ from stepscope.errors import UsageError
 from stepscope.model import PHASES
 from stepscope.model.findings import Place
 from stepscope.model.timeline import SliceDetail, SliceFact, SliceRef, StackPlace
+from stepscope.read.raw import Frame
 from stepscope.tables.arrays import NONE, Int64, climb
 
 MAX_FRAMES = 64
@@ -33,7 +34,7 @@ _STEP_FACTS = (
 def detail(timeline: Timeline, identifier: int) -> SliceDetail:
     """The slice with an id; raises `UsageError` where there is none."""
     begins = timeline.ids
-    position = timeline.position_of(identifier) if 0 <= identifier < begins.end else None
+    position = timeline.position_of(identifier)
     if position is None:
         raise UsageError(f"{identifier}: no such slice in this timeline; reload the page if the run has changed")
     track = timeline.tracks[int(timeline.track_of(timeline.lanes_of(np.asarray([position], np.int64)))[0])].key
@@ -42,73 +43,57 @@ def detail(timeline: Timeline, identifier: int) -> SliceDetail:
         span = spans[bisect_right([each.first for each in spans], identifier) - 1]
         return TraceDetail(timeline, span, identifier - span.first, track).document()
     start, end = int(timeline.start[position]), int(timeline.end[position])
-    name = timeline.names[timeline.name[position]]
+    notes: tuple[str, ...] = ()
+    known: dict[str, Any] = {"id": identifier, "track": track, "start_ns": start, "duration_ns": end - start}
+    if identifier >= begins.stretches:
+        return _of_sample(timeline, known | {"name": timeline.names[timeline.name[position]]})
+    steps = timeline.context.tables.steps
     if identifier < begins.phases:
-        return _of_step(timeline, identifier, track, start, end)
-    if identifier < begins.stretches:
-        row = timeline.context.tables.steps.row((identifier - begins.phases) // len(PHASES), named=True)
-        share = SliceFact("share of the step", (end - start) / row["wall_ns"], "share") if row["wall_ns"] else None
-        return SliceDetail(
-            id=identifier,
-            name=name,
-            category="phase of a step",
-            track=track,
-            start_ns=start,
-            duration_ns=end - start,
-            self_ns=None,
-            step=row["step"],
-            facts=(share,) if share else (),
-            notes=(PHASES_NOTE[0].upper() + PHASES_NOTE[1:] + ".",),
-        )
-    return _of_sample(timeline, identifier, track, start, end, name)
-
-
-def _of_step(timeline: Timeline, identifier: int, track: str, start: int, end: int) -> SliceDetail:
-    row = timeline.context.tables.steps.row(identifier - timeline.ids.steps, named=True)
-    known = [SliceFact(label, row[key], unit) for label, key, unit in _STEP_FACTS if row[key] is not None]
-    marks = [word for key, word in (("first_batch", "first batch of an epoch"), ("in_window", "traced")) if row[key]]
+        row = steps.row(identifier - begins.steps, named=True)
+        facts = [SliceFact(label, row[key], unit) for label, key, unit in _STEP_FACTS if row[key] is not None]
+        marks = (("first_batch", "first batch of an epoch"), ("in_window", "traced"))
+        facts += [SliceFact("mark", word) for key, word in marks if row[key]]
+        name = f"step {row['step']}"
+    else:
+        row = steps.row((identifier - begins.phases) // len(PHASES), named=True)
+        facts = [SliceFact("share of the step", (end - start) / row["wall_ns"], "share")] if row["wall_ns"] else []
+        name, notes = timeline.names[timeline.name[position]], (PHASES_NOTE[0].upper() + PHASES_NOTE[1:] + ".",)
+    category = "step" if identifier < begins.phases else "phase of a step"
     return SliceDetail(
-        id=identifier,
-        name=f"step {row['step']}",
-        category="step",
-        track=track,
-        start_ns=start,
-        duration_ns=end - start,
-        self_ns=None,
-        step=row["step"],
-        facts=(*known, *(SliceFact("mark", word) for word in marks)),
+        **known, name=name, category=category, self_ns=None, step=row["step"], facts=tuple(facts), notes=notes
     )
 
 
-def _of_sample(timeline: Timeline, identifier: int, track: str, start: int, end: int, name: str) -> SliceDetail:
+def _of_sample(timeline: Timeline, known: dict[str, Any]) -> SliceDetail:
     context, begins = timeline.context, timeline.ids
-    of_function = identifier >= begins.functions
-    row = context.tables.stretches.row(identifier - (begins.functions if of_function else begins.stretches), named=True)
+    of_function = known["id"] >= begins.functions
+    row = context.tables.stretches.row(
+        known["id"] - (begins.functions if of_function else begins.stretches), named=True
+    )
     frames = context.calls.path(int(row["node"]) if row["node"] is not None else NONE)[::-1][:MAX_FRAMES]
-    stack = []
-    for frame in frames:
-        file = context.code.resolve(frame.file)
-        place = Place(file or frame.file, frame.line, frame.function)
-        stack.append((file is not None, StackPlace(place, code=context.lines.text(file, frame.line) if file else None)))
-    user = next((place for own, place in stack if own), None)
-    facts = [SliceFact("process", int(row["pid"]), "") for _ in (0,) if row["pid"] is not None]
+    stack = [_frame(timeline, frame) for frame in frames]
+    own = (place for frame, place in zip(frames, stack, strict=True) if context.code.resolve(frame.file) is not None)
+    facts = [SliceFact("process", int(row["pid"]))] if row["pid"] is not None else []
     facts += [SliceFact(key, row[key]) for key in ("role", "phase", "stage") if row[key] is not None]
     if not of_function:
         facts.append(SliceFact("state", "waiting" if row["waiting"] else "working"))
     return SliceDetail(
-        id=identifier,
-        name=name,
+        **known,
         category="sampled stack",
-        track=track,
-        start_ns=start,
-        duration_ns=end - start,
         self_ns=None,
         step=None,
         facts=tuple(facts),
-        place=user,
-        stack=tuple(place for _, place in stack),
+        place=next(own, None),
+        stack=tuple(stack),
         notes=("Sampled: it begins and ends to within the time between two samples.",),
     )
+
+
+def _frame(timeline: Timeline, frame: Frame) -> StackPlace:
+    """A frame with the text of its line, where it is the user's and at hand."""
+    file = timeline.context.code.resolve(frame.file)
+    place = Place(file or frame.file, frame.line, frame.function)
+    return StackPlace(place, code=timeline.context.lines.text(file, frame.line) if file is not None else None)
 
 
 MAX_LAUNCHED = 50
@@ -149,16 +134,26 @@ class TraceDetail:
 
     def document(self) -> SliceDetail:
         """All of it."""
-        values, span = self._values, self._span
-        link = self._link()
+        values, span, links = self._values, self._span, self._span.links
         of_device = bool(span.on_device[self._row])
-        begin = self._row if not of_device else link.get("launch", NONE)
-        if begin < 0:
-            begin = link.get("operator", NONE) if link.get("operator", NONE) >= 0 else link.get("frame", NONE)
-        above = span.parent[[self._row]]
-        operator = link.get("operator", NONE) if of_device else int(climb(span.parent, above, span.is_operator)[0])
-        launched, rows = self._launched(of_device)
-        facts = [*self._facts(), *self._launch_facts(link, launched)]
+        at = np.flatnonzero(links["event"].to_numpy() == self._row)
+        link = links.row(int(at[0]), named=True) if len(at) else {}  # of a device slice, ids as rows of the span
+        launch, operator, frame = (link.get(name, NONE) for name in ("launch", "operator", "frame"))
+        if link and launch < 0 and link["state"] in _STATES:
+            self._notes.append(_STATES[link["state"]])
+        begin = self._row
+        if of_device:
+            begin = next((row for row in (launch, operator, frame) if row >= 0), NONE)
+        else:
+            operator = int(climb(span.parent, span.parent[[self._row]], span.is_operator)[0])
+        facts = self._facts()
+        launched = np.zeros(0, np.int64) if of_device else self._launched()
+        if launch >= 0:
+            waited = int(span.start_ns[self._row] - span.start_ns[launch])
+            facts += [SliceFact("launched by", self._name(launch)), SliceFact("from launch to start", waited, "ns")]
+        elif len(launched):
+            facts.append(SliceFact("launched slices of devices", len(launched), "count"))
+            facts.append(SliceFact("their time together", int(span.duration_ns[launched].sum()), "ns"))
         return SliceDetail(
             id=span.first + self._row,
             name=values["name"] or "",
@@ -170,30 +165,19 @@ class TraceDetail:
             step=values["step"],
             facts=tuple(facts),
             operator=self._reference(operator) if operator >= 0 else None,
-            launched=tuple(self._reference(int(each)) for each in rows),
+            launched=tuple(self._reference(each) for each in launched[:MAX_LAUNCHED].tolist()),
             place=self._place(begin),
             stack=self._stack(begin),
             notes=tuple(self._notes),
         )
 
-    def _link(self) -> dict[str, Any]:
-        """The row of `links` of a device slice, ids as rows of the span; empty for others."""
-        links = self._span.links
-        at = np.flatnonzero(links["event"].to_numpy() == self._row)
-        if not len(at):
-            return {}
-        found = links.row(int(at[0]), named=True)
-        if found["launch"] < 0 and found["state"] in _STATES:
-            self._notes.append(_STATES[found["state"]])
-        return found
-
     def _facts(self) -> list[SliceFact]:
         values = self._values
-        known = [(label, values[key], unit) for label, key, unit in _FACTS if values[key] is not None]
-        found = [
-            SliceFact(label, value[:MAX_TEXT] if isinstance(value, str) else value, unit)
-            for label, value, unit in known
-        ]
+        found = []
+        for label, key, unit in _FACTS:
+            value = values[key]
+            if value is not None:
+                found.append(SliceFact(label, value[:MAX_TEXT] if isinstance(value, str) else value, unit))
         if values["bytes"] and values["duration_ns"] and self._span.is_copy[self._row]:
             found.append(SliceFact("bytes per second", values["bytes"] * 1e9 / values["duration_ns"], "bytes_per_s"))
         arguments = json_object(values["collective"])
@@ -203,38 +187,19 @@ class TraceDetail:
             found.append(SliceFact("forward operator", self._name(forward)))
         return found
 
-    def _launch_facts(self, link: dict[str, Any], launched: Int64) -> list[SliceFact]:
-        """The call that launched a device slice, and the sum of what a host slice launched."""
-        span = self._span
-        launch = link.get("launch", NONE)
-        if launch >= 0:
-            waited = int(span.start_ns[self._row] - span.start_ns[launch])
-            return [SliceFact("launched by", self._name(launch)), SliceFact("from launch to start", waited, "ns")]
-        if not len(launched):
-            return []
-        total = int(span.duration_ns[launched].sum())
-        return [
-            SliceFact("launched slices of devices", len(launched), "count"),
-            SliceFact("their time together", total, "ns"),
-        ]
-
-    def _launched(self, of_device: bool) -> tuple[Int64, Int64]:
-        """Device slices that were launched inside a host slice, and the first of them, in order of time."""
+    def _launched(self) -> Int64:
+        """Device slices that were launched inside a host slice, in order of time."""
         span, links = self._span, self._span.links
-        none = np.zeros(0, np.int64)
-        if of_device or not links.height:
-            return none, none
         launch, event = links["launch"].to_numpy(), links["event"].to_numpy()
-        start = span.start_ns[np.maximum(launch, 0)]
         begin = span.start_ns[self._row]
+        start = span.start_ns[np.maximum(launch, 0)]
         inside = (launch >= 0) & (start >= begin) & (start < begin + max(int(span.duration_ns[self._row]), 1))
-        at = np.flatnonzero(inside)
-        at = at[span.tracks.codes[launch[at]] == span.tracks.codes[self._row]]
-        rows = event[at]
+        inside &= span.tracks.codes[np.maximum(launch, 0)] == span.tracks.codes[self._row]
+        rows: Int64 = event[inside]
         rows = rows[np.argsort(span.start_ns[rows], kind="stable")]
         if len(rows) > MAX_LAUNCHED:
             self._notes.append(f"Launched {len(rows):,} slices of devices; the first {MAX_LAUNCHED} are listed.")
-        return rows, rows[:MAX_LAUNCHED]
+        return rows
 
     def _forward(self, row: int) -> int:
         """The forward operator of the nearest operator of the backward pass around a slice, itself included."""
@@ -251,21 +216,22 @@ class TraceDetail:
         if index < 0:
             return None
         place, _ = attribution.place(self._base, index, self._name(called) if called >= 0 else None)
-        guess = self._base.origins.places[index].guess
+        guess = self._base.places[index].guess
         if guess:
             self._notes.append(_GUESS_NOTE)
         return StackPlace(place, guess, None if guess else self._base.lines.text(place.file, place.line))
 
     def _stack(self, row: int) -> tuple[StackPlace, ...]:
         """Python functions around a row, innermost first, or the call stack that its operator holds as text."""
-        frames = self._functions(row)
-        if not frames and row >= 0:
-            forward = self._forward(row)
-            if forward >= 0:
-                frames = self._functions(forward)
-                if frames:
-                    self._notes.append(_FORWARD_NOTE)
-        return tuple(self._frame(text) for text in frames)
+        names = self._functions(row)
+        if not names and row >= 0:
+            names = self._functions(self._forward(row))
+            if names:
+                self._notes.append(_FORWARD_NOTE)
+        return tuple(
+            _frame(self._timeline, frame) if frame is not None else StackPlace(Place("", None, name[:MAX_TEXT]))
+            for name, frame in zip(names, map(python_frame, names), strict=True)
+        )
 
     def _functions(self, row: int) -> list[str]:
         span = self._span
@@ -280,14 +246,6 @@ class TraceDetail:
                 return [part.strip() for part in str(recorded[row]).split(";")[:MAX_FRAMES] if part.strip()]
             row = int(span.parent[row])
         return found
-
-    def _frame(self, text: str) -> StackPlace:
-        frame = python_frame(text)
-        if frame is None:
-            return StackPlace(Place("", None, text[:MAX_TEXT]))
-        file = self._timeline.context.code.resolve(frame.file)
-        code = self._base.lines.text(file, frame.line) if file is not None else None
-        return StackPlace(Place(file or frame.file, frame.line, frame.function), code=code)
 
     def _reference(self, row: int) -> SliceRef:
         span = self._span

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,26 +18,26 @@ from msgspec import Struct, field
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.pictures.timeline_levels import Level, pyramid
+from stepscope.engine.attribution import origins
 from stepscope.engine.device_work import COMMUNICATION, work
 from stepscope.engine.journal import json_object
 from stepscope.engine.spans import Base, Span
 from stepscope.model import PHASES
 from stepscope.model.timeline import KINDS, TimelineStep, TimelineTrack, TrackKind
 from stepscope.tables import categories
-from stepscope.tables.arrays import NONE, Bools, Int8, Int32, Int64
+from stepscope.tables.arrays import NONE, Bools, Int8, Int32, Int64, Numbers
 from stepscope.tables.schema import Tables
 
 _RADIX = 1 << 16  # numbers below it sort in time proportional to their count
 
 
 class Ids(Struct, frozen=True):
-    """Where the ids of each source begin: slices of traces at 0, then these in this order; `end` is behind them all."""
+    """Where the ids of each source begin: slices of traces at 0, then these in this order."""
 
     steps: int
     phases: int
     stretches: int
     functions: int  # the user's functions of sampled processes, by their first stretch
-    end: int
 
 
 class Timeline(Struct, frozen=True, dict=True):
@@ -123,44 +123,46 @@ def timeline(context: Context) -> Timeline:
     workers = {span.ref.process: span.ref.worker for span in base.spans}
     phases = tables.events.height + tables.steps.height
     sampled = phases + tables.steps.height * len(PHASES)
-    functions = sampled + tables.stretches.height
-    ids = Ids(tables.events.height, phases, sampled, functions, functions + tables.stretches.height)
+    ids = Ids(tables.events.height, phases, sampled, sampled + tables.stretches.height)
     found = _Collection()
     _add_traces(base, found)
     _add_steps(tables, found, workers, ids)
     _add_samples(context, found, workers, ids)
-    tracks = found.ordered(list(dict.fromkeys(workers.values())))
-    first_lane = np.cumsum([0, *(track.depth for track in tracks)], dtype=np.int64)
+    of = {name: np.concatenate([np.zeros(0, dtype), *found.columns[name]]) for name, dtype in _COLUMNS.items()}
+    track, depth, start, end = (of[name] for name in ("track", "depth", "start", "end"))
+    depths = np.ones(len(found.tracks), np.int64)
+    np.maximum.at(depths, track, depth + 1)
+    place = {group: at for at, group in enumerate(dict.fromkeys(workers.values()))}
+    tracks = sorted(  # those of a group together
+        found.tracks.values(),
+        key=lambda one: (place.get(one.group, len(place)), one.group, _ORDER[one.kind], one.rank, one.number),
+    )
+    order = [one.number for one in tracks]
+    first_lane = np.append(0, np.cumsum(depths[order]))
     lane_of_track = np.zeros(max(len(tracks), 1), np.int32)
-    lane_of_track[[track.number for track in tracks]] = first_lane[:-1]
-    start, end = found.joined("start", np.int64), found.joined("end", np.int64)
-    lane: Int32 = lane_of_track[found.joined("track", np.int32)] + found.joined("depth", np.int32)
+    lane_of_track[order] = first_lane[:-1]
+    lane = lane_of_track[track] + depth
     origin_ns = int(start.min()) if len(start) else 0
-    at = _order(lane, start, int(first_lane[-1]))
+    # by lane, then by start, then as they came
+    at = np.argsort(start, kind="stable")
+    keys = lane[at].astype(np.uint16) if first_lane[-1] < _RADIX else lane[at]
+    at = at[np.argsort(keys, kind="stable")]
     lane, start, end = lane[at], start[at] - origin_ns, end[at] - origin_ns
     return Timeline(
         context=context,
         ids=ids,
         origin_ns=origin_ns,
         length_ns=int(end.max(initial=0)),
-        tracks=tuple(TimelineTrack(track.key, track.label, track.group, track.kind, track.depth) for track in tracks),
+        tracks=tuple(TimelineTrack(one.key, one.label, one.group, one.kind, int(depths[one.number])) for one in tracks),
         first_lane=first_lane,
         names=list(found.names),
-        id=found.joined("id", np.int32)[at],
-        name=found.joined("name", np.int32)[at],
-        kind=found.joined("kind", np.int8)[at],
+        id=of["id"][at],
+        name=of["name"][at],
+        kind=of["kind"][at],
         levels=pyramid(int(first_lane[-1]), lane, start, end),
         notes=tuple(found.notes),
         workers=workers,
     )
-
-
-def _order(lane: Int32, start: Int64, lanes: int) -> Int64:
-    """By lane, then by start, then as they came."""
-    by_start = np.argsort(start, kind="stable")
-    keys = lane[by_start]
-    found: Int64 = by_start[np.argsort(keys.astype(np.uint16) if lanes < _RADIX else keys, kind="stable")]
-    return found
 
 
 MAX_DEPTH = 128  # slices above each other on one track; what is deeper is not drawn
@@ -169,8 +171,8 @@ KIND = {name: number for number, name in enumerate(KINDS)}
 _ORDER: dict[TrackKind, int] = {"steps": 0, "phases": 1, "stream": 2, "thread": 3, "worker": 4}
 
 
-class _Track(Struct):
-    """A track while it is collected. Those of a worker stand by kind, then by `rank`, ascending."""
+class _Track(NamedTuple):
+    """Tracks of a worker stand by kind, then by `rank`, ascending."""
 
     number: int
     key: str
@@ -178,27 +180,22 @@ class _Track(Struct):
     group: str
     kind: TrackKind
     rank: tuple[float, ...]
-    depth: int = 1
 
 
-class _Slices(Struct, frozen=True):
-    """Slices of one source. `track` and `name` count in `_Collection`, `kind` in `KINDS`; times are absolute."""
-
-    id: Int32
-    track: Int32
-    depth: Int32
-    start: Int64
-    end: Int64
-    name: Int32
-    kind: Int8
+# Columns of slices; `track` and `name` count in `_Collection`, `kind` in `KINDS`, times are absolute.
+_COLUMNS = {
+    **dict.fromkeys(("id", "track", "depth", "name"), np.int32),
+    **dict.fromkeys(("start", "end"), np.int64),
+    "kind": np.int8,
+}
 
 
 class _Collection(Struct):
     """The slices of a run while they are collected, their tracks by key, and their names by number."""
 
     tracks: dict[str, _Track] = field(default_factory=dict)
-    names: dict[str, int] = field(default_factory=dict)
-    parts: list[_Slices] = field(default_factory=list)
+    names: Numbers[str] = field(default_factory=Numbers)
+    columns: dict[str, list[npt.NDArray[Any]]] = field(default_factory=lambda: {name: [] for name in _COLUMNS})
     notes: list[str] = field(default_factory=list)
 
     def track(self, group: str, kind: TrackKind, name: str, label: str, rank: tuple[float, ...] = ()) -> int:
@@ -206,29 +203,15 @@ class _Collection(Struct):
         key = f"{group}/{kind}" + (f":{name}" if name else "")
         return self.tracks.setdefault(key, _Track(len(self.tracks), key, label, group, kind, rank)).number
 
+    def add(self, **columns: npt.ArrayLike) -> None:
+        """The slices of one source; a value without length is that of all of them."""
+        for name, values in columns.items():
+            column = np.asarray(values).astype(_COLUMNS[name], copy=False)
+            self.columns[name].append(np.broadcast_to(column, np.shape(columns["id"])))
+
     def numbers(self, names: Sequence[str]) -> Int32:
         """Numbers of `names`; one more entry at the end stands for a name that is missing."""
-        return np.asarray([self.names.setdefault(name, len(self.names)) for name in (*names, "")], np.int32)
-
-    def add(self, part: _Slices) -> None:
-        """Add slices and make their tracks deep enough."""
-        depths = np.zeros(len(self.tracks), np.int32)
-        np.maximum.at(depths, part.track, part.depth + 1)
-        for track in self.tracks.values():
-            track.depth = max(track.depth, int(depths[track.number]))
-        self.parts.append(part)
-
-    def ordered(self, groups: Sequence[str]) -> list[_Track]:
-        """The tracks as they are shown, those of a group together."""
-        place = {group: at for at, group in enumerate(groups)}
-        return sorted(
-            self.tracks.values(),
-            key=lambda one: (place.get(one.group, len(place)), one.group, _ORDER[one.kind], one.rank, one.number),
-        )
-
-    def joined(self, column: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """A column of all slices."""
-        return np.concatenate([np.zeros(0, dtype), *(getattr(part, column) for part in self.parts)])
+        return np.asarray([self.names[name] for name in (*names, "")], np.int32)
 
 
 PHASES_NOTE = "of phases only lengths are measured: they are drawn in their usual order within each step"
@@ -255,15 +238,13 @@ def _add_steps(tables: Tables, found: _Collection, workers: Mapping[str, str], i
     start, wall = steps["start_ns"].to_numpy(), steps["wall_ns"].to_numpy()
     evaluates = (steps["kind"] == "eval").fill_null(False).to_numpy().astype(np.int8)
     found.add(
-        _Slices(
-            id=np.arange(ids.steps, ids.phases, dtype=np.int32),
-            track=track,
-            depth=np.zeros(steps.height, np.int32),
-            start=start,
-            end=start + wall,
-            name=found.numbers(["training step", "evaluation step"])[evaluates],
-            kind=np.asarray([KIND["step"], KIND["eval_step"]], np.int8)[evaluates],
-        )
+        id=np.arange(ids.steps, ids.phases),
+        track=track,
+        depth=0,
+        start=start,
+        end=start + wall,
+        name=found.numbers(["training step", "evaluation step"])[evaluates],
+        kind=np.where(evaluates, KIND["eval_step"], KIND["step"]),
     )
     if not (of_phases >= 0).any():
         return
@@ -272,15 +253,13 @@ def _add_steps(tables: Tables, found: _Collection, workers: Mapping[str, str], i
     keep = (lengths > 0) & (of_phases >= 0)[:, None]
     row, phase = np.nonzero(keep)
     found.add(
-        _Slices(
-            id=(ids.phases + row * len(PHASES) + phase).astype(np.int32),
-            track=of_phases[row],
-            depth=np.zeros(len(row), np.int32),
-            start=(ends - lengths)[keep],
-            end=ends[keep],
-            name=found.numbers([name.replace("_", " ") for name in PHASES])[phase],
-            kind=np.asarray([KIND[name] for name in PHASES], np.int8)[phase],
-        )
+        id=ids.phases + row * len(PHASES) + phase,
+        track=of_phases[row],
+        depth=0,
+        start=(ends - lengths)[keep],
+        end=ends[keep],
+        name=found.numbers([name.replace("_", " ") for name in PHASES])[phase],
+        kind=np.asarray([KIND[name] for name in PHASES])[phase],
     )
     found.notes.append(PHASES_NOTE)
 
@@ -306,12 +285,17 @@ def _add_samples(context: Context, found: _Collection, workers: Mapping[str, str
     users = np.asarray([context.code.resolve(frame.file) is not None for frame in calls.frames], bool)
     user = calls.innermost(calls.by_node(users))[node]
     leaf, outer = labels[calls.frame[node]], labels[calls.frame[np.maximum(user, 0)]]
-    kind = np.where(chosen["waiting"].fill_null(False), KIND["waiting"], KIND["sampled"]).astype(np.int8)
+    kind = np.where(chosen["waiting"].fill_null(False), KIND["waiting"], KIND["sampled"])
     start, end = chosen["start_ns"].to_numpy(), chosen["end_ns"].to_numpy()
     inner = user != node
-    depth = (user >= 0).astype(np.int32)[inner]
     found.add(
-        _Slices(ids.stretches + row[inner], track[inner], depth, start[inner], end[inner], leaf[inner], kind[inner])
+        id=ids.stretches + row[inner],
+        track=track[inner],
+        depth=user[inner] >= 0,
+        start=start[inner],
+        end=end[inner],
+        name=leaf[inner],
+        kind=kind[inner],
     )
     # stretches that follow each other in one function of the user's are one slice, with the first one's id
     known = np.flatnonzero(user >= 0)
@@ -322,15 +306,13 @@ def _add_samples(context: Context, found: _Collection, workers: Mapping[str, str
     same: Bools = (track[1:] == track[:-1]) & (outer[1:] == outer[:-1]) & (start[1:] <= end[:-1])
     first = np.flatnonzero(np.append(True, ~same))
     found.add(
-        _Slices(
-            id=ids.functions + row[first],
-            track=track[first],
-            depth=np.zeros(len(first), np.int32),
-            start=start[first],
-            end=np.maximum.reduceat(end, first),
-            name=outer[first],
-            kind=np.full(len(first), KIND["user_function"], np.int8),
-        )
+        id=ids.functions + row[first],
+        track=track[first],
+        depth=0,
+        start=start[first],
+        end=np.maximum.reduceat(end, first),
+        name=outer[first],
+        kind=KIND["user_function"],
     )
 
 
@@ -374,15 +356,13 @@ def _add_traces(base: Base, found: _Collection) -> None:
         rows = np.flatnonzero((track >= 0) & (depth < MAX_DEPTH))
         chosen = slice(None) if len(rows) == len(span) else rows
         found.add(
-            _Slices(
-                id=(rows + span.first).astype(np.int32),
-                track=track[chosen],
-                depth=depth[chosen].astype(np.int32),
-                start=span.start_ns[chosen],
-                end=span.end_ns[chosen],
-                name=name[chosen],
-                kind=kind[chosen],
-            )
+            id=rows + span.first,
+            track=track[chosen],
+            depth=depth[chosen],
+            start=span.start_ns[chosen],
+            end=span.end_ns[chosen],
+            name=name[chosen],
+            kind=kind[chosen],
         )
         left_out += int((depth >= MAX_DEPTH).sum())
     if left_out:
@@ -391,25 +371,24 @@ def _add_traces(base: Base, found: _Collection) -> None:
 
 def kinds(base: Base, span: Span) -> Int8:
     """The kind of every slice of a span, as a number of `KINDS`."""
-    kind = np.full(len(span), KIND["other"], np.int8)
-    names = span.categories
-    kind[names.pick([name.endswith("annotation") for name in names.values])] = KIND["annotation"]
-    kind[span.is_runtime] = KIND["runtime"]
-    synchronizes = span.names.matching(_SYNCHRONIZES.match)
-    kind[span.is_runtime & synchronizes] = KIND["sync"]
-    kind[names.where(categories.OPERATORS)] = KIND["annotation"]
-    host_ranges = kind == KIND["annotation"]
-    kind[span.is_operator] = KIND["operator"]
-    for name, begins in _RANGES.items():
-        kind[host_ranges & span.names.starting(*begins)] = KIND[name]
-    functions = span.is_function
-    kind[functions] = KIND["library_function"]
-    kind[functions & (base.origins.user[span.first : span.first + len(span)] >= 0)] = KIND["user_function"]
-    kind[span.is_kernel] = KIND["kernel"]
-    kind[span.is_copy] = KIND["copy"]
-    kind[span.is_fill] = KIND["fill"]
-    found = work(span)
-    kind[found.rows[found.kind == COMMUNICATION]] = KIND["communication"]
+    kind, names, found = np.full(len(span), KIND["other"], np.int8), span.categories, work(span)
+    annotations = names.pick([name.endswith("annotation") for name in names.values])
+    ranges = (annotations & ~span.is_runtime) | names.where(categories.OPERATORS)
+    sorts: dict[str, Bools | Int64] = {  # the last that a slice is of
+        "runtime": span.is_runtime,
+        "sync": span.is_runtime & span.names.matching(_SYNCHRONIZES.match),
+        "annotation": ranges,
+        "operator": span.is_operator,
+        **{name: ranges & span.names.starting(*begins) for name, begins in _RANGES.items()},
+        "library_function": span.is_function,
+        "user_function": span.is_function & (origins(base, span).user >= 0),
+        "kernel": span.is_kernel,
+        "copy": span.is_copy,
+        "fill": span.is_fill,
+        "communication": found.rows[found.kind == COMMUNICATION],
+    }
+    for name, rows in sorts.items():
+        kind[rows] = KIND[name]
     return kind
 
 
@@ -436,13 +415,9 @@ def _tracks(span: Span, kind: Int8, found: _Collection) -> Int32:
             label = f"GPU {place[0]} stream {place[1]}" if place[0] >= 0 else f"stream {place[1]}"
             numbers[code] = found.track(span.ref.worker, "stream", track, label, place)
         else:
-            label = _thread_label(track.rpartition("/")[2], str(names.get(track, "")))
+            thread, name = track.rpartition("/")[2], str(names.get(track, ""))
+            unnamed = f"thread {thread}" if thread.isdigit() else thread
+            label = (name if thread in name else f"{name} ({thread})") if name else unnamed
             rank = (float(code != main), -float(work_done[code]), -float(slices[code]))
             numbers[code] = found.track(span.ref.worker, "thread", track, label, rank)
     return numbers
-
-
-def _thread_label(thread: str, name: str) -> str:
-    if name:
-        return name if thread in name else f"{name} ({thread})"
-    return f"thread {thread}" if thread.isdigit() else thread

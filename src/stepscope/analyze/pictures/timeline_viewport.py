@@ -13,6 +13,7 @@ import numpy as np
 
 from stepscope.analyze.pictures.timeline import KIND, Timeline
 from stepscope.analyze.pictures.timeline_levels import Items, thinned
+from stepscope.model import PHASES
 from stepscope.model.timeline import KINDS, SearchHit, SearchResult, TimelineWindow, TrackSlices
 from stepscope.tables.arrays import Bools, Int64
 
@@ -80,11 +81,9 @@ def _names(timeline: Timeline, items: Items) -> tuple[tuple[str, ...], Int64]:
     codes, name = np.unique(timeline.name[position], return_inverse=True)
     names = [timeline.names[code] for code in codes.tolist()]
     alone = np.flatnonzero((items.count == 1) & np.isin(timeline.kind[position], _STEPS))
-    numbers = timeline.context.tables.steps["step"] if len(alone) else None
     for at in alone.tolist():
-        row = int(timeline.id[position[at]]) - timeline.ids.steps
         name[at] = len(names)
-        names.append(f"step {numbers[row]}" if numbers is not None else "step")
+        names.append(f"step {_step_of(timeline, int(timeline.id[position[at]]))}")
     return tuple(text if len(text) <= MAX_NAME else text[: MAX_NAME - 1] + "…" for text in names), name
 
 
@@ -140,7 +139,6 @@ def search(timeline: Timeline, text: str, *, worker: str | None = None, limit: i
 def _hits(timeline: Timeline, places: Int64) -> tuple[SearchHit, ...]:
     lanes = timeline.lanes_of(places)
     tracks = timeline.track_of(lanes)
-    steps = steps_of(timeline, timeline.id[places].astype(np.int64))
     return tuple(
         SearchHit(
             id=int(timeline.id[place]),
@@ -149,22 +147,20 @@ def _hits(timeline: Timeline, places: Int64) -> tuple[SearchHit, ...]:
             depth=int(lane - timeline.first_lane[track]),
             start_ns=int(timeline.start[place]),
             duration_ns=int(timeline.end[place] - timeline.start[place]),
-            step=step,
+            step=_step_of(timeline, int(timeline.id[place])),
         )
-        for place, lane, track, step in zip(places.tolist(), lanes.tolist(), tracks.tolist(), steps, strict=True)
+        for place, lane, track in zip(places.tolist(), lanes.tolist(), tracks.tolist(), strict=True)
     )
 
 
-def steps_of(timeline: Timeline, ids: Int64) -> list[int | None]:
-    """The step each slice belongs to: of slices of traces, steps and phases; None for others."""
-    found: list[int | None] = [None] * len(ids)
+def _step_of(timeline: Timeline, identifier: int) -> int | None:
+    """The step a slice belongs to: one of a trace, a step or a phase; None for others."""
     tables, begins = timeline.context.tables, timeline.ids
-    for at, identifier in enumerate(ids.tolist()):
-        if identifier < begins.steps:
-            found[at] = tables.events.slice(identifier, 1).select("step").item()
-        elif identifier < begins.stretches:
-            row = identifier - begins.steps
-            if identifier >= begins.phases:
-                row = (identifier - begins.phases) * tables.steps.height // max(begins.stretches - begins.phases, 1)
-            found[at] = tables.steps.item(row, "step")
-    return found
+    step: int | None = None
+    if identifier < begins.steps:
+        step = tables.events.slice(identifier, 1).select("step").item()
+    elif identifier < begins.phases:
+        step = tables.steps.item(identifier - begins.steps, "step")
+    elif identifier < begins.stretches:
+        step = tables.steps.item((identifier - begins.phases) // len(PHASES), "step")
+    return step

@@ -16,16 +16,16 @@ from msgspec.structs import replace
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.device.device_time import EARLY, NO_LAUNCH, NO_STACKS, REPLAYED
-from stepscope.analyze.pictures.flame_tree import ROOT, FrameIndex, Limits, Paths, flame_tree, merged, summed
+from stepscope.analyze.pictures.flame_tree import Limits, Paths, PlannedTree, flame_tree, summed, together
 from stepscope.analyze.pictures.operator_leaves import OperatorLeaves, split
-from stepscope.analyze.pictures.trace_paths import BUILTIN, KERNEL, TraceFrame, TraceNames, has_stacks, trace_paths
+from stepscope.analyze.pictures.trace_paths import BUILTIN, KERNEL, TraceFrame, TraceNames, trace_paths
 from stepscope.analyze.views.kernels import short_names
 from stepscope.engine.call_tree import CallTree
 from stepscope.engine.device_work import BEFORE_RECORDING, GRAPH, in_state, links_of, work
 from stepscope.engine.spans import Span
-from stepscope.model.sampled import FlameTree
+from stepscope.model.sampled import FlameFrame, FlameTree
 from stepscope.tables import categories
-from stepscope.tables.arrays import NONE, Bools, Floats, Int64
+from stepscope.tables.arrays import NONE, Bools, Floats, Int64, Numbers
 
 GPU, OPERATORS = "gpu", "operators"
 NOT_LINKED = "(not linked)"
@@ -49,7 +49,7 @@ class TraceWindows:
     """The traces of a run that hold Python stacks, ready to be drawn."""
 
     def __init__(self, context: Context) -> None:
-        self._spans = [span for span in context.base.spans if has_stacks(span)]
+        self._spans = [span for span in context.base.spans if span.has_stacks]
         self._all = len(context.base.spans)
         self._names = TraceNames(context)
         self._code = context.code
@@ -61,20 +61,20 @@ class TraceWindows:
             return None
         return NO_STACKS if self._all else NO_TRACE
 
-    def trees(self, frames: FrameIndex, limits: Limits = Limits()) -> tuple[FlameTree, ...]:  # noqa: B008 (frozen)
+    def trees(self, frames: Numbers[FlameFrame], limits: Limits) -> tuple[FlameTree, ...]:
         """Device time, if there is any, and host time; of several ranks their mean, then device time of each.
 
         Keys "gpu", "gpu:rank:N", "operators"; none where no trace holds Python stacks.
         """
-        device = f"device time of {self._named}; {_DEFINITIONS}"
-        host = f"self times on the training thread in {self._named}, where recording slows Python; {_DEFINITIONS}"
+        device = f"device time of {self.named}; {_DEFINITIONS}"
+        host = f"self times on the training thread in {self.named}, where recording slows Python; {_DEFINITIONS}"
         ranks = sorted({part.rank for part in self._device})
-        planned = [(self._device, (GPU, "device time by line", device))]
+        planned = [(self._device, GPU, "device time by line", device)]
         for rank in ranks[:MAX_RANK_TREES] if len(ranks) > 1 else ():
             own = [part for part in self._device if part.rank == rank]
-            planned.append((own, (f"{GPU}:rank:{rank}", f"device time, rank {rank}", device)))
-        planned.append((self._host, (OPERATORS, "host time by operator", host)))
-        return tuple(self._tree(parts, frames, limits, title) for parts, title in planned if parts)
+            planned.append((own, f"{GPU}:rank:{rank}", f"device time, rank {rank}", device))
+        planned.append((self._host, OPERATORS, "host time by operator", host))
+        return tuple(self._tree(*each, frames, limits) for each in planned if each[0])
 
     def operator_leaves(self, tree: CallTree, own: Floats) -> OperatorLeaves:
         """The operators that the samples of each path stand in, as far as the traces tell.
@@ -83,34 +83,27 @@ class TraceWindows:
             tree: the sampled paths.
             own: by node, what was sampled with the node's frame innermost: of main threads of ranks only.
         """
-        return split(tree, own, _together(self._host), self._names.frames, self._code, self.absent, self._named)
+        return split(tree, own, _together(self._host), list(self._names.numbers), self._code)
 
     def _tree(
-        self, parts: Sequence[_Part], frames: FrameIndex, limits: Limits, title: tuple[str, str, str]
+        self, parts: Sequence[_Part], key: str, label: str, source: str, frames: Numbers[FlameFrame], limits: Limits
     ) -> FlameTree:
         """A tree of whole ns, brought to ms per step; of a trace without steps to µs of all of it."""
-        key, label, source = title
         paths = _together(parts)
         used = np.unique(paths.frame)
         drawn = self._names.drawn()
         numbers = np.zeros(len(drawn), np.int32)
-        numbers[used] = [frames.number(drawn[number]) for number in used.tolist()]
+        numbers[used] = [frames[drawn[number]] for number in used.tolist()]
         steps = sum(part.steps for part in parts) if all(part.steps for part in parts) else 0
-        tree = flame_tree(
-            replace(paths, frame=numbers[paths.frame]),
-            frames,
-            key=key,
-            label=label,
-            unit="ms per step" if steps else "us",
-            source=f"{source}; {f'mean of {steps:.3g} step' + 's' * (steps != 1) if steps else 'no steps are marked'}",
-            limits=limits,
-            root=replace(ROOT, name=label),
-        )
-        ns = 1e6 * steps if steps else 1e3
+        per = f"mean of {steps:.3g} step" + "s" * (steps != 1) if steps else "no steps are marked"
+        unit, ns = ("ms per step", 1e6 * steps) if steps else ("us", 1e3)
+        planned = PlannedTree(key, label, replace(paths, frame=numbers[paths.frame]), unit, f"{source}; {per}")
+        tree = flame_tree(planned, frames, limits)
         return replace(tree, value=tuple(value / ns for value in tree.value), hidden=tree.hidden / ns)
 
     @property
-    def _named(self) -> str:
+    def named(self) -> str:
+        """The traces, for people."""
         first = self._spans[0].ref.trace if self._spans else ""
         return first if len(self._spans) < 2 else f"{first} and {len(self._spans) - 1} more"
 
@@ -139,28 +132,30 @@ def _device_part(span: Span, names: TraceNames, short: dict[str, str]) -> _Part:
     node = np.where(start >= 0, paths.node[start], NONE).astype(np.int64)
     lost = np.flatnonzero(node < 0)
     reasons = [EARLY, REPLAYED, NO_LAUNCH, NO_CODE]
-    why = np.where(start[lost] >= 0, 3, np.where(early[lost], 0, np.where(replayed[lost], 1, 2)))
+    why = np.select([start >= 0, early, replayed], [3, 0, 1], 2)[lost]
     used = np.unique(why)
     first = len(paths.parent)
     node[lost] = first + 1 + np.searchsorted(used, why)
     extra = [NOT_LINKED, *(reasons[number] for number in used.tolist())] if len(lost) else []
-    extra_frames = [names.number(TraceFrame(BUILTIN, name)) for name in extra]
+    extra_frames = [names.numbers[TraceFrame(BUILTIN, name)] for name in extra]
     extra_parents = [first if number else NONE for number in range(len(extra))]
     codes = span.names.codes[found.rows]
     kernel = np.zeros(len(span.names.values), np.int64)
     for code in np.unique(codes).tolist():
-        kernel[code] = names.number(TraceFrame(KERNEL, short[span.names.values[code]]))
-    base = len(names.frames)
+        kernel[code] = names.numbers[TraceFrame(KERNEL, short[span.names.values[code]])]
+    base = len(names.numbers)
     pairs, which = np.unique(node * base + kernel[codes], return_inverse=True)
     above, leaf = np.divmod(pairs, base)
     count = first + len(extra)
     ns = (found.end_ns - found.start_ns).astype(np.float64)
+    frame_of = np.concatenate([paths.frame, np.asarray(extra_frames, np.int64), leaf]).astype(np.int32)
     return _Part(
         rank=span.ref.rank,
         steps=_steps(span, start[start >= 0]),
         paths=Paths(
             np.concatenate([paths.parent, np.asarray(extra_parents, np.int64), above]).astype(np.int32),
-            np.concatenate([paths.frame, np.asarray(extra_frames, np.int64), leaf]).astype(np.int32),
+            frame_of,
+            frame_of,
             np.concatenate([np.zeros(count), summed(which.astype(np.int32), ns, len(pairs))]),
         ),
     )
@@ -169,16 +164,13 @@ def _device_part(span: Span, names: TraceNames, short: dict[str, str]) -> _Part:
 def _host_part(span: Span, names: TraceNames) -> _Part:
     """Self times of the slices of the training thread."""
     own = _training_thread(span)
-    paths = trace_paths(span, names, among=own, calls=True, backward=False)
+    paths = trace_paths(span, names, own)
     ranges = span.categories.where([categories.ANNOTATION, *categories.OPERATORS])
     counted = own & (span.is_function | (span.is_runtime & ~span.on_device) | ranges) & ~paths.ours & (paths.node >= 0)
     rows = np.flatnonzero(counted)
-    ns = np.maximum(span.series("self_ns").fill_null(0).to_numpy()[rows], 0)
-    return _Part(
-        rank=span.ref.rank,
-        steps=_steps(span, rows),
-        paths=Paths(paths.parent, paths.frame, summed(paths.node[rows], ns.astype(np.float64), len(paths.parent))),
-    )
+    ns = np.maximum(span.series("self_ns").fill_null(0).to_numpy()[rows], 0).astype(np.float64)
+    sums = summed(paths.node[rows], ns, len(paths.parent))
+    return _Part(span.ref.rank, _steps(span, rows), Paths(paths.parent, paths.frame, paths.frame, sums))
 
 
 def _training_thread(span: Span) -> Bools:
@@ -216,10 +208,5 @@ def _steps(span: Span, rows: Int64) -> float:
 
 def _together(parts: Sequence[_Part]) -> Paths:
     """The paths of all traces in one tree."""
-    if not parts:
-        return Paths(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0))
-    firsts = np.cumsum([0, *(len(part.paths) for part in parts[:-1])])
-    parent = [np.where(p.paths.parent < 0, NONE, p.paths.parent + at) for p, at in zip(parts, firsts, strict=True)]
-    frame = np.concatenate([part.paths.frame for part in parts])
-    up, what, group = merged(np.concatenate(parent).astype(np.int32), frame)
-    return Paths(up, what, summed(group, np.concatenate([part.paths.own for part in parts]), len(up)))
+    none = np.zeros(0, np.int32)
+    return together([Paths(none, none, none, np.zeros(0)), *(part.paths for part in parts)])

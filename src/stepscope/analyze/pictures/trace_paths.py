@@ -22,13 +22,13 @@ from msgspec.structs import replace
 from stepscope.analyze.context import Context
 from stepscope.analyze.pictures.flame_tree import drawn, merged
 from stepscope.engine.origins import MAX_FRAMES
-from stepscope.engine.slice_names import callee_name, python_frame
+from stepscope.engine.slice_names import MODULE_CALL, RECORDER, RECORDER_WRAPPER, callee_name, python_frame
 from stepscope.engine.slice_tree import nearest_ancestor, self_or_ancestor
 from stepscope.engine.spans import Span, texts
 from stepscope.model.sampled import FlameFrame
 from stepscope.read.raw import Frame
 from stepscope.tables import phases
-from stepscope.tables.arrays import NONE, Bools, Int32, Int64, expanded
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64, Numbers, expanded
 
 _BACKWARD_CALL = (
     r"(^|/)torch/(autograd/graph\.py\(\d+\): _engine_run_backward|autograd/__init__\.py\(\d+\): (backward|grad)"
@@ -71,37 +71,29 @@ class _Draft(Struct):
         return first + np.arange(len(frame))
 
 
-def has_stacks(span: Span) -> bool:
-    """Whether the trace holds Python functions, or operators with call stacks."""
-    return bool(span.is_function.any()) or bool(span.series("call_stack").count())
+def trace_paths(span: Span, names: TraceNames, thread: Bools | None = None) -> TracePaths:
+    """The paths of all rows, the backward pass below its forward pass.
 
-
-def trace_paths(
-    span: Span, names: TraceNames, *, among: Bools | None = None, calls: bool = False, backward: bool = True
-) -> TracePaths:
-    """The paths of the rows of `among` (all by default).
-
-    `calls`: the device's runtime stands in paths too. `backward`: the backward pass stands below its forward pass.
+    With `thread` those of its rows as the thread itself nests them, with calls of the device's runtime in them.
     """
-    frame, kinds = _frames(span, names, calls=calls)
+    frame, kinds = _frames(span, names, calls=thread is not None)
     ours = self_or_ancestor(span.parent, kinds == OURS) >= 0
     visible = (frame >= 0) & (kinds != OURS) & (kinds != SKIPPED) & ~ours
-    if among is not None:
-        visible &= among
+    if thread is not None:
+        visible &= thread
     above = nearest_ancestor(span.parent, visible)
     draft = _Draft(names, visible, frame, np.where(visible, above, NONE))
     free = visible.copy()  # rows that still stand below the slice around them
     stacked = _below_call_stacks(span, draft)
     free[stacked] = False
-    if backward:
-        tops = _outermost(span, draft, above, stacked)
-        forwards, makers = _backward_rows(span, draft, tops)
+    if thread is not None:
+        _with_lines(span, draft, free)
+    else:
+        forwards, makers = _backward_rows(span, draft, above, stacked)
         free[forwards] = False
         _with_lines(span, draft, free)
         _below_marks(span, draft, forwards, makers)
         _below_backward_calls(span, draft, free)
-    else:
-        _with_lines(span, draft, free)
     return _merged(draft, above, ours | (kinds == SKIPPED))
 
 
@@ -119,9 +111,9 @@ def _frames(span: Span, names: TraceNames, *, calls: bool) -> tuple[Int32, Int32
         rows = np.flatnonzero(mask & (known.codes >= 0))
         used = np.unique(known.codes[rows])
         numbers = np.full(len(known.values), NONE, np.int32)
-        numbers[used] = [names.number(make(known.values[code])) for code in used.tolist()]
+        numbers[used] = [names.numbers[make(known.values[code])] for code in used.tolist()]
         frame[rows] = numbers[known.codes[rows]]
-    kind = np.asarray([*(each.kind for each in names.frames), NONE], np.int32)
+    kind = np.asarray([*(each.kind for each in names.numbers), NONE], np.int32)
     return frame, kind[frame]
 
 
@@ -133,33 +125,26 @@ def _below_call_stacks(span: Span, draft: _Draft) -> Int64:
     carries = draft.visible & (column.fill_null("") != "").to_numpy()
     rows: Int64 = np.flatnonzero(carries & (nearest_ancestor(span.parent, carries) == NONE))
     stacks = texts(column.gather(rows))
-    bottoms = np.asarray([_chain(draft, stack) for stack in stacks.values], np.int64)
-    draft.parent[rows] = bottoms[stacks.codes]
+    bottoms = []
+    for stack in stacks.values:  # its frames, innermost first
+        above = NONE
+        for part in reversed(stack.split(";", MAX_FRAMES)[:MAX_FRAMES]):
+            frame = of_function(part.strip(), exact=True)
+            if part.strip() and frame.kind not in (OURS, SKIPPED):
+                above = int(draft.add(np.asarray([draft.names.numbers[frame]]), np.asarray([above]))[0])
+        bottoms.append(above)
+    draft.parent[rows] = np.asarray(bottoms, np.int64)[stacks.codes]
     return rows
 
 
-def _chain(draft: _Draft, stack: str) -> int:
-    """Nodes for the frames of a call stack, innermost first; the innermost one."""
-    above = NONE
-    for part in reversed(stack.split(";", MAX_FRAMES)[:MAX_FRAMES]):
-        frame = of_function(part.strip(), exact=True)
-        if part.strip() and frame.kind not in (OURS, SKIPPED):
-            above = int(draft.add(np.asarray([draft.names.number(frame)]), np.asarray([above]))[0])
-    return above
-
-
-def _outermost(span: Span, draft: _Draft, above: Int64, stacked: Int64) -> Int32:
-    """For each row the outermost operator around it with no Python function in between, itself included."""
+def _backward_rows(span: Span, draft: _Draft, above: Int64, stacked: Int64) -> tuple[Int64, Int64]:
+    """Rows that begin the backward pass of a forward operator, and the operator that Python called for it."""
     operator = draft.visible & span.is_operator
     inner = operator & (above >= 0)
     inner[inner] = operator[above[inner]]
     inner[stacked] = False
-    outermost: Int32 = self_or_ancestor(span.parent, operator & ~inner)
-    return outermost
-
-
-def _backward_rows(span: Span, draft: _Draft, tops: Int32) -> tuple[Int64, Int64]:
-    """Rows that begin the backward pass of a forward operator, and the operator that Python called for it."""
+    # for each row the outermost operator around it with no Python function in between, itself included
+    tops = self_or_ancestor(span.parent, operator & ~inner)
     forward = span.forward
     known = draft.visible & (forward >= 0)
     known[known] = span.start_ns[forward[known]] < span.start_ns[known]
@@ -181,7 +166,9 @@ def _below_marks(span: Span, draft: _Draft, rows: Int64, makers: Int64) -> None:
     distinct, which = np.unique(makers, return_inverse=True)
     codes = span.names.codes[distinct]
     used = np.unique(codes)
-    numbers = [draft.names.number(TraceFrame(MARK, f"backward of {span.names.values[code]}")) for code in used.tolist()]
+    numbers = [
+        draft.names.numbers[TraceFrame(MARK, f"backward of {span.names.values[code]}")] for code in used.tolist()
+    ]
     marks = draft.add(np.asarray(numbers, np.int64)[np.searchsorted(used, codes)], distinct)
     draft.parent[rows] = marks[which]
     draft.extra_parent[-1] = draft.parent[distinct]  # set last: a maker may belong to a backward pass itself
@@ -196,12 +183,14 @@ def _with_lines(span: Span, draft: _Draft, free: Bools) -> None:
         return
     known, span_of = span.names, len(span.names.values)
     pairs, which = np.unique(draft.frame[above].astype(np.int64) * span_of + known.codes[rows], return_inverse=True)
-    calls = zip(*np.divmod(pairs, span_of), strict=True)
-    frame = np.asarray([draft.names.calling(number, known.values[code]) for number, code in calls], np.int64)[which]
+    frames = list(draft.names.numbers)
+    calls = ((frames[pair // span_of], known.values[pair % span_of]) for pair in pairs.tolist())
+    frame = np.asarray([draft.names.calling(*call) for call in calls], np.int64)[which]
     changed = frame != draft.frame[above]
     rows, above, frame = rows[changed], above[changed], frame[changed]
-    keys, which = np.unique(above * (len(draft.names.frames) + 1) + frame, return_inverse=True)
-    caller, line = np.divmod(keys, len(draft.names.frames) + 1)
+    count = len(draft.names.numbers)
+    keys, which = np.unique(above * count + frame, return_inverse=True)
+    caller, line = np.divmod(keys, count)
     # the parents of these nodes are those of the functions, which may get lines here too: so they are set last
     nodes = draft.add(line, caller)
     draft.parent[rows] = nodes[which]
@@ -264,11 +253,17 @@ def _downwards(parent: Int64, wanted: Bools) -> Int64:
 # What a frame is. SKIPPED slices stand in no path, but what they enclose does; OURS, and what these enclose, are the
 # recorder's work.
 FUNCTION, BUILTIN, MODULE, OPERATOR, CALL, MARK, KERNEL, SKIPPED, OURS = range(9)
-_MODULE = "nn.Module: "
-_OURS = re.compile(r"(^|/)stepscope/record/")
-_OUR_WRAPPER = re.compile(r"(^|/)stepscope/record/agent/(probes/)?wrapper_importlib_bootstrap\.py")
 _SYNCHRONIZE = re.compile(r"^(cuda|cu|hip)((Device|Ctx|Stream|Event)Synchronize|Memcpy)$")
-_KINDS = {BUILTIN: "native", MODULE: "library", OPERATOR: "operator", CALL: "native", MARK: "operator"}
+_KINDS = {
+    BUILTIN: "native",
+    MODULE: "library",
+    OPERATOR: "operator",
+    CALL: "native",
+    MARK: "operator",
+    KERNEL: "kernel",
+    SKIPPED: "library",
+    OURS: "library",
+}
 
 
 class TraceFrame(NamedTuple):
@@ -285,52 +280,40 @@ class TraceNames:
     """Numbers for the frames of trace paths."""
 
     def __init__(self, context: Context) -> None:
-        self.frames: list[TraceFrame] = []
-        self._numbers: dict[TraceFrame, int] = {}
+        self.numbers: Numbers[TraceFrame] = Numbers()
         self._code, self._lines = context.code, context.lines
         self._roots = (*context.tables.run.user_roots, *context.options.source_roots)
 
-    def number(self, frame: TraceFrame) -> int:
-        """The number of a frame, a new one where it is met for the first time."""
-        known = self._numbers.setdefault(frame, len(self.frames))
-        if known == len(self.frames):
-            self.frames.append(frame)
-        return known
+    def calling(self, frame: TraceFrame, callee: str) -> int:
+        """The number of a function of the user's with the line on which it calls the slice `callee`.
 
-    def calling(self, number: int, callee: str) -> int:
-        """The frame of a function of the user's with the line on which it calls the slice `callee`.
-
-        The frame itself where no single line is known, and for all other frames.
+        That of the frame itself where no single line is known, and for all other frames.
         """
-        frame = self.frames[number]
         file = self._code.resolve(frame.file) if frame.kind == FUNCTION and not frame.exact else None
         line = self._lines.only_line(file, frame.name, frame.line, callee_name(callee)) if file is not None else None
-        return number if line is None else self.number(frame._replace(line=line, exact=True))
+        return self.numbers[frame if line is None else frame._replace(line=line, exact=True)]
 
     def drawn(self) -> list[FlameFrame]:
         """The frames by number as they are drawn."""
-        functions = [Frame(frame.name, frame.file, frame.line) for frame in self.frames]
-        named = drawn(functions, self._code, self._roots)
-        return [_drawn(frame, as_function) for frame, as_function in zip(self.frames, named, strict=True)]
+        functions = [Frame(frame.name, frame.file, frame.line) for frame in self.numbers]
+        found = []
+        for frame, as_function in zip(self.numbers, drawn(functions, self._code, self._roots), strict=True):
+            if frame.kind != FUNCTION:
+                waits = frame.kind == CALL and _SYNCHRONIZE.match(frame.name) is not None
+                as_function = FlameFrame(frame.name, "", None, "wait" if waits else _KINDS[frame.kind])
+            elif phases.is_wait(Frame(frame.name, frame.file, frame.line), on_device=False):
+                as_function = replace(as_function, kind="wait")
+            found.append(as_function)
+        return found
 
 
 def of_function(name: str, *, exact: bool = False) -> TraceFrame:
     """What a slice of the category of Python functions is, or a frame of a recorded call stack (`exact`)."""
     frame = python_frame(name)
     if frame:
-        if _OURS.search(frame.file):
-            return TraceFrame(SKIPPED if _OUR_WRAPPER.search(frame.file) else OURS, name)
+        if RECORDER.search(frame.file):
+            return TraceFrame(SKIPPED if RECORDER_WRAPPER.search(frame.file) else OURS, name)
         return TraceFrame(FUNCTION, frame.function, frame.file, frame.line, exact)
-    if name.startswith(_MODULE):
+    if name.startswith(MODULE_CALL):
         return TraceFrame(MODULE, name)
     return TraceFrame(BUILTIN, callee_name(name) or name)
-
-
-def _drawn(frame: TraceFrame, as_function: FlameFrame) -> FlameFrame:
-    if frame.kind == FUNCTION:
-        waits = phases.is_wait(Frame(frame.name, frame.file, frame.line), on_device=False)
-        return replace(as_function, kind="wait") if waits else as_function
-    if frame.kind == KERNEL:
-        return FlameFrame(frame.name, "", None, "kernel")
-    kind = "wait" if frame.kind == CALL and _SYNCHRONIZE.match(frame.name) else _KINDS.get(frame.kind, "library")
-    return FlameFrame(frame.name, "", None, kind)

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stepscope.analyze import step_times
 from stepscope.analyze.context import Context
-from stepscope.analyze.host import sampled_time
 from stepscope.analyze.host.sampled_time import SampledTime
 from stepscope.analyze.redundant import extra_calls, needless_operators
 from stepscope.analyze.redundant.training_steps import TrainingScene, scenes
@@ -19,10 +17,8 @@ from stepscope.engine.samples import Samples
 from stepscope.model.device_losses import PassesFacts, PassFacts
 
 
-def facts(context: Context) -> PassesFacts | None:
-    """None without a trace of training steps and without sampled stacks of steady steps."""
-    train = next((fact for fact in step_times.step_facts(context.labelled) if fact.kind == "train"), None)
-    timed = sampled_time.sampled_time(context.sampled, train, context.tables.quality)
+def facts(context: Context, timed: SampledTime | None) -> PassesFacts | None:
+    """None without a trace of training steps and without sampled stacks of steady steps (`timed`)."""
     runs: dict[str, list[TrainingScene]] = {}
     for scene in scenes(context.base, context.labelled):
         runs.setdefault(scene.span.ref.run, []).append(scene)
@@ -36,7 +32,7 @@ def facts(context: Context) -> PassesFacts | None:
 def _of_run(run: str, own: Sequence[TrainingScene], samples: Samples | None, timed: SampledTime | None) -> PassFacts:
     steps = sum(len(scene) for scene in own)
     step_ms = sum(scene.step_ms * len(scene) for scene in own) / steps
-    recorded = all(scene.recorded for scene in own)
+    timed = timed if all(scene.steady_ns is not None for scene in own) else None
     gpus = dict.fromkeys(gpu for scene in own for _, gpu in sorted(scene.span.gpus.items()))
     return PassFacts(
         run=run,
@@ -52,9 +48,9 @@ def _of_run(run: str, own: Sequence[TrainingScene], samples: Samples | None, tim
         shapes=any(scene.has("shapes") for scene in own),
         functions=any(bool(scene.span.is_function.any()) for scene in own),
         numbered=any(scene.has("sequence") for scene in own),
-        extra_calls=extra_calls.extra_calls(own, samples, timed if recorded else None),
+        extra_calls=extra_calls.extra_calls(own, samples, timed),
         doubles=needless_operators.doubles(own),
-        recompute=needless_operators.recompute(own, samples, timed if recorded else None),
+        recompute=needless_operators.recompute(own, samples, timed),
         wide_gradients=needless_operators.wide_gradients(own),
         copies=extra_calls.traced_copies(own),
     )

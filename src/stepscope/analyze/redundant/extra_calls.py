@@ -17,7 +17,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -26,17 +25,16 @@ from msgspec import Struct
 from stepscope.analyze.host.sampled_time import SampledTime
 from stepscope.analyze.redundant.training_steps import TrainingScene, outermost, summed
 from stepscope.engine import intervals
-from stepscope.engine.attribution import place, trace_back
+from stepscope.engine.attribution import origins, place, trace_back
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.samples import Samples, bare, short
 from stepscope.engine.slice_tree import self_or_ancestor
 from stepscope.model import Place
 from stepscope.model.device_losses import ExtraCall, ModelCopy
-from stepscope.tables.arrays import NONE, Bools, Int64, climb
+from stepscope.tables.arrays import NONE, Bools, Int64, climb, flags
 
-ENOUGH_SAMPLES = (
-    30  # a share of one half then has a standard error of 9 points; windows on a busy machine are no better
-)
+# A share of one half then has a standard error of 9 points; windows on a busy machine are no better.
+ENOUGH_SAMPLES = 30
 LINE_SAMPLES = 3
 MOST = 0.7  # of the recorded time of these calls: then the line with nearly all of the samples makes them
 SOME = 0.05  # of the samples of a function that call a module: lines with fewer are torn samples
@@ -82,50 +80,42 @@ def extra_calls(
     for scene in scenes:
         for module, where, exact, found in _Calls(scene).groups():
             groups.setdefault((module, where, exact), []).append(found)
-    made = [_fact(scenes, key, parts, samples, time) for key, parts in groups.items()]
-    return tuple(sorted(made, key=lambda one: (-one.ms_per_step, one.place.file, one.place.line or 0, one.module)))
-
-
-def _fact(
-    scenes: Sequence[TrainingScene],
-    key: tuple[str, Place, bool],
-    parts: Sequence[_Found],
-    samples: Samples | None,
-    time: SampledTime | None,
-) -> ExtraCall:
-    module, where, exact = key
+    made = []
     steps = sum(len(scene) for scene in scenes)
-    ms = summed(scenes, [(one.scene, one.scene.lost(one.scene.times(one.calls), one.calls)) for one in parts])
-    around_ms = summed(scenes, [(one.scene, one.scene.lost(one.around, one.calls)) for one in parts])
-    source = ", ".join(one.scene.span.ref.label for one in parts)
-    seen, outer, at_most_ms = 0, parts[0].outer, 0.0
-    if samples is not None and time is not None and not any(len(scene.found) for scene in scenes):
-        line, rows = _sampled(samples, time, where, parts[0].order, parts[0].part)
-        if line is not None and not exact:
-            where, exact = Place(where.file, line, where.function), True
-        share = time.share_of(rows)
-        whole, seen = share, share.samples
-        if outer is not None:
-            whole = time.share_of(samples.through(outer.file, outer.function or "", None, None))
-        if seen >= ENOUGH_SAMPLES:
-            ms, source = share.ms, f"sampled stacks, {seen} of {time.samples} samples in steps"
-            around_ms = around_ms if outer is None else whole.ms
-            at_most_ms = whole.at_most_ms
-    hit = sum(len(np.unique(one.scene.step_around(one.calls))) for one in parts)
-    return ExtraCall(
-        module=module,
-        place=where,
-        exact=exact,
-        calls_per_step=sum(len(one.calls) for one in parts) / steps,
-        steps_share=hit / steps,
-        ms_per_step=ms,
-        around_ms_per_step=max(ms, around_ms),
-        at_most_ms_per_step=max(ms, around_ms, at_most_ms),
-        around=outer,
-        nodes_per_step=sum(one.nodes for one in parts) / steps,
-        samples=seen,
-        source=source,
-    )
+    on_host = not any(len(scene.found) for scene in scenes)
+    for (module, where, exact), parts in groups.items():
+        ms = summed(scenes, [(one.scene, one.scene.lost(one.scene.times(one.calls), one.calls)) for one in parts])
+        around_ms = summed(scenes, [(one.scene, one.scene.lost(one.around, one.calls)) for one in parts])
+        source = ", ".join(one.scene.span.ref.label for one in parts)
+        seen, outer, at_most_ms = 0, parts[0].outer, 0.0
+        if samples is not None and time is not None and on_host:
+            line, rows = _sampled(samples, time, where, parts[0].order, parts[0].part)
+            if line is not None and not exact:
+                where, exact = Place(where.file, line, where.function), True
+            whole = share = time.share_of(rows)
+            seen = share.samples
+            if outer is not None:
+                whole = time.share_of(samples.through(outer.file, outer.function or "", None, None))
+            if seen >= ENOUGH_SAMPLES:
+                ms, source = share.ms, f"sampled stacks, {seen} of {time.samples} samples in steps"
+                around_ms = around_ms if outer is None else whole.ms
+                at_most_ms = whole.at_most_ms
+        call = ExtraCall(
+            module=module,
+            place=where,
+            exact=exact,
+            calls_per_step=sum(len(one.calls) for one in parts) / steps,
+            steps_share=sum(len(np.unique(one.scene.step_around(one.calls))) for one in parts) / steps,
+            ms_per_step=ms,
+            around_ms_per_step=max(ms, around_ms),
+            at_most_ms_per_step=max(ms, around_ms, at_most_ms),
+            around=outer,
+            nodes_per_step=sum(one.nodes for one in parts) / steps,
+            samples=seen,
+            source=source,
+        )
+        made.append(call)
+    return tuple(sorted(made, key=lambda one: (-one.ms_per_step, one.place.file, one.place.line or 0, one.module)))
 
 
 def _sampled(
@@ -134,17 +124,12 @@ def _sampled(
     """The line of the function that makes the calls, if it can be told, and the stacks below it."""
     none = pl.Series("row", [], time.rows["row"].dtype)
     frames = samples.frames.join(time.rows.select("row", "samples"), on="row").sort("row", "position")
-    following = short(pl.col("function")).shift(-1).over("row")
+    callee = short(pl.col("function")).shift(-1).over("row")
     here = (pl.col("user_file") == where.file) & (short(pl.col("function")) == bare(where.function))
-    stacks = (
-        frames.with_columns(callee=following)
-        .filter(here & pl.col("callee").is_in([*_MODULE_CALLS, _BACKWARD]))
-        .with_columns(backward=pl.col("callee") == _BACKWARD)
-        .unique(["row", "line"])
-    )
-    calls = (
-        stacks.group_by("line", "backward").agg(n=pl.col("samples").sum()).sort("n", "line", descending=[True, False])
-    )
+    stacks = frames.with_columns(callee=callee, backward=callee == _BACKWARD)
+    stacks = stacks.filter(here & pl.col("callee").is_in([*_MODULE_CALLS, _BACKWARD])).unique(["row", "line"])
+    calls = stacks.group_by("line", "backward").agg(n=pl.col("samples").sum())
+    calls = calls.sort("n", "line", descending=[True, False])
     modules = calls.filter(~pl.col("backward"))
     every = int(modules["n"].sum())
     if every < LINE_SAMPLES:
@@ -183,9 +168,7 @@ class _Calls:
         # forward operators that a backward node reads
         self.trained: Int64 = np.unique(calls.forward[calls.forward >= 0])
         # for each row the call around it that no module makes, or itself; -1 for none
-        marked = np.zeros(len(self.span), bool)
-        marked[self.roots] = True
-        self.root_of = self_or_ancestor(parent, marked).astype(np.int64)
+        self.root_of = self_or_ancestor(parent, flags(len(self.span), self.roots)).astype(np.int64)
         # by position in `calls.rows` the name of the instance
         self.instances = [calls.paths.name[number] if number >= 0 else "" for number in calls.path.tolist()]
         # when the training goes on, in order: a trained operator, the backward pass, the optimizer begins
@@ -197,7 +180,7 @@ class _Calls:
     def _holder(self) -> Int64:
         """For each row the user's function around it, or itself; -1 for none."""
         span = self.span
-        user = (self.scene.base.origins.user[span.first : span.first + len(span)] >= 0) & span.is_function
+        user = (origins(self.scene.base, span).user >= 0) & span.is_function
         return self_or_ancestor(span.parent, user).astype(np.int64)
 
     def _trained_instances(self) -> set[str]:
@@ -214,17 +197,14 @@ class _Calls:
 
     def groups(self) -> Iterator[tuple[str, Place, bool, _Found]]:
         """By instance and the user's line or function that calls it, as (instance, place, exact, calls)."""
-        reads = np.zeros(len(self.span) + 1, bool)
-        reads[self.root_of[self.trained]] = True
-        rows = self.roots[~reads[self.roots]]
+        rows = self.roots[~np.isin(self.roots, self.root_of[self.trained])]
         trained = self._trained_instances() if len(rows) else set()
         names = [self.instances[number] for number in np.searchsorted(self.scene.calls.rows, rows).tolist()]
-        mine = np.array([name in trained for name in names], bool)
-        rows, names = rows[mine], [name for name in names if name in trained]
-        if not len(rows):
+        rows = rows[[number for number, name in enumerate(names) if name in trained]]
+        names = [name for name in names if name in trained]
+        if not names:
             return
-        frames = np.array([self._around(int(row)) for row in rows.tolist()], np.int64)
-        begins, ends = frames[:, 0], frames[:, 1]
+        begins, ends = np.array([self._around(int(row)) for row in rows.tolist()], np.int64).T
         found = trace_back(self.scene.base, self.span, rows)
         keys: dict[tuple[str, int], list[int]] = {}
         for number in np.flatnonzero(self._scored(rows, ends) & (found.place >= 0)).tolist():
@@ -243,10 +223,10 @@ class _Calls:
         calls = np.concatenate([self.roots, np.flatnonzero(backward & self.scene.mine)])
         step = self.scene.step_around(np.append(calls, rows[0]))
         calls = calls[step[:-1] == step[-1]]
-        holder, place_of = self._holder[calls], np.append(self.scene.base.origins.user, NONE)
+        holder, place_of = self._holder[calls], np.append(origins(self.scene.base, span).user, NONE)
         first = self._holder[rows[0]]
         same = holder == first
-        shared = place_of[np.where(holder >= 0, holder + span.first, NONE)] == place_of[first + span.first]
+        shared = place_of[holder] == place_of[first]
         if (shared & ~same & ~np.isin(calls, rows) & ~backward[calls]).any():
             return (), 0.0  # the same function trains when it is called again: its samples are of both
         calls = calls[same]
@@ -265,13 +245,13 @@ class _Calls:
         """The outermost function of the user's around a call in which nothing is trained, -1 for none; and when what
         belongs to the call is over: that function, or the code up to where the training goes on.
         """
-        span, user = self.span, self.scene.base.origins.user
+        span, user = self.span, origins(self.scene.base, self.span).user
         outer, above = NONE, int(span.parent[row])
         for _ in range(MAX_LEVELS):
             if above < 0:
                 break
             start, end = int(span.start_ns[above]), int(span.start_ns[above] + span.duration_ns[above])
-            if user[above + span.first] >= 0:
+            if user[above] >= 0:
                 resumes = np.searchsorted(self.resumes, [start, end])
                 if resumes[0] != resumes[1]:
                     break
@@ -287,11 +267,10 @@ class _Calls:
 
     def _outer(self, frames: Int64) -> Place | None:
         """The one function of the user's that holds all of the calls, if there is one."""
-        origins = self.scene.base.origins
-        indices = np.unique(origins.user[frames + self.span.first])
+        indices = np.unique(origins(self.scene.base, self.span).user[frames])
         if (frames < 0).any() or len(indices) != 1:
             return None
-        origin = origins.places[int(indices[0])]
+        origin = self.scene.base.places[int(indices[0])]
         return Place(origin.file, origin.line, origin.function)
 
     def _scored(self, rows: Int64, ends: Int64) -> Bools:
@@ -306,8 +285,8 @@ class _Calls:
         """Nodes that the operators of these calls recorded: how far their sequence numbers count up."""
         sequence = self.span.column("sequence")
         chosen = np.isin(self.root_of, rows) & (sequence >= 0) & self.scene.operators
-        numbers = pl.DataFrame({"call": self.root_of[chosen], "number": sequence[chosen]})
-        return int(numbers.group_by("call").agg(pl.col("number").max() - pl.col("number").min())["number"].sum())
+        numbers = pl.DataFrame({"call": self.root_of[chosen], "number": sequence[chosen]}).group_by("call")
+        return int(numbers.agg(pl.col("number").max() - pl.col("number").min())["number"].sum())
 
 
 MAX_FACTS = 10
@@ -359,20 +338,13 @@ def sampled_copies(samples: Samples | None, timed: SampledTime | None) -> tuple[
         .sort("n", "user_file", "user_line", "call", descending=[True, False, False, False])
         .head(MAX_FACTS)
     )
-    return tuple(_copy(timed, row) for row in own.iter_rows(named=True))
-
-
-def _copy(timed: SampledTime, row: dict[str, Any]) -> ModelCopy:
-    """The journal times the parts of a step; samples, which see too little of busy Python, only divide them."""
-    share = timed.share_of(row["rows"])
-    return ModelCopy(
-        call=row["call"],
-        place=Place(row["user_file"], row["user_line"], row["user_function"]),
-        ms_per_step=share.ms,
-        at_most_ms_per_step=share.at_most_ms,
-        samples=row["n"],
-        source=f"sampled stacks, {row['n']} of {timed.samples} samples in steps",
-    )
+    found = []
+    for row in own.iter_rows(named=True):
+        # the journal times the parts of a step; samples, which see too little of busy Python, only divide them
+        share, where = timed.share_of(row["rows"]), Place(row["user_file"], row["user_line"], row["user_function"])
+        source = f"sampled stacks, {row['n']} of {timed.samples} samples in steps"
+        found.append(ModelCopy(row["call"], where, share.ms, share.at_most_ms, row["n"], source))
+    return tuple(found)
 
 
 def traced_copies(scenes: Sequence[TrainingScene]) -> tuple[ModelCopy, ...]:
@@ -399,10 +371,8 @@ def _copies_in(scene: TrainingScene) -> list[tuple[tuple[str, Place], Int64]]:
     rows = rows[climb(span.parent, rows, saving) < 0]
     if not len(rows):
         return []
-    marked = np.zeros(len(span), bool)
-    marked[rows] = True
     copying = np.flatnonzero(names.where(_TENSOR_COPIES) & scene.operators)
-    rows = np.intersect1d(rows, self_or_ancestor(span.parent, marked)[copying])
+    rows = np.intersect1d(rows, self_or_ancestor(span.parent, flags(len(span), rows))[copying])
     index = trace_back(scene.base, span, rows).place
     groups: dict[tuple[str, Place], list[int]] = {}
     for row, number in zip(rows.tolist(), index.tolist(), strict=True):

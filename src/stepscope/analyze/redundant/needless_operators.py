@@ -14,12 +14,12 @@ with what asked for it.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import prod
 
 import numpy as np
 import polars as pl
-from msgspec import Struct
 
 from stepscope.analyze.host.loops import explain
 from stepscope.analyze.host.sampled_time import SampledTime
@@ -34,7 +34,7 @@ from stepscope.analyze.redundant.training_steps import (
 from stepscope.engine import intervals
 from stepscope.engine.attribution import heaviest_lines
 from stepscope.engine.intervals import Intervals
-from stepscope.engine.journal import json_list
+from stepscope.engine.journal import first_sizes, json_list, sizes
 from stepscope.engine.samples import Samples, bare, short
 from stepscope.engine.slice_tree import self_or_ancestor
 from stepscope.model import Place
@@ -130,20 +130,14 @@ def _callers(scene: TrainingScene, holders: Int64) -> Int64:
 def _sampled(samples: Samples, time: SampledTime) -> pl.DataFrame:
     """Stacks of the backward pass below checkpointing that are not in a backward pass of its own, of `time.rows`."""
     own = time.rows.filter(pl.col("phase") == "backward").select("row")
-    frames = samples.frames.join(own, on="row")
-    file, name = pl.col("file"), short(pl.col("function"))
+    file, at, name = pl.col("file"), pl.col("position"), short(pl.col("function"))
     again = file.str.contains(r"(^|/)torch/utils/checkpoint\.py$")
     engine = file.str.contains(r"(^|/)torch/autograd/(__init__|graph)\.py$") & name.is_in(
         ["backward", "_engine_run_backward"]
     )
-    below = (
-        frames.group_by("row")
-        .agg(
-            last=pl.col("position").filter(again).max(),
-            engine=pl.col("position").filter(engine).max(),
-        )
-        .filter(pl.col("last").is_not_null() & (pl.col("last") > pl.col("engine").fill_null(NONE)))
-    )
+    frames = samples.frames.join(own, on="row").group_by("row")
+    below = frames.agg(last=at.filter(again).max(), engine=at.filter(engine).max())
+    below = below.filter(pl.col("last") > pl.col("engine").fill_null(NONE))
     return time.rows.join(below, on="row", how="semi")
 
 
@@ -164,23 +158,10 @@ _NODE = re.compile(  # of operators that take a part of a tensor
     r"Diagonal|AsStrided|Embedding|Unbind|Split\w*|UnsafeSplit\w*|UnsafeChunk|Narrow)Backward\d*$"
 )
 _FILLS = ("aten::zero_", "aten::fill_")
-_BYTES = {
-    "double": 8,
-    "float": 4,
-    "c10::Half": 2,
-    "c10::BFloat16": 2,
-    "c10::complex<float>": 8,
-    "c10::complex<double>": 16,
-}
-_Key = tuple[str, str | None, tuple[int, ...], tuple[int, ...], str]
-
-
-class _Nodes(Struct, frozen=True):
-    """Nodes of one kind and shape in one trace: their rows, and those of their forward operators (-1 for none)."""
-
-    scene: TrainingScene
-    rows: Int64
-    forward: Int64
+_BYTES = {"double": 8, "float": 4, "c10::Half": 2, "c10::BFloat16": 2}
+_BYTES |= {"c10::complex<float>": 8, "c10::complex<double>": 16}
+_Key = tuple[str, str | None, tuple[int, ...], tuple[int, ...], str]  # node, forward, shape, part, dtype
+_Nodes = tuple[TrainingScene, Int64, Int64]
 
 
 def wide_gradients(scenes: Sequence[TrainingScene]) -> tuple[WideGradients, ...]:
@@ -188,34 +169,37 @@ def wide_gradients(scenes: Sequence[TrainingScene]) -> tuple[WideGradients, ...]
     steps = sum(len(scene) for scene in scenes)
     groups: dict[_Key, list[_Nodes]] = {}
     for scene in scenes:
-        if scene.has("shapes"):
-            for key, nodes in _of_scene(scene):
-                groups.setdefault(key, []).append(nodes)
+        for key, rows, forward in _of_scene(scene) if scene.has("shapes") else ():
+            groups.setdefault(key, []).append((scene, rows, forward))
     found = []
     for key, parts in groups.items():
-        calls = sum(len(one.rows) for one in parts) / steps
+        calls = sum(len(rows) for _, rows, _ in parts) / steps
         if calls >= MIN_CALLS:
-            found.append(_fact(scenes, key, parts, calls))
+            found.append(_fact(key, parts, calls))
     found.sort(key=lambda one: (-one.ms_per_step, one.node, one.shape))
     return tuple(found[:MAX_FACTS])
 
 
-def _fact(scenes: Sequence[TrainingScene], key: _Key, parts: Sequence[_Nodes], calls: float) -> WideGradients:
+def _fact(key: _Key, parts: Sequence[_Nodes], calls: float) -> WideGradients:
     node, forward, shape, part, dtype = key
-    lost = [(one.scene, one.scene.lost(one.scene.times(one.rows), one.rows)) for one in parts]
     without_one = 1 - 1 / calls  # one such tensor is needed
-    ms, most = summed_backward(lost)
-    known = [(one.scene.span, one.forward[one.forward >= 0]) for one in parts]
+    ms, most = summed_backward([(scene, scene.lost(scene.times(rows), rows)) for scene, rows, _ in parts])
+    known = [(scene.span, rows[rows >= 0]) for scene, _, rows in parts]
     texts = [span.series("shapes").gather(rows) for span, rows in known]
-    lines = heaviest_lines(((scenes[0].base, span, rows, np.ones(len(rows), np.int64)) for span, rows in known), 1)
-    where = (lines[0].place, lines[0].exact) if lines else None
-    if where is not None and not where[1]:
-        where = _in_loop(scenes[0], where[0], forward)
+    base = parts[0][0].base
+    lines = heaviest_lines(((base, span, rows, np.ones(len(rows), np.int64)) for span, rows in known), 1)
+    where, exact = (lines[0].place, lines[0].exact) if lines else (None, False)
+    if where is not None and not exact:
+        # the line of the loop that takes the parts, where the source has one: so many calls are made by no other
+        function = bare(where.function)
+        site = base.lines.call_site(where.file, function, where.line, forward or "", loop=True)
+        if site is not None:
+            where, exact = Place(where.file, site.line, where.function), True
     return WideGradients(
         node=node,
         forward=forward,
-        place=where[0] if where is not None else None,
-        exact=where is not None and where[1],
+        place=where,
+        exact=exact,
         calls_per_step=calls,
         bytes_per_call=prod(shape) * _BYTES.get(dtype, 0),
         shape=shape,
@@ -227,14 +211,8 @@ def _fact(scenes: Sequence[TrainingScene], key: _Key, parts: Sequence[_Nodes], c
     )
 
 
-def _in_loop(scene: TrainingScene, where: Place, forward: str | None) -> tuple[Place, bool]:
-    """The line of the loop that takes the parts, where the source has one: so many calls are made by no other."""
-    function = bare(where.function)
-    site = scene.base.lines.call_site(where.file, function, where.line, forward or "", loop=True)
-    return (where, False) if site is None else (Place(where.file, site.line, where.function), True)
-
-
-def _of_scene(scene: TrainingScene) -> list[tuple[_Key, _Nodes]]:
+def _of_scene(scene: TrainingScene) -> Iterator[tuple[_Key, Int64, Int64]]:
+    """Kinds and shapes of nodes, with their rows and those of their forward operators (-1 for none)."""
     span, names = scene.span, scene.span.names
     holder = self_or_ancestor(span.parent, names.matching(_NODE.match) & scene.mine).astype(np.int64)
     fills = np.flatnonzero(names.where(_FILLS) & scene.operators)
@@ -246,13 +224,14 @@ def _of_scene(scene: TrainingScene) -> list[tuple[_Key, _Nodes]]:
     groups: dict[_Key, list[int]] = {}
     texts = zip(span.series("shapes").gather(fills), span.series("types").gather(fills), strict=True)
     for number, (shapes, types) in enumerate(texts):
-        shape, dtype, part = _first(shapes), str(next(iter(json_list(types)), "")), incoming[number]
+        shape, dtype, part = first_sizes(shapes), str(next(iter(json_list(types)), "")), incoming[number]
         if shape is None or part is None or dtype not in _BYTES or prod(shape) < MIN_RATIO * max(1, prod(part)):
             continue
         made = names.values[names.codes[forward[number]]] if forward[number] >= 0 else None
         name = names.values[names.codes[nodes[number]]].removeprefix(_ENGINE)
         groups.setdefault((name, made, shape, part, dtype), []).append(number)
-    return [(key, _Nodes(scene, nodes[numbers], forward[numbers])) for key, numbers in groups.items()]
+    for key, numbers in groups.items():
+        yield key, nodes[numbers], forward[numbers]
 
 
 def _incoming(scene: TrainingScene, nodes: Int64) -> list[tuple[int, ...] | None]:
@@ -264,15 +243,7 @@ def _incoming(scene: TrainingScene, nodes: Int64) -> list[tuple[int, ...] | None
     children = np.flatnonzero(np.isin(parent, nodes))
     own = children[same[names.codes[parent[children]]] == names.codes[children]]
     shapes = dict(zip(parent[own].tolist(), span.series("shapes").gather(own).to_list(), strict=True))
-    return [_first(shapes.get(node)) for node in nodes.tolist()]
-
-
-def _first(text: str | None) -> tuple[int, ...] | None:
-    """The first shape of a JSON list of shapes; () for a number, None where it cannot be told."""
-    first = next(iter(json_list(text)), None)
-    if not isinstance(first, list) or not all(isinstance(size, int) and size >= 0 for size in first):
-        return None
-    return tuple(first)
+    return [first_sizes(shapes.get(node)) for node in nodes.tolist()]
 
 
 MIN_ELEMENTS = 1_024  # of an input: below it an operator's time is that of its call, whatever the type
@@ -290,14 +261,14 @@ def doubles(scenes: Sequence[TrainingScene]) -> Doubles | None:
         return None
     compute_ms = summed(scenes, [(scene, _computing(scene, rows, others)) for scene, rows, others in parts])
     conversion_ms = summed(scenes, [(scene, scene.lost(scene.times(rows), rows)) for scene, _, rows in parts])
-    weighed = [
-        (
-            scene,
-            np.concatenate([rows, others]),
-            np.concatenate([(weights_of(scene, rows) * HALF).astype(np.int64), weights_of(scene, others)]),
-        )
-        for scene, rows, others in parts
-    ]
+    weighed = []
+    sums: Counter[str] = Counter()
+    for scene, rows, others in parts:
+        weights, codes, names = weights_of(scene, rows), scene.span.names.codes[rows], scene.span.names.values
+        own = (weights * HALF).astype(np.int64), weights_of(scene, others)
+        weighed.append((scene, np.concatenate([rows, others]), np.concatenate(own)))
+        sums.update({names[code]: int(weights[codes == code].sum()) for code in np.unique(codes).tolist()})
+    top = sorted(sums.items(), key=lambda item: (-item[1], item[0]))[:PARTS]
     steps = sum(len(scene) for scene in scenes)
     return Doubles(
         compute_ms_per_step=compute_ms,
@@ -305,7 +276,8 @@ def doubles(scenes: Sequence[TrainingScene]) -> Doubles | None:
         operators_per_step=sum(len(rows) for _, rows, _ in parts) / steps,
         conversions_per_step=sum(len(rows) for _, _, rows in parts) / steps,
         lines=lines(weighed, HALF * compute_ms + conversion_ms),
-        parts=_parts(parts, compute_ms),
+        # the operators that take most, in proportion to their recorded time
+        parts={name: ns / max(1, sums.total()) * compute_ms for name, ns in top},
     )
 
 
@@ -338,41 +310,20 @@ def _flagged(scene: TrainingScene) -> tuple[Bools, Bools]:
     """Rows with an input in float64 that is not small; and those of which another input has another type."""
     span = scene.span
     flagged, mixed = np.zeros(len(span), bool), np.zeros(len(span), bool)
-    some = (
-        pl.DataFrame({"types": span.series("types"), "shapes": span.series("shapes")})
-        .with_row_index("row")
-        .filter(pl.col("types").str.contains("double", literal=True))
-    )
+    texts = pl.DataFrame({"types": span.series("types"), "shapes": span.series("shapes")}).with_row_index("row")
+    some = texts.filter(pl.col("types").str.contains("double", literal=True))
     for (types, shapes), group in some.group_by("types", "shapes"):
         kinds = _kinds(str(types), str(shapes))
-        if "double" not in kinds:
-            continue
-        rows = group["row"].to_numpy()
-        flagged[rows] = True
-        mixed[rows] = len(kinds) > 1
+        if "double" in kinds:
+            rows = group["row"].to_numpy()
+            flagged[rows], mixed[rows] = True, len(kinds) > 1
     return flagged, mixed
 
 
 def _kinds(types: str, shapes: str) -> set[str]:
     """The types of the tensors of some size among an operator's inputs, "double" for complex ones of them too."""
-    found = set()
-    for name, size in zip(json_list(types), json_list(shapes), strict=False):
-        if not isinstance(name, str) or not isinstance(size, list) or not size:
-            continue
-        if all(isinstance(one, int) for one in size) and prod(size) >= MIN_ELEMENTS:
-            found.add("double" if "double" in name else name)
-    return found
-
-
-def _parts(parts: Sequence[tuple[TrainingScene, Int64, Int64]], compute_ms: float) -> dict[str, float]:
-    """ms per step of the operators that take most, in proportion to their recorded time."""
-    sums: dict[str, int] = {}
-    for scene, rows, _ in parts:
-        weights = weights_of(scene, rows)
-        codes = scene.span.names.codes[rows]
-        for code in np.unique(codes).tolist():
-            name = scene.span.names.values[code]
-            sums[name] = sums.get(name, 0) + int(weights[codes == code].sum())
-    whole = max(1, sum(sums.values()))
-    top = sorted(sums.items(), key=lambda item: (-item[1], item[0]))[:PARTS]
-    return {name: ns / whole * compute_ms for name, ns in top}
+    return {
+        "double" if "double" in name else name
+        for name, size in zip(json_list(types), json_list(shapes), strict=False)
+        if isinstance(name, str) and (known := sizes(size)) and prod(known) >= MIN_ELEMENTS
+    }

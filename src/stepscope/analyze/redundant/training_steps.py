@@ -18,7 +18,6 @@ import polars as pl
 
 from stepscope.analyze.host.loops import in_steady_backward
 from stepscope.engine import attribution, intervals
-from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.scene import Scene
 from stepscope.engine.scene import scenes as all_scenes
@@ -26,7 +25,7 @@ from stepscope.engine.slice_tree import self_or_ancestor
 from stepscope.engine.spans import Base
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model.device_losses import PassLine
-from stepscope.tables.arrays import NONE, Bools, Int64
+from stepscope.tables.arrays import NONE, Bools, Int64, flags
 
 RECURRING = 0.5  # of the mean: with a median below it few steps make the loss, and the median counts
 STEPS_FOR_MEDIAN = 3
@@ -44,10 +43,6 @@ class TrainingScene(Scene, frozen=True, eq=False, dict=True):
     backward_ns: tuple[float, float] | None
 
     @property
-    def recorded(self) -> bool:
-        return self.steady_ns is not None
-
-    @property
     def profiled_ns(self) -> float:
         """The mean profiled step."""
         return float((self.ends - self.starts).mean())
@@ -62,16 +57,11 @@ class TrainingScene(Scene, frozen=True, eq=False, dict=True):
         """When the backward pass ran nodes."""
         return self.times(np.flatnonzero(self.calls.is_backward & self.mine))
 
-    @cached_property
-    def _idle(self) -> Intervals:
-        busy = self.found.covered(KERNEL, FILL, COMMUNICATION, COPY)
-        return intervals.complement(busy, int(self.starts[0]), int(self.ends[-1]))
-
     def lost(self, host: Intervals, rows: Int64) -> Intervals:
         """The wall time of work that the host does in `host`, and devices below `rows`."""
         if not len(self.found):
             return host
-        return intervals.merge(self.exclusive(self.launched_below(rows)), intervals.intersect(host, self._idle))
+        return intervals.merge(self.exclusive(self.launched_below(rows)), intervals.intersect(host, self.idle))
 
     def recorded_ns(self, lost: Intervals) -> float:
         """What the mean profiled step loses, as recorded."""
@@ -84,34 +74,21 @@ class TrainingScene(Scene, frozen=True, eq=False, dict=True):
             return ns
         if len(self.found):
             return np.round(ns * (self.steady_ns / self.profiled_ns)).astype(np.int64)
-        begins = self.span.start_ns[self._own_rows]
+        begins = self._begins
+        # what recording adds to a step for each slice of it, and the steady step by the profiled one without that
+        slices = max(1.0, len(begins) / len(self))
+        slice_ns = min(SLICE_NS, max(0.0, self.profiled_ns - self.steady_ns) / slices)
+        ratio = self.steady_ns / max(1.0, self.profiled_ns - slice_ns * slices)
         before = np.concatenate([[0], np.cumsum(intervals.inside(lost, begins))])
         first, last = np.searchsorted(begins, self.starts), np.searchsorted(begins, self.ends)
-        relieved = (ns - self._slice_ns * (before[last] - before[first])) * self._ratio
+        relieved = (ns - slice_ns * (before[last] - before[first])) * ratio
         per_step: Int64 = np.maximum(np.round(relieved), 0).astype(np.int64)
         return per_step
 
     @cached_property
-    def _own_rows(self) -> Int64:
-        """`mine` in order of time."""
-        rows = np.flatnonzero(self.mine)
-        return rows[np.argsort(self.span.start_ns[rows], kind="stable")]
-
-    @property
-    def _slices(self) -> float:
-        """Per step."""
-        return max(1.0, len(self._own_rows) / len(self))
-
-    @property
-    def _slice_ns(self) -> float:
-        """What recording adds to a step for each slice of it."""
-        excess = max(0.0, self.profiled_ns - (self.steady_ns or 0.0))
-        return min(SLICE_NS, excess / self._slices)
-
-    @property
-    def _ratio(self) -> float:
-        """The steady step by the profiled one without what recording adds."""
-        return (self.steady_ns or 0.0) / max(1.0, self.profiled_ns - self._slice_ns * self._slices)
+    def _begins(self) -> Int64:
+        """Of the slices `mine`, in order."""
+        return np.sort(self.span.start_ns[np.flatnonzero(self.mine)])
 
 
 def scenes(base: Base, labelled: LabelledSteps) -> Iterator[TrainingScene]:
@@ -121,21 +98,20 @@ def scenes(base: Base, labelled: LabelledSteps) -> Iterator[TrainingScene]:
     mean = outside["wall_ns"].mean()
     steady = mean if recorded and isinstance(mean, float) else None
     profiled = labelled.frame.filter((pl.col("kind") == "train") & pl.col("in_window").fill_null(False))
-    both = profiled["backward_ns"].mean(), outside["backward_ns"].mean()
-    backward = (both[0], both[1]) if isinstance(both[0], float) and isinstance(both[1], float) else None
+    one, other = profiled["backward_ns"].mean(), outside["backward_ns"].mean()
+    backward = (one, other) if steady is not None and isinstance(one, float) and isinstance(other, float) else None
     for scene in all_scenes(base):
         steps = scene.windows.only(scene.trains)
         if len(steps) and (steps.end_ns > steps.start_ns).all():
-            passes = backward if steady is not None else None
-            yield TrainingScene(scene.base, scene.span, scene.found, steps, scene.calls, steady, passes)
+            yield TrainingScene(scene.base, scene.span, scene.found, steps, scene.calls, steady, backward)
 
 
 def summed(scenes: Sequence[TrainingScene], parts: Iterable[tuple[TrainingScene, Intervals]]) -> float:
     """ms per step of a loss over the steps of all scenes: the mean, or the median where few steps make the mean."""
-    lost: dict[int, Intervals] = {}
+    lost = dict.fromkeys(map(id, scenes), intervals.EMPTY)
     for scene, times in parts:
-        lost[id(scene)] = intervals.merge(lost.get(id(scene), intervals.EMPTY), times)
-    per_step = np.concatenate([scene.per_step_ns(lost.get(id(scene), intervals.EMPTY)) for scene in scenes])
+        lost[id(scene)] = intervals.merge(lost[id(scene)], times)
+    per_step = np.concatenate([scene.per_step_ns(lost[id(scene)]) for scene in scenes])
     mean, median = float(per_step.mean()), float(np.median(per_step))
     rare = len(per_step) >= STEPS_FOR_MEDIAN and median < RECURRING * mean
     return (median if rare else mean) / 1e6
@@ -175,14 +151,11 @@ def outermost(scene: Scene, wanted: Bools) -> Int64:
 
 def weights_of(scene: Scene, rows: Int64) -> Int64:
     """ns behind each row: of its device work where devices work, else its duration."""
-    if not len(scene.found):
-        return scene.span.duration_ns[rows]
-    wanted = np.zeros(len(scene.span), bool)
-    wanted[rows] = True
-    above = self_or_ancestor(scene.span.parent, wanted)
-    launch = scene.found.launch
-    known = np.flatnonzero(launch >= 0)
-    owner = above[launch[known]]
-    sums = np.zeros(len(scene.span) + 1, np.int64)
-    np.add.at(sums, owner, (scene.found.end_ns - scene.found.start_ns)[known])
+    span, found = scene.span, scene.found
+    if not len(found):
+        return span.duration_ns[rows]
+    known = np.flatnonzero(found.launch >= 0)
+    owner = self_or_ancestor(span.parent, flags(len(span), rows))[found.launch[known]]
+    sums = np.zeros(len(span) + 1, np.int64)
+    np.add.at(sums, owner, (found.end_ns - found.start_ns)[known])
     return sums[rows]

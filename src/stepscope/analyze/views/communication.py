@@ -194,17 +194,9 @@ def calls(span: Span, work: Work) -> Calls:
 
 def on_host(span: Span, test: Callable[[str], bool]) -> Bools:
     """Operators and ranges of the host with a name that passes; only names that occur among them are looked at."""
-    calls = span.categories.where(categories.OPERATORS | {categories.ANNOTATION})
-    names = span.names
-    used = np.zeros(len(names.values) + 1, bool)
-    used[names.codes[calls]] = True
-    used[NONE] = False
-    for code in np.flatnonzero(used):
-        used[code] = test(names.values[code])
-    return calls & used[names.codes]
-
-
-# --------------------------------------------------------------------------------------------------- descriptions
+    found = span.categories.where(categories.OPERATORS | {categories.ANNOTATION})
+    found[found] = judged(span.names, np.flatnonzero(found), lambda names: [test(name) for name in names])
+    return found
 
 
 def _names_its_kind(name: str) -> bool:

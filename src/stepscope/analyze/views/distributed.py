@@ -77,14 +77,14 @@ def view(base: Base) -> Distributed | None:
         workers.append(_Worker(span.ref, calls(span, done), computation(span, done), trace_steps(span, done)))
     if not any(len(worker.found) for worker in workers):
         return None
-    matches = _match(workers)
+    matches, missing = _match(workers), _missing(found, workers)
     return Distributed(
         workers=tuple(_share(worker, matches.shortest[i]) for i, worker in enumerate(workers)),
         collectives=_collectives(matches.table),
-        missing_ranks=_missing(found, workers),
+        missing_ranks=missing,
         matched=matches.table.height,
         unmatched=matches.unmatched,
-        notes=tuple(_notes(found, workers, matches)),
+        notes=tuple(_notes(found, missing, workers, matches)),
     )
 
 
@@ -94,9 +94,6 @@ def why_absent(base: Base) -> str | None:
     if isinstance(found, str):
         return found
     return communication.why_absent(base) and NO_COLLECTIVES
-
-
-# ---------------------------------------------------------------------------------------------------------- steps
 
 
 def _share(worker: _Worker, shortest: Int64) -> WorkerShare:
@@ -127,9 +124,6 @@ def _share(worker: _Worker, shortest: Int64) -> WorkerShare:
         synchronizing_ns=mean(intervals.subtract(waits, tails)) if matched.any() else None,
         transferring_ns=mean(tails) if matched.any() else None,
     )
-
-
-# -------------------------------------------------------------------------------------------------------- matching
 
 
 def _match(workers: Sequence[_Worker]) -> _Matches:
@@ -229,9 +223,6 @@ def _collectives(table: pl.DataFrame) -> tuple[CollectiveOverWorkers, ...]:
     return tuple(rows)
 
 
-# ------------------------------------------------------------------------------------------------------------ words
-
-
 def _missing(found: Peers, workers: Sequence[_Worker]) -> tuple[int, ...]:
     """Ranks of the world or of any group that have no trace."""
     if found.guessed:
@@ -242,8 +233,7 @@ def _missing(found: Peers, workers: Sequence[_Worker]) -> tuple[int, ...]:
     return tuple(sorted(known - {worker.ref.rank for worker in workers}))
 
 
-def _notes(found: Peers, workers: Sequence[_Worker], matches: _Matches) -> Iterator[str]:
-    missing = _missing(found, workers)
+def _notes(found: Peers, missing: tuple[int, ...], workers: Sequence[_Worker], matches: _Matches) -> Iterator[str]:
     if missing:
         named = ", ".join(map(str, missing[:_NAMED])) + (" …" if len(missing) > _NAMED else "")
         yield f"no trace of rank {named}: waiting for one of them counts as transfer on the others"
@@ -333,12 +323,9 @@ def _not_one_run(workers: Sequence[list[Span]], claimed: Sequence[int | None]) -
 
 
 def _world_size(spans: Sequence[Span]) -> int | None:
-    for span in spans:
-        info = span.metadata.get("distributedInfo")
-        size = info.get("world_size") if isinstance(info, dict) else None
-        if isinstance(size, int) and not isinstance(size, bool) and size > 0:
-            return size
-    return None
+    told = (span.metadata.get("distributedInfo") for span in spans)
+    sizes = (info.get("world_size") for info in told if isinstance(info, dict))
+    return next((size for size in sizes if isinstance(size, int) and not isinstance(size, bool) and size > 0), None)
 
 
 def _begin(spans: Sequence[Span]) -> int:

@@ -11,6 +11,7 @@ integral up to any time is then a look-up, for the whole window or for each of m
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -125,12 +126,8 @@ def _counters_of(span: Span) -> Iterator[Counter]:
 
 def bucket_ns(length_ns: int, most: int = MAX_BUCKETS) -> int:
     """The smallest bucket of 1, 2 or 5 times a power of ten that cuts this length into at most `most`."""
-    size = 1
-    while True:
-        for factor in (1, 2, 5):
-            if -(-length_ns // (size * factor)) <= most:
-                return size * factor
-        size *= 10
+    sizes = (factor * int(10**power) for power in itertools.count() for factor in (1, 2, 5))
+    return next(size for size in sizes if -(-length_ns // size) <= most)
 
 
 def _of_device(span: Span, found: Work, own: Bools, edges: Int64) -> Iterator[tuple[str, Floats]]:

@@ -53,20 +53,19 @@ def table(
     """
     keys = ["name"] if by == NAME else ["name", "operator", *_CONFIGURATION]
     figures, operators, places = [], [], []
-    for item in base.spans:
-        if span is None or item.ref == span:
-            kernels = _kernels(item)
-            if device is not None:
-                kernels = kernels.filter(pl.col("device") == device)
-            if kernels.height:
-                groups = kernels.select(keys).unique(maintain_order=True).with_columns(group=pl.int_range(pl.len()))
-                kernels = kernels.join(groups, on=keys, how="left", nulls_equal=True, maintain_order="left")
-                callers = kernels.group_by(*keys, caller="operator").agg(pl.col("duration_ns").sum())
-                figures.append(_named(item, _figures(kernels, keys)))
-                operators.append(_named(item, callers))
-                of = (kernels[name].to_numpy() for name in ("group", "origin", "duration_ns"))
-                sums = attribution.place_sums(base, item, *of)
-                places.append(_named(item, sums.join(groups, on="group").drop("group")))
+    for item in base.chosen(span):
+        kernels = _kernels(item)
+        if device is not None:
+            kernels = kernels.filter(pl.col("device") == device)
+        if kernels.height:
+            groups = kernels.select(keys).unique(maintain_order=True).with_columns(group=pl.int_range(pl.len()))
+            kernels = kernels.join(groups, on=keys, how="left", nulls_equal=True, maintain_order="left")
+            callers = kernels.group_by(*keys, caller="operator").agg(pl.col("total_ns").sum())
+            figures.append(_named(item, _sums(kernels, keys)))
+            operators.append(_named(item, callers))
+            of = (kernels[name].to_numpy() for name in ("group", "origin", "total_ns"))
+            sums = attribution.place_sums(base, item, *of)
+            places.append(_named(item, sums.join(groups, on="group").drop("group")))
     if not figures:
         return ()
     joined = _joined(figures, operators, places, keys)
@@ -98,8 +97,10 @@ def plugin_kernels(rows: Sequence[KernelRow]) -> list[dict[str, Any]]:
 
 
 def _kernels(span: Span) -> pl.DataFrame:
-    """One row per kernel, those of collectives too: name and operator (codes of names), duration, configuration, delay
-    of the launch, and `origin`, where to look up the user's line.
+    """One row per kernel, those of collectives too: name and operator (codes of names), configuration, what `_sums`
+    adds up, and `origin`, where to look up the user's line.
+
+    Blocks and occupancy are weighted by the duration in µs, as the plugin does with 0 for what is missing.
     """
     found = work(span)
     wanted = found.is_kernel
@@ -108,17 +109,20 @@ def _kernels(span: Span) -> pl.DataFrame:
     launch = np.where(in_state(span, found, GRAPH), NONE, found.launch)[wanted]  # a graph's is no kernel's own
     origin = np.where(found.launch >= 0, found.launch, found.operator)[wanted]
     names = span.names.codes
+    duration = pl.Series(found.end_ns[wanted] - found.start_ns[wanted])
     delay = pl.Series(found.start_ns[wanted] - span.start_ns[np.maximum(launch, 0)])
     return pl.DataFrame(
         {
             "name": names[rows],
             "operator": np.where(operator >= 0, names[operator], NONE).astype(np.int32),
-            "duration_ns": found.end_ns[wanted] - found.start_ns[wanted],
+            "calls": np.ones(len(rows), np.int64),
+            **dict.fromkeys(("total_ns", "min_ns", "max_ns"), duration),
             "device": found.device[wanted],
             **{name: span.series(column).gather(rows) for name, column in _CONFIGURATION.items()},
-            "blocks_per_sm": span.series("blocks_per_sm").gather(rows),
-            "occupancy": span.series("occupancy_percent").gather(rows),
+            "blocks": span.series("blocks_per_sm").gather(rows) * (duration / 1000),
+            "occupied": span.series("occupancy_percent").gather(rows) * (duration / 1000),
             "delay_ns": delay.set(pl.Series(launch < 0), None),
+            "launches": (launch >= 0).astype(np.int64),
             "origin": origin,
         }
     ).with_columns(pl.when(pl.col(name) != NONE).then(name).alias(name) for name in ("operator", "device"))
@@ -131,27 +135,15 @@ def _named(span: Span, frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(names.gather(frame[name]).alias(name) for name in columns)
 
 
-def _figures(kernels: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
-    """What adds up: of each group's kernels in one span."""
-    weight = pl.col("duration_ns")
-    return kernels.group_by(keys).agg(
-        calls=pl.len().cast(pl.Int64),
-        total_ns=weight.sum(),
-        min_ns=weight.min(),
-        max_ns=weight.max(),
-        blocks=_weighted("blocks_per_sm"),
-        occupied=_weighted("occupancy"),
-        delay_ns=known_sum("delay_ns"),
-        launches=pl.col("delay_ns").count().cast(pl.Int64),
+def _sums(rows: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
+    """What adds up, by group: of the kernels of one span, or of the sums of several."""
+    return rows.group_by(keys).agg(
+        pl.col("calls", "total_ns", "launches").sum(),
+        pl.col("min_ns").min(),
+        pl.col("max_ns").max(),
+        *(known_sum(name) for name in ("blocks", "occupied", "delay_ns")),
         device=pl.when(pl.col("device").n_unique() == 1).then(pl.col("device").first()),
-        devices=pl.col("device").n_unique().cast(pl.Int64),
     )
-
-
-def _weighted(column: str) -> pl.Expr:
-    """Sum of the column times duration in µs, as the plugin does with 0 for what is missing; null where all is."""
-    some = pl.col(column).is_not_null().any()
-    return pl.when(some).then((pl.col(column).fill_null(0) * (pl.col("duration_ns") / 1000)).sum())
 
 
 def known_sum(name: str) -> pl.Expr:
@@ -163,31 +155,19 @@ def _joined(
     figures: list[pl.DataFrame], operators: list[pl.DataFrame], places: list[pl.DataFrame], keys: list[str]
 ) -> pl.DataFrame:
     """All spans together: one row per group, with its main operator (`caller`) and place."""
-    total = (
-        pl.concat(figures)
-        .group_by(keys)
-        .agg(
-            pl.col("calls", "total_ns", "launches").sum(),
-            pl.col("min_ns").min(),
-            pl.col("max_ns").max(),
-            *(known_sum(name) for name in ("blocks", "occupied", "delay_ns")),
-            device=pl.when((pl.col("devices").max() == 1) & (pl.col("device").n_unique() == 1)).then(
-                pl.col("device").first()
-            ),
-        )
-    )
     callers = (
         pl.concat(operators)
         .filter(pl.col("caller").is_not_null())
         .group_by(*keys, "caller")
-        .agg(pl.col("duration_ns").sum())
-        .sort("duration_ns", "caller", descending=[True, False])
+        .agg(pl.col("total_ns").sum())
+        .sort("total_ns", "caller", descending=[True, False])
         .unique(keys, keep="first", maintain_order=True)
-        .drop("duration_ns")
+        .drop("total_ns")
     )
     best = attribution.heaviest(pl.concat(places), keys)
     return (
-        total.join(callers, on=keys, how="left", nulls_equal=True)
+        _sums(pl.concat(figures), keys)
+        .join(callers, on=keys, how="left", nulls_equal=True)
         .join(best, on=keys, how="left", nulls_equal=True)
         .sort("total_ns", *keys, descending=[True, *(False for _ in keys)])
     )
@@ -432,20 +412,11 @@ def _mangled(name: str, level: int) -> str:
 
 def _nested(name: str) -> tuple[list[str], int]:
     """The names in front of a mangled name's arguments, outermost first, and where they end."""
-    at, found = 2, []
+    at = 2
     while at < len(name) and name[at] in "NLKVr":
         at += 1
-    while at < len(name):
-        if name.startswith("St", at):
-            at += 2
-            continue
-        word, after = _source_name(name, at)
-        if word is None:
-            break
-        if not word.startswith("_GLOBAL__"):  # an anonymous namespace
-            found.append(word)
-        at = after
-    return found, at
+    found, at = _source_names(name, at)
+    return [word for word in found if not word.startswith("_GLOBAL__")], at  # those are anonymous namespaces
 
 
 def _identifiers(name: str, at: int) -> list[str]:
@@ -453,24 +424,32 @@ def _identifiers(name: str, at: int) -> list[str]:
     found: list[str] = []
     while at < len(name):
         literal = _LITERAL.match(name, at) if name[at] == "L" else None
+        skipped = _NO_NAME.match(name, at)
+        nested = _NESTED.match(name, at)
         if literal is not None:
             found.append(str(bool(int(literal[2]))).lower() if literal[1] == "b" else literal[2].replace("n", "-"))
             at = literal.end()
-            continue
-        skipped = _NO_NAME.match(name, at)
-        if skipped is not None:
+        elif skipped is not None:
             at = skipped.end()
-            continue
-        nested = _NESTED.match(name, at)
-        word, after = _source_name(name, nested.end() if nested else at)
-        if word is not None:
-            further, beyond = _source_name(name, after) if nested else (None, after)
-            while further is not None:
-                word, after = further, beyond
-                further, beyond = _source_name(name, after)
-            found.append(word)
-        at = after if word is not None or not nested else nested.end()
+        elif nested is not None:
+            words, at = _source_names(name, nested.end())
+            found += words[-1:]
+        else:
+            word, at = _source_name(name, at)
+            found += [word] if word is not None else []
     return found
+
+
+def _source_names(name: str, at: int) -> tuple[list[str], int]:
+    """The identifiers that follow each other from `at` on, and where they end."""
+    found = []
+    while at < len(name):
+        word, after = ("", at + 2) if name.startswith("St", at) else _source_name(name, at)
+        if word is None:
+            break
+        found += [word] if word else []
+        at = after
+    return found, at
 
 
 def _source_name(name: str, at: int) -> tuple[str | None, int]:

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from stepscope.analyze.views import (
+    allocated_memory,
     communication,
     distributed,
     gpus,
@@ -17,7 +18,6 @@ from stepscope.analyze.views import (
     modules,
     operators,
     overview,
-    trace_memory,
 )
 from stepscope.analyze.views.kernels import plugin_kernels
 from stepscope.analyze.views.operators import plugin_operators
@@ -79,7 +79,7 @@ class LazyViews(Views):
 
     @cached_property
     def memory(self) -> MemoryView | None:
-        found = trace_memory.view(self.base, self._recordings, self._code)
+        found = allocated_memory.view(self.base, self._recordings, self._code)
         return_freed_memory(self.base.tables.events.height)
         return found
 

@@ -6,6 +6,7 @@ so that self times and what no module caused sum to all there is. Totals are sum
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,8 @@ _TOTALLED = (_HOST, _BACK_HOST, _DEVICE, _BACK_DEVICE)
 def tree(base: Base, span: SpanRef | None = None) -> ModuleTree | None:
     """Modules of one span, or of all spans that hold any, by path; None where none does."""
     sums = _Sums()
-    for one in base.spans:
-        if span in (None, one.ref):
-            sums.add(one)
+    for one in base.chosen(span):
+        sums.add(one)
     return sums.tree() if sums.paths.name else None
 
 
@@ -99,19 +99,18 @@ class _Sums(Struct):
         for number in range(len(self.paths.name) - 1, -1, -1):  # children stand behind their parents
             if self.paths.parent[number] >= 0:
                 totals[self.paths.parent[number], _TOTALLED] += totals[number, _TOTALLED]
-        nodes = [self._node(number, depth, path, totals[number]) for number, depth, path in self._order(totals)]
         attributed = int(self.table[:, (_DEVICE, _BACK_DEVICE)].sum())
         linked = int(self.table[:, _BACK_HOST].sum())
         return ModuleTree(
-            nodes=tuple(nodes),
+            nodes=tuple(self._nodes(totals)),
             device_ns=self.device_ns if self.device_slices else None,
             unattributed_device_ns=self.device_ns - attributed if self.device_slices else None,
             backward_linked_share=linked / self.backward_ns if self.links_back and self.backward_ns else None,
             steps=self.steps or None,
         )
 
-    def _order(self, totals: Int64) -> list[tuple[int, int, str]]:
-        """(number, depth, path) depth first, longer ones first: by device time where there is any, then host time."""
+    def _nodes(self, totals: Int64) -> Iterator[ModuleNode]:
+        """Depth first, longer ones first: by device time where there is any, then host time."""
         inside: dict[int, list[int]] = {}
         for number, above in enumerate(self.paths.parent):
             inside.setdefault(above, []).append(number)
@@ -120,15 +119,13 @@ class _Sums(Struct):
             ns = totals[number]
             return -int(ns[_DEVICE] + ns[_BACK_DEVICE]), -int(ns[_HOST] + ns[_BACK_HOST]), self.paths.name[number]
 
-        found: list[tuple[int, int, str]] = []
         waiting = [(number, 0, "") for number in sorted(inside.get(NONE, []), key=rank, reverse=True)]
         while waiting:
             number, depth, above_path = waiting.pop()
             path = f"{above_path}/{self.paths.name[number]}" if above_path else self.paths.name[number]
-            found.append((number, depth, path))
+            yield self._node(number, depth, path, totals[number])
             children = sorted(inside.get(number, []), key=rank, reverse=True)
             waiting.extend((child, depth + 1, path) for child in children)
-        return found
 
     def _node(self, number: int, depth: int, path: str, totals: Int64) -> ModuleNode:
         own, total = self.table[number].tolist(), totals.tolist()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,8 +21,8 @@ import numpy.typing as npt
 import polars as pl
 from msgspec import Struct
 
+from stepscope.analyze.views.allocated_memory import around
 from stepscope.analyze.views.kernels import eligible, judged, known_sum, uses_tensor_cores
-from stepscope.analyze.views.trace_memory import around
 from stepscope.engine import attribution, intervals, slice_tree
 from stepscope.engine.device_work import LINKED, in_state, work
 from stepscope.engine.slice_names import python_frame
@@ -49,14 +49,6 @@ _MEMORY = ("self_memory_bytes", "total_memory_bytes", "self_device_memory_bytes"
 _SHOWN = (*_KEYS, *_SUMS[:4], *_DEVICE[:4], *_MEMORY, "has_call_stack")  # of a row, as they are
 
 
-class _Part(NamedTuple):
-    """The rows of one span: figures by `_KEYS`, weights of places by `_KEYS`, and the number of its steps."""
-
-    figures: pl.DataFrame
-    places: pl.DataFrame
-    steps: int
-
-
 def table(
     base: Base, *, span: SpanRef | None = None, by: str = NAME, step: int | None = None
 ) -> tuple[OperatorRow, ...]:
@@ -66,22 +58,21 @@ def table(
         by: "name", or "shapes" for name and input shapes.
         step: only calls that begin in this step.
     """
-    chosen = [item for item in base.spans if span is None or item.ref == span]
-    parts = [_part(base, item, by, step) for item in chosen]
-    parts = [part for part in parts if part.figures.height]
-    if not parts:
+    found = [(item, *_part(base, item, by, step)) for item in base.chosen(span)]
+    found = [(item, figures, places) for item, figures, places in found if figures.height]
+    if not found:
         return ()
     every = (*_SUMS, *_DEVICE, *_MEMORY)
     figures = (
-        pl.concat([part.figures for part in parts])
+        pl.concat([figures for _, figures, _ in found])
         .group_by(_KEYS)
         .agg(*(known_sum(name) for name in every), pl.col("eligible", "has_call_stack").any())
     )
-    places = attribution.heaviest(pl.concat([part.places for part in parts]), _KEYS)
+    places = attribution.heaviest(pl.concat([places for *_, places in found]), _KEYS)
     joined = figures.join(places, on=_KEYS, how="left", nulls_equal=True)
     first = pl.col("device_self_sum_ns").fill_null(0)
     joined = joined.sort(first, "host_self_ns", "name", "shapes", descending=[True, True, False, False])
-    steps = sum(part.steps for part in parts)
+    steps = sum(len(item.steps) if step is None else 1 for item, *_ in found)
     return tuple(_row(row, steps) for row in joined.iter_rows(named=True))
 
 
@@ -133,9 +124,10 @@ def _percent(part: int | None, whole: int | None) -> float | None:
     return 100 * part / whole if whole and part is not None else None
 
 
-def _part(base: Base, span: Span, by: str, step: int | None) -> _Part:
-    # rows of a span are asked for alone and together with others
-    known: dict[tuple[str, int | None], _Part] = span.kept.setdefault("operators", {})
+def _part(base: Base, span: Span, by: str, step: int | None) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The rows of one span: figures, and weights of places, by `_KEYS`."""
+    # they are asked for alone and together with others
+    known: dict[tuple[str, int | None], tuple[pl.DataFrame, pl.DataFrame]] = span.kept.setdefault("operators", {})
     if (by, step) in known:
         return known[by, step]
     calls = Calls(span)
@@ -165,8 +157,7 @@ def _part(base: Base, span: Span, by: str, step: int | None) -> _Part:
     )
     places = attribution.place_sums(base, span, groups[chosen], calls.rows[chosen], weights[chosen])
     keyed = places.join(keys.with_columns(group=pl.int_range(pl.len())), on="group").drop("group")
-    steps_known = span.steps.height if step is None else 1
-    known[by, step] = _Part(figures.filter(pl.col("calls") > 0), keyed, steps_known)
+    known[by, step] = figures.filter(pl.col("calls") > 0), keyed
     return known[by, step]
 
 
@@ -400,7 +391,7 @@ class Calls:
         if memory.is_empty():
             return None
         rows = np.flatnonzero((memory["bytes"].is_not_null() & memory["track"].is_not_null()).to_numpy())
-        call = self.of(around(self.span, until_end=True).operator[rows])
+        call = self.of(around(self.span, until_end=True)[rows])
         known = call >= 0
         device = texts(memory["device"][rows])
         on_host = device.where(["cpu"]) | (device.codes == NONE)
@@ -451,55 +442,37 @@ _KEPT = "operator calls"
 
 
 def stacks(
-    base: Base,
-    name: str,
-    shapes: str | None = None,
-    *,
-    span: SpanRef | None = None,
-    code: UserCode | None = None,
+    base: Base, name: str, *, span: SpanRef | None = None, code: UserCode | None = None
 ) -> tuple[CallStack, ...]:
-    """The stacks behind calls of operator `name` (with input `shapes`, where given), costliest first.
+    """The stacks behind calls of operator `name`, costliest first; calls without any frame are left out.
 
-    Calls without any frame are left out. `code` tells whose the frames of traces of 2021 are; None: as found without
-    what the user says of it.
+    `code` tells whose the frames of traces of 2021 are; None: as found without what the user says of it.
     """
     sums: dict[_Frames, list[int]] = {}
     code = code or user_code(base.tables, {})
-    for item in base.spans:
-        if span is None or item.ref == span:
-            _add(base, item, (name, shapes), code, sums)
+    for item in base.chosen(span):
+        if _KEPT not in item.kept:  # of a large trace they take a second, and whoever looks at one looks at the next
+            item.kept[_KEPT] = Calls(item)
+        calls: Calls = item.kept[_KEPT]
+        chosen = np.flatnonzero(item.names.where([name])[calls.rows])
+        if not len(chosen):
+            continue
+        rows = calls.rows[chosen]
+        text = texts(item.series("call_stack")[rows])
+        frames, numbers = [_parsed(stack, code) for stack in text.values], text.codes.astype(np.int64)
+        if not any(text.values):
+            frames, numbers = _functions(base, item, rows)
+        known = numbers >= 0
+        figures = (np.ones(len(chosen), np.int64), calls.host_self_ns[chosen], calls.device_ns[chosen])
+        totals = [np.bincount(numbers[known], weights=values[known], minlength=len(frames)) for values in figures]
+        for number, stack in enumerate(frames):
+            if stack:
+                entry = sums.setdefault(stack, [0, 0, 0])
+                for place, total in enumerate(totals):
+                    entry[place] += round(total[number])
     found = [CallStack(frames, *figures) for frames, figures in sums.items()]
     found.sort(key=lambda stack: (-stack.device_self_ns, -stack.host_self_ns, -stack.calls, str(stack.frames)))
     return tuple(found)
-
-
-def _add(
-    base: Base, span: Span, operator: tuple[str, str | None], code: UserCode, sums: dict[_Frames, list[int]]
-) -> None:
-    """Adds calls, host and device self time of the operator's stacks in one span to `sums`."""
-    name, shapes = operator
-    if _KEPT not in span.kept:  # of a large trace they take a second, and whoever looks at one looks at the next
-        span.kept[_KEPT] = Calls(span)
-    calls: Calls = span.kept[_KEPT]
-    wanted = span.names.where([name])[calls.rows]
-    if shapes is not None:
-        wanted &= (span.series("shapes")[calls.rows] == shapes).fill_null(False).to_numpy()
-    chosen = np.flatnonzero(wanted)
-    if not len(chosen):
-        return
-    rows = calls.rows[chosen]
-    text = texts(span.series("call_stack")[rows])
-    frames, numbers = [_parsed(stack, code) for stack in text.values], text.codes.astype(np.int64)
-    if not any(text.values):
-        frames, numbers = _functions(base, span, rows)
-    known = numbers >= 0
-    figures = (np.ones(len(chosen), np.int64), calls.host_self_ns[chosen], calls.device_ns[chosen])
-    totals = [np.bincount(numbers[known], weights=values[known], minlength=len(frames)) for values in figures]
-    for number, stack in enumerate(frames):
-        if stack:
-            entry = sums.setdefault(stack, [0, 0, 0])
-            for place, total in enumerate(totals):
-                entry[place] += round(total[number])
 
 
 def _parsed(stack: str, code: UserCode) -> _Frames:
@@ -513,16 +486,16 @@ def _parsed(stack: str, code: UserCode) -> _Frames:
 
 def _functions(base: Base, span: Span, rows: Int64) -> tuple[list[_Frames], Int64]:
     """The distinct stacks of the user's functions around rows, and which one each has; `NONE` without one."""
-    tree, names = base.origins, span.names
+    tree, names = attribution.origins(base, span), span.names
     number = np.zeros(len(rows), np.int64)  # of the stack so far
-    at = rows + span.first
+    at = rows
     levels: list[tuple[Int64, Int64]] = []
     for _ in range(MAX_FRAMES):
         walk = tree.walk(at, boundary=False)
         if (walk.stop < 0).all():
             break
         place = np.where(walk.stop >= 0, tree.user[np.maximum(walk.stop, 0)], NONE).astype(np.int64)
-        callee = np.where(walk.below >= 0, names.codes[np.maximum(walk.below - span.first, 0)], NONE).astype(np.int64)
+        callee = np.where(walk.below >= 0, names.codes[np.maximum(walk.below, 0)], NONE).astype(np.int64)
         levels.append((place, callee))
         step = (place + 1) * (len(names.values) + 1) + callee + 1
         step = np.unique(step, return_inverse=True)[1]

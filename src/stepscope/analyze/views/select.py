@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from stepscope.analyze.views import (
+    allocated_memory,
     communication,
     distributed,
     gpus,
@@ -19,7 +21,6 @@ from stepscope.analyze.views import (
     modules,
     operators,
     overview,
-    trace_memory,
 )
 from stepscope.engine.spans import Base
 from stepscope.engine.user_code import UserCode
@@ -28,7 +29,7 @@ from stepscope.model.compilers import CompilerCause, CompilersView
 from stepscope.model.findings import Place
 from stepscope.model.memory import MemoryRecording, MemoryView
 from stepscope.model.trace import SpanRef
-from stepscope.model.views import Overview, Views
+from stepscope.model.views import GpuSummary, ModuleNode, Overview, Views
 
 NO_TRACE = "no trace of torch.profiler was read"
 NO_DEVICE = (
@@ -41,7 +42,6 @@ NO_SNAPSHOT = "no memory snapshot was given: write one with torch.cuda.memory._d
 NO_FAILURE = "no allocation failed while memory was recorded"
 NO_MODULES = "no trace holds modules: record with with_stack=True"
 NO_STACKS = "no call stack behind that operator: check its name, or record with with_stack=True"
-NO_COLLECTIVES = "no trace holds a collective: one process alone, or none ran while recording"
 NO_COMPILER = (
     "no compiler was seen: record with `stepscope run` a script that uses torch.compile or torch_xla, or give a report "
     "of torch_xla"
@@ -107,13 +107,14 @@ class Source(Struct, frozen=True):
         return found[0]
 
 
-_Make = Callable[[Source, Selection], Rows]
+_Make = Callable[[Source, Selection], Rows | Sequence[Any]]
 
 
 class Table(Struct, frozen=True):
-    """One line of the list of tables."""
+    """One line of the list of tables: what makes its rows, and why there are none where nothing else says it."""
 
     make: _Make
+    absent: str | None = None
     groups: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()  # device, step
 
@@ -133,7 +134,9 @@ def rows(source: Source, table: str, selection: Selection) -> Rows:
                 raise UsageError(f"--{name}: not for the table {table}, which is not made from traces")
     elif not source.base.spans and not (source.recordings and table.startswith(("memory", "out-of-memory"))):
         return Rows((), NO_TRACE)
-    return found.make(source, selection)
+    made = found.make(source, selection)
+    made = made if isinstance(made, Rows) else Rows(made)
+    return made if made.rows or made.absent else replace(made, absent=found.absent)
 
 
 def reasons(base: Base, views: Views) -> dict[str, str]:
@@ -146,23 +149,16 @@ def reasons(base: Base, views: Views) -> dict[str, str]:
         "memory": (views.memory is not None, NO_MEMORY),
         "modules": (views.modules is not None, NO_MODULES),
         "counters": (bool(views.counters), NO_DEVICE),
-        "communication": (bool(views.communication), communication.why_absent(base) or NO_COLLECTIVES),
+        "communication": (bool(views.communication), communication.why_absent(base) or communication.NO_COLLECTIVES),
     }
     absent = {name: why if base.spans else NO_TRACE for name, (there, why) in found.items() if not there}
     if views.distributed is None:
-        absent["distributed"] = distributed.why_absent(base) or NO_COLLECTIVES
+        absent["distributed"] = distributed.why_absent(base) or communication.NO_COLLECTIVES
     return absent
-
-
-def _rows(found: Sequence[Any], absent: str, notes: tuple[str, ...] = ()) -> Rows:
-    return Rows(found, None if found else absent, notes)
 
 
 def _fields(record: object, *names: str) -> dict[str, Any]:
     return {name: getattr(record, name) for name in names}
-
-
-# ------------------------------------------------------------------------------------------------------- of traces
 
 
 def _overviews(source: Source, selection: Selection) -> tuple[Overview, ...]:
@@ -183,54 +179,48 @@ def _overview(source: Source, selection: Selection) -> Rows:
     return Rows(found, notes=notes)
 
 
-def _steps(source: Source, selection: Selection) -> Rows:
-    return Rows(
-        [
-            {
-                "span": item.span,
-                "step": step.step,
-                "wall_ns": step.wall_ns,
-                **{f"{part}_ns": ns for part, ns in step.parts_ns.items()},
-                **{f"tensorboard_{part.lower().replace(' ', '_')}_ns": ns for part, ns in step.plugin_ns.items()},
-            }
-            for item in _overviews(source, selection)
-            for step in item.steps
-        ]
-    )
+def _steps(source: Source, selection: Selection) -> list[dict[str, Any]]:
+    return [
+        {
+            "span": item.span,
+            "step": step.step,
+            "wall_ns": step.wall_ns,
+            **{f"{part}_ns": ns for part, ns in step.parts_ns.items()},
+            **{f"tensorboard_{part.lower().replace(' ', '_')}_ns": ns for part, ns in step.plugin_ns.items()},
+        }
+        for item in _overviews(source, selection)
+        for step in item.steps
+    ]
 
 
-def _gpus(source: Source, selection: Selection) -> Rows:
+def _gpus(source: Source, selection: Selection) -> list[GpuSummary]:
     chosen = set(source.chosen(selection))
-    found = [
+    return [
         item
         for item in gpus.summaries(source.base, overview.overviews(source.base))
         if item.span in chosen and selection.device in (None, item.gpu.device)
     ]
-    return _rows(found, NO_DEVICE)
 
 
-def _stacks(source: Source, selection: Selection) -> Rows:
+def _stacks(source: Source, selection: Selection) -> list[dict[str, Any]]:
     if selection.name is None:
         raise UsageError("--table stacks: of which operator? add --filter NAME with its full name")
     found = operators.stacks(source.base, selection.name, span=source.only(selection), code=source.code)
     frames = [[f"{frame.file}:{frame.line} {frame.function or ''}".rstrip() for frame in one.frames] for one in found]
-    return _rows(
-        [
-            {**_fields(stack, "calls", "host_self_ns", "device_self_ns"), "stack": " < ".join(texts)}
-            for stack, texts in zip(found, frames, strict=True)
-        ],
-        NO_STACKS,
-    )
+    return [
+        {**_fields(stack, "calls", "host_self_ns", "device_self_ns"), "stack": " < ".join(texts)}
+        for stack, texts in zip(found, frames, strict=True)
+    ]
 
 
-def _modules(source: Source, selection: Selection) -> Rows:
+def _modules(source: Source, selection: Selection) -> Sequence[ModuleNode]:
     tree = modules.tree(source.base, source.only(selection))
-    return _rows(tree.nodes if tree is not None else (), NO_MODULES)
+    return tree.nodes if tree is not None else ()
 
 
-def _counters(source: Source, selection: Selection) -> Rows:
+def _counters(source: Source, selection: Selection) -> list[dict[str, Any]]:
     chosen = set(source.chosen(selection))
-    found = [
+    return [
         {
             **_fields(item, "span", "device", "metric", "unit"),
             "time_ns": item.start_ns + at * item.bucket_ns,
@@ -241,33 +231,29 @@ def _counters(source: Source, selection: Selection) -> Rows:
         if item.span in chosen and selection.device in (None, item.device)
         for at, value in enumerate(item.values)
     ]
-    return _rows(found, NO_DEVICE)
 
 
 def _communication(source: Source, selection: Selection) -> Rows:
     chosen = set(source.chosen(selection))
     found = [row for row in communication.collectives(source.base) if row.span in chosen]
-    return _rows(found, communication.why_absent(source.base) or NO_COLLECTIVES)
+    return Rows(found, None if found else communication.why_absent(source.base))
 
 
-def _distributed_part(part: str) -> _Make:
+def _distributed_part(part: str) -> Table:
     def make(source: Source, selection: Selection) -> Rows:
         chosen = set(source.chosen(selection))
         view = distributed.view(source.base)
         if view is None:
-            return Rows((), distributed.why_absent(source.base) or NO_COLLECTIVES)
+            return Rows((), distributed.why_absent(source.base))
         found = [row for row in getattr(view, part) if getattr(row, "span", None) in (None, *chosen)]
-        return _rows(found, NO_COLLECTIVES, view.notes)
+        return Rows(found, notes=view.notes)
 
-    return make
-
-
-# ------------------------------------------------------------------------------------------------------- of memory
+    return Table(make, communication.NO_COLLECTIVES)
 
 
-def _memory_part(part: Callable[[MemoryView], Sequence[Any]], absent: str = NO_BLOCKS) -> _Make:
+def _memory_part(part: Callable[[MemoryView], Sequence[Any]], absent: str = NO_BLOCKS) -> Table:
     def make(source: Source, selection: Selection) -> Rows:
-        view = trace_memory.view(source.base, source.recordings, source.code)
+        view = allocated_memory.view(source.base, source.recordings, source.code)
         if view is None:
             return Rows((), NO_MEMORY)
         found = part(view)
@@ -275,9 +261,9 @@ def _memory_part(part: Callable[[MemoryView], Sequence[Any]], absent: str = NO_B
             if wanted is not None:
                 has = [row.get(name) if isinstance(row, dict) else getattr(row, name, None) for row in found]
                 found = [row for row, value in zip(found, has, strict=True) if value in (None, wanted)]
-        return _rows(found, absent, view.notes)
+        return Rows(found, notes=view.notes)
 
-    return make
+    return Table(make, absent)
 
 
 def _curve_points(view: MemoryView) -> list[dict[str, Any]]:
@@ -297,9 +283,6 @@ def _curve_points(view: MemoryView) -> list[dict[str, Any]]:
     ]
 
 
-# ---------------------------------------------------------------------------------------------------- of compilers
-
-
 def _compiler_part(
     part: Callable[[CompilersView], Sequence[Any]], absent: str | Callable[[CompilersView], str]
 ) -> _Make:
@@ -307,7 +290,8 @@ def _compiler_part(
         view = source.compilers
         if view is None:
             return Rows((), NO_COMPILER)
-        return _rows(part(view), absent if isinstance(absent, str) else absent(view), view.notes)
+        found = part(view)
+        return Rows(found, None if found else absent if isinstance(absent, str) else absent(view), view.notes)
 
     return make
 
@@ -373,40 +357,38 @@ def _unseen(figure: str, none: str, unseen: str) -> Callable[[CompilersView], st
 def _by_group(**makers: _Make) -> Table:
     """The table whose grouping chooses its maker, the first by default."""
     names = tuple(makers)
-    return Table(lambda source, selection: makers[selection.group or names[0]](source, selection), names)
+    return Table(lambda source, selection: makers[selection.group or names[0]](source, selection), groups=names)
 
 
 TABLES: dict[str, Table] = {
     "overview": Table(_overview),
     "steps": Table(_steps),
-    "gpus": Table(_gpus, takes=("device",)),
+    "gpus": Table(_gpus, NO_DEVICE, takes=("device",)),
     "operators": Table(
-        lambda source, by: _rows(
-            operators.table(source.base, span=source.only(by), by=by.group or "name", step=by.step), NO_OPERATORS
-        ),
+        lambda source, by: operators.table(source.base, span=source.only(by), by=by.group or "name", step=by.step),
+        NO_OPERATORS,
         ("name", "shapes"),
         ("step",),
     ),
-    "stacks": Table(_stacks),
+    "stacks": Table(_stacks, NO_STACKS),
     "kernels": Table(
-        lambda source, by: _rows(
-            kernels.table(source.base, span=source.only(by), by=by.group or "name", device=by.device), NO_DEVICE
-        ),
+        lambda source, by: kernels.table(source.base, span=source.only(by), by=by.group or "name", device=by.device),
+        NO_DEVICE,
         ("name", "launch"),
         ("device",),
     ),
-    "memory": Table(_memory_part(lambda view: view.curves)),
-    "memory-curve": Table(_memory_part(_curve_points)),
-    "memory-operators": Table(_memory_part(lambda view: view.operators)),
-    "memory-lines": Table(_memory_part(lambda view: view.lines)),
-    "memory-blocks": Table(_memory_part(lambda view: view.blocks)),
-    "memory-states": Table(_memory_part(lambda view: view.states, NO_SNAPSHOT)),
-    "out-of-memory": Table(_memory_part(lambda view: view.out_of_memory, NO_FAILURE)),
-    "modules": Table(_modules),
-    "counters": Table(_counters, takes=("device",)),
-    "communication": Table(_communication),
-    "distributed": Table(_distributed_part("workers")),
-    "distributed-collectives": Table(_distributed_part("collectives")),
+    "memory": _memory_part(lambda view: view.curves),
+    "memory-curve": _memory_part(_curve_points),
+    "memory-operators": _memory_part(lambda view: view.operators),
+    "memory-lines": _memory_part(lambda view: view.lines),
+    "memory-blocks": _memory_part(lambda view: view.blocks),
+    "memory-states": _memory_part(lambda view: view.states, NO_SNAPSHOT),
+    "out-of-memory": _memory_part(lambda view: view.out_of_memory, NO_FAILURE),
+    "modules": Table(_modules, NO_MODULES),
+    "counters": Table(_counters, NO_DEVICE, takes=("device",)),
+    "communication": Table(_communication, communication.NO_COLLECTIVES),
+    "distributed": _distributed_part("workers"),
+    "distributed-collectives": _distributed_part("collectives"),
     "compiles": _by_group(
         cause=_compiler_part(_causes("compile", "recompile", "limit_hit", "failure"), NO_COMPILE),
         change=_compiler_part(_changes, NO_CHANGE),

@@ -55,11 +55,9 @@ class StepNode(Struct):
     @property
     def kind(self) -> str:
         """What stays of the name where instances are numbered and implementations differ."""
-        if self.type == TYPES[MODULE]:
-            return module_class(self.name)
         if self.type == TYPES[LOADER]:
             return ""
-        return module_class(self.name) if self.type == TYPES[BACKWARD] else self.name
+        return module_class(self.name) if self.type in (TYPES[MODULE], TYPES[BACKWARD]) else self.name
 
 
 class StepTree(Struct, frozen=True):
@@ -77,19 +75,25 @@ def tree(spans: Sequence[Span]) -> StepTree | None:
     chosen = [span for span in spans if len(span.steps)] or [span for span in spans if len(span)]
     if not chosen:
         return None
-    paths, parts = Paths(), list[Items]()
-    items = steps = 0
+    known = bool(len(chosen[0].steps))
+    paths, parts, has_device = Paths(), [], False
+    items = steps = wall_ns = 0
     for span in chosen:
-        parts.append(find(span, paths, items, steps))
-        items += parts[-1].items.height
-        steps += max(parts[-1].steps, 1)
-    known = all(part.steps for part in parts)
-    root = StepNode(TYPES[STEP] if known else "Trace", "", steps, sum(part.wall_ns for part in parts))
-    nodes = _Nodes(root, pl.concat([part.items for part in parts]), turns=MAX_TURNS if known else 1)
-    nodes.add_inner(pl.concat([part.inner for part in parts]), paths)
-    nodes.add_slices(pl.concat([part.slices for part in parts]), paths)
+        search = _Search(span)
+        # the number among all spans of each way of modules; none of a span without modules
+        places = paths.take_in(search.calls.paths) if len(search.calls.rows) else np.empty(0, np.int64)
+        parts.append((search.items(items, steps), search.inner(places, items), search.slices(places, items)))
+        items += len(search.rows)
+        steps += len(search.starts)
+        wall_ns += int((search.ends - search.starts).sum())
+        has_device |= len(search.work) > 0
+    every, inner, slices = (pl.concat(tables) for tables in zip(*parts, strict=True))
+    root = StepNode(TYPES[STEP] if known else "Trace", "", steps, wall_ns)
+    nodes = _Nodes(root, every, turns=MAX_TURNS if known else 1)
+    nodes.add_inner(inner, paths)
+    nodes.add_slices(slices, paths)
     _finish(root)
-    return StepTree(root, steps if known else 0, any(part.has_device for part in parts))
+    return StepTree(root, steps if known else 0, has_device)
 
 
 class _Nodes:
@@ -154,10 +158,9 @@ class _Nodes:
         for number, path, at_ns, host_ns in sums.iter_rows():
             own = self._inner(number, path, paths)
             own.at_ns = at_ns
-            while own is not self.nodes[number]:
-                own.host_ns += host_ns
-                above = paths.parent[path]
-                own, path = (self._inner(number, above, paths), above) if above >= 0 else (self.nodes[number], path)
+            own.host_ns += host_ns
+            while (path := paths.parent[path]) >= 0:
+                self._inner(number, path, paths).host_ns += host_ns
 
     def _inner(self, number: int, path: int, paths: Paths) -> StepNode:
         """The node of a module's way below a node of the backward pass."""
@@ -173,7 +176,7 @@ class _Nodes:
         """Work of the device."""
         own = self._by_node(slices)
         sums = own.group_by("node", "path", "operator", "position", "kernel", maintain_order=True).agg(
-            pl.col("ns").sum(), pl.col("slices").sum()
+            pl.col("ns").sum(), pl.len()
         )
         for number, path, operator, position, kernel, ns, count in sums.iter_rows():
             node = self._inner(number, path, paths) if path >= 0 else self.nodes[number]
@@ -192,11 +195,9 @@ class _Nodes:
 
 def _finish(root: StepNode) -> None:
     """Device time with all below, and children in their order."""
-    order, waiting = [], [root]
-    while waiting:
-        node = waiting.pop()
-        order.append(node)
-        waiting.extend(node.children)
+    order = [root]
+    for node in order:  # grows on the way
+        order += node.children
     for node in reversed(order):
         node.device_ns += sum(child.device_ns for child in node.children)
         if node.children and not node.calls:
@@ -208,89 +209,57 @@ _LOADERS = ("enumerate(DataLoader)#", "enumerate(DataPipe)#")
 _OPTIMIZERS = ("Optimizer.",)
 _STEPS = ("ProfilerStep#",)
 
-ITEMS = {
-    "item": pl.Int64,  # from 0 on over all spans
-    "outer": pl.Int64,  # the item around it, or `NONE`
-    "step": pl.Int64,  # of items without outer one: from 0 on over all spans; `NONE` outside of steps
-    "type": pl.Int64,
-    "name": pl.String,
-    "start_ns": pl.Int64,
-    "at_ns": pl.Int64,  # start, from the beginning of the step or outer item
-    "host_ns": pl.Int64,
-}
-# The modules' parts of items of the backward pass. `path` is an entry of `Paths`.
-INNER = {"item": pl.Int64, "path": pl.Int64, "at_ns": pl.Int64, "host_ns": pl.Int64}
-# Work of the device. `item` is `NONE` directly below the step, `path` outside of modules' backward passes.
-# `position` counts the slices of one call of the operator.
-SLICES = {
-    "item": pl.Int64,
-    "path": pl.Int64,
-    "operator": pl.String,
-    "position": pl.Int64,
-    "kernel": pl.String,
-    "ns": pl.Int64,
-    "slices": pl.Int64,
-}
-
-
-class Items(Struct, frozen=True):
-    """Of one span. `wall_ns` is of all its steps, or of the whole span where it has none (`steps` 0)."""
-
-    items: pl.DataFrame
-    inner: pl.DataFrame
-    slices: pl.DataFrame
-    steps: int
-    wall_ns: int
-    has_device: bool
-
-
-def find(span: Span, paths: Paths, first_item: int, first_step: int) -> Items:
-    """The items of a span, numbered from `first_item` on; the ways of its modules are entered into `paths`."""
-    search = _Search(span)
-    rows = search.rows
-    outer = climb(span.parent, span.parent[rows], search.is_item)
-    inside = outer >= 0
-    step = search.steps_at(span.start_ns[rows])
-    begin = np.where(inside, span.start_ns[np.maximum(outer, 0)], search.starts[np.maximum(step, 0)])
-    items = pl.DataFrame(
-        {
-            "item": np.arange(first_item, first_item + len(rows)),
-            "outer": np.where(inside, np.searchsorted(rows, outer) + first_item, NONE),
-            "step": np.where(step >= 0, step + first_step, NONE),
-            "type": search.types[rows].astype(np.int64),
-            "name": search.item_names(),
-            "start_ns": span.start_ns[rows],
-            "at_ns": span.start_ns[rows] - begin,
-            "host_ns": span.duration_ns[rows],
-        },
-        schema=ITEMS,
-    )
-    at_ns = items["at_ns"].to_numpy()
-    places = paths.take_in(search.calls.paths) if len(search.calls.rows) else np.empty(0, np.int64)
-    return Items(
-        items=items,
-        inner=search.inner(places, at_ns, first_item),
-        slices=search.slices(places, first_item),
-        steps=len(span.steps),
-        wall_ns=int((search.ends - search.starts).sum()),
-        has_device=len(search.work) > 0,
-    )
-
 
 class _Search:
-    """The arrays of a span that its items are found by."""
+    """The items of a span, and what they are found by. `starts` and `ends` are those of its steps."""
 
     def __init__(self, span: Span) -> None:
         self.span = span
         self.calls = ModuleCalls(span)
         self.work = work(span)
         self.host = ~(span.on_device | span.categories.where(["gpu_user_annotation"]))
-        steps = span.steps
-        if len(steps):
-            self.starts, self.ends = steps["start_ns"].to_numpy(), steps["end_ns"].to_numpy()
-        else:  # the whole span stands for a step
-            self.starts = span.start_ns[self.host].min(keepdims=True) if self.host.any() else np.zeros(1, np.int64)
-            self.ends = span.ends(self.host).max(keepdims=True) if self.host.any() else np.zeros(1, np.int64)
+        self.starts, self.ends = (span.steps[name].to_numpy() for name in ("start_ns", "end_ns"))
+        if not len(self.starts):  # the whole span stands for a step
+            some = self.host.any()
+            self.starts = span.start_ns[self.host].min(keepdims=True) if some else np.zeros(1, np.int64)
+            self.ends = span.ends(self.host).max(keepdims=True) if some else np.zeros(1, np.int64)
+
+    def items(self, first_item: int, first_step: int) -> pl.DataFrame:
+        """The items, numbered from `first_item` on over all spans.
+
+        `outer` is the item around it, `step` that of items without one, from `first_step` on; both `NONE` without.
+        """
+        span, rows = self.span, self.rows
+        types, codes = self.types[rows], span.names.codes[rows]
+        names = [_short(name) for name in span.names.values]
+        step = self.steps_at(span.start_ns[rows])
+        by_path = np.array([*self.calls.paths.name, ""], object)
+        name = np.where(np.isin(types, _IN_RUNS), "", np.array([*names, ""], object)[codes])
+        name[types == MODULE] = by_path[self.calls.path]
+        return pl.DataFrame(
+            {
+                "item": np.arange(first_item, first_item + len(rows)),
+                "outer": np.where(self.outer >= 0, np.searchsorted(rows, self.outer) + first_item, NONE),
+                "step": np.where(step >= 0, step + first_step, NONE),
+                "type": types.astype(np.int64),
+                "name": pl.Series(name, dtype=pl.String),
+                "start_ns": span.start_ns[rows],
+                "at_ns": self.at_ns,
+                "host_ns": span.duration_ns[rows],
+            }
+        )
+
+    @cached_property
+    def outer(self) -> Int64:
+        """The row of the item around each of `rows`."""
+        return climb(self.span.parent, self.span.parent[self.rows], self.is_item)
+
+    @cached_property
+    def at_ns(self) -> Int64:
+        """When each of `rows` starts, from the beginning of its step or outer item."""
+        starts = self.span.start_ns[self.rows]
+        step = np.maximum(self.steps_at(starts), 0)
+        return starts - np.where(self.outer >= 0, self.span.start_ns[np.maximum(self.outer, 0)], self.starts[step])
 
     def _named(self, beginnings: tuple[str, ...]) -> Bools:
         names = self.span.names
@@ -350,43 +319,28 @@ class _Search:
         inside = (step >= 0) & (times < self.ends[np.maximum(step, 0)])
         return np.where(inside, step, NONE)
 
-    def item_names(self) -> npt.NDArray[np.object_]:
-        """The name of each of `rows`; empty where the type says it all."""
-        types, codes = self.types[self.rows], self.span.names.codes[self.rows]
-        distinct, back = np.unique(codes, return_inverse=True)
-        texts = [_short(self.span.names.values[code]) if code >= 0 else "" for code in distinct.tolist()]
-        names = np.array([*texts, ""], object)[back]
-        names[(types == BACKWARD) | (types == OPERATORS)] = ""
-        calls = self.calls
-        names[types == MODULE] = np.array([*calls.paths.name, ""], object)[calls.path]
-        return names
-
-    def inner(self, places: Int64, at_ns: Int64, first_item: int) -> pl.DataFrame:
-        """Parts of the backward items by module, from the self times of all slices below them.
-
-        Args:
-            at_ns: start of each item, which the parts' starts are counted from.
-        """
-        if not len(places):
-            return pl.DataFrame(schema=INNER)
-        owners = self.calls.owners
-        rows = np.flatnonzero(owners.backward & self.host)
+    def inner(self, places: Int64, first_item: int) -> pl.DataFrame:
+        """Parts of the backward items by module (its path in `places`), from the self times of all slices below."""
+        rows = np.flatnonzero(self.calls.owners.backward & self.host) if len(places) else np.empty(0, np.int64)
         item = self.item_of[rows]
         back = self._is_backward_item(item)
         rows, item = rows[back], item[back]
         found = pl.DataFrame(
             {
                 "item": item + first_item,
-                "path": places[owners.path[rows]],
-                "at_ns": self.span.start_ns[rows] - self.span.start_ns[self.rows[item]] + at_ns[item],
+                "path": places[self.calls.owners.path[rows]] if len(rows) else rows,
+                "at_ns": self.span.start_ns[rows] - self.span.start_ns[self.rows[item]] + self.at_ns[item],
                 "host_ns": self.span.series("self_ns").fill_null(0).to_numpy()[rows],
-            },
-            schema=INNER,
+            }
         )
         return found.group_by("item", "path").agg(pl.col("at_ns").min(), pl.col("host_ns").sum())
 
     def slices(self, places: Int64, first_item: int) -> pl.DataFrame:
-        """Work of the device, as `SLICES`; of what was launched outside of steps nothing."""
+        """Work of the device; of what was launched outside of steps nothing.
+
+        `item` is `NONE` directly below the step, `path` outside of modules' backward passes; `position` counts the
+        slices of one call of the operator.
+        """
         span, found = self.span, self.work
         duration = np.full(len(span), NONE, np.int64)
         duration[found.rows] = found.end_ns - found.start_ns
@@ -413,9 +367,7 @@ class _Search:
                 "position": _positions(operator, span.start_ns[source[kept]]),
                 "kernel": _name_at(span, columns["event"][kept]),
                 "ns": duration[columns["event"][kept]],
-                "slices": np.ones(len(kept), np.int64),
-            },
-            schema=SLICES,
+            }
         )
 
     def _is_backward_item(self, item: Int64) -> Bools:

@@ -63,7 +63,7 @@ def side(base: Base, span: SpanRef | None = None, label: str = "") -> DiffSide:
     Args:
         label: how the side is called; by default the span, or the first one's worker.
     """
-    spans = [one for one in base.spans if span in (None, one.ref)]
+    spans = base.chosen(span)
     chosen = {one.ref for one in spans}
     steps = [len(one.steps) for one in spans]
     return DiffSide(
@@ -109,14 +109,7 @@ def diff(base: DiffSide, other: DiffSide) -> Diff:
         alignment = _Alignment((base.tree, divisors[0]), (other.tree, divisors[1]))
         tables["tree"] = tuple(alignment.pair(base.tree.root, other.tree.root, 0))
         notes += alignment.notes()
-    return Diff(
-        base=base.label,
-        other=other.label,
-        per_step=per_step,
-        tables=tables,
-        absent=absent,
-        notes=tuple(notes),
-    )
+    return Diff(base.label, other.label, per_step=per_step, tables=tables, absent=absent, notes=tuple(notes))
 
 
 def _tables(one: DiffSide, steps: int, *, per_step: bool) -> dict[str, _Values]:
@@ -198,7 +191,10 @@ class _Alignment:
 
     def __init__(self, base: tuple[StepTree, int], other: tuple[StepTree, int]) -> None:
         self._sides = base, other
-        every = sorted((kernel.ns for tree, _ in self._sides for kernel in _kernels(tree.root)), reverse=True)
+        nodes = [base[0].root, other[0].root]
+        for node in nodes:  # grows on the way
+            nodes += node.children
+        every = sorted((kernel.ns for node in nodes for kernel in node.kernels.values()), reverse=True)
         self._least_ns = every[MAX_KERNELS] if len(every) > MAX_KERNELS else -1
         self._left_out = 0
 
@@ -219,17 +215,13 @@ class _Alignment:
     def rows(self, base: list[StepNode], other: list[StepNode], level: int) -> Iterator[DiffRow]:
         """Of nodes that stand below matched parents."""
         for ours, theirs in _matched(self._longest(base), self._longest(other)):
-            matched = (
-                len(ours) == len(theirs) == 1 and ours[0].type == theirs[0].type and ours[0].kind == theirs[0].kind
-            )
-            if matched:
+            if len(ours) == len(theirs) == 1 and (ours[0].type, ours[0].kind) == (theirs[0].type, theirs[0].kind):
                 yield from self.pair(ours[0], theirs[0], level)
                 continue
-            inside = level
-            if ours and theirs:
+            inside = level + bool(ours and theirs)
+            if inside > level:
                 key = f"not matched: {_list(ours)} | {_list(theirs)}"
                 yield row(key, self._value(ours, 0), self._value(theirs, 1), level)
-                inside = level + 1
             for node in ours:
                 yield row(_title(node), self._value([node], 0), NOTHING, inside)
             for node in theirs:
@@ -289,14 +281,6 @@ def _aligned(
         for offset in range(block.size):
             yield [base[block.a + offset]], [other[block.b + offset]]
         ours, theirs = block.a + block.size, block.b + block.size
-
-
-def _kernels(root: StepNode) -> Iterator[KernelSum]:
-    waiting = [root]
-    while waiting:
-        node = waiting.pop()
-        yield from node.kernels.values()
-        waiting.extend(node.children)
 
 
 def _kernel_key(place: tuple[str, int], base: KernelSum | None, other: KernelSum | None) -> str:

@@ -7,7 +7,7 @@ of steps shows everything, and the document's scope says so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from stepscope.analyze.views.select import Selection
     from stepscope.dashboard.server.catalog import Catalog
 
-PAGE_SCHEMA = "stepscope.page/1"
-SERVED_ROWS = 1_000
-EMBEDDED_ROWS = 100
+PAGE_SCHEMA, HEAD_SCHEMA = "stepscope.page/1", "stepscope.run/1"
+SERVED_ROWS, EMBEDDED_ROWS = 1_000, 100
+SERVED_BOXES, EMBEDDED_BOXES = 120_000, 20_000
+ONLY = "this"  # the id of the run in a file
 SPAN = "/span"  # between a worker and its number in the key of a span, as in `SpanRef.label`
 
 
@@ -41,6 +42,9 @@ class Scope(Struct, frozen=True):
     steps: tuple[int, int] | None = None
 
 
+_WHOLE = Scope()
+
+
 class PageContext(Struct, frozen=True, dict=True):
     """What a page is made from.
 
@@ -50,6 +54,7 @@ class PageContext(Struct, frozen=True, dict=True):
         params: what the page is asked for beside its scope; of a request, so nothing in it can be trusted.
         catalog: other runs; None in the single-file report.
         limit: rows that a table may have.
+        boxes: those that all trees of a flame graph may have together.
         key: the run's id in the catalog.
         source: False quotes no line of source text.
     """
@@ -60,8 +65,9 @@ class PageContext(Struct, frozen=True, dict=True):
     params: Mapping[str, str] = field(default_factory=dict)
     catalog: Catalog | None = None
     limit: int = SERVED_ROWS
+    boxes: int = SERVED_BOXES
     embedded: bool = False
-    key: str = "this"
+    key: str = ONLY
     revision: int = 0
     source: bool = True
 
@@ -71,22 +77,17 @@ class PageContext(Struct, frozen=True, dict=True):
         run = self.run.analysis.run
         return Shortener({"cwd": run.cwd, "user_roots": run.user_roots})
 
-    def selection(self, **more: Any) -> Selection:
-        """The scope's worker and span for `Run.table`; `more` are its other fields (group, step, device, name)."""
+    def selection(self) -> Selection:
+        """The scope's worker and span for `Run.table`; raises `UsageError` for a span that is none."""
         from stepscope.analyze.views.select import Selection
 
-        worker, span = self._span()
-        return Selection(worker=worker, span=span, **more)
-
-    def _span(self) -> tuple[str | None, int | None]:
-        """Worker and number of the span that is asked for; raises `UsageError` for what is none."""
         worker, given = self.scope.worker, self.scope.span
         if given is None:
-            return worker, None
+            return Selection(worker=worker)
         before, _, digits = given.rpartition(SPAN)
         if not digits.isdecimal() or len(digits) > 9:
             raise UsageError(f"span {given[:80]!r}: not a span of this run; choose one of the list")
-        return before or worker, int(digits)
+        return Selection(worker=before or worker, span=int(digits))
 
     def choice(self, param: str, known: Sequence[str]) -> str:
         """The value of a parameter if it is one of `known`, else the first of them."""
@@ -106,18 +107,15 @@ class Page(Struct, frozen=True):
 
     def build(self, context: PageContext) -> list[Block]:
         """The blocks of the page; raises `UsageError` for parameters that make no sense."""
-        made: list[Block] = self._module().build(context)
+        made: list[Block] = import_module(f"{__name__}.{self.key}").build(context)
         return made
 
     def empty(self, context: PageContext) -> bool:
         """Whether the page has nothing but the reason why; needs the analysis, and is quick once that is there."""
         if self.held:
             return not getattr(context.run.analysis.views, self.held, None)
-        asked = getattr(self._module(), "empty", None)
-        return bool(asked(context)) if asked is not None else False
-
-    def _module(self) -> Any:
-        return import_module(f"{__name__}.{self.key}")
+        asked = getattr(import_module(f"{__name__}.{self.key}"), "empty", None)
+        return asked is not None and bool(asked(context))
 
 
 _EVERY = ("worker", "span", "steps")
@@ -145,28 +143,41 @@ def page(context: PageContext, key: str) -> dict[str, Any]:
     """The document of one page; raises `UsageError` for a page that there is not, or a scope that makes no sense."""
     if key not in PAGES:
         raise UsageError(f"{key[:80]!r}: no such page; there are {', '.join(PAGES)}")
+    return document(key, PAGES[key].build(context), context.scope, context.revision)
+
+
+def document(key: str, shown: list[Block], scope: Scope = _WHOLE, revision: int = 0) -> dict[str, Any]:
+    """The document of a page with these blocks; the note says what of the scope the page cannot follow."""
     found = PAGES[key]
-    steps = context.scope.steps
+    left = [words for name, words in _SELECTORS.items() if getattr(scope, name) and name not in found.follows]
+    note = f"This page does not follow the choice of a {' or '.join(left)}: it shows all." if left else None
+    asked = {"worker": scope.worker, "span": scope.span, "steps": scope.steps and list(scope.steps)}
     return {
         "schema": PAGE_SCHEMA,
-        "page": found.key,
+        "page": key,
         "title": found.title,
-        "revision": context.revision,
-        "scope": {
-            "worker": context.scope.worker,
-            "span": context.scope.span,
-            "steps": None if steps is None else list(steps),
-            "follows": list(found.follows),
-            "note": _note(found, context.scope),
-        },
-        "blocks": found.build(context),
+        "revision": revision,
+        "scope": {**asked, "follows": list(found.follows), "note": note},
+        "blocks": shown,
     }
 
 
-def _note(found: Page, scope: Scope) -> str | None:
-    """What of the scope the page cannot follow, in a sentence."""
-    left = [words for name, words in _SELECTORS.items() if getattr(scope, name) and name not in found.follows]
-    return f"This page does not follow the choice of a {' or '.join(left)}: it shows all." if left else None
+def head(listed: Iterable[Page], empty: Container[str] = (), **known: Any) -> dict[str, Any]:
+    """A RunHead of `web/src/lib/types.ts` with these pages, of which `empty` show nothing.
+
+    What `known` does not say is that of a file: a trace, complete, of which no worker, span or steps can be chosen.
+    """
+    pages = [{"key": p.key, "title": p.title, "group": p.group, "empty": p.key in empty} for p in listed]
+    nothing: dict[str, Any] = {
+        "command": None,
+        "started_ns": None,
+        "revision": 0,
+        "workers": [],
+        "spans": [],
+        "steps": None,
+    }
+    unknown = {"id": ONLY, "name": "", "kind": "trace", "state": "finished", **nothing}
+    return {"schema": HEAD_SCHEMA, **unknown, "pages": pages, "preparing": None, "error": None, **known}
 
 
 # ---- what the selectors on every page offer --------------------------------------------------------------------------
@@ -192,9 +203,7 @@ def spans(run: api.Run) -> list[dict[str, str]]:
 def step_range(run: api.Run) -> dict[str, int] | None:
     """The first and the last step that can be chosen, None of a run without steps."""
     numbers = run.tables.steps["step"].drop_nulls()
-    if numbers.is_empty():
-        return None
-    return {"first": int(numbers.min()), "last": int(numbers.max())}  # type: ignore[arg-type]
+    return {"first": int(numbers.min()), "last": int(numbers.max())} if len(numbers) else None  # type: ignore[arg-type]
 
 
 def processes(run: api.Run, worker: str | None) -> frozenset[str] | None:

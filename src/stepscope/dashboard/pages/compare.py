@@ -178,9 +178,8 @@ def comparison(context: PageContext | Alone, document: Document) -> Iterator[Blo
     yield from rows_table(context, "pairs", said.RUNS, "Measure", _RUN, said.runs(document))
     for note in said.notes(document):
         yield blocks.text(blocks.sentence(note), "note")
-    absent = [blocks.fact(what, why) for what, why in said.absent(document)]
-    if absent:
-        yield blocks.facts(said.ABSENT, absent)
+    for what, why in said.absent(document):
+        yield blocks.text(f"Not compared: {what} ({why})", "note")
 
 
 def _figures(context: PageContext | Alone, document: Document) -> Iterator[Block]:
@@ -203,7 +202,7 @@ def _figures(context: PageContext | Alone, document: Document) -> Iterator[Block
     if drawn:
         yield _intervals(drawn)
     notes = ["Means over the runs of each side; change is the candidate's."]
-    yield from rows_table(context, "figures", "Step time", "Effect", _STEP, steps, notes=notes)
+    yield from rows_table(context, "figures", "Step time", "Effect", _STEP, steps, notes=notes, limit=len(steps))
     rest = [asdict(figure) for label, figure in shown.items() if label not in {row["label"] for row in steps}]
     yield from rows_table(context, "other-figures", "Other figures", "Effect", _TEXTS, rest)
 
@@ -255,4 +254,4 @@ def _phases(context: PageContext | Alone, document: Document) -> Iterator[Block]
         ],
         help=blocks.meaning("PhaseEffect", "difference_ms"),
     )
-    yield from rows_table(context, "phases", said.PHASES, "PhaseEffect", _PHASE, rows)
+    yield from rows_table(context, "phases", said.PHASES, "PhaseEffect", _PHASE, rows, limit=len(rows))

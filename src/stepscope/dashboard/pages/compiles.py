@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict
 
+from stepscope.analyze.views.select import NO_COMPILER
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
 from stepscope.dashboard.pages import traced
@@ -19,7 +20,6 @@ from stepscope.report.document import without_quotes
 from stepscope.report.table import SHOWN
 
 if TYPE_CHECKING:
-    from stepscope.analyze.views.select import Rows
     from stepscope.dashboard.pages import PageContext
     from stepscope.model.compilers import CompilerFacts, CompilersView
 
@@ -35,10 +35,7 @@ _FIGURES = (
 _RARE = ("limit_hits", "failures", "transfers", "fallbacks")  # left out where there are none
 _REASON = (("reason", "text"), ("advice", "hint"))
 _CHANGES = "backend; kind; why: cause; step; what: subject; old; new; line: file; function"
-_POINTS = (
-    ("step", "wall_ms"),
-    ("of it compiling", "compile_ms"),
-)
+_POINTS = (("step", "wall_ms", "step"), ("of it compiling", "compile_ms", "compile"))
 _LIMITS = blocks.columns(
     "Line: place none; Function: function; Since step: step count; Before: before_ms ms; Steps: before_steps count; "
     "After: after_ms ms; Steps after: after_steps count"
@@ -47,30 +44,23 @@ _LIMITS = blocks.columns(
 
 def empty(context: PageContext) -> bool:
     """Whether no compiler was seen."""
-    return not _seen(context.run.analysis.compilers)
-
-
-def _seen(view: CompilersView | None) -> bool:
-    return view is not None and bool(view.backends or view.warnings)
+    view = context.run.analysis.compilers
+    return view is None or not (view.backends or view.warnings)
 
 
 def build(context: PageContext) -> list[Block]:
     """The page."""
     view = context.run.analysis.compilers
-    if view is None or not _seen(view):
-        from stepscope.analyze.views.select import NO_COMPILER
-
+    if view is None or empty(context):
         return [traced.absent(context, "compilers", TITLE, NO_COMPILER)]
     told: Mapping[str, Any] = context.run.report(source=context.source).views["compilers"]
-    return [
-        *(_figures(facts) for facts in view.backends),
-        *_said(told),
-        *_steps(context, view),
-        *_causes(context, told),
-        *_limits(context, view),
-        *_more(context, told),
-        *traced.paragraphs(view.notes),
-    ]
+    made = [*(_figures(facts) for facts in view.backends), *_said(told)]
+    if view.steps:
+        made.append(traced.block(context, "compile-steps", view.steps, bars=("compile_ms",)))
+    for kind in dict.fromkeys(point.kind for point in view.points):
+        made += _points(view, kind)
+    made += [*_causes(context, told), *_limits(context, view), *_more(context, told)]
+    return [*made, *traced.paragraphs(view.notes)]
 
 
 def _figures(facts: CompilerFacts) -> Block:
@@ -91,14 +81,6 @@ def _said(told: Mapping[str, Any]) -> Iterator[Block]:
     yield from traced.paragraphs(texts, "plain")
 
 
-def _steps(context: PageContext, view: CompilersView) -> Iterator[Block]:
-    """Steps by kind, and each step in which something was compiled."""
-    if view.steps:
-        yield traced.block(context, "compile-steps", view.steps, bars=("compile_ms",))
-    for kind in dict.fromkeys(point.kind for point in view.points):
-        yield from _points(view, kind)
-
-
 def _points(view: CompilersView, kind: str) -> Iterator[Block]:
     points = [point for point in view.points if point.kind == kind]
     timed = [point for point in points if point.compile_ms]
@@ -107,7 +89,7 @@ def _points(view: CompilersView, kind: str) -> Iterator[Block]:
     worst = max(timed, key=lambda point: point.compile_ms or 0)
     parts = [
         blocks.series(name, "ms", [getattr(point, key) for point in points], role=role)
-        for (name, key), role in zip(_POINTS, ("step", "compile"), strict=True)
+        for name, key, role in _POINTS
         if any(getattr(point, key) is not None for point in points)
     ]
     yield blocks.chart(
@@ -131,28 +113,16 @@ def _points(view: CompilersView, kind: str) -> Iterator[Block]:
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
 
-def _table(context: PageContext, name: str, group: str | None = None) -> Rows:
-    from stepscope.analyze.views.select import Selection
-
-    return traced.rows(context, name, Selection(group=group))
-
-
 def _causes(context: PageContext, told: Mapping[str, Any]) -> Iterator[Block]:
-    found = _table(context, "compiles", "cause")
+    found = traced.rows(context, "compiles", group="cause")
     if found.rows:
         yield _of_causes(context, "compiles", found.rows, told)
     else:
         yield from traced.paragraphs([found.absent])
-    changes = _table(context, "compiles", "change")
+    changes = traced.rows(context, "compiles", group="change")
     if changes.rows:
-        yield traced.block(
-            context,
-            "compiles",
-            [_worded(row) for row in changes.rows],
-            id="compile-changes",
-            title="What changed",
-            columns=_CHANGES,
-        )
+        rows, title = [_worded(row) for row in changes.rows], "What changed"
+        yield traced.block(context, "compiles", rows, id="compile-changes", title=title, columns=_CHANGES)
 
 
 def _worded(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -204,16 +174,17 @@ def _limits(context: PageContext, view: CompilersView) -> Iterator[Block]:
 def _more(context: PageContext, told: Mapping[str, Any]) -> Iterator[Block]:
     """Graph breaks, transfers and metrics; a line for each that there is not."""
     missing = []
-    for name, label in (("graph-breaks", "Graph breaks"), ("transfers", "Transfers to the host")):
-        found = _table(context, name)
-        if found.rows:
-            yield _of_causes(context, name, found.rows, told)
-        else:
+    for name, label in (
+        ("graph-breaks", "Graph breaks"),
+        ("transfers", "Transfers to the host"),
+        ("xla-metrics", "Metrics of torch_xla"),
+    ):
+        found = traced.rows(context, name)
+        if not found.rows:
             missing.append(blocks.fact(label, blocks.sentence(found.absent or "none")))
-    metrics = _table(context, "xla-metrics")
-    if metrics.rows:
-        yield traced.block(context, "xla-metrics", metrics.rows)
-    else:
-        missing.append(blocks.fact("Metrics of torch_xla", blocks.sentence(metrics.absent or "none")))
+        elif name == "xla-metrics":
+            yield traced.block(context, name, found.rows)
+        else:
+            yield _of_causes(context, name, found.rows, told)
     if missing:
         yield blocks.facts("Not in this recording", missing)

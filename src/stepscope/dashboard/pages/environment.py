@@ -44,45 +44,39 @@ def build(context: PageContext) -> list[Block]:
     """The blocks of the page; of the whole run, whatever is chosen."""
     report = context.base.report(source=context.source)
     run = report.run
-    made: list[Block] = [*_notes(report), *_reading(report)]
-    made.append(blocks.facts("The run", _run(context, report)))
-    for title, key in (("Versions", "versions"), ("Hardware", "hardware"), ("Noise", "noise"), ("Git", "git")):
-        rows = list(_flat(run.get(key) or {}))
+    made = [*_notes(report), *_reading(report), blocks.facts("The run", _run(context, report))]
+    for title in ("Versions", "Hardware", "Noise", "Git"):
+        rows = list(_flat(run.get(title.lower()) or {}))
         if rows:
             made.append(blocks.facts(title, rows))
     made += _counts(report)
-    tables = (
+    for id, title, record, columns, found in (
         ("windows", "Profiler windows", "WindowFacts", _WINDOW, report.views.get("windows")),
         ("traces", "Traces", "TraceFacts", _TRACE, report.quality.get("traces")),
         ("processes", "Processes", "ProcessFacts", _PROCESS, report.views.get("processes")),
         ("sites", "Where the script made things", "Site", _SITE, report.views.get("sites")),
-    )
-    for id, title, record, columns, rows_ in tables:
-        made += blocks.rows_table(context, id, title, record, columns, rows_)
+    ):
+        made += blocks.rows_table(context, id, title, record, columns, found)
     return made
 
 
 def _notes(report: Report) -> Iterator[Block]:
     """What was lost, repaired or not seen: before any figure."""
-    warnings = sentences.warnings(report)
-    for text in warnings:
-        yield blocks.text(blocks.sentence(text), "warning")
-    notes = [note["text"] for note in report.quality.get("notes") or () if note["level"] != "warning"]
-    for text in notes:
-        yield blocks.text(blocks.sentence(text), "note")
-    if not warnings and not notes:
-        yield blocks.text("Nothing that the recording should have seen is known to be missing.", "good")
+    told = [(text, "warning") for text in sentences.warnings(report)]
+    told += [(note["text"], "note") for note in report.quality.get("notes") or () if note["level"] != "warning"]
+    nothing = ("Nothing that the recording should have seen is known to be missing.", "good")
+    for text, tone in told or [nothing]:
+        yield blocks.text(blocks.sentence(text), tone)
 
 
-def _reading(report: Report) -> list[Block]:
+def _reading(report: Report) -> Iterator[Block]:
     """How well the traces could be read and linked."""
     facts = report.quality.get("reading")
-    if not facts:
-        return []
-    items = blocks.measures(facts, _READING, of="ReadingFacts")
-    linked = sentences.links(report) if facts.get("link_rate") is None else None  # else a figure says it
-    said = [blocks.text(blocks.sentence(linked), "note")] if linked else []
-    return [blocks.figures(items, "Quality of the traces"), *said]
+    if facts:
+        yield blocks.figures(blocks.measures(facts, _READING, of="ReadingFacts"), "Quality of the traces")
+        linked = sentences.links(report) if facts.get("link_rate") is None else None  # else a figure says it
+        if linked:
+            yield blocks.text(blocks.sentence(linked), "note")
 
 
 def _run(context: PageContext, report: Report) -> Iterator[dict[str, Any]]:
@@ -105,20 +99,17 @@ def _run(context: PageContext, report: Report) -> Iterator[dict[str, Any]]:
         yield blocks.fact("Ended", _date(ended) if ended is not None else None, None if ended else "no end was written")
     if run.get("exit_status") is not None:
         yield blocks.fact("Exit status", str(run["exit_status"]), sentences.ended(run["exit_status"]))
-    trial = trial_line(report, context.shorten)
-    if trial:
+    if trial := trial_line(report, context.shorten):
         yield blocks.fact("Knobs", trial, "not all were applied" if refused(report) else None)
-    devices = report.views.get("devices")
-    if devices:
+    if devices := report.views.get("devices"):
         yield blocks.fact("Trained on", _text(devices))
-    stacks = report.views.get("stacks")
-    if stacks:
+    if stacks := report.views.get("stacks"):
         yield blocks.fact(
             "Sampled stacks", f"{stacks['samples']:,} by {stacks['source']}, {stacks['rate_hz']:g} a second"
         )
 
 
-def _counts(report: Report) -> list[Block]:
+def _counts(report: Report) -> Iterator[Block]:
     """Counts of the reader."""
     help_ = blocks.meaning("Quality", "counts")
     counts = report.quality.get("counts") or {}
@@ -128,9 +119,11 @@ def _counts(report: Report) -> list[Block]:
         for key, value in known.items()
         if value
     ]
+    if items:
+        yield blocks.figures(items, "What was read")
     none = [_counted(key) for key, value in known.items() if not value]
-    made = [blocks.figures(items, "What was read")] if items else []
-    return [*made, blocks.text(f"None of these: {', '.join(none)}.", "note")] if none else made
+    if none:
+        yield blocks.text(f"None of these: {', '.join(none)}.", "note")
 
 
 def _counted(key: str) -> str:
@@ -143,22 +136,18 @@ def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[dict[str, Any
         if isinstance(value, Mapping):
             yield from _flat(value, f"{label}: ")
         else:
-            yield blocks.fact(label, None if value is None or value == [] else _known(str(key), value))
+            yield blocks.fact(label, None if value is None or value == [] else _text(value, str(key)))
 
 
-def _known(key: str, value: Any) -> str:
-    """A fact in words; figures with the unit that their name carries."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return words.size(value) if key.endswith("bytes") else words.count(value)
-    return _text(value)
-
-
-def _text(value: Any) -> str:
+def _text(value: Any, key: str | None = None) -> str:
+    """A fact in words; figures that have a name with the unit that it carries."""
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, (int, float)) and key is not None:
+        return words.size(value) if key.endswith("bytes") else words.count(value)
     if isinstance(value, Mapping):
         return ", ".join(
-            f"{words.term(key)} {_known(str(key), item)}" for key, item in value.items() if item is not None
+            f"{words.term(key)} {_text(item, str(key))}" for key, item in value.items() if item is not None
         )
     if isinstance(value, (list, tuple)):
         shown = [_text(item) for item in value[:MAX_NESTED]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from stepscope.dashboard.pages import PageContext
 from stepscope.model import Report
 from stepscope.report import experiment_report as say
 from stepscope.report import words
+from stepscope.report.escape import one_line
 
 DRAWN = 24  # candidates
+SCREEN_ROWS = 12  # of a table on a terminal
 MOST_DRAWN = 0.87  # a ceiling beyond it would take most of the axis to show nothing
 CHANGE_HELP = (
     "Candidate by baseline, less 1, as the geometric mean over pairs of runs: -5 % takes 5 % less time. The interval "
@@ -27,8 +30,7 @@ CEILING_HELP = (
 HELP = {**dict.fromkeys(("change", "low", "high"), CHANGE_HELP), "ceiling": CEILING_HELP}
 CHANGE = "change share signed; 95 %, from: low share signed; to: high share signed"
 _CANDIDATE = blocks.columns(
-    f"Candidate: name; Verdict: verdict; Change of the step time: {CHANGE}; "
-    "Predicted at best: ceiling share signed; Pairs: pairs count",
+    f"Candidate: name; Verdict: verdict; Change: {CHANGE}; Ceiling: ceiling share signed; Pairs: pairs count",
     help=HELP,
 )
 _NOTE = blocks.columns("Candidate: name; About: about; What to know: text")
@@ -44,7 +46,7 @@ _PAIR = blocks.columns(
     "With the change, 95th percentile: candidate_p95_ms ms"
 )
 _EFFECT = blocks.columns(
-    f"Knob: name; Change of the step time: {CHANGE}; Predicted at best: ceiling share signed; Runs: runs count",
+    f"Knob: name; Change: {CHANGE}; Ceiling: ceiling share signed; Runs: runs count",
     help=HELP,
 )
 _REASON = blocks.columns("Candidate: name; Left out because: reason")
@@ -72,26 +74,80 @@ def render(report: Report) -> str:
 
 def build(context: PageContext | Alone, document: Row) -> Iterator[Block]:
     """The conclusion, the intervals drawn, and the tables behind."""
-    candidates = say.ranked(document)
+    yield from _conclusion(document)
+    yield from _warnings(document)
+    yield blocks.text(blocks.sentence(say.protocol(document)), "note")
+    yield from _changes(document)
+    yield from _intervals(say.ranked(document))
+    yield from _compared(context, document)
+    yield from _runs(context, document)
+    yield from _skipped(context, document)
+    yield from _by_hand(document)
+    yield from _how(document)
+    if document.get("repeat"):
+        yield blocks.facts("To repeat it", [blocks.fact("Command", document["repeat"])])
+
+
+def screen(document: Row) -> list[list[Block]]:
+    """What a terminal shows: without pictures and single runs."""
+    context = Alone(SCREEN_ROWS)
+    command = shlex.join(str(word) for word in document["protocol"]["command"])
+    head = [blocks.text(f"Experiment: {one_line(command, 160)}", "head")]
+    head += [blocks.text(text, "note") for text in (say.protocol(document), say.source(document)) if text]
+    sections = (_compared(context, document), _changes(document), _by_hand(document), _skipped(context, document))
+    how = _how(document)
+    return [[*head, *_warnings(document)], *map(list, (_conclusion(document), *sections, how))]
+
+
+def outcome(context: PageContext | Alone, document: Row) -> Iterator[Block]:
+    """What it has shown, and what to change."""
+    yield from _conclusion(document)
+    yield from _candidates(context, document)
+    yield from _changes(document)
+
+
+def _conclusion(document: Row) -> Iterator[Block]:
     won = bool(say.winners(document))
     for number, text in enumerate(say.conclusion(document)):
         yield blocks.text(text, "good" if won and number == 0 else "plain")
+
+
+def _warnings(document: Row) -> Iterator[Block]:
     for text in (*(document.get("notes") or ()), *filter(None, [say.state(document)])):
         yield blocks.text(blocks.sentence(str(text)), "warning")
-    yield blocks.text(blocks.sentence(say.protocol(document)), "note")
-    lines = say.winners(document)[0].get("change") if won else None
+
+
+def _changes(document: Row) -> Iterator[Block]:
+    lines = [line for best in say.winners(document)[:1] for line in best.get("change") or ()]
     if lines:
         facts = [blocks.fact(f"Change {number}", line) for number, line in enumerate(lines, start=1)]
         yield blocks.facts("What to change in the script", facts)
-    yield from _intervals(candidates)
-    rows = [_candidate(row) for row in candidates]
-    yield from rows_table(context, "candidates", "Every candidate against the baseline", "Effect", _CANDIDATE, rows)
+
+
+def _by_hand(document: Row) -> Iterator[Block]:
+    yield from (blocks.text(f"No knob reaches: {text}") for text in say.by_hand(document))
+
+
+def _candidates(context: PageContext | Alone, document: Row) -> list[Block]:
+    rows = [_candidate(row) for row in say.ranked(document)]
+    return rows_table(context, "candidates", "Every candidate against the baseline", "Effect", _CANDIDATE, rows)
+
+
+def _compared(context: PageContext | Alone, document: Row) -> Iterator[Block]:
+    """The candidates, what to know of them, where the difference is, and what each knob does by itself."""
+    candidates = say.ranked(document)
+    yield from _candidates(context, document)
     notes = [note for row in candidates for note in _notes(row)]
     yield from rows_table(context, "candidate-notes", "What to know of the candidates", "Verdict", _NOTE, notes)
-    yield from _tables(context, document, candidates)
-    for text in say.by_hand(document):
-        yield blocks.text(f"No knob reaches: {text}", "plain")
-    yield from _how(document)
+    phases = [{**phase, "name": say.name(row)} for row in candidates for phase in row.get("phases") or ()]
+    title = "Where the difference is"
+    yield from rows_table(context, "candidate-phases", title, "PhaseEffect", _PHASE, phases)
+    effects = [
+        {"name": say.main_effect(row), **changes(row), "ceiling": _ceiling(row), "runs": row.get("runs")}
+        for row in document.get("main_effects") or ()
+    ]
+    title = "Main effects: a knob over all settings of the others"
+    yield from rows_table(context, "main-effects", title, "MainEffect", _EFFECT, effects)
 
 
 def _candidate(row: Row) -> dict[str, Any]:
@@ -174,27 +230,18 @@ def _pair_changes(row: Row) -> list[float]:
     return [after / before - 1 for before, after in pairs if before and after and before > 0 and after > 0]
 
 
-def _tables(context: PageContext | Alone, document: Row, candidates: list[Row]) -> Iterator[Block]:
-    phases = [{**phase, "name": say.name(row)} for row in candidates for phase in row.get("phases") or ()]
-    title = "Where the difference is"
-    yield from rows_table(context, "candidate-phases", title, "PhaseEffect", _PHASE, phases)
-    effects = [
-        {
-            "name": say.main_effect(row)[0],
-            **changes(row),
-            "ceiling": _ceiling(row),
-            "runs": row.get("runs"),
-        }
-        for row in document.get("main_effects") or ()
-    ]
-    title = "Main effects: a knob over all settings of the others"
-    yield from rows_table(context, "main-effects", title, "MainEffect", _EFFECT, effects)
+def _runs(context: PageContext | Alone, document: Row) -> Iterator[Block]:
+    """The single pairs of runs, and what became of the knobs in them."""
+    candidates = say.ranked(document)
     pairs = [
         _pair(row, number, pair) for row in candidates for number, pair in enumerate(row.get("runs") or (), start=1)
     ]
     yield from rows_table(context, "experiment-pairs", "Each pair of runs", "Measure", _PAIR, pairs)
     knobs = [{**each, "name": say.name(row)} for row in candidates for each in _distinct(row.get("applied") or ())]
     yield from rows_table(context, "applied", "What became of the knobs", "AppliedKnob", _KNOB, knobs)
+
+
+def _skipped(context: PageContext | Alone, document: Row) -> Iterator[Block]:
     skipped = [{"name": say.name(row), "reason": row["reason"]} for row in document.get("skipped") or ()]
     yield from rows_table(context, "skipped", "Left out", "Skipped", _REASON, skipped)
 
@@ -216,14 +263,12 @@ def _distinct(reports: Iterable[Row]) -> Iterator[Row]:
 
 
 def _how(document: Row) -> Iterator[Block]:
-    """What the machine lets one see, what was set, and how to repeat it."""
+    """What the machine lets one see, and what was set."""
     smallest = say.noise(document)
-    if smallest:
+    if smallest and not say.is_self_test(document):  # of one that is the conclusion
         yield blocks.text(smallest, "note")
     found = document.get("noise") or {}
     facts = [blocks.fact(name, text) for name, text in found.get("settings") or ()]
     facts += [blocks.fact(name, text, "left as it is") for name, text in found.get("unchanged") or ()]
-    if document.get("repeat"):
-        facts.append(blocks.fact("Repeat it", document["repeat"]))
     if facts:
         yield blocks.facts("How it was measured", facts)

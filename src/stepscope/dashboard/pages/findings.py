@@ -6,13 +6,13 @@ finding that another explains stands after it and says so: it is no loss in addi
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
 from stepscope.dashboard.pages import PAGES, PageContext, traced
+from stepscope.dashboard.summary import SENTENCE, card
 from stepscope.model import Report
 from stepscope.report import compiler_words, sentences, words
 from stepscope.report.escape import one_line
@@ -20,8 +20,6 @@ from stepscope.report.sentences import groups, refused, trial_line
 
 Row = Mapping[str, Any]
 
-MAX_COMMAND = 2_000  # characters of a command that is offered to be copied
-SENTENCE = 2_000
 SHOWN_PARTS = 3
 RECORD = "Record a training run, or open traces of torch.profiler with operators and steps in them."
 HEAD = (
@@ -53,27 +51,27 @@ def build(context: PageContext) -> list[Block]:
     """The blocks of the page."""
     report = context.run.report(source=context.source)
     made = [blocks.text(blocks.sentence(text), "note") for text in sentences.quality(report)]
-    made += [*_head(report), *_knobs(report, context), *_warnings(report)]
-    cards = [_card(row, report, context) for row in _in_order(report)]
-    risks = [_card(row, report, context, risk=True) for row in report.risks]
-    overlap = sentences.overlap(report)
-    if overlap:
+    made += _head(report)
+    if line := trial_line(report, context.shorten):
+        made.append(blocks.text(f"Knobs: {line}", "warning" if refused(report) else "plain"))
+    # what a reader has to know before the first figure
+    warnings = sentences.warnings(report)
+    made += [blocks.text(blocks.sentence(one_line(text, SENTENCE)), "warning") for text in warnings]
+    # causes by cost, each with what it explains behind it
+    ordered = [row for group in groups(report) for row in (group.finding, *group.explained)]
+    cards = [_linked(row, report, context) for row in ordered]
+    risks = [_linked(row, report, context, risk=True) for row in report.risks]
+    if overlap := sentences.overlap(report):
         made.append(blocks.text(overlap, "note"))
     judged = sentences.is_judged(report)
     healthy = sentences.healthy(report) if not cards and judged else None
     if unexplained := sentences.unexplained(report):
         made.append(blocks.text(unexplained, "warning"))
     if not cards and not risks and not judged:
-        made.append(blocks.empty("No finding", _why_none(report), RECORD, traced.again(context)))
-    made.append(
-        blocks.findings(
-            cards[: context.limit],
-            risks[: context.limit],
-            healthy=healthy,
-            abstained=report.abstained,
-            ignored=report.ignored,
-        )
-    )
+        why = f"{blocks.sentence(sentences.without_steps(report))} What a step loses can only be said of steps."
+        made.append(blocks.empty("No finding", why, RECORD, traced.again(context)))
+    shown = cards[: context.limit], risks[: context.limit]
+    made.append(blocks.findings(*shown, healthy=healthy, abstained=report.abstained, ignored=report.ignored))
     if steps := sentences.next_steps(report):
         made.append(blocks.facts("Next", [blocks.fact(blocks.capital(label), command) for label, command in steps]))
     return made
@@ -85,10 +83,6 @@ def empty(context: PageContext) -> bool:
     return not report.findings and not report.risks and not sentences.is_judged(report)
 
 
-def _why_none(report: Report) -> str:
-    return f"{blocks.sentence(sentences.without_steps(report))} What a step loses can only be said of steps."
-
-
 def _head(report: Report) -> Iterator[Block]:
     """The headline: what a step takes."""
     steps = report.steps
@@ -96,24 +90,18 @@ def _head(report: Report) -> Iterator[Block]:
         items = blocks.measures(steps, HEAD, of="StepFacts")
         items += blocks.measures(report.views.get("fixed_costs") or {}, "Paid once: total_s", of="FixedCosts")
         yield blocks.figures(items)
-        yield blocks.text(_said(report, steps))
-        trained_by = sentences.framework(report)
-        if trained_by:
-            yield blocks.text(blocks.sentence(trained_by))
+        text = f"{sentences.counted(steps)}, cut by {words.signal(steps.get('signal', ''))}."
+        compiling = compiler_words.kind_note(report, steps["kind"])
+        yield blocks.text(f"{text} {blocks.sentence(compiling)}" if compiling else text)
+        more = sentences.framework(report)
     else:
-        seen = compiler_words.without_steps(report)
-        if seen:
-            yield blocks.text(blocks.sentence(seen))
+        more = compiler_words.without_steps(report)
+    if more:
+        yield blocks.text(blocks.sentence(more))
     for other in (report.views.get("steps_by_kind") or ())[1:]:
         tone = "warning" if sentences.stands_out(report, other) else "note"
         yield blocks.text(blocks.sentence(sentences.step_kind(report, other)), tone)
     yield from _headline(report)
-
-
-def _said(report: Report, steps: Row) -> str:
-    text = f"{sentences.counted(steps)}, cut by {words.signal(steps.get('signal', ''))}."
-    compiling = compiler_words.kind_note(report, steps["kind"])
-    return f"{text} {blocks.sentence(compiling)}" if compiling else text
 
 
 def _headline(report: Report) -> Iterator[Block]:
@@ -131,84 +119,8 @@ def _headline(report: Report) -> Iterator[Block]:
         yield blocks.text(f"Of a mean{of}: {said}.", "plain")
 
 
-def _knobs(report: Report, context: PageContext) -> Iterator[Block]:
-    if line := trial_line(report, context.shorten):
-        yield blocks.text(f"Knobs: {line}", "warning" if refused(report) else "plain")
-
-
-def _warnings(report: Report) -> Iterator[Block]:
-    """What a reader has to know before the first figure."""
-    for text in sentences.warnings(report):
-        yield blocks.text(blocks.sentence(one_line(text, SENTENCE)), "warning")
-
-
-def _in_order(report: Report) -> Iterator[Row]:
-    """Causes by cost, each with what it explains behind it."""
-    for group in groups(report):
-        yield group.finding
-        yield from group.explained
-
-
-def _card(row: Row, report: Report, context: PageContext, *, risk: bool = False) -> dict[str, Any]:
-    titles = {one["id"]: one["title"] for one in (*report.findings, *report.risks)}
-    by = [one for one in (*report.findings, *report.risks) if row["id"] in one["explains"] and one["id"] != row["id"]]
-    return {
-        "id": row["id"],
-        "rule": row["rule"],
-        "category": row["category"],
-        "title": one_line(row["title"], SENTENCE),
-        "severity": row["severity"] if row["severity"] in ("critical", "warning", "info") else "info",
-        "confidence": row["confidence"] if row["confidence"] in ("high", "medium", "low") else "low",
-        "cost_ms_per_step": None if risk else row["cost_ms_per_step"],
-        "share": None if risk else row["share"],
-        "gain_ceiling": None if risk else row["gain_ceiling"],
-        "expected_gain": None if risk or not row["expected_gain"] else dict(row["expected_gain"]),
-        "gain": None if risk else sentences.gain(row),
-        "of": None if risk else sentences.basis(row),
-        "where": [where_of(place, context.shorten) for place in row["where"]],
-        "ranks": list(row["ranks"]),
-        "evidence": [_evidence(each) for each in row["evidence"]],
-        "fix": one_line(row["fix"], SENTENCE),
-        "caveat": one_line(row["caveat"], SENTENCE),
-        "learn": row["learn"] if row["learn"].startswith("https://") else "",
-        "falsified_by": one_line(row["falsified_by"], SENTENCE),
-        "try": [{"knob": each["knob"], "value": each["value"]} for each in row["try"]],
-        "explains": [{"id": name, "title": titles[name]} for name in row["explains"] if name in titles],
-        "explained_by": [{"id": one["id"], "title": one["title"]} for one in by],
-        "disagreements": [one_line(sentences.disagreement(each), SENTENCE) for each in row.get("disagreements") or ()],
-        "links": links(row["rule"], row["category"], context),
-        "command": _command(row["try"], report),
-    }
-
-
-def where_of(place: Row, shorten: blocks.Shorten) -> dict[str, Any]:
-    """A place with the lines around it."""
-    made = blocks.place_of(place, shorten)
-    quoted = place.get("source")
-    lines = None
-    if quoted:
-        numbered = enumerate(quoted["lines"], start=quoted["first_line"])
-        lines = [{"line": number, "text": text, "here": number == place["line"]} for number, text in numbered]
-    edited = bool(quoted and quoted["changed_since"])
-    return {**made, "share": place.get("share"), "source": lines, "edited": edited}
-
-
-def _evidence(row: Row) -> dict[str, str]:
-    metric, value = words.evidence(dict(row))
-    return {"metric": metric, "text": value, "source": row["source"]}
-
-
-def links(rule: str, category: str, context: PageContext) -> list[blocks.Link]:
-    """The pages that show what a finding stands on, those that are empty left out."""
-    wanted: Sequence[str] = PAGES_OF.get(rule) or PAGES_OF.get(category) or EVERYWHERE
-    return [blocks.link(PAGES[key].title, key) for key in wanted if not PAGES[key].empty(context)]
-
-
-def _command(tries: Iterable[Row], report: Report) -> str | None:
-    """A run with the knobs of the finding; None where it names none, or how the run was started is not known."""
-    command = [str(word) for word in report.run.get("command") or ()]
-    knobs = [word for row in tries for word in ("--knob", f"{row['knob']}={row['value']}")]
-    if not knobs or not command:
-        return None
-    line = shlex.join(["stepscope", "run", *knobs, "--", *command])
-    return line if len(line) <= MAX_COMMAND else None
+def _linked(row: Row, report: Report, context: PageContext, *, risk: bool = False) -> dict[str, Any]:
+    """The card, with the pages that show what the finding stands on, those that are empty left out."""
+    wanted = PAGES_OF.get(row["rule"]) or PAGES_OF.get(row["category"]) or EVERYWHERE
+    links = [blocks.link(PAGES[key].title, key) for key in wanted if not PAGES[key].empty(context)]
+    return card(row, report, context.shorten, links, risk=risk)

@@ -7,16 +7,19 @@ boxes as a page can take: the thinnest go first, and their time stays with the b
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from stepscope.analyze.host.stack_selection import StackSelection
+from stepscope.analyze.pictures.sampled_flame import FlameOptions
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
 from stepscope.dashboard.pages import traced
 from stepscope.errors import EnvironmentRefusal, StepscopeError, UnreadableInputError, UsageError
 from stepscope.report.escape import plain
+from stepscope.report.flame import document
 
 if TYPE_CHECKING:
     from stepscope.analyze.pictures.sampled_flame import FlameOptions
@@ -28,8 +31,6 @@ BY = (("function", "Function"), ("line", "Line"))
 NOTHING = "no stack was sampled, and no trace holds Python stacks"
 NONE, OTHERS = "", "others"
 MAX_RUNS = 100  # offered to compare with
-# boxes of all trees together, in a page that is served and in a file
-SERVED_BOXES, EMBEDDED_BOXES = 120_000, 20_000
 LEAST_BOXES = 300  # of a tree, however many trees there are
 _OPTION = re.compile(r"^--[a-z]+(?: [^:]{0,200})?: ")  # what an error of the command line begins with
 
@@ -49,11 +50,13 @@ def build(context: PageContext) -> list[Block]:
     made = [*traced.choice(context, "A box is", "by", by, BY), *_others(context, rank)]
     if why is not None:
         return [*made, traced.absent(context, "stacks", TITLE, why)]
-    try:
-        document = _document(context, by, rank)
+    other = NONE if context.embedded else context.params.get("with", NONE)
+    key = ("flame", by, rank, other, context.boxes, context.source)
+    try:  # the last few documents of a run are kept, because drawing takes a while
+        drawn = traced.kept(context.run, key, lambda: _document(context, by, rank, other))
     except (UsageError, UnreadableInputError, EnvironmentRefusal) as error:  # that a run is still read is none of these
         return [*made, _refused(context, error)]
-    return [*made, blocks.flame("flame", document, document["trees"][document["first"]]["key"])]
+    return [*made, blocks.flame("flame", drawn, drawn["trees"][drawn["first"]]["key"])]
 
 
 def _refused(context: PageContext, error: StepscopeError) -> Block:
@@ -66,7 +69,7 @@ def _refused(context: PageContext, error: StepscopeError) -> Block:
 
 def _rank(context: PageContext) -> tuple[int | None, str | None]:
     """The rank of the worker that is asked for, or why there is none."""
-    worker = context.scope.worker or (context.scope.span or "").rpartition("/span")[0] or None
+    worker = context.selection().worker
     if worker is None:
         return None, None
     views = context.run.analysis.views
@@ -80,14 +83,12 @@ def _rank(context: PageContext) -> tuple[int | None, str | None]:
 
 
 def _sampled_ranks(context: PageContext) -> list[int]:
-    ranks = context.run.tables.stacks["rank"].drop_nulls().unique().sort()
-    return [int(rank) for rank in ranks]
+    found: list[int] = context.run.tables.stacks["rank"].drop_nulls().unique().to_list()
+    return found
 
 
 def _others(context: PageContext, rank: int | None) -> list[Block]:
     """What this run may be compared with: other runs, or, of one rank, the others."""
-    if context.embedded:
-        return []
     options = [(NONE, "nothing")]
     if rank is not None and len(_sampled_ranks(context)) > 1:
         options.append((OTHERS, "the mean of the other ranks"))
@@ -103,43 +104,25 @@ def _others(context: PageContext, rank: int | None) -> list[Block]:
 # ---- the document ----------------------------------------------------------------------------------------------------
 
 
-def _document(context: PageContext, by: str, rank: int | None) -> dict[str, Any]:
-    """The stepscope.flame/1 document; the last few of a run are kept, because drawing takes a while."""
-    other = NONE if context.embedded else context.params.get("with", NONE)
-    most = EMBEDDED_BOXES if context.embedded else SERVED_BOXES
-    key = ("flame", by, rank, other, most, context.source)
-    return traced.kept(context.run, key, lambda: _drawn(_drawer(context, other), _options(context, by, rank), most))
+def _document(context: PageContext, by: str, rank: int | None, other: str) -> dict[str, Any]:
+    """The stepscope.flame/1 document with about as many boxes as fit: drawn again with fewer where there are more."""
 
-
-def _options(context: PageContext, by: str, rank: int | None) -> FlameOptions:
-    from stepscope.analyze.host.stack_selection import StackSelection
-    from stepscope.analyze.pictures.sampled_flame import FlameOptions
-
-    return FlameOptions(selection=StackSelection(rank=rank), by=by, source=context.source)
-
-
-def _drawer(context: PageContext, other: str) -> Callable[[FlameOptions], FlameGraph]:
-    """What draws the graph: of the run, or of the run against something else."""
-    if other == OTHERS:
-        rank, _ = _rank(context)
-        if rank is not None:
-            return lambda options: context.run.flame_rank_diff(rank, options)
-    elif other != NONE and context.catalog is not None:
-        against = context.catalog.run(other)
-        return lambda options: context.run.flame_diff(against, options)
-    return lambda options: context.run.flame_graph(options)
-
-
-def _drawn(draw: Callable[[FlameOptions], FlameGraph], options: FlameOptions, most: int) -> dict[str, Any]:
-    """The document with at most about `most` boxes: drawn once more with fewer where there are more."""
-    from stepscope.report.flame import document
-
-    graph = draw(options)
+    options = FlameOptions(selection=StackSelection(rank=rank), by=by, source=context.source)
+    graph = _graph(context, options, rank, other)
     sizes = [len(tree.parent) for tree in graph.trees]
-    if sum(sizes) > most:
-        fewer = replace(options.limits, max_nodes=_fitting(sizes, most) - 1)  # beside the root
-        graph = draw(replace(options, limits=fewer))
+    if sum(sizes) > context.boxes:
+        fewer = replace(options.limits, max_nodes=_fitting(sizes, context.boxes) - 1)  # beside the root
+        graph = _graph(context, replace(options, limits=fewer), rank, other)
     return document(graph)
+
+
+def _graph(context: PageContext, options: FlameOptions, rank: int | None, other: str) -> FlameGraph:
+    """The graph of the run, or of the run against something else."""
+    if other == OTHERS and rank is not None:
+        return context.run.flame_rank_diff(rank, options)
+    if other not in (NONE, OTHERS) and context.catalog is not None:
+        return context.run.flame_diff(context.catalog.run(other), options)
+    return context.run.flame_graph(options)
 
 
 def _fitting(sizes: Sequence[int], most: int) -> int:

@@ -14,7 +14,7 @@ from stepscope.report.table import USE
 
 if TYPE_CHECKING:
     from stepscope.dashboard.pages import PageContext
-    from stepscope.model.views import Counter, Distributed, GpuSummary, OperatorRow, Views, WorkerShare
+    from stepscope.model.views import Counter, GpuSummary, OperatorRow, Views, WorkerShare
 
 MAX_WORKERS = 64  # in one picture
 _STEP = (
@@ -30,9 +30,10 @@ def _exchange(context: PageContext, views: Views) -> Iterator[Block]:
     """The blocks; of a run of one process none."""
     refs = {item.span for item in traced.of_scope(context, views)}
     distributed = views.distributed
-    if distributed is not None:
-        yield from _workers(context, distributed)
-    elif len({ref.rank for ref in refs}) > 1:
+    if distributed is not None and distributed.workers:
+        yield from _workers(distributed.workers[:MAX_WORKERS])
+        yield traced.block(context, "distributed", distributed.workers)
+    elif distributed is None and len({ref.rank for ref in refs}) > 1:
         yield from traced.paragraphs([views.absent.get("distributed")])
     rows = [row for row in views.communication if row.span in refs]
     if rows:
@@ -44,38 +45,32 @@ def _exchange(context: PageContext, views: Views) -> Iterator[Block]:
         yield from traced.paragraphs(distributed.notes)
 
 
-def _workers(context: PageContext, found: Distributed) -> Iterator[Block]:
+def _workers(rows: Sequence[WorkerShare]) -> Iterator[Block]:
     """A mean step of each worker; waiting beside transferring, where collectives were matched."""
-    shown = found.workers[:MAX_WORKERS]
-    if not shown:
-        return
-    slowest, fastest = max(shown, key=lambda row: row.wall_ns), min(shown, key=lambda row: row.wall_ns)
+    slowest, fastest = max(rows, key=lambda row: row.wall_ns), min(rows, key=lambda row: row.wall_ns)
     said = (
         f"{slowest.span.label} has the longest mean step, {words.nanoseconds(slowest.wall_ns)}; "
         f"{fastest.span.label} the shortest, {words.nanoseconds(fastest.wall_ns)}."
     )
-    yield _chart(shown, "workers-step", "A mean step of each worker", _STEP, said)
-    if any(row.synchronizing_ns is not None for row in shown):
-        sentence = "Time of each worker in collectives: what the fastest needed for them, and waiting for others."
-        yield _chart(shown, "workers-waiting", "Transferring and waiting in collectives", _WAITING, sentence)
-    yield traced.block(context, "distributed", found.workers)
-
-
-def _chart(
-    rows: Sequence[WorkerShare], id: str, title: str, parts: Sequence[tuple[str, str, str]], sentence: str
-) -> Block:
-    shown = [blocks.series(label, "ns", [getattr(row, key) for row in rows], role=role) for label, key, role in parts]
-    return blocks.chart(
-        id,
-        title,
-        "stacked_bars",
-        sentence=sentence,
-        x=("worker", "text", [row.span.label for row in rows]),
-        y=("mean step", "ns"),
-        y_min=0,
-        series=shown,
-        help=blocks.meaning("WorkerShare", parts[0][1]),
-    )
+    waited = "Time of each worker in collectives: what the fastest needed for them, and waiting for others."
+    for id, title, parts, sentence in (
+        ("workers-step", "A mean step of each worker", _STEP, said),
+        ("workers-waiting", "Transferring and waiting in collectives", _WAITING, waited),
+    ):
+        if parts is _STEP or any(row.synchronizing_ns is not None for row in rows):
+            yield blocks.chart(
+                id,
+                title,
+                "stacked_bars",
+                sentence=sentence,
+                x=("worker", "text", [row.span.label for row in rows]),
+                y=("mean step", "ns"),
+                y_min=0,
+                series=[
+                    blocks.series(label, "ns", [getattr(row, k) for row in rows], role=role) for label, k, role in parts
+                ],
+                help=blocks.meaning("WorkerShare", parts[0][1]),
+            )
 
 
 TITLE = "GPU summary"
@@ -85,14 +80,10 @@ _FIGURES = (
     "Tensor cores: tensor_core_pct; Could use tensor cores: tensor_core_eligible_pct"
 )
 _MISSING = "the trace holds no launch configuration or no link that tells"
-# chart -> (title, heading and unit of y, metrics with names and roles)
-_CHARTS = (
-    (
-        "use",
-        "Use over time",
-        ("mean of the bucket", "pct"),
-        (("utilization_pct", "utilisation", "utilisation"), ("sm_efficiency_pct", "SM efficiency", "sm_efficiency")),
-    ),
+_USE = (("utilization_pct", "utilisation", "utilisation"), ("sm_efficiency_pct", "SM efficiency", "sm_efficiency"))
+# chart, title, heading and unit of y, metrics with names and roles
+_CHARTS: tuple[tuple[str, str, tuple[str, str], tuple[tuple[str, str, str], ...]], ...] = (
+    ("use", "Use over time", ("mean of the bucket", "pct"), _USE),
     (
         "queue",
         "Launches that wait for the device",
@@ -121,25 +112,25 @@ def build(context: PageContext) -> list[Block]:
     """The page; raises `UsageError` for a scope that names no span."""
     found = traced.chosen(context, "gpus", TITLE)
     views = context.run.analysis.views
-    exchange = [*_exchange(context, views)] if views is not None else []
-    if found.absent is not None:
-        return [found.absent, *_times(context, None), *exchange]
+    exchange = _exchange(context, views) if views is not None else ()
     gpus = [gpu for item in found.spans for gpu in item.gpus]
-    if not gpus or views is None:
-        why = traced.absent(context, "gpus", TITLE, "this trace holds no kernels of a device")
+    if views is None or found.absent is not None or not gpus:
+        why = found.absent or traced.absent(context, "gpus", TITLE, "this trace holds no kernels of a device")
         return [why, *_times(context, None), *exchange]
-    one = _one(context, gpus)
+    by_key = {_key(gpu): gpu for gpu in gpus}
+    one = by_key[context.choice("gpu", list(by_key))]
     several = len({gpu.span for gpu in gpus}) > 1
-    options = [(_key(gpu), _label(gpu, several=several)) for gpu in gpus]
-    refs = {item.span for item in found.spans}
+    items = blocks.measures(one, _FIGURES, missing=_MISSING)
+    items += blocks.measures(one, "Kernels: kernels; Time looked at: window_ns")
+    items += blocks.measures(one.gpu, "Memory: memory_bytes; Multiprocessors: multiprocessors")
     own = [each for each in views.counters if each.span == one.span and each.device == one.gpu.device]
     return [
-        *traced.choice(context, "GPU", "gpu", _key(one), options),
-        _figures(one, _label(one, several=several)),
+        *traced.choice(context, "GPU", "gpu", _key(one), [(_key(gpu), _label(gpu, several=several)) for gpu in gpus]),
+        blocks.figures(items, _label(one, several=several)),
         *_charts(own),
         *_compared(context, gpus),
-        *_times(context, {ref.trace for ref in refs}),
-        *_eligible(context, views.operators if found.single is None else found.single.operators),
+        *_times(context, {item.span.trace for item in found.spans}),
+        *_eligible(context, found.known(context, "operators")),
         *exchange,
     ]
 
@@ -153,18 +144,6 @@ def _label(gpu: GpuSummary, *, several: bool) -> str:
     name = f" {gpu.gpu.name}" if gpu.gpu.name else ""
     of = f" ({gpu.span.worker}, span {gpu.span.span})" if several else ""
     return f"GPU {gpu.gpu.device}{name}{of}"
-
-
-def _one(context: PageContext, gpus: Sequence[GpuSummary]) -> GpuSummary:
-    by_key = {_key(gpu): gpu for gpu in gpus}
-    return by_key[context.choice("gpu", list(by_key))]
-
-
-def _figures(gpu: GpuSummary, title: str) -> Block:
-    items = blocks.measures(gpu, _FIGURES, missing=_MISSING)
-    items += blocks.measures(gpu, "Kernels: kernels; Time looked at: window_ns")
-    items += blocks.measures(gpu.gpu, "Memory: memory_bytes; Multiprocessors: multiprocessors")
-    return blocks.figures(items, title)
 
 
 def _charts(counters: Sequence[Counter]) -> Iterator[Block]:
@@ -186,9 +165,7 @@ def _charts(counters: Sequence[Counter]) -> Iterator[Block]:
             y_min=0,
             y_max=100 if percent else None,
             series=[blocks.series(label, y[1], each.values, role=role) for each, label, role in known],
-            help=blocks.meaning("GpuSummary", "utilization_pct")
-            if percent
-            else blocks.meaning("CounterPoint", "value"),
+            help=blocks.meaning(*(("GpuSummary", "utilization_pct") if percent else ("CounterPoint", "value"))),
             notes=[USE] if percent else [],
             sync=SYNC,
         )
@@ -243,16 +220,17 @@ def _times(context: PageContext, traces: set[str] | None) -> Iterator[Block]:
 def _eligible(context: PageContext, rows: Sequence[OperatorRow]) -> Iterator[Block]:
     """Operators that could use tensor cores, with how much of them does."""
     found = [row for row in rows if row.tensor_core_eligible and row.device_self_ns]
-    if not found:
-        return
-    yield traced.block(
-        context,
-        "operators",
-        found,
-        id="eligible",
-        title="Operators that could use tensor cores",
-        own_notes=False,
-        columns=_ELIGIBLE,
-        bars=("device_self_ns",),
-        links={"name": blocks.cell_link("operators", "operator", "name")},
-    )
+    title = "Operators that could use tensor cores"
+    links, bars = {"name": blocks.cell_link("operators", "operator", "name")}, ("device_self_ns",)
+    if found:
+        yield traced.block(
+            context,
+            "operators",
+            found,
+            id="eligible",
+            title=title,
+            own_notes=False,
+            columns=_ELIGIBLE,
+            bars=bars,
+            links=links,
+        )

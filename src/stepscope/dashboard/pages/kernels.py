@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from stepscope.dashboard import blocks
@@ -32,71 +32,44 @@ _CORES = (
 def build(context: PageContext) -> list[Block]:
     """The page; raises `UsageError` for a scope that names no span."""
     found = traced.chosen(context, "kernels", TITLE)
+    lines = traced.device_lines(context, traced.DEVICE)
     if found.absent is not None:
-        return [found.absent, *traced.device_lines(context, traced.DEVICE)]
+        return [found.absent, *lines]
+    gpus = [gpu for item in found.spans for gpu in item.gpus]
+    own = gpus if found.single is None else found.single.gpus
+    devices = [str(number) for number in sorted({gpu.gpu.device for gpu in own})]
     group = context.choice("group", [key for key, _ in GROUPS])
-    devices = _devices(found)
     device = context.choice("device", [EVERY, *devices])
     options = [(EVERY, "All"), *((number, number) for number in devices)]
     rows = _rows(context, found, group, device)
+    made = found.notes()
     operator = context.params.get("operator")
-    notes = [*found.notes()]
     if operator and not context.embedded:
         rows = [row for row in rows if blocks.cell(row.operator) == operator]
-        notes.append(blocks.text(f"Only kernels that {operator} launched most of.", "note"))
-    made = [
-        *notes,
-        *traced.choice(context, "Group by", "group", group, GROUPS),
-        *traced.choice(context, "Device", "device", device, options if len(devices) > 1 else []),
-    ]
+        made.append(blocks.text(f"Only kernels that {operator} launched most of.", "note"))
+    made += traced.choice(context, "Group by", "group", group, GROUPS)
+    made += traced.choice(context, "Device", "device", device, options if len(devices) > 1 else [])
     if not rows:
-        none = blocks.text("No kernel of this choice ran.", "note")
-        return [*made, none, *traced.device_lines(context, traced.DEVICE)]
-    table = traced.block(
-        context,
-        "kernels",
-        rows,
-        columns=_COLUMNS,
-        bars=("total_ns",),
-        links={"operator": blocks.cell_link("operators", "operator", "operator")},
-    )
-    return [*made, *_cores(found), _chart(rows), table, *traced.device_lines(context, traced.DEVICE)]
+        return [*made, blocks.text("No kernel of this choice ran.", "note"), *lines]
+    if len(gpus) == 1:  # how much of the kernels' time tensor cores could take and do
+        made.append(blocks.figures(blocks.measures(gpus[0], _CORES, missing="the trace does not tell")))
+    link = {"operator": blocks.cell_link("operators", "operator", "operator")}
+    table = traced.block(context, "kernels", rows, columns=_COLUMNS, bars=("total_ns",), links=link)
+    return [*made, _chart(rows), table, *lines]
 
 
 def _rows(context: PageContext, found: Chosen, group: str, device: str) -> Sequence[KernelRow]:
-    views = context.run.analysis.views
-    if group == "name" and device == EVERY and views is not None:
-        one = found.single
-        return views.kernels if one is None else one.kernels
+    if group == "name" and device == EVERY:
+        return found.known(context, "kernels")
     number = int(device) if device != EVERY else None
-    rows: Sequence[KernelRow] = traced.rows(context, "kernels", found.selection(group=group, device=number)).rows
+    rows: Sequence[KernelRow] = found.rows(context, "kernels", group=group, device=number).rows
     return rows
-
-
-def _devices(found: Chosen) -> list[str]:
-    spans = found.spans if found.single is None else (found.single,)
-    return [str(number) for number in sorted({gpu.gpu.device for item in spans for gpu in item.gpus})]
-
-
-def _cores(found: Chosen) -> Iterator[Block]:
-    """How much of the kernels' time tensor cores could take and do, of the one GPU that there is."""
-    gpus = [gpu for item in found.spans for gpu in item.gpus]
-    if len(gpus) == 1:
-        yield blocks.figures(blocks.measures(gpus[0], _CORES, missing="the trace does not tell"))
 
 
 def _chart(rows: Sequence[KernelRow]) -> Block:
     """The kernels with most time; those on tensor cores set apart."""
     top = sorted(rows, key=lambda row: -row.total_ns)[: traced.TOP]
     first = top[0]
-    parts = [
-        blocks.series(name, "ns", [row.total_ns if row.tensor_cores is wanted else None for row in top], role=role)
-        for name, wanted, role in (
-            ("on tensor cores", True, "tensor_cores"),
-            ("not on tensor cores", False, "kernel"),
-        )
-        if any(row.tensor_cores is wanted for row in top)
-    ]
     names = [row.short_name if row.grid is None else f"{row.short_name} {row.grid}x{row.block}" for row in top]
     return blocks.chart(
         "kernels-top",
@@ -109,6 +82,10 @@ def _chart(rows: Sequence[KernelRow]) -> Block:
         x=("kernel", "text", names),
         y=("total time", "ns"),
         y_min=0,
-        series=parts,
+        series=[
+            blocks.series(name, "ns", [row.total_ns if row.tensor_cores is on else None for row in top], role=role)
+            for name, on, role in (("on tensor cores", True, "tensor_cores"), ("not on tensor cores", False, "kernel"))
+            if any(row.tensor_cores is on for row in top)
+        ],
         help=blocks.meaning("KernelRow", "total_ns"),
     )

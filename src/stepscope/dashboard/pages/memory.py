@@ -6,13 +6,14 @@ readings say of growth, of how near the limit memory came, and of retries stands
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import asdict
 
+from stepscope.analyze.views.select import NO_TRACE
 from stepscope.dashboard import blocks
-from stepscope.dashboard.blocks import Block, Help
+from stepscope.dashboard.blocks import Block
 from stepscope.dashboard.pages import traced
 from stepscope.report import words
 from stepscope.report.escape import plain
@@ -21,13 +22,7 @@ from stepscope.report.table import SHOWN, flatten
 
 if TYPE_CHECKING:
     from stepscope.dashboard.pages import PageContext
-    from stepscope.model.memory import (
-        MemoryBlock,
-        MemoryCurve,
-        MemoryLine,
-        MemoryOperator,
-        MemoryView,
-    )
+    from stepscope.model.memory import MemoryBlock, MemoryCurve, MemoryLine, MemoryOperator, MemoryView
 
 _LIMIT = metric_of("MemoryLimit", "bytes")
 _PEAKS = blocks.columns(
@@ -55,12 +50,6 @@ _CURVE = (
 )
 
 
-def has_readings(context: PageContext) -> bool:
-    """Whether there is anything to show."""
-    losses = context.run.analysis.memory_losses
-    return losses is not None and bool(losses.peaks or losses.growth or losses.retries)
-
-
 def readings(context: PageContext) -> Iterator[Block]:
     """The blocks; none without readings."""
     losses = context.run.analysis.memory_losses
@@ -76,20 +65,13 @@ def readings(context: PageContext) -> Iterator[Block]:
         for row in losses.growth
         for line in row.lines
     ]
-    for id, title, record, columns, rows in (
-        ("memory-limits", "Most memory held, and its limit", "MemoryPeak", _PEAKS, peaks),
-        ("memory-growth", "Memory that grows from step to step", "MemoryGrowth", _GROWTH, growth),
-    ):
-        yield from blocks.rows_table(context, id, title, record, columns, rows)
+    title = "Most memory held, and its limit"
+    yield from blocks.rows_table(context, "memory-limits", title, "MemoryPeak", _PEAKS, peaks)
+    title = "Memory that grows from step to step"
+    yield from blocks.rows_table(context, "memory-growth", title, "MemoryGrowth", _GROWTH, growth)
+    title, by = "Lines whose allocations stay", "bytes_per_step"
     yield from blocks.rows_table(
-        context,
-        "memory-growth-lines",
-        "Lines whose allocations stay",
-        "GrowthLine",
-        _GROWTH_LINE,
-        lines,
-        sorted_by="bytes_per_step",
-        whole=True,
+        context, "memory-growth-lines", title, "GrowthLine", _GROWTH_LINE, lines, sorted_by=by, whole=True
     )
     facts = losses.retries
     if facts is not None:
@@ -138,20 +120,14 @@ def recording(row: MemoryCurve | MemoryLine | MemoryOperator | MemoryBlock) -> R
     return Recording(row.source, row.worker, row.span, row.device)
 
 
-def ordered(rows: Iterable[MemoryCurve | MemoryLine | MemoryBlock]) -> list[Recording]:
-    """All of them, each once: devices first, where memory is short, then the host."""
-    found = dict.fromkeys(recording(row) for row in rows)
-    return sorted(found, key=lambda each: each.device == HOST)
-
-
-def figures(curve: MemoryCurve, label: str) -> Block:
+def _figures(curve: MemoryCurve, label: str) -> Block:
     """Peaks, limits, and what stood before and after, as far as it is known; `label` names the recording."""
     peak = blocks.measures(curve, "Peak allocated: peak_allocated_bytes", missing=UNKNOWN_START)
     known = ({**item, "missing": UNKNOWN_START} for item in blocks.measures(curve, _CURVE))
     return blocks.figures([*peak, *known], label)
 
 
-def charts(curve: MemoryCurve, label: str) -> Iterator[Block]:
+def _charts(curve: MemoryCurve, label: str) -> Iterator[Block]:
     """Allocated and reserved bytes over time; and by category, where a timeline tells."""
     if not curve.times_ns:
         return
@@ -162,10 +138,8 @@ def charts(curve: MemoryCurve, label: str) -> Iterator[Block]:
     parts = [blocks.series(level, "bytes", curve.allocated_bytes, role="allocated")]
     if any(value is not None for value in curve.reserved_bytes):
         parts.append(blocks.series("reserved", "bytes", curve.reserved_bytes, role="reserved"))
-    marks = []
-    at = _peak(curve)
-    if at is not None:
-        marks.append(blocks.mark(along[2][at], along[2][at], "peak"))
+    # the point of the peak, where the curve has one: thinned curves keep it
+    peaks = [moment for time, moment in zip(curve.times_ns, along[2], strict=True) if time == curve.peak_time_ns][:1]
     notes = [f"The level is the change since the start: {UNKNOWN_START}."] if curve.relative else []
     if curve.clock == ORDER:
         notes.append("The events carry no times: they stand in their order.")
@@ -178,34 +152,25 @@ def charts(curve: MemoryCurve, label: str) -> Iterator[Block]:
         y=("memory", "bytes"),
         y_min=None if curve.relative else 0,
         series=parts,
-        marks=marks,
+        marks=[blocks.mark(at, at, "peak") for at in peaks],
         help=blocks.meaning("MemoryCurve", "allocated_bytes"),
         notes=notes,
         sync=SYNC,
     )
     if curve.by_category:
+        named = {_words(name): (name.lower(), values) for name, values in curve.by_category.items()}
         yield blocks.chart(
             "memory-categories",
             f"Memory by category, {label}",
             "stacked_area",
-            sentence=f"What is allocated, split into {', '.join(map(_words, curve.by_category))}.",
+            sentence=f"What is allocated, split into {', '.join(named)}.",
             x=along,
             y=("allocated", "bytes"),
             y_min=0,
-            series=[
-                blocks.series(_words(name), "bytes", values, role=name.lower())
-                for name, values in curve.by_category.items()
-            ],
+            series=[blocks.series(name, "bytes", values, role=role) for name, (role, values) in named.items()],
             help=blocks.meaning("MemoryCurve", "by_category"),
             sync=SYNC,
         )
-
-
-def _peak(curve: MemoryCurve) -> int | None:
-    """The point of the peak; None where the curve has none. Thinned curves keep it."""
-    if curve.peak_time_ns is None or curve.peak_time_ns not in curve.times_ns:
-        return None
-    return curve.times_ns.index(curve.peak_time_ns)
 
 
 def _sentence(curve: MemoryCurve) -> str:
@@ -222,44 +187,42 @@ def _sentence(curve: MemoryCurve) -> str:
 # ---- the peak --------------------------------------------------------------------------------------------------------
 
 
-def peak_charts(
+def _peak_charts(
     context: PageContext, curve: MemoryCurve, lines: Sequence[MemoryLine], operators: Sequence[MemoryOperator]
 ) -> Iterator[Block]:
-    """What stood in memory at the peak: by category, by line, by operator, as far as the recording tells."""
-    earlier = [(BEFORE, curve.peak_before_bytes)] if curve.peak_before_bytes else []
-    by_line = [
+    """The largest of what stood in memory at the peak, by category, line and operator, as far as they are known."""
+    categories = [(_words(name), size) for name, size in (curve.peak_by_category or {}).items()]
+    places = [
         (context.shorten(row.place.file, row.place.line) if row.place else NO_LINE, row.at_peak_bytes)
         for row in lines
         if row.at_peak_bytes
     ]
-    by_operator = [(row.name or NO_OPERATOR, row.at_peak_bytes) for row in operators if row.at_peak_bytes]
-    by_category = [(_words(name), size) for name, size in (curve.peak_by_category or {}).items()]
-    if by_category:
-        yield _bars("category", by_category, blocks.meaning("MemoryCurve", "peak_by_category"))
-    if by_line:
-        yield _bars("line", [*by_line, *earlier], blocks.meaning("MemoryLine", "at_peak_bytes"))
-    if by_operator:
-        yield _bars("operator", [*by_operator, *earlier], blocks.meaning("MemoryOperator", "at_peak_bytes"))
-
-
-def _bars(by: str, given: Iterable[tuple[str, int | None]], help: Help | None) -> Block:
-    """The largest of what stood at the peak."""
-    parts = sorted(given, key=lambda part: -(part[1] or 0))
-    top = parts[: traced.TOP]
-    name, most = top[0]
-    held = "was allocated before the recording" if name == BEFORE else f"is that of {name}"
-    return blocks.chart(
-        f"memory-peak-{by}",
-        f"What stood at the peak, by {by}",
-        "bars",
-        sentence=f"The largest part of the peak, {words.size(most)}, {held}.",
-        x=(by, "text", [part for part, _ in top]),
-        y=("at the peak", "bytes"),
-        y_min=0,
-        series=[blocks.series("at the peak", "bytes", [value for _, value in top])],
-        help=help,
-        notes=[f"The {len(top)} largest of {len(parts)}."] if len(top) < len(parts) else [],
-    )
+    named = [(row.name or NO_OPERATOR, row.at_peak_bytes) for row in operators if row.at_peak_bytes]
+    for by, parts, record, key in (
+        ("category", categories, "MemoryCurve", "peak_by_category"),
+        ("line", places, "MemoryLine", "at_peak_bytes"),
+        ("operator", named, "MemoryOperator", "at_peak_bytes"),
+    ):
+        if not parts:
+            continue
+        if by != "category" and curve.peak_before_bytes:
+            parts.append((BEFORE, curve.peak_before_bytes))
+        parts.sort(key=lambda part: -(part[1] or 0))
+        top = parts[: traced.TOP]
+        name, most = top[0]
+        held = "was allocated before the recording" if name == BEFORE else f"is that of {name}"
+        yield blocks.chart(
+            f"memory-peak-{by}",
+            f"What stood at the peak, by {by}",
+            "bars",
+            sentence=f"The largest part of the peak, {words.size(most)}, {held}.",
+            x=(by, "text", [part for part, _ in top]),
+            y=("at the peak", "bytes"),
+            y_min=0,
+            series=[blocks.series("at the peak", "bytes", [value for _, value in top])],
+            help=blocks.meaning(record, key),
+            notes=[f"The {len(top)} largest of {len(parts)}."] if len(top) < len(parts) else [],
+        )
 
 
 def _words(name: str) -> str:
@@ -285,24 +248,20 @@ _FAILED = (*SHOWN["out-of-memory"].columns, ("stack", "stack"))
 
 def empty(context: PageContext) -> bool:
     """Whether neither a recording nor the run's readings tell of memory."""
-    views = context.run.analysis.views
-    return (views is None or views.memory is None) and not has_readings(context)
+    views, losses = context.run.analysis.views, context.run.analysis.memory_losses
+    told = losses is not None and bool(losses.peaks or losses.growth or losses.retries)
+    return (views is None or views.memory is None) and not told
 
 
 def build(context: PageContext) -> list[Block]:
     """The page; raises `UsageError` for a scope that names no span."""
     views = context.run.analysis.views
-    view = views.memory if views is not None else None
-    if view is None:
-        from stepscope.analyze.views.select import NO_TRACE
-
-        why = NO_TRACE if views is None else views.absent.get("memory", NO_ALLOCATIONS)
-        return [traced.absent(context, "memory", "Allocations", why), *readings(context)]
-    recordings = ordered(_of_scope(context, (*view.curves, *view.lines, *view.blocks)))
-    if not recordings and not _of_scope(context, view.states):
+    if views is not None and views.memory is not None:
+        made = list(_recorded(context, views.memory))
         why = "nothing was recorded of the memory of this worker: choose another, or all"
-        return [traced.absent(context, "memory", "Allocations", why), *readings(context)]
-    return [*_recorded(context, view, recordings), *readings(context)]
+    else:
+        made, why = [], NO_TRACE if views is None else views.absent.get("memory", NO_ALLOCATIONS)
+    return [*(made or [traced.absent(context, "memory", "Allocations", why)]), *readings(context)]
 
 
 def _of_scope(context: PageContext, rows: Sequence[Any]) -> list[Any]:
@@ -315,8 +274,13 @@ def _of_scope(context: PageContext, rows: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _recorded(context: PageContext, view: MemoryView, recordings: Sequence[Recording]) -> Iterator[Block]:
-    """The chosen recording, then what is of all of them."""
+def _recorded(context: PageContext, view: MemoryView) -> Iterator[Block]:
+    """The chosen recording, then what is of all of them; nothing where nothing is of the scope."""
+    found = dict.fromkeys(recording(row) for row in _of_scope(context, (*view.curves, *view.lines, *view.blocks)))
+    recordings = sorted(found, key=lambda each: each.device == HOST)  # devices first, where memory is short
+    states = _of_scope(context, view.states)
+    if not recordings and not states:
+        return
     one: Recording | None = None
     if recordings:
         by_key = {each.key: each for each in recordings}
@@ -328,14 +292,18 @@ def _recorded(context: PageContext, view: MemoryView, recordings: Sequence[Recor
     curves = _of_scope(context, view.curves)
     if len(curves) > 1:
         yield traced.block(context, "memory", curves, title="All recordings")
-    yield from _snapshots(context, view)
-    yield from traced.paragraphs(_notes(view, recordings, one))
-
-
-def _notes(view: MemoryView, recordings: Sequence[Recording], one: Recording | None) -> list[str]:
-    """What must be known of the chosen recording, and of all of them."""
+    # what the allocator held when snapshots were taken, and what failed
+    if states:
+        yield traced.block(context, "memory-states", states, bars=("reserved_bytes",))
+    failed = []
+    for row in _of_scope(context, view.out_of_memory):
+        stack = " < ".join(context.shorten(frame.file, frame.line) for frame in row.frames)
+        failed.append({**flatten(row), "stack": stack or None})
+    if failed:
+        yield traced.block(context, "out-of-memory", failed, columns=_FAILED)
+    # what must be known of the chosen recording, and of all of them
     others = tuple(each.prefix for each in recordings if each != one)
-    return [note for note in view.notes if not note.startswith(others)]
+    yield from traced.paragraphs(note for note in view.notes if not note.startswith(others))
 
 
 def _of_one(context: PageContext, view: MemoryView, one: Recording, label: str) -> Iterator[Block]:
@@ -345,9 +313,9 @@ def _of_one(context: PageContext, view: MemoryView, one: Recording, label: str) 
     operators = [row for row in view.operators if recording(row) == one]
     largest = [row for row in view.blocks if recording(row) == one]
     if curve is not None:
-        yield figures(curve, label)
-        yield from charts(curve, label)
-        yield from peak_charts(context, curve, lines, operators)
+        yield _figures(curve, label)
+        yield from _charts(curve, label)
+        yield from _peak_charts(context, curve, lines, operators)
     if lines:
         rows = [{**flatten(row), "place_exact": row.exact} for row in lines]
         sizes = ("at_peak_bytes", "standing_bytes")  # the first that says anything
@@ -376,16 +344,3 @@ def _since(row: MemoryBlock, start_ns: int | None) -> dict[str, Any]:
     times = {"allocated_ns": row.allocated_ns, "released_ns": row.released_ns}
     since = {key: None if ns is None or start_ns is None else ns - start_ns for key, ns in times.items()}
     return {**flatten(row), **since}
-
-
-def _snapshots(context: PageContext, view: MemoryView) -> Iterator[Block]:
-    """What the allocator held when snapshots were taken, and what failed."""
-    states = _of_scope(context, view.states)
-    if states:
-        yield traced.block(context, "memory-states", states, bars=("reserved_bytes",))
-    failed = []
-    for row in _of_scope(context, view.out_of_memory):
-        stack = " < ".join(context.shorten(frame.file, frame.line) for frame in row.frames)
-        failed.append({**flatten(row), "stack": stack or None})
-    if failed:
-        yield traced.block(context, "out-of-memory", failed, columns=_FAILED)

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
 from stepscope.dashboard.pages import traced
-from stepscope.dashboard.pages.traced import Chosen
 from stepscope.report import words
 
 if TYPE_CHECKING:
     from stepscope.dashboard.pages import PageContext
-    from stepscope.model.views import ModuleNode, ModuleTree
+    from stepscope.model.views import ModuleNode
 
 TITLE = "Modules"
 OPEN_DEPTH = 2  # levels that are unfolded at first
@@ -34,47 +33,28 @@ def build(context: PageContext) -> list[Block]:
     found = traced.chosen(context, "modules", TITLE)
     if found.absent is not None:
         return [found.absent]
-    nodes, tree = _nodes(context, found)
+    views = context.run.analysis.views
+    tree = views.modules if found.whole and views is not None else None  # of all spans together
+    nodes: Sequence[ModuleNode] = tree.nodes if tree else found.rows(context, "modules").rows
     if not nodes:
         return [traced.absent(context, "modules", TITLE, "this trace holds no modules: record with with_stack=True")]
     shown, notes = _cut(nodes, context.limit)
     # how much of the device's time the tree explains
     items = [item for text, why in _FIGURES if tree for item in blocks.measures(tree, text, missing=why)]
-    return [
-        *found.notes(),
-        *([blocks.figures(items)] if items else []),
-        _chart(nodes),
-        traced.block(
-            context,
-            "modules",
-            shown,
-            columns=_COLUMNS,
-            bars=("device_total_ns", "host_total_ns"),
-            open_depth=OPEN_DEPTH,
-            total=len(nodes),
-            notes=notes,
-        ),
-    ]
-
-
-def _nodes(context: PageContext, found: Chosen) -> tuple[Sequence[ModuleNode], ModuleTree | None]:
-    """The nodes of the span, and the tree they are of where it is that of all spans."""
-    views = context.run.analysis.views
-    if found.whole and views is not None and views.modules is not None:
-        return views.modules.nodes, views.modules
-    nodes: Sequence[ModuleNode] = traced.rows(context, "modules", found.selection()).rows
-    return nodes, None
+    made = [*found.notes(), *([blocks.figures(items)] if items else []), _chart(nodes)]
+    bars, total = ("device_total_ns", "host_total_ns"), len(nodes)
+    given = traced.block(
+        context, "modules", shown, columns=_COLUMNS, bars=bars, open_depth=OPEN_DEPTH, total=total, notes=notes
+    )
+    return [*made, given]
 
 
 def _cut(nodes: Sequence[ModuleNode], limit: int) -> tuple[Sequence[ModuleNode], list[str]]:
     """As many whole levels as fit, because a row without those above it is in no tree."""
     if len(nodes) <= limit:
         return nodes, []
-    depth = max(node.depth for node in nodes)
-    shown = list(nodes)
-    while len(shown) > limit and depth > 0:
-        depth -= 1
-        shown = [node for node in shown if node.depth <= depth]
+    depth = max(sorted(node.depth for node in nodes)[limit] - 1, 0)  # above the first level that does not fit
+    shown = [node for node in nodes if node.depth <= depth]
     note = f"The first {depth + 1} levels of {len(nodes)} modules; stepscope analyze --table modules lists all."
     return shown[:limit], [note]
 

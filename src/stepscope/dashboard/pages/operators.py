@@ -4,7 +4,7 @@ was clicked on the call stacks behind it and the kernels it launched.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from stepscope.dashboard import blocks
@@ -36,42 +36,29 @@ _LAUNCHED = (
 def build(context: PageContext) -> list[Block]:
     """The page; raises `UsageError` for a scope that names no span."""
     found = traced.chosen(context, "operators", TITLE)
+    lines = traced.device_lines(context, traced.HOST)
     if found.absent is not None:
-        return [found.absent, *traced.device_lines(context, traced.HOST)]
+        return [found.absent, *lines]
     group = context.choice("group", [key for key, _ in GROUPS])
-    rows = _rows(context, found, group)
+    rows: Sequence[OperatorRow] = found.known(context, "operators")
+    if group != "name":
+        rows = found.rows(context, "operators", group=group).rows
     if not rows:
-        none = traced.absent(context, "operators", TITLE, NO_OPERATORS)
-        return [none, *traced.device_lines(context, traced.HOST)]
+        return [traced.absent(context, "operators", TITLE, NO_OPERATORS), *lines]
     one = context.params.get("operator")
     if one is not None:  # long and odd names come as they are shown
         one = next((row.name for row in rows if blocks.cell(row.name) == one), one)
     by = "device_self_ns" if rows[0].device_self_ns is not None else "host_self_ns"
+    bars = ("device_self_ns", "host_self_ns")
+    link = {"name": blocks.cell_link("operators", "operator", "name", {"group": group})}
     return [
         *found.notes(),
         *(_of_one(context, found, one) if one and not context.embedded else ()),
         *traced.choice(context, "Group by", "group", group, GROUPS),
         _chart(rows, by),
-        traced.block(
-            context,
-            "operators",
-            rows,
-            sort=by,
-            columns=_COLUMNS,
-            bars=("device_self_ns", "host_self_ns"),
-            links={"name": blocks.cell_link("operators", "operator", "name", {"group": group})},
-        ),
-        *traced.device_lines(context, traced.HOST),
+        traced.block(context, "operators", rows, sort=by, columns=_COLUMNS, bars=bars, links=link),
+        *lines,
     ]
-
-
-def _rows(context: PageContext, found: Chosen, group: str) -> Sequence[OperatorRow]:
-    views = context.run.analysis.views
-    if group != "name" or views is None:
-        rows: Sequence[OperatorRow] = traced.rows(context, "operators", found.selection(group=group)).rows
-        return rows
-    one = found.single
-    return views.operators if one is None else one.operators
 
 
 def _chart(rows: Sequence[OperatorRow], by: str) -> Block:
@@ -98,27 +85,16 @@ def _chart(rows: Sequence[OperatorRow], by: str) -> Block:
     )
 
 
-def _of_one(context: PageContext, found: Chosen, name: str) -> list[Block]:
+def _of_one(context: PageContext, found: Chosen, name: str) -> Iterator[Block]:
     """What lies behind one operator, and what it launched."""
-    stacks = traced.rows(context, "stacks", found.selection(name=name))
-    made = [blocks.text(f"One operator: {name}")]
+    yield blocks.text(f"One operator: {name}")
+    stacks = found.rows(context, "stacks", name=name)
     if stacks.rows:
         bars = ("host_self_ns", "device_self_ns")
-        made.append(traced.block(context, "stacks", stacks.rows, title=f"Call stacks behind {name}", bars=bars))
+        yield traced.block(context, "stacks", stacks.rows, title=f"Call stacks behind {name}", bars=bars)
     else:
-        made += traced.paragraphs([stacks.absent])
-    launches = traced.rows(context, "kernels", found.selection(group="launch")).rows
-    launched = [row for row in launches if row.operator == name]
+        yield from traced.paragraphs([stacks.absent])
+    launched = [row for row in found.rows(context, "kernels", group="launch").rows if row.operator == name]
     if launched:
-        made.append(
-            traced.block(
-                context,
-                "kernels",
-                launched,
-                id="launched",
-                title=f"Kernels that {name} launched",
-                columns=_LAUNCHED,
-                bars=("total_ns",),
-            )
-        )
-    return made
+        title, most = f"Kernels that {name} launched", ("total_ns",)
+        yield traced.block(context, "kernels", launched, id="launched", title=title, columns=_LAUNCHED, bars=most)

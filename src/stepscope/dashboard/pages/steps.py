@@ -8,17 +8,23 @@ charts stand processes, ranks, logged values, and what sampled stacks say of ste
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
 from msgspec.structs import asdict
 
+from stepscope.analyze import step_times
+from stepscope.analyze.pictures import series
+from stepscope.analyze.pictures.series import pick, positions
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block, Row
 from stepscope.dashboard.pages import PageContext, processes, traced
+from stepscope.engine.step_labels import STEADY, LabelledSteps
 from stepscope.report import sentences, words
 
 if TYPE_CHECKING:
-    from stepscope.engine.step_labels import LabelledSteps
     from stepscope.model import StepFacts
     from stepscope.model.timeline import LongStep, StepDistribution, StepPhases
     from stepscope.model.views import Overview
@@ -57,18 +63,20 @@ RECORD = "Record the training with stepscope, or mark its steps with stepscope.s
 def build(context: PageContext) -> list[Block]:
     """The blocks of the page."""
     if empty(context):
-        why = blocks.empty("No step was seen", _why_none(context), RECORD, traced.again(context))
-        return [why, *_sampled(context)]
-    kinds = [facts.kind for facts in _facts(context)]
-    kind = context.choice("kind", kinds) if kinds else ""
-    made = traced.choice(context, "Kind of step", "kind", kind, [(each, words.term(each)) for each in kinds])
-    if kinds:
-        made += _of_kind(context, kind)
-    else:
-        made += _profiled(context)
-    made += [*_fixed(context), *_by_process(context, labelled(context)), *_ranks(context)]
-    made += [*_logged(context), *_sampled(context)]
-    return made
+        why = "None of the steps that are chosen is in this recording."
+        if context.scope.steps is None:
+            why = blocks.sentence(sentences.without_steps(context.run.report(source=context.source)))
+        return [blocks.empty("No step was seen", why, RECORD, traced.again(context)), *_sampled(context)]
+    steps, known = labelled(context), {facts.kind: facts for facts in _facts(context)}
+    made = _profiled(context)
+    if known:
+        kind = context.choice("kind", list(known))
+        choice = traced.choice(context, "Kind of step", "kind", kind, [(each, words.term(each)) for each in known])
+        made = [*choice, *_of_kind(context, steps, known[kind], made)]
+    costs = context.base.analysis.fixed
+    if costs.total_s is not None:  # what the run paid once
+        made.append(blocks.figures(blocks.measures(costs, FIXED), "Fixed costs of the run"))
+    return [*made, *_by_process(context, steps), *_ranks(context), *_logged(context), *_sampled(context)]
 
 
 def empty(context: PageContext) -> bool:
@@ -78,9 +86,6 @@ def empty(context: PageContext) -> bool:
 
 def labelled(context: PageContext) -> LabelledSteps:
     """The steps of the scope with what makes each unusual: the first of a chosen range is no warm-up for that."""
-    import polars as pl
-
-    from stepscope.engine.step_labels import LabelledSteps
 
     whole, chosen = context.base.labelled, context.scope.steps
     if chosen is None:
@@ -90,10 +95,6 @@ def labelled(context: PageContext) -> LabelledSteps:
 
 def _facts(context: PageContext) -> tuple[StepFacts, ...]:
     """What the steps of the scope cost, by kind. A kind without a steady step in it is measured by what there is."""
-    import polars as pl
-
-    from stepscope.analyze import step_times
-    from stepscope.engine.step_labels import STEADY, LabelledSteps
 
     read = context.run.analysis.steps
     if context.scope.steps is None:
@@ -105,37 +106,32 @@ def _facts(context: PageContext) -> tuple[StepFacts, ...]:
     return tuple(known[facts.kind] for facts in read)
 
 
-def _why_none(context: PageContext) -> str:
-    if context.scope.steps is not None:
-        return "None of the steps that are chosen is in this recording."
-    return blocks.sentence(sentences.without_steps(context.run.report(source=context.source)))
+def _of_kind(context: PageContext, steps: LabelledSteps, facts: StepFacts, profiled: list[Block]) -> Iterator[Block]:
+    """Figures and charts of the steps of one kind, with what traces tell of them in their midst."""
 
-
-def _of_kind(context: PageContext, kind: str) -> list[Block]:
-    from stepscope.analyze.pictures import series
-
-    steps = labelled(context)
-    facts = next(each for each in _facts(context) if each.kind == kind)
-    known = series.processes_of(steps, kind)
+    kind = facts.kind
     chosen = processes(context.run, context.scope.worker)
-    own = [process for process in known if chosen is None or process in chosen]
-    made = [blocks.figures(blocks.measures(facts, FACTS)), *_said(facts, context), *_partition(facts)]
+    own = [process for process in series.processes_of(steps, kind) if chosen is None or process in chosen]
+    yield blocks.figures(blocks.measures(facts, FACTS))
+    yield from _said(facts, context)
+    if any(part.category != "unattributed" for part in facts.partition):
+        rows = [{"part": words.term(part.category), "ms": part.ms, "share": part.share} for part in facts.partition]
+        heads = blocks.heads("PartitionPart", _PARTITION)
+        yield blocks.table("partition", "Where a mean step goes", heads, rows, limit=len(rows))
     if not own:
-        return [*made, blocks.text(f"{context.scope.worker} has no {words.term(kind)} step of its own.", "note")]
-    limit = EMBEDDED_POINTS if context.embedded else POINTS
-    parts = series.step_phases(steps, kind, own[0], limit)
-    profiled = _profiled(context)
+        yield blocks.text(f"{context.scope.worker} has no {words.term(kind)} step of its own.", "note")
+        return
+    parts = series.step_phases(steps, kind, own[0], EMBEDDED_POINTS if context.embedded else POINTS)
     if parts.parts_ms or not profiled:
-        made.append(_chart(parts, context, several=len(own) > 1))
-    made += profiled
+        yield _chart(parts, several=len(own) > 1 and context.scope.worker is None)
+    yield from profiled
     found = series.distribution(steps, kind, own)
-    if found is not None and sum(found.steady) + sum(found.others) > 1:
-        made.append(_distribution(found, facts))
+    if sum(found.steady) + sum(found.others) > 1:
+        yield _distribution(found, facts)
     longest = series.longest(context.run.tables, steps, kind, min(LONGEST, context.limit), own)
     longest = tuple(row for at, row in enumerate(longest) if at < LEAST_LONGEST or row.extra_ms > 0)
     of_kind = (row for row in series.by_process(steps) if row.kind == kind and row.process in own)
-    made.append(_longest(longest, sum(row.steps for row in of_kind), context))
-    return made
+    yield _longest(longest, sum(row.steps for row in of_kind), context)
 
 
 def _said(facts: StepFacts, context: PageContext) -> Iterator[Block]:
@@ -152,38 +148,27 @@ def _said(facts: StepFacts, context: PageContext) -> Iterator[Block]:
         yield blocks.text("Few steady steps: take every figure as a rough one.", "warning")
 
 
-def _partition(facts: StepFacts) -> list[Block]:
-    """The mean step by part, where parts are known."""
-    if not any(part.category != "unattributed" for part in facts.partition):
-        return []
-    rows = [{"part": words.term(part.category), "ms": part.ms, "share": part.share} for part in facts.partition]
-    heads = blocks.heads("PartitionPart", _PARTITION)
-    return [blocks.table("partition", "Where a mean step goes", heads, rows, limit=len(rows))]
-
-
-def _chart(parts: StepPhases, context: PageContext, *, several: bool) -> Block:
-    """The steps one beside the other, each stacked of its phases."""
+def _chart(parts: StepPhases, *, several: bool) -> Block:
+    """The steps one beside the other, each stacked of its phases; `several` processes could be shown."""
     notes = []
     if parts.total > len(parts.steps):
         notes.append(f"{len(parts.steps):,} of {parts.total:,} steps: of each stretch the shortest and the longest.")
-    if several and context.scope.worker is None:
+    if several:
         notes.append(f"Steps of {parts.process}; choose a worker to see another's.")
-    usual = [at for at, reason in enumerate(parts.reasons) if reason not in ("warmup", "profiler")] or list(
-        range(len(parts.steps))
-    )
-    longest = max(usual, key=lambda at: parts.wall_ms[at])
+    usual = [at for at, reason in enumerate(parts.reasons) if reason not in ("warmup", "profiler")]
+    longest = max(usual or range(len(parts.steps)), key=lambda at: parts.wall_ms[at])
     sentence = (
         f"{words.term(parts.kind).capitalize()} steps {parts.steps[0]} to {parts.steps[-1]} of {parts.process}; the "
         f"longest after the warm-up is step {parts.steps[longest]} with {words.milliseconds(parts.wall_ms[longest])}"
     )
+    many = len(parts.steps) > MANY
+    made = [blocks.series("step time", "ms", parts.wall_ms, role="wall")]
+    title, key, type_ = "Step time", "wall_ms", "line" if many else "bars"
     if parts.parts_ms:
         phase = max(parts.parts_ms, key=lambda name: parts.parts_ms[name][longest] or 0.0)
         sentence += f", most of it {words.term(phase)}"
         made = [blocks.series(words.term(name), "ms", values, role=name) for name, values in parts.parts_ms.items()]
-        title, type_ = "What each step is made of", "stacked_area" if len(parts.steps) > MANY else "stacked_bars"
-    else:
-        made = [blocks.series("step time", "ms", parts.wall_ms, role="wall")]
-        title, type_ = "Step time", "line" if len(parts.steps) > MANY else "bars"
+        title, key, type_ = "What each step is made of", "parts_ms", "stacked_area" if many else "stacked_bars"
     return blocks.chart(
         "steps",
         title,
@@ -194,7 +179,7 @@ def _chart(parts: StepPhases, context: PageContext, *, several: bool) -> Block:
         y_min=0,
         series=made,
         marks=_marks(parts),
-        help=blocks.meaning("StepPhases", "parts_ms" if parts.parts_ms else "wall_ms"),
+        help=blocks.meaning("StepPhases", key),
         notes=notes,
         sync=SYNC,
         select="steps",
@@ -203,14 +188,11 @@ def _chart(parts: StepPhases, context: PageContext, *, several: bool) -> Block:
 
 def _marks(parts: StepPhases) -> list[Mapping[str, Any]]:
     """Stretches of steps that are not steady, with the reason; single first batches would only cover the picture."""
-    found: list[dict[str, Any]] = []
-    before = ""
-    for step, reason in zip(parts.steps, parts.reasons, strict=True):
-        if reason == before and found:
-            found[-1]["to"] = step
-        elif reason not in ("steady", "first_batch"):
-            found.append(blocks.mark(step, step, REASONS.get(reason, words.term(reason))))
-        before = reason if reason not in ("steady", "first_batch") else ""
+    found = []
+    for reason, stretch in groupby(zip(parts.reasons, parts.steps, strict=True), key=itemgetter(0)):
+        if reason not in ("steady", "first_batch"):
+            steps = [step for _, step in stretch]
+            found.append(blocks.mark(steps[0], steps[-1], REASONS.get(reason, words.term(reason))))
     found.sort(key=lambda row: float(row["from"] - row["to"]))  # the widest first
     return sorted(found[:MAX_MARKS], key=lambda row: float(row["from"]))
 
@@ -219,9 +201,6 @@ def _distribution(found: StepDistribution, facts: StepFacts) -> Block:
     made = [blocks.series("steady", "count", found.steady, role="measured")]
     if any(found.others):
         made.append(blocks.series("others", "count", found.others, role="other"))
-    marks = []
-    if found.longer:
-        marks.append(blocks.mark(found.edges_ms[-2], found.edges_ms[-1], "and longer"))
     return blocks.chart(
         "distribution",
         "How long steps take",
@@ -234,7 +213,7 @@ def _distribution(found: StepDistribution, facts: StepFacts) -> Block:
         y=("steps", "count"),
         y_min=0,
         series=made,
-        marks=marks,
+        marks=[blocks.mark(found.edges_ms[-2], found.edges_ms[-1], "and longer")] if found.longer else [],
         help=blocks.meaning("StepDistribution", "steady"),
         notes=["The last bin holds all longer steps too."] if found.longer else [],
     )
@@ -274,14 +253,6 @@ def _event(event: Any) -> str:
     return f"{EVENTS.get(event.kind, words.term(event.kind))}{name} {words.milliseconds(event.ms)}"
 
 
-def _fixed(context: PageContext) -> list[Block]:
-    """What the run paid once."""
-    costs = context.base.analysis.fixed
-    if costs.total_s is None:
-        return []
-    return [blocks.figures(blocks.measures(costs, FIXED), "Fixed costs of the run")]
-
-
 # ---- profiled steps --------------------------------------------------------------------------------------------------
 
 PROFILED, EMBEDDED_PROFILED = 400, 200  # points of a chart
@@ -295,10 +266,8 @@ SMALLEST = 0.0005  # share of a part that is still drawn
 def overviews(context: PageContext) -> list[Overview]:
     """Those of the chosen worker and span that hold steps, or whose whole length counts as one."""
     views = context.run.analysis.views
-    if views is None:
-        return []
-    found = [span.overview for span in traced.of_scope(context, views) if span.overview is not None]
-    return [item for item in found if item.steps]
+    spans = traced.of_scope(context, views) if views is not None else ()
+    return [span.overview for span in spans if span.overview is not None and span.overview.steps]
 
 
 def _profiled(context: PageContext) -> list[Block]:
@@ -307,16 +276,14 @@ def _profiled(context: PageContext) -> list[Block]:
     if not found:
         return []
     made = [_profiled_chart(found[0], context, several=len(found) > 1)] if found[0].has_steps or len(found) == 1 else []
-    return [*made, *_means(found, context)]
+    return [*made, _means(found, context)]
 
 
 def _profiled_chart(item: Overview, context: PageContext, *, several: bool) -> Block:
-    from stepscope.analyze.pictures.series import pick, positions
 
     limit = EMBEDDED_PROFILED if context.embedded else PROFILED
     steps = list(item.steps)
     steps = pick(steps, positions([step.wall_ns for step in steps], limit))
-    parts = [name for name, summary in item.parts.items() if summary.share >= SMALLEST]
     longest = max(steps, key=lambda step: step.wall_ns)
     most = max(item.parts, key=lambda name: item.parts[name].share)
     notes = [f"Steps of {item.span.label}; choose a worker or span to see another's."] if several else []
@@ -328,46 +295,49 @@ def _profiled_chart(item: Overview, context: PageContext, *, several: bool) -> B
     if not item.has_steps:
         notes.append("No step is marked in this trace: its whole length counts as one.")
     share = words.percent(item.parts[most].share)
+    named = {name: words.PARTS.get(name, words.term(name)) for name in item.parts}
     return blocks.chart(
         "profiled",
         "What each profiled step is made of",
         "stacked_area" if len(steps) > MANY else "stacked_bars",
         sentence=(
             f"{words.things(len(item.steps), 'profiled step')}, {words.nanoseconds(item.wall.mean_ns)} on average; "
-            f"{share} of it is {words.PARTS.get(most, words.term(most))}. The longest is step {longest.step} with "
+            f"{share} of it is {named[most]}. The longest is step {longest.step} with "
             f"{words.nanoseconds(longest.wall_ns)}."
         ),
         x=("step", "number", [int(step.step) if step.step.isdecimal() else step.step for step in steps]),
         y=("time of the step", "ns"),
         y_min=0,
         series=[
-            blocks.series(
-                words.PARTS.get(name, words.term(name)), "ns", [step.parts_ns.get(name) for step in steps], role=name
-            )
-            for name in parts
+            blocks.series(named[name], "ns", [step.parts_ns.get(name) for step in steps], role=name)
+            for name, summary in item.parts.items()
+            if summary.share >= SMALLEST
         ],
         help=blocks.meaning("StepBreakdown", "parts_ns"),
         notes=notes,
-        sync="steps",
+        sync=SYNC,
         select="steps" if item.has_steps else None,
     )
 
 
-def _means(found: list[Overview], context: PageContext) -> list[Block]:
+def _means(found: list[Overview], context: PageContext) -> Block:
     """The mean profiled step of each span, by part, with the parts of the TensorBoard plugin behind."""
-    rows: list[dict[str, Any]] = []
-    for item in found:
-        for split, parts in (("stepscope", item.parts), ("TensorBoard plugin", item.plugin)):
-            for name, summary in parts.items():
-                if summary.share >= SMALLEST:
-                    times = {key: getattr(summary, key) for key in ("mean_ns", "median_ns", "p95_ns", "share")}
-                    part = words.PARTS.get(name, words.term(name))
-                    rows.append({"span": item.span.label, "split": split, "part": part, **times})
-    columns = _MEANS if len(found) > 1 else _MEANS[1:]
+    rows = [
+        {
+            "span": item.span.label,
+            "split": split,
+            "part": words.PARTS.get(name, words.term(name)),
+            **{key: getattr(summary, key) for key in ("mean_ns", "median_ns", "p95_ns", "share")},
+        }
+        for item in found
+        for split, parts in (("stepscope", item.parts), ("TensorBoard plugin", item.plugin))
+        for name, summary in parts.items()
+        if summary.share >= SMALLEST
+    ]
     notes = ["The parts of each split exclude each other and sum to the step."]
-    heads = blocks.heads("Summary", columns)
+    heads = blocks.heads("Summary", _MEANS if len(found) > 1 else _MEANS[1:])
     title = "Where a mean profiled step goes"
-    return [blocks.table("profiled-means", title, heads, rows, limit=context.limit, notes=notes)]
+    return blocks.table("profiled-means", title, heads, rows, limit=context.limit, notes=notes)
 
 
 # ---- tables below the charts -----------------------------------------------------------------------------------------
@@ -439,7 +409,6 @@ _REGION = blocks.columns(
 
 def _by_process(context: PageContext, steps: LabelledSteps) -> list[Block]:
     """Each process and kind, where there is more than one."""
-    from stepscope.analyze.pictures import series
 
     found = series.by_process(steps)
     if len(found) < 2:
@@ -453,50 +422,36 @@ def _ranks(context: PageContext) -> list[Block]:
     found = context.run.analysis.ranks
     if found is None:
         return []
-    rows = [asdict(work) for work in found.ranks]
-    exchange = ", ".join(words.term(phase) for phase in found.exchange)
-    note = f"Rank {found.slowest} works longest, in {words.percent(found.slowest_share)} of {found.steps:,} steps"
-    return blocks.rows_table(
-        context,
-        "ranks",
-        "Ranks side by side: a mean step of each",
-        "RankWork",
-        _RANK,
-        rows,
-        notes=[f"{note}; ranks wait for each other in: {exchange or 'no phase'} ({found.exchange_source})."],
+    exchange = ", ".join(words.term(phase) for phase in found.exchange) or "no phase"
+    note = (
+        f"Rank {found.slowest} works longest, in {words.percent(found.slowest_share)} of {found.steps:,} steps; "
+        f"ranks wait for each other in: {exchange} ({found.exchange_source})."
     )
+    title, rows = "Ranks side by side: a mean step of each", [asdict(work) for work in found.ranks]
+    return blocks.rows_table(context, "ranks", title, "RankWork", _RANK, rows, notes=[note])
 
 
-def _logged(context: PageContext) -> list[Block]:
+def _logged(context: PageContext) -> Iterator[Block]:
     """The losses that were kept, and what the script logged, over the steps."""
-    from stepscope.analyze.pictures.series import pick, positions
 
-    made = []
     for number, (name, points) in enumerate(_series_logged(context)):
-        kept = positions([value for _, value in points], LOGGED_POINTS)
-        shown = pick(points, kept)
-        made.append(
-            blocks.chart(
-                f"logged-{number}",
-                name,
-                "line",
-                sentence=(
-                    f"{name} over {len(points):,} steps, from {words.number(points[0][1])} to "
-                    f"{words.number(points[-1][1])}."
-                ),
-                x=("step", "number", [step for step, _ in shown]),
-                y=(name, "number"),
-                series=[blocks.series(name, "number", [value for _, value in shown])],
-                sync="steps",
-                select="steps",
-            )
+        shown = pick(points, positions([value for _, value in points], LOGGED_POINTS))
+        first, last = (words.number(points[at][1]) for at in (0, -1))
+        yield blocks.chart(
+            f"logged-{number}",
+            name,
+            "line",
+            sentence=f"{name} over {len(points):,} steps, from {first} to {last}.",
+            x=("step", "number", [step for step, _ in shown]),
+            y=(name, "number"),
+            series=[blocks.series(name, "number", [value for _, value in shown])],
+            sync=SYNC,
+            select="steps",
         )
-    return made
 
 
 def _series_logged(context: PageContext) -> Iterator[tuple[str, list[tuple[int, float]]]]:
     """(name, (step, value) in order) of what was logged; series of one value draw no line."""
-    import polars as pl
 
     trial = context.run.analysis.trial
     if trial is not None and len(trial.losses) > 1:
@@ -514,39 +469,33 @@ def _series_logged(context: PageContext) -> Iterator[tuple[str, list[tuple[int, 
             yield str(name), rows.select("step", "value").rows()
 
 
-def _sampled(context: PageContext) -> list[Block]:
+def _sampled(context: PageContext) -> Iterator[Block]:
     """What sampled stacks and windows say: waits, slow steps, ranks, hot lines, loops, files, regions, stages."""
     views = context.run.report(source=context.source).views
     seen = views.get("sampled") or {}
     waits = [{**part, "rank": wait["rank"]} for wait in seen.get("waits") or () for part in wait["parts"]]
     slow, rank_lines = seen.get("slow_steps") or {}, seen.get("rank_lines") or {}
     unit = rank_lines.get("unit")
-    tables = (
-        ("waits", "What the wait for the loader is made of", "WaitPart", _WAIT, waits, ()),
+    for id, title, record, columns, rows, note in (
+        ("waits", "What the wait for the loader is made of", "WaitPart", _WAIT, waits, None),
         ("slow-lines", "Lines of slow steps", "SlowLine", _SLOW, slow.get("lines"), _of_slow_steps(slow)),
-        ("rank-lines", "Lines in which ranks differ", "RankLine", _RANK_LINE, rank_lines.get("lines"), [unit or ""]),
-        ("hot-lines", "Hot lines", "HotLine", _HOT, (views.get("stacks") or {}).get("hot_lines"), ()),
-        ("loader-lines", "Lines of the loader", "HotLine", _HOT, (views.get("loader") or {}).get("lines"), ()),
-        ("loops", "Python loops that call the same thing once per item", "LoopFacts", _LOOP, views.get("loops"), ()),
-        ("python", "Python on the main thread", "PythonFacts", _PYTHON, views.get("python"), ()),
-        ("io", "Blocking file access in steady steps", "IoFacts", _IO, views.get("io"), ()),
-        ("regions", "Regions named in the code", "regions", _REGION, views.get("regions"), ()),
-        ("stages", "Stages of the run, by sampled stacks", "StageTime", _STAGE, seen.get("stages"), ()),
-    )
-    return [
-        block
-        for id, title, record, columns, rows, notes in tables
-        for block in blocks.rows_table(
-            context, id, title, record, columns, rows, notes=[note for note in notes if note]
-        )
-    ]
+        ("rank-lines", "Lines in which ranks differ", "RankLine", _RANK_LINE, rank_lines.get("lines"), unit),
+        ("hot-lines", "Hot lines", "HotLine", _HOT, (views.get("stacks") or {}).get("hot_lines"), None),
+        ("loader-lines", "Lines of the loader", "HotLine", _HOT, (views.get("loader") or {}).get("lines"), None),
+        ("loops", "Python loops that call the same thing once per item", "LoopFacts", _LOOP, views.get("loops"), None),
+        ("python", "Python on the main thread", "PythonFacts", _PYTHON, views.get("python"), None),
+        ("io", "Blocking file access in steady steps", "IoFacts", _IO, views.get("io"), None),
+        ("regions", "Regions named in the code", "regions", _REGION, views.get("regions"), None),
+        ("stages", "Stages of the run, by sampled stacks", "StageTime", _STAGE, seen.get("stages"), None),
+    ):
+        yield from blocks.rows_table(context, id, title, record, columns, rows, notes=[note] if note else [])
 
 
-def _of_slow_steps(slow: Row) -> list[str]:
+def _of_slow_steps(slow: Row) -> str | None:
     if not slow:
-        return []
-    return [
+        return None
+    return (
         f"{slow['slow_steps']:,} slow steps (above {words.milliseconds(slow['threshold_ms'])}, "
         f"{words.milliseconds(slow['slow_mean_ms'])} on average) against {slow['typical_steps']:,} typical ones "
         f"({words.milliseconds(slow['typical_mean_ms'])}); time of the main thread per step, sampled."
-    ]
+    )

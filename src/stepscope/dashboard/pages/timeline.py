@@ -15,10 +15,11 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import to_builtins
 from msgspec.structs import asdict
 
 from stepscope.dashboard import blocks
-from stepscope.dashboard.blocks import MAX_TEXT, Block, number
+from stepscope.dashboard.blocks import MAX_TEXT, Block
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.report.escape import plain
 from stepscope.report.words import Shortener
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from stepscope.analyze.pictures.timeline import Timeline
     from stepscope.api import Run
     from stepscope.dashboard.pages import PageContext
-    from stepscope.model.timeline import SliceDetail, SliceRef, StackPlace, TimelineStep, TimelineWindow
+    from stepscope.model.timeline import StackPlace, TimelineStep, TimelineWindow
 
 _AT = re.compile(r"([0-9]{1,18}):([0-9]{1,18})")
 _WHY = "Neither steps nor traces nor samples with times were recorded."
@@ -42,27 +43,36 @@ _NO_TRACE = (
 
 
 def build(context: PageContext) -> list[Block]:
-    """The timeline of the whole run, at the steps, the span or the moments that are asked for."""
+    """The timeline of the whole run, whose first window stands at the moments, the steps or the span asked for."""
+    from stepscope.analyze.pictures.timeline_viewport import moments
+
     run = context.base
-    if has_nothing(run):
+    if empty(context):
         return [blocks.empty("No timeline", _WHY, _RECORD, "stepscope run -- python train.py")]
-    selection = context.selection()
-    made = timeline_block(
-        run,
-        worker=selection.worker,
-        span=selection.span,
-        steps=context.scope.steps,
-        at=_moments(context.params.get("at")),
-        embedded=context.embedded,
-    )
-    if run.tables.events.is_empty():
-        return [blocks.text(_NO_TRACE, "note"), made]
-    return [made]
+    selection, timeline = context.selection(), run.timeline
+    if context.embedded:
+        made = _embedded(run, timeline)
+    else:
+        worker = _worker(timeline, selection.worker)
+        at = _moments(context.params.get("at"))
+        from_ns, to_ns = at or moments(timeline, worker=worker, span=selection.span, steps=context.scope.steps)
+        made = blocks.timeline(
+            "timeline",
+            from_ns=0,
+            to_ns=max(timeline.length_ns, 1),
+            steps=_steps(timeline, timeline.steps, worker),
+            tracks=_tracks(timeline, worker),
+            window=window(run, from_ns=from_ns, to_ns=to_ns, worker=worker),
+            sliceable=not run.tables.traces.is_empty(),
+            notes=_notes(timeline, worker),
+        )
+    return [blocks.text(_NO_TRACE, "note"), made] if run.tables.events.is_empty() else [made]
 
 
 def empty(context: PageContext) -> bool:
-    """Whether there is nothing to draw."""
-    return has_nothing(context.base)
+    """Whether there is neither a step nor a slice to draw."""
+    tables = context.base.tables
+    return tables.steps.is_empty() and tables.events.is_empty() and tables.stretches.is_empty()
 
 
 def _moments(text: str | None) -> tuple[int, int] | None:
@@ -91,6 +101,7 @@ SLOW_PAGES: tuple[tuple[str, dict[str, str]], ...] = (
     ("operators", {"operator": "aten::add"}),  # of whichever: what is kept are the calls of all
     ("kernels", {"group": "launch"}),
 )
+_OF_TRACK = ("key", "label", "group", "kind", "depth")
 EMBEDDED_STEPS = 2  # that the single-file report holds
 EMBEDDED_WIDTH = 2_400
 EMBEDDED_SLICES = 6_000
@@ -107,56 +118,14 @@ def prepare(run: Run) -> None:
     made = run.timeline
     made.lower_names, made.steps  # noqa: B018  # made when they are first asked for
     base = made.context.base
-    if base.spans:
-        base.origins.parent  # noqa: B018
     for span in base.spans:
         span.links  # noqa: B018
     if max(run.tables.events.height, run.tables.stacks.height) >= LARGE:
-        _prepare_pages(run)
+        from stepscope.dashboard import pages
 
-
-def _prepare_pages(run: Run) -> None:
-    """Pages whose rows or trees are no part of the analysis keep them once they were made."""
-    from stepscope.dashboard import pages
-
-    for key, params in SLOW_PAGES:
-        with contextlib.suppress(StepscopeError):  # a page that cannot be made says so to whoever asks for it
-            pages.page(pages.PageContext(run=run, base=run, params=params), key)
-
-
-def has_nothing(run: Run) -> bool:
-    """Whether there is neither a step nor a slice to draw."""
-    tables = run.tables
-    return tables.steps.is_empty() and tables.events.is_empty() and tables.stretches.is_empty()
-
-
-def timeline_block(
-    run: Run,
-    *,
-    worker: str | None = None,
-    span: int | None = None,
-    steps: tuple[int, int] | None = None,
-    at: tuple[int, int] | None = None,
-    embedded: bool = False,
-) -> Document:
-    """The TimelineBlock of the page; `at` (ns), else `steps`, else `span` is where its first window stands."""
-    from stepscope.analyze.pictures.timeline_viewport import moments
-
-    timeline = run.timeline
-    if embedded:
-        return _embedded(run, timeline)
-    worker = _worker(timeline, worker)
-    from_ns, to_ns = at or moments(timeline, worker=worker, span=span, steps=steps)
-    return blocks.timeline(
-        "timeline",
-        from_ns=0,
-        to_ns=max(timeline.length_ns, 1),
-        steps=_steps(timeline, timeline.steps, worker),
-        tracks=_tracks(timeline, worker),
-        window=window(run, from_ns=from_ns, to_ns=to_ns, worker=worker),
-        sliceable=not run.tables.traces.is_empty(),
-        notes=_notes(timeline, worker),
-    )
+        for key, params in SLOW_PAGES:  # whose rows or trees are no part of the analysis: once made, they are kept
+            with contextlib.suppress(StepscopeError):  # a page that cannot be made says so to whoever asks for it
+                pages.page(pages.PageContext(run=run, base=run, params=params), key)
 
 
 def window(
@@ -182,10 +151,25 @@ def window(
 
 
 def detail(run: Run, identifier: int) -> Document:
-    """The SliceDetail of one slice."""
+    """The SliceDetail of one slice; raises `UsageError` where there is none."""
     from stepscope.analyze.pictures.slice_detail import detail as detail_of
 
-    return _detail(detail_of(run.timeline, identifier), _shortener(run))
+    facts = run.tables.run
+    shorten = Shortener({"cwd": facts.cwd, "user_roots": facts.user_roots})
+    found = detail_of(run.timeline, identifier)
+    told = blocks.cleaned(to_builtins(found))
+    operator = found.operator and {"id": found.operator.id, "name": plain(found.operator.name)}
+    launched = [{**asdict(each), "name": plain(each.name)} for each in found.launched]
+    place = found.place and _place(found.place, shorten)
+    stack = [_place(each, shorten) for each in found.stack]
+    links = {"operator": operator, "launched": launched, "place": place, "stack": stack}
+    return {"schema": SLICE_SCHEMA, **told, **links}
+
+
+def _place(found: StackPlace, shorten: Shortener) -> Document:
+    place = found.place
+    shown = shorten(place.file, place.line) if place.file else plain(place.function or "")
+    return blocks.place(place.file, place.line, place.function, shown=shown, guess=found.guess, code=found.code)
 
 
 def search(run: Run, text: str, *, worker: str | None = None, limit: int = 200) -> Document:
@@ -224,28 +208,17 @@ def _worker(timeline: Timeline, key: str | None) -> str | None:
 def _window(found: TimelineWindow) -> Document:
     return {
         "schema": WINDOW_SCHEMA,
-        "from_ns": found.from_ns,
-        "to_ns": found.to_ns,
+        **asdict(found),
         "names": [plain(name) for name in found.names],
-        "kinds": list(found.kinds),
         "tracks": [{**asdict(track), "key": plain(track.key)} for track in found.tracks],
-        "total": found.total,
         "notes": [blocks.sentence(note) for note in found.notes],
     }
 
 
 def _tracks(timeline: Timeline, worker: str | None) -> list[Document]:
     first, last = timeline.track_range(worker)
-    return [
-        {
-            "key": plain(track.key),
-            "label": plain(track.label),
-            "group": plain(track.group),
-            "kind": track.kind,
-            "depth": track.depth,
-        }
-        for track in timeline.tracks[first:last][:MAX_TRACKS]
-    ]
+    found = timeline.tracks[first:last][:MAX_TRACKS]
+    return [{**{name: getattr(track, name) for name in _OF_TRACK}, "key": plain(track.key)} for track in found]
 
 
 def _notes(timeline: Timeline, worker: str | None) -> list[str]:
@@ -269,26 +242,25 @@ def _steps(timeline: Timeline, steps: tuple[TimelineStep, ...], worker: str | No
 
 def _embedded(run: Run, timeline: Timeline) -> Document:
     """The block of the single-file report: a few traced steps with as many slices and details as fit."""
-    from stepscope.analyze.pictures.timeline_viewport import moments
-    from stepscope.analyze.pictures.timeline_viewport import viewport as cut
+    from stepscope.analyze.pictures.timeline_viewport import moments, viewport
 
     from_ns, to_ns = _middle_steps(timeline) or moments(timeline)
     to_ns = max(to_ns, from_ns + 1)
-    found = cut(timeline, from_ns, to_ns, EMBEDDED_WIDTH, limit=EMBEDDED_SLICES)
+    found = viewport(timeline, from_ns, to_ns, EMBEDDED_WIDTH, limit=EMBEDDED_SLICES)
     inside = tuple(step for step in timeline.steps if step.from_ns < to_ns and step.to_ns > from_ns)
     notes = _notes(timeline, None)
     if (from_ns, to_ns) != (0, timeline.length_ns):
         notes.append("This file holds a part of the timeline; `stepscope view` shows all of it.")
-    drawn = {track.key for track in found.tracks}
+    drawn = {plain(track.key) for track in found.tracks}
     return blocks.timeline(
         "timeline",
         from_ns=from_ns,
         to_ns=to_ns,
         steps=_steps(timeline, inside, None),
-        tracks=[track for track in _tracks(timeline, None) if track["key"] in {plain(key) for key in drawn}],
+        tracks=[track for track in _tracks(timeline, None) if track["key"] in drawn],
         window=_window(found),
         sliceable=False,
-        details=_details(run, timeline, found),
+        details=_details(run, found),
         notes=notes,
     )
 
@@ -309,20 +281,17 @@ def _middle_steps(timeline: Timeline) -> tuple[int, int] | None:
     return start - timeline.origin_ns, end - timeline.origin_ns
 
 
-def _details(run: Run, timeline: Timeline, found: TimelineWindow) -> dict[str, Document]:
+def _details(run: Run, found: TimelineWindow) -> dict[str, Document]:
     """Details of the longest slices of a window, as many of each track as fit."""
-    from stepscope.analyze.pictures.slice_detail import detail as detail_of
-
     by_track = [
         sorted((-duration, identifier) for duration, identifier in zip(track.duration, track.id, strict=True))
         for track in found.tracks
     ]
     in_turn = (pair[1] for row in zip_longest(*by_track, fillvalue=(0, -1)) for pair in row if pair[1] >= 0)
-    shorten = _shortener(run)
     made: dict[str, Document] = {}
     room = EMBEDDED_DETAIL_CHARS
     for identifier in islice(in_turn, EMBEDDED_DETAILS):
-        told = _detail(detail_of(timeline, identifier), shorten)
+        told = detail(run, identifier)
         for name in ("stack", "launched"):
             told[name] = told[name][:EMBEDDED_FRAMES]
         room -= len(json.dumps(told))
@@ -330,50 +299,3 @@ def _details(run: Run, timeline: Timeline, found: TimelineWindow) -> dict[str, D
             break
         made[str(identifier)] = told
     return made
-
-
-def _shortener(run: Run) -> Shortener:
-    facts = run.tables.run
-    return Shortener({"cwd": facts.cwd, "user_roots": facts.user_roots})
-
-
-def _detail(found: SliceDetail, shorten: Shortener) -> Document:
-    return {
-        "schema": SLICE_SCHEMA,
-        "id": found.id,
-        "name": plain(found.name, MAX_TEXT),
-        "category": plain(found.category),
-        "track": plain(found.track),
-        "start_ns": found.start_ns,
-        "duration_ns": found.duration_ns,
-        "self_ns": found.self_ns,
-        "step": found.step,
-        "facts": [
-            {
-                "label": plain(fact.label),
-                "value": plain(fact.value, MAX_TEXT) if isinstance(fact.value, str) else number(fact.value),
-                "unit": fact.unit,
-            }
-            for fact in found.facts
-        ],
-        "operator": None if found.operator is None else {"id": found.operator.id, "name": plain(found.operator.name)},
-        "launched": [_reference(each) for each in found.launched],
-        "place": None if found.place is None else _place(found.place, shorten),
-        "stack": [_place(each, shorten) for each in found.stack],
-        "notes": [plain(note, MAX_TEXT) for note in found.notes],
-    }
-
-
-def _reference(found: SliceRef) -> Document:
-    return {
-        "id": found.id,
-        "name": plain(found.name),
-        "start_ns": found.start_ns,
-        "duration_ns": found.duration_ns,
-    }
-
-
-def _place(found: StackPlace, shorten: Shortener) -> Document:
-    place = found.place
-    shown = shorten(place.file, place.line) if place.file else plain(place.function or "")
-    return blocks.place(place.file, place.line, place.function, shown=shown, guess=found.guess, code=found.code)

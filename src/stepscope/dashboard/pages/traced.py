@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 
+from stepscope.analyze.views.select import NO_TRACE, Rows, Selection
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
 from stepscope.report import sentences, words
@@ -22,7 +23,6 @@ from stepscope.report.escape import plain
 from stepscope.report.table import Choice, TableDocument, document, headed, unit_of_row, worth_showing
 
 if TYPE_CHECKING:
-    from stepscope.analyze.views.select import Rows, Selection
     from stepscope.api import Run
     from stepscope.dashboard.pages import PageContext
     from stepscope.model.views import SpanViews, Views
@@ -53,7 +53,7 @@ ADVICE: dict[str, tuple[str, tuple[str, ...]]] = {
     "stacks": ("stepscope run samples the stacks of every process; windows with Python stacks draw trees too.", ()),
     "compilers": ("stepscope run notes every compile of torch.compile and torch_xla with its cause.", ()),
 }
-ADVICE["gpus"] = ADVICE["counters"] = ADVICE["kernels"]
+ADVICE["gpus"] = ADVICE["kernels"]
 
 
 class Chosen(Struct, frozen=True):
@@ -70,45 +70,40 @@ class Chosen(Struct, frozen=True):
     @property
     def single(self) -> SpanViews | None:
         """The one span whose rows are shown, None for all together. Of a worker's several it is the first."""
-        if self.whole and len(self.spans) != 1:
-            return None
-        return self.spans[0]
+        return None if self.whole and len(self.spans) != 1 else self.spans[0]
 
     def notes(self) -> list[Block]:
         """How much slower the steps were that all figures are of; that a worker has more spans than the one shown."""
         made = [blocks.text(blocks.sentence(self.slowed), "note")] if self.slowed else []
-        if self.whole or len(self.spans) < 2:
-            return made
-        ref = self.spans[0].span
-        text = f"{ref.worker} has {len(self.spans)} traces; this is span {ref.span}. Choose another above."
-        return [*made, blocks.text(text, "note")]
+        if not self.whole and len(self.spans) > 1:
+            ref = self.spans[0].span
+            text = f"{ref.worker} has {len(self.spans)} traces; this is span {ref.span}. Choose another above."
+            made.append(blocks.text(text, "note"))
+        return made
 
-    def selection(self, **more: Any) -> Selection:
-        """The same for `Run.table`; `more` are its other fields."""
-        from stepscope.analyze.views.select import Selection
+    def rows(self, context: PageContext, table: str, **more: Any) -> Rows:
+        """The rows of a table of `Run.table` for these spans; `more` are other fields of its selection."""
+        ref = None if self.whole else self.spans[0].span
+        return rows(context, table, worker=ref and ref.worker, span=ref and ref.span, **more)
 
-        one = self.single
-        if self.whole or one is None:
-            return Selection(**more)
-        return Selection(worker=one.span.worker, span=one.span.span, **more)
+    def known(self, context: PageContext, table: str) -> Sequence[Any]:
+        """The rows that the analysis holds of a table already, of the one span or of all together."""
+        found: Sequence[Any] = getattr(self.single or context.run.analysis.views, table)
+        return found
 
 
 def chosen(context: PageContext, view: str, title: str) -> Chosen:
     """The spans of the scope for a page on `view`, a key of `Views.absent` and of `ADVICE`."""
-    from stepscope.analyze.views.select import NO_TRACE
-
     views = context.run.analysis.views
     if views is None:
         return Chosen((), whole=True, absent=absent(context, view, title, NO_TRACE))
     found = of_scope(context, views)
     whole = len(found) == len(views.spans)
-    if not found and views.spans:
-        worker = context.scope.worker or context.scope.span
-        reason = f"no trace of {worker} was recorded: choose another worker, or all"
-        return Chosen((), whole=False, absent=absent(context, view, title, reason))
     why = views.absent.get(view)
-    slowed = sentences.profiled(context.run.profiled)
-    return Chosen(found, whole, absent(context, view, title, why) if why else None, slowed)
+    if not found and views.spans:
+        why = f"no trace of {context.scope.worker or context.scope.span} was recorded: choose another worker, or all"
+    said = absent(context, view, title, why) if why else None
+    return Chosen(found, whole, said, sentences.profiled(context.run.profiled))
 
 
 def of_scope(context: PageContext, views: Views) -> tuple[SpanViews, ...]:
@@ -127,7 +122,7 @@ def absent(context: PageContext, view: str, title: str, reason: str) -> Block:
     steps = context.scope.steps
     if steps is not None and _elsewhere(context.base, view):
         reason = f"nothing of it is in steps {steps[0]} to {steps[1]}: {_profiled(context.base)}choose others, or all"
-    if view in ("kernels", "gpus", "counters") and set(context.run.analysis.devices) == {"cpu"}:
+    if view in ("kernels", "gpus") and set(context.run.analysis.devices) == {"cpu"}:
         reason, advice = "the run trained on the CPU alone, so that no GPU did any work", "Train on a GPU."
     return blocks.empty(title, sentence(reason), advice, again(context, *options))
 
@@ -139,8 +134,7 @@ def _elsewhere(base: Run, view: str) -> bool:
         return bool(base.tables.stacks.height or (views is not None and views.operators))
     if view == "compilers":
         return base.analysis.compilers is not None
-    held = {"operators": "operators", "modules": "modules", "memory": "memory"}.get(view, "kernels")
-    return bool(getattr(views, held, None))
+    return bool(getattr(views, "kernels" if view == "gpus" else view, None))
 
 
 def _profiled(base: Run) -> str:
@@ -154,8 +148,8 @@ def _profiled(base: Run) -> str:
 def again(context: PageContext, *options: str) -> str:
     """A command that records the run once more, with these options."""
     run = context.run.analysis.run
-    command = shlex.join(run.command) if context.run.recorded and run.command else "python train.py"
-    if len(command) > MAX_COMMAND:
+    command = shlex.join(run.command) if context.run.recorded else ""
+    if not 0 < len(command) <= MAX_COMMAND:
         command = "python train.py"
     return " ".join(("stepscope run", *options, "--", command))
 
@@ -179,8 +173,9 @@ def kept(run: Run, key: Any, make: Callable[[], Made]) -> Made:
     return made
 
 
-def rows(context: PageContext, table: str, selection: Selection) -> Rows:
-    """The rows of a table of `Run.table`; raises `UsageError` as that does."""
+def rows(context: PageContext, table: str, **selected: Any) -> Rows:
+    """The rows of a table of `Run.table` with this selection; raises `UsageError` as that does."""
+    selection = Selection(**selected)
     return kept(context.run, (table, selection), lambda: context.run.table(table, selection))
 
 

@@ -9,30 +9,36 @@ goes, which is never the user's, whose browser sends at once.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import mimetypes
-import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from stepscope.dashboard import bundle
-from stepscope.dashboard.server.handlers import Handlers
-from stepscope.dashboard.server.security import Guard, Policy, StillPreparing, encoded, failure, status_of, unexpected
+from stepscope.dashboard.server.handlers import Asked, Handlers
+from stepscope.dashboard.server.security import (
+    JSON,
+    STATUS,
+    Guard,
+    Policy,
+    StillPreparing,
+    encoded,
+    failure,
+    unexpected,
+)
 from stepscope.errors import EnvironmentRefusal, StepscopeError
 from stepscope.report.escape import one_line
 
-JSON = "application/json"
 TYPES = {
     ".html": "text/html",
     ".js": "text/javascript",
@@ -41,27 +47,28 @@ TYPES = {
     ".txt": "text/plain",
 }
 REVALIDATE = {"cache-control": "no-cache"}  # files of the front end: kept, but asked after each time
+PIECE = 2**20  # bytes of a file that are sent at once
 _WORDS = {404: "there is nothing at this address", 405: "this server only reads: GET and HEAD"}
 
 
 def application(handlers: Handlers, policy: Policy, files: Path | None) -> Guard:
     """The ASGI application; `files` is the folder of the built front end, None where there is none."""
+    documents = {
+        "/api/runs": handlers.runs,
+        "/api/runs/{run}": handlers.head,
+        "/api/runs/{run}/live": handlers.following,
+        "/api/runs/{run}/pages/{page}": handlers.page,
+        "/api/runs/{run}/timeline": handlers.timeline,
+        "/api/runs/{run}/timeline/search": handlers.search,
+        "/api/runs/{run}/slices/{slice}": handlers.slice,
+    }
+    found = [path for path in files.rglob("*") if path.is_file()] if files is not None else []
+    names = [path.relative_to(files).as_posix() for path in sorted(found) if files is not None]
     routes = [
         Route("/", _file(files, bundle.INDEX)),
-        Route("/api/runs", _document(lambda request: handlers.runs(_params(request)))),
-        Route("/api/runs/{run}", _document(lambda request: handlers.head(_part(request, "run")))),
-        Route("/api/runs/{run}/live", _document(lambda request: handlers.following(_part(request, "run")))),
-        Route(
-            "/api/runs/{run}/pages/{page}",
-            _document(lambda request: handlers.page(_part(request, "run"), _part(request, "page"), _params(request))),
-        ),
-        Route("/api/runs/{run}/timeline", _document(lambda r: handlers.timeline(_part(r, "run"), _params(r)))),
-        Route("/api/runs/{run}/timeline/search", _document(lambda r: handlers.search(_part(r, "run"), _params(r)))),
-        Route(
-            "/api/runs/{run}/slices/{slice}", _document(lambda r: handlers.slice(_part(r, "run"), _part(r, "slice")))
-        ),
+        *(Route(path, _document(make)) for path, make in documents.items()),
         Route("/api/runs/{run}/slice", _perfetto(handlers)),
-        *(Route(f"/{name}", _file(files, name)) for name in _names(files) if name != bundle.INDEX),
+        *(Route(f"/{name}", _file(files, name)) for name in names if name != bundle.INDEX),
     ]
     failures: Any = {StepscopeError: _failed, HTTPException: _refused, Exception: _broken}
     made = Starlette(routes=routes, exception_handlers=failures)
@@ -69,11 +76,11 @@ def application(handlers: Handlers, policy: Policy, files: Path | None) -> Guard
     return Guard(made, policy)
 
 
-def _document(make: Callable[[Request], Any]) -> Callable[[Request], Response]:
+def _document(make: Callable[[Asked], Any]) -> Callable[[Request], Response]:
     """An endpoint that answers with what `make` returns; Starlette calls it on a thread."""
 
     def endpoint(request: Request) -> Response:
-        made = make(request)
+        made = make(_asked(request))
         return Response(made if isinstance(made, bytes) else encoded(made), media_type=JSON)
 
     return endpoint
@@ -81,31 +88,18 @@ def _document(make: Callable[[Request], Any]) -> Callable[[Request], Response]:
 
 def _perfetto(handlers: Handlers) -> Callable[[Request], Response]:
     def endpoint(request: Request) -> Response:
-        with contextlib.ExitStack() as stack:
-            folder = Path(tempfile.mkdtemp(prefix="stepscope-slice-"))
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            path = handlers.perfetto(_part(request, "run"), _params(request), folder)
-            stack.pop_all()  # the answer takes it away
-        return _Passing(path, media_type="application/gzip", filename=path.name)
+        with tempfile.TemporaryDirectory(prefix="stepscope-slice-") as folder:
+            path = handlers.perfetto(_asked(request), Path(folder))
+            file = path.open("rb")  # with its folder it is gone, and from the disk when it is closed
+        named = {"content-disposition": f'attachment; filename="{path.name}"'}
+        return StreamingResponse(_pieces(file), media_type="application/gzip", headers=named)
 
     return endpoint
 
 
-class _Passing(FileResponse):
-    """A file that is taken away, with its folder, however sending it ends."""
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            shutil.rmtree(Path(self.path).parent, ignore_errors=True)
-
-
-def _names(files: Path | None) -> list[str]:
-    """The files of the front end, relative to its folder."""
-    if files is None:
-        return []
-    return sorted(path.relative_to(files).as_posix() for path in files.rglob("*") if path.is_file())
+def _pieces(file: IO[bytes]) -> Iterator[bytes]:
+    with file:
+        yield from iter(partial(file.read, PIECE), b"")
 
 
 def _file(files: Path | None, name: str) -> Callable[[Request], Response]:
@@ -119,12 +113,9 @@ def _file(files: Path | None, name: str) -> Callable[[Request], Response]:
     return endpoint
 
 
-def _part(request: Request, name: str) -> str:
-    return str(request.path_params[name])
-
-
-def _params(request: Request) -> dict[str, str]:
-    return dict(request.query_params)
+def _asked(request: Request) -> Asked:
+    """The parameters of a request, those in its path and in its query."""
+    return {**request.query_params, **request.path_params}
 
 
 # --------------------------------------------------------------------------------------------------------- errors
@@ -133,7 +124,8 @@ def _params(request: Request) -> dict[str, str]:
 def _failed(_: Request, error: Any) -> Response:
     if isinstance(error, StillPreparing):
         return Response(encoded(error.document), status_code=202, media_type=JSON)
-    return Response(failure(str(error)), status_code=status_of(error), media_type=JSON)
+    status = next(status for kind, status in STATUS.items() if isinstance(error, kind))
+    return Response(failure(str(error)), status_code=status, media_type=JSON)
 
 
 def _refused(_: Request, error: Any) -> Response:

@@ -7,12 +7,15 @@ are no matter. A run is known by an ID made of its name and its place: links to 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -56,100 +59,123 @@ class Place(Struct, frozen=True):
         return self.kind == RUN
 
 
-class Places:
-    """Finds runs in the paths given, again when some time has passed."""
+class Catalog:
+    """The runs in the paths given, looked for again when some time has passed; `run(key)` is for pages that compare."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    def __init__(self, paths: Sequence[Path], whole: Callable[[Place], api.Run]) -> None:
         for path in paths:
             if not path.exists():
                 raise UnreadableInputError(f"{path}: no such file or folder; name runs, traces or folders of them")
         self._paths = tuple(Path(os.path.abspath(path)) for path in paths)
+        self._whole = whole
         self._lock = threading.Lock()
         self._listed: dict[str, Place] = {}
         self._known: dict[str, Place] = {}  # those, and what was once there: a run that is deleted says so itself
         self._looked = -AGAIN_S
         self._runs: set[str] = set()  # folders that were seen to be runs: they stay what they are
 
-    def all(self) -> list[Place]:
-        """Every run there is now."""
+    # ------------------------------------------------------------------------------------------------------ the list
+
+    def runs(self, text: str = "") -> list[dict[str, Any]]:
+        """Entries (RunEntry) whose name, path or command holds all words of `text`, newest first."""
+        found: list[dict[str, Any]] = self.document(text)["runs"]
+        return found
+
+    def run(self, key: str) -> api.Run:
+        """The whole run of an ID; raises `NotThere`."""
+        return self._whole(self.place(key))
+
+    def experiment(self, key: str) -> Path | None:
+        """The folder of an experiment, of an entry that is one."""
+        place = self.place(key)
+        return place.path if place.kind == EXPERIMENT else None
+
+    def document(self, text: str = "") -> dict[str, Any]:
+        """The RunList of what matches `text`."""
+        wanted = text.lower().split()
+        found = []
+        for place in self.places():
+            manifest = self.manifest(place)
+            known = f"{place.name}\n{place.path}\n{manifest.line}\n{manifest.label}".lower()
+            if all(word in known for word in wanted):
+                found.append((_began(place, manifest), place.name, place, manifest))
+        found.sort(key=lambda each: each[:2], reverse=True)
+        shown = [_entry(place, manifest) for *_, place, manifest in found[:MAX_SHOWN]]
+        return {"schema": LIST_SCHEMA, "runs": shown, "total": len(found)}
+
+    def manifest(self, place: Place) -> _Manifest:
+        """What the recording says of itself, on its first host; of a trace, nothing."""
+        if place.folder is None or place.kind == TRACE:
+            return _Manifest()
+        first = min(place.folder.glob("host-*/manifest.json"), default=place.folder / "manifest.json")
+        found: _Manifest = _read(first, _Manifest) or _Manifest()
+        return found
+
+    def places(self) -> list[Place]:
+        """Where every run lies that there is now."""
         with self._lock:
             if time.monotonic() - self._looked >= AGAIN_S:
                 self._look()
             return list(self._listed.values())
 
-    def get(self, key: str) -> Place:
-        """The run of an ID, also one that has been deleted since; raises `NotThere`."""
+    def place(self, key: str) -> Place:
+        """Where the run of an ID lies, also of one that has been deleted since; raises `NotThere`."""
         with self._lock:
             if key not in self._known:
                 self._look()
-            found = self._known.get(key)
-        if found is None:
-            raise NotThere("there is no such run here; go back to the list of runs")
-        return found
+            if key not in self._known:
+                raise NotThere("there is no such run here; go back to the list of runs")
+            return self._known[key]
+
+    # --------------------------------------------------------------------------------------------- looking for runs
 
     def _look(self) -> None:
-        known: dict[str, Place] = {}
         budget = iter(range(MAX_FOLDERS))
-        for path in self._paths:
-            for place in self._in(path, budget):
-                known.setdefault(place.key, place)
-                if len(known) >= MAX_ENTRIES:
-                    break
-        self._listed = known
-        self._known = {**self._known, **known}
+        found = (place for path in self._paths for place in self._in(path, budget))
+        self._listed = {place.key: place for place in islice(found, MAX_ENTRIES)}
+        self._known |= self._listed
         self._looked = time.monotonic()
 
     def _in(self, path: Path, budget: Iterator[int]) -> Iterator[Place]:
-        if path.is_dir():
-            found = list(self._below(path, path, MAX_DEPTH, budget))
-            if not found and _holds_input(path):
-                found = [_place(path, path.name, TRACE)]
-            yield from found
-        elif path.exists():
-            yield _place(path, path.name, TRACE)
+        found = list(self._below(path, path, MAX_DEPTH, budget)) if path.is_dir() else []
+        # a folder in which `analyze` may find something to read; an empty one may fill later
+        if not found and (path.is_file() or _children(path, everything=True)):
+            found = [_place(path, path, TRACE)]
+        yield from found
 
     def _below(self, folder: Path, top: Path, depth: int, budget: Iterator[int]) -> Iterator[Place]:
         """The runs in a folder that is one, or holds some."""
         if next(budget, None) is None:
             return
         if self._is_run(folder):
-            yield _place(folder, _label(folder, top), RUN)
-            return
-        if _is_experiment(folder):
-            yield _place(folder, _label(folder, top), EXPERIMENT)
-            yield from self._runs_of(folder, top, budget)
+            yield _place(folder, top, RUN)
             return
         children = _children(folder)
-        inner = [place for child in children for place in self._child(child, top, depth - 1, budget)]
-        if inner and all(place.kind == TRACE for place in inner) and _of_one_run(children):
-            inner = [_place(folder, _label(folder, top), TRACE)]
-        yield from inner
-
-    def _child(self, child: os.DirEntry[str], top: Path, depth: int, budget: Iterator[int]) -> Iterator[Place]:
-        if _is_folder(child):
-            if depth >= 0:
-                yield from self._below(Path(child.path), top, depth, budget)
-        elif child.name.endswith(TRACE_NAMES):
-            yield _place(Path(child.path), _label(Path(child.path), top), TRACE)
-
-    def _runs_of(self, experiment: Path, top: Path, budget: Iterator[int]) -> Iterator[Place]:
-        for child in _children(experiment / EXPERIMENT_RUNS):
+        if (folder / EXPERIMENT_RUNS).is_dir() and any((folder / name).is_file() for name in EXPERIMENT_FILES):
+            yield _place(folder, top, EXPERIMENT)
+            for run in _folders(_children(folder / EXPERIMENT_RUNS)):
+                if next(budget, None) is not None and self._is_run(run):
+                    yield _place(run, top, RUN, run.name if folder == top else f"{folder.name}/{run.name}")
+            return
+        inner: list[Place] = []
+        for child in children:
             path = Path(child.path)
-            if next(budget, None) is not None and _is_folder(child) and self._is_run(path):
-                name = f"{experiment.name}/{child.name}" if experiment != top else child.name
-                yield _place(path, name, RUN)
+            if _is_folder(child):
+                inner += self._below(path, top, depth - 1, budget) if depth else ()
+            elif child.name.endswith(TRACE_NAMES):
+                inner.append(_place(path, top, TRACE))
+        if inner and all(place.kind == TRACE for place in inner) and _of_one_run(children):
+            inner = [_place(folder, top, TRACE)]
+        yield from inner
 
     def _is_run(self, folder: Path) -> bool:
         text = str(folder)
         if text in self._runs:
             return folder.is_dir()
-        try:
-            found = is_run_folder(folder)
-        except OSError:
-            return False
-        if found:
-            self._runs.add(text)
-        return found
+        with contextlib.suppress(OSError):
+            if is_run_folder(folder):
+                self._runs.add(text)
+        return text in self._runs
 
 
 def opened(place: Place, options: ReadOptions) -> Run:
@@ -161,52 +187,38 @@ def opened(place: Place, options: ReadOptions) -> Run:
     return open_run(place.folder, options=options)
 
 
-def _place(path: Path, name: str, kind: str) -> Place:
+def _place(path: Path, top: Path, kind: str, name: str = "") -> Place:
+    """What lies at a path, named with the folders it lies in where it is not directly in the one given."""
+    name = name or (path.name if path == top else path.relative_to(top).as_posix())
     digest = hashlib.blake2b(os.fsencode(path), digest_size=4).hexdigest()
     slug = _ID.sub("-", name).strip("-.")[:60]
-    folder: Path | None = path if kind != EXPERIMENT else _baseline(path)
+    folder: Path | None = path
+    if kind == EXPERIMENT:  # the run of its baseline that is shown in full: its pilot, else its first
+        runs = _folders(_children(path / EXPERIMENT_RUNS))
+        folder = next((run for run in runs if run.name.endswith("-pilot")), runs[0] if runs else None)
     return Place(f"{slug}-{digest}" if slug else digest, name, path, kind, folder)
-
-
-def _baseline(experiment: Path) -> Path | None:
-    """The run of an experiment that is shown in full: its pilot, else its first."""
-    runs = sorted(Path(child.path) for child in _children(experiment / EXPERIMENT_RUNS) if _is_folder(child))
-    pilots = [run for run in runs if run.name.endswith("-pilot")]
-    return next(iter((*pilots, *runs)), None)
-
-
-def _is_experiment(folder: Path) -> bool:
-    return (folder / EXPERIMENT_RUNS).is_dir() and any((folder / name).is_file() for name in EXPERIMENT_FILES)
 
 
 def _of_one_run(children: Sequence[os.DirEntry[str]]) -> bool:
     """Whether the traces in a folder belong together: they lie side by side, or in folders named after ranks."""
     if any(child.name.endswith(TRACE_NAMES) for child in children):
         return True
-    folders = [child.name for child in children if _is_folder(child)]
-    return bool(folders) and all(_RANK.search(name) for name in folders)
+    folders = _folders(children)
+    return bool(folders) and all(_RANK.search(folder.name) for folder in folders)
 
 
-def _holds_input(folder: Path) -> bool:
-    """Whether `analyze` finds something to read in a folder in which there is no run; an empty one may fill later."""
-    try:
-        return any(not entry.name.startswith(".") for entry in os.scandir(folder))
-    except OSError:
-        return False
-
-
-def _label(path: Path, top: Path) -> str:
-    """The name of a run, with the folders it lies in where it is not directly in the one given."""
-    return path.name if path == top else path.relative_to(top).as_posix()
-
-
-def _children(folder: Path) -> list[os.DirEntry[str]]:
+def _children(folder: Path, *, everything: bool = False) -> list[os.DirEntry[str]]:
+    """What lies in a folder, by name; without what no run is in, unless it is `everything` that is not hidden."""
     try:
         with os.scandir(folder) as entries:
-            found = [entry for entry in entries if not entry.name.startswith(".") and entry.name not in LEFT_OUT]
+            found = [entry for entry in entries if not entry.name.startswith(".")]
     except OSError:
         return []
-    return sorted(found, key=lambda entry: entry.name)
+    return sorted((each for each in found if everything or each.name not in LEFT_OUT), key=lambda entry: entry.name)
+
+
+def _folders(children: Sequence[os.DirEntry[str]]) -> list[Path]:
+    return [Path(child.path) for child in children if _is_folder(child)]
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -216,104 +228,90 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
+# ---- what stands in the list -----------------------------------------------------------------------------------------
+
 LIST_SCHEMA = "stepscope.runs/1"
 MAX_SHOWN = 500  # entries of one answer; the search finds the others
 MAX_REPORT = 32 * 2**20
 
 
-class _Steps(msgspec.Struct):
+class _Steps(Struct):
     count: int | None = None
     mean_ms: float | None = None
     excluded: dict[str, int] = {}
 
 
-class _Finding(msgspec.Struct):
+class _Finding(Struct):
     title: str = ""
 
 
-class _Report(msgspec.Struct):
+class _Report(Struct):
     """The little that the list shows of a report; the rest is skipped, not read."""
 
     steps: _Steps | None = None
     findings: list[_Finding] = []
 
 
-_DECODER = msgspec.json.Decoder(_Report)
-
-
-class _Manifest(Struct, frozen=True):
+class _Manifest(Struct):
     """What the first host's manifest says of the run."""
 
-    command: str = ""
-    label: str = ""
+    command: list[str] | None = None
+    name: str | None = None
+    tags: list[str] | None = None
     started_ns: int | None = None
     ended_ns: int | None = None
 
     @property
-    def duration_s(self) -> float | None:
-        if self.started_ns is None or self.ended_ns is None:
-            return None
-        return (self.ended_ns - self.started_ns) / 1e9
+    def line(self) -> str | None:
+        """The command as one text."""
+        return " ".join(self.command or ()) or None
+
+    @property
+    def label(self) -> str:
+        """The name and the tags that it was given."""
+        return " ".join((self.name or "", *(self.tags or ()))).strip()
 
 
-class Catalog:
-    """The list, and `run(key)` for pages that compare."""
+def _read(path: Path, kind: Any) -> Any:
+    """What a file holds, read again when it has changed; None where there is none, or something else in it."""
+    try:
+        seen = os.stat(path)
+    except OSError:
+        return None
+    return _decoded(path, seen.st_mtime_ns, seen.st_size, kind)
 
-    def __init__(self, places: Places, whole: Callable[[Place], api.Run]) -> None:
-        self._places = places
-        self._whole = whole
-        self._manifests = _Kept(_manifest)
-        self._reports = _Kept(_report)
 
-    def runs(self, text: str = "") -> list[dict[str, Any]]:
-        """Entries (RunEntry) whose name, path or command holds all words of `text`, newest first."""
-        found: list[dict[str, Any]] = self.document(text)["runs"]
-        return found
+@lru_cache(2 * MAX_ENTRIES)
+def _decoded(path: Path, _mtime_ns: int, _size: int, kind: Any) -> Any:
+    try:
+        with open_regular(path) as file:
+            return msgspec.json.decode(file.read(MAX_REPORT), type=kind)
+    except (OSError, ValueError, RecursionError):  # a msgspec error is a ValueError, and so is text that is no UTF-8
+        return None
 
-    def run(self, key: str) -> api.Run:
-        """The whole run of an ID; raises `NotThere`."""
-        return self._whole(self._places.get(key))
 
-    def experiment(self, key: str) -> Path | None:
-        """The folder of an experiment, of an entry that is one."""
-        place = self._places.get(key)
-        return place.path if place.kind == EXPERIMENT else None
-
-    def document(self, text: str = "") -> dict[str, Any]:
-        """The RunList of what matches `text`."""
-        wanted = text.lower().split()
-        listed = [(place, self.manifest(place)) for place in self._places.all()]
-        found = [(place, manifest) for place, manifest in listed if _matches(place, manifest, wanted)]
-        found.sort(key=lambda each: (_age(*each), each[0].name), reverse=True)
-        shown = [self.entry(place, manifest) for place, manifest in found[:MAX_SHOWN]]
-        return {"schema": LIST_SCHEMA, "runs": shown, "total": len(found)}
-
-    def manifest(self, place: Place) -> _Manifest:
-        """What the recording says of itself; of a trace, nothing."""
-        if place.folder is None or place.kind not in (RUN, EXPERIMENT):
-            return _Manifest()
-        path = _first_manifest(place.folder)
-        return (self._manifests.get(path) if path is not None else None) or _Manifest()
-
-    def entry(self, place: Place, manifest: _Manifest) -> dict[str, Any]:
-        """One RunEntry."""
-        report = self._reports.get(place.path / "report.json") if place.path.is_dir() else None
-        steps = report.steps if report is not None else None
-        how = standing(place)
-        return {
-            "id": place.key,
-            "name": plain(place.name),
-            "path": plain(place.path, 1000),
-            "kind": place.kind,
-            "state": how.state,
-            "started_ns": manifest.started_ns,
-            "duration_s": manifest.duration_s if place.recorded else None,
-            "command": plain(manifest.command) if manifest.command else None,
-            "steps": (steps.count or 0) + sum(steps.excluded.values()) if steps is not None else None,
-            "mean_ms": steps.mean_ms if steps is not None else None,
-            "first_finding": plain(report.findings[0].title) if report is not None and report.findings else None,
-            "note": _note(place, manifest, how),
-        }
+def _entry(place: Place, manifest: _Manifest) -> dict[str, Any]:
+    """One RunEntry; its note is how a run ended badly, or the name and tags it was given."""
+    report: _Report = _read(place.path / "report.json", _Report) or _Report()
+    steps = report.steps
+    how = standing(place)
+    started, ended = manifest.started_ns, manifest.ended_ns
+    took_s = (ended - started) / 1e9 if place.recorded and started is not None and ended is not None else None
+    note = how.text if how.state in (live.FAILED, live.VANISHED) else manifest.label
+    return {
+        "id": place.key,
+        "name": plain(place.name),
+        "path": plain(place.path, 1000),
+        "kind": place.kind,
+        "state": how.state,
+        "started_ns": started,
+        "duration_s": took_s,
+        "command": manifest.line and plain(manifest.line),
+        "steps": (steps.count or 0) + sum(steps.excluded.values()) if steps is not None else None,
+        "mean_ms": steps.mean_ms if steps is not None else None,
+        "first_finding": plain(report.findings[0].title) if report.findings else None,
+        "note": plain(note) if note and note not in place.name else None,
+    }
 
 
 def standing(place: Place, progress: Progress | None = None) -> live.Standing:
@@ -327,62 +325,7 @@ def standing(place: Place, progress: Progress | None = None) -> live.Standing:
     return live.Standing(live.FINISHED, "A trace, which does not change.")
 
 
-class _Kept:
-    """What files were read as, until they change."""
-
-    def __init__(self, read: Callable[[Path], Any]) -> None:
-        self._read = read
-        self._kept: dict[Path, tuple[tuple[int, int], Any]] = {}
-
-    def get(self, path: Path) -> Any:
-        """What `path` holds, None where it cannot be read."""
-        try:
-            seen = os.stat(path)
-        except OSError:
-            self._kept.pop(path, None)
-            return None
-        stamp = (seen.st_mtime_ns, seen.st_size)
-        kept = self._kept.get(path)
-        if kept is None or kept[0] != stamp:
-            kept = self._kept[path] = (stamp, self._read(path))
-        return kept[1]
-
-
-def _manifest(path: Path) -> _Manifest:
-    row = live.read_object(path) or {}
-    command, started, ended, tags = (row.get(key) for key in ("command", "started_ns", "ended_ns", "tags"))
-    words = (row.get("name") or "", *(tags if isinstance(tags, list) else ()))
-    return _Manifest(
-        command=" ".join(str(part) for part in command) if isinstance(command, list) else "",
-        label=" ".join(map(str, words)).strip(),
-        started_ns=started if isinstance(started, int) else None,
-        ended_ns=ended if isinstance(ended, int) else None,
-    )
-
-
-def _report(path: Path) -> _Report | None:
-    try:
-        with open_regular(path) as file:
-            return _DECODER.decode(file.read(MAX_REPORT))
-    except (OSError, ValueError, RecursionError):  # a msgspec error is a ValueError, and so is text that is no UTF-8
-        return None
-
-
-def _first_manifest(folder: Path) -> Path | None:
-    try:
-        with os.scandir(folder) as entries:
-            hosts = sorted(entry.name for entry in entries if entry.name.startswith("host-"))
-    except OSError:
-        return None
-    return folder / hosts[0] / "manifest.json" if hosts else None
-
-
-def _matches(place: Place, manifest: _Manifest, wanted: list[str]) -> bool:
-    text = f"{place.name}\n{place.path}\n{manifest.command}\n{manifest.label}".lower()
-    return all(word in text for word in wanted)
-
-
-def _age(place: Place, manifest: _Manifest) -> float:
+def _began(place: Place, manifest: _Manifest) -> float:
     """When the run began, seconds since the epoch; of a trace, when it was written."""
     if manifest.started_ns is not None:
         return manifest.started_ns / 1e9
@@ -390,12 +333,3 @@ def _age(place: Place, manifest: _Manifest) -> float:
         return place.path.stat().st_mtime
     except OSError:
         return 0.0
-
-
-def _note(place: Place, manifest: _Manifest, how: live.Standing) -> str | None:
-    """What else is worth a word: how a run ended badly, or the name and tags it was given."""
-    if how.state in (live.FAILED, live.VANISHED):
-        return plain(how.text)
-    if manifest.label and manifest.label not in place.name:
-        return plain(manifest.label)
-    return None

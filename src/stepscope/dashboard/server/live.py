@@ -13,7 +13,7 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from stepscope.files import open_regular
 from stepscope.report import words
 
 NAME = "steps.jsonl"
-MAX_RANKS = 64  # whose journals are followed; more tell nothing new of how far the run is
+MAX_RANKS = 64  # whose journals, processes and files are looked at; more tell nothing new
 MAX_READ = 32 * 2**20  # of one journal at a time
 _TRAIN = "train"
 
@@ -34,7 +34,7 @@ class Progress(Struct, frozen=True):
     epoch's first nor in a window of a profiler, over all ranks."""
 
     steps: int
-    last_ms: float | None
+    last_ms: float
     mean_ms: float | None
 
 
@@ -47,7 +47,7 @@ class Journal:
 
     def _begin(self) -> None:
         self.steps = 0
-        self.last_ns: int | None = None
+        self.last_ns = 0
         self.counted = 0
         self.counted_ns = 0
         self._offset = 0
@@ -66,19 +66,11 @@ class Journal:
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
         for line in whole.splitlines():
-            self._take(line)
-
-    def _take(self, line: bytes) -> None:
-        try:
-            row = msgspec.json.decode(line)
-        except (ValueError, RecursionError):  # a msgspec error is a ValueError, and so is text that is no UTF-8
-            return
-        if isinstance(row, dict):
-            names = row.get("columns")
-            if isinstance(names, list):
-                self._columns = {name: place for place, name in enumerate(names) if isinstance(name, str)}
-        elif isinstance(row, list):
-            self._count({name: row[place] for name, place in self._columns.items() if place < len(row)})
+            row = _decoded(line)
+            if isinstance(row, dict) and isinstance(row.get("columns"), list):
+                self._columns = {name: place for place, name in enumerate(row["columns"]) if isinstance(name, str)}
+            elif isinstance(row, list):
+                self._count({name: row[place] for name, place in self._columns.items() if place < len(row)})
 
     def _count(self, row: Mapping[str, Any]) -> None:
         wall = row.get("wall_ns")
@@ -91,6 +83,14 @@ class Journal:
             self.counted_ns += wall
 
 
+def _decoded(text: bytes) -> Any:
+    """A value of JSON, None where there is none."""
+    try:
+        return msgspec.json.decode(text)
+    except (ValueError, RecursionError):  # a msgspec error is a ValueError, and so is text that is no UTF-8
+        return None
+
+
 class Journals:
     """The journals of all ranks of a run folder, those that appear later included."""
 
@@ -100,27 +100,27 @@ class Journals:
 
     def read(self) -> Progress | None:
         """How far the run is now; None before its first step."""
-        for name in rank_folders(self._folder)[:MAX_RANKS]:
+        for name in rank_folders(self._folder):
             self._journals.setdefault(name, Journal(self._folder / name / NAME))
-        for journal in self._journals.values():
+        journals = list(self._journals.values())
+        for journal in journals:
             journal.read()
-        first = max(self._journals.values(), key=lambda journal: journal.steps, default=None)
+        first = max(journals, key=lambda journal: journal.steps, default=None)
         if first is None or not first.steps:
             return None
-        counted = sum(journal.counted for journal in self._journals.values())
-        total_ns = sum(journal.counted_ns for journal in self._journals.values())
-        last_ms = None if first.last_ns is None else first.last_ns / 1e6
-        return Progress(first.steps, last_ms, total_ns / counted / 1e6 if counted else None)
+        counted = sum(journal.counted for journal in journals)
+        mean_ms = sum(journal.counted_ns for journal in journals) / counted / 1e6 if counted else None
+        return Progress(first.steps, first.last_ns / 1e6, mean_ms)
 
 
 def rank_folders(folder: Path) -> list[str]:
-    """Names of the ranks' folders, in order; none where the run folder is gone."""
+    """Names of the first ranks' folders, in order; none where the run folder is gone."""
     try:
         with os.scandir(folder) as entries:
             found = [entry.name for entry in entries if entry.name.startswith("rank-") and entry.is_dir()]
     except OSError:
         return []
-    return sorted(found, key=lambda name: (len(name), name))
+    return sorted(found, key=lambda name: (len(name), name))[:MAX_RANKS]
 
 
 RUNNING, FINISHED, FAILED, VANISHED = "running", "finished", "failed", "vanished"
@@ -129,7 +129,6 @@ FRESH_S = 15.0  # telemetry is written once a second, so what is older than this
 FRESH_ELSEWHERE_S = 120.0  # file servers show what other machines write late, with their own clocks
 START_SLACK_S = 2.0  # of a process's start as the kernel tells it
 MAX_HOSTS = 256
-MAX_LOOKED_AT = 64  # ranks whose processes and files are looked at
 MAX_MANIFEST = 4 * 2**20
 LAST_EVENTS = 4096  # bytes at the end of a journal in which its last word stands
 GONE = "Its folder has been deleted or moved."
@@ -147,22 +146,30 @@ def standing(folder: Path, progress: Progress | None = None) -> Standing:
     """How the run in `folder` goes; never raises for what is missing or torn."""
     if not folder.is_dir():
         return Standing(VANISHED, GONE)
-    manifests = list(manifests_of(folder))
-    open_ended = [manifest for manifest in manifests if not _ended(manifest)]
+    paths = [path for path in sorted(folder.glob("host-*/manifest.json"))[:MAX_HOSTS] if not path.parent.is_symlink()]
+    manifests = [found for found in map(_read, paths) if found]
+    steps = f", {words.things(progress.steps, 'step')}" if progress is not None else ""
+    open_ended = [manifest for manifest in manifests if not isinstance(manifest.get("ended_ns"), int)]
     if manifests and not open_ended:
-        return _as_ended(manifests, progress)
-    written = last_write(folder)
+        took = _took(manifests, max(manifest["ended_ns"] for manifest in manifests))
+        bad = next(filter(None, map(_ending, manifests)), None)
+        return Standing(FAILED if bad else FINISHED, f"{bad or 'Finished'} after {took}{steps}.")
+    written = _last_write(folder)
     if any(_is_alive(manifest) for manifest in open_ended) or _ranks_live(folder) or _is_fresh(open_ended, written):
-        steps = f"{_steps(progress)} so far" if progress is not None else "; no step yet"
-        return Standing(RUNNING, f"Running for {_took(manifests, time.time_ns())}{steps}.")
+        far = f"{steps} so far" if steps else "; no step yet"
+        return Standing(RUNNING, f"Running for {_took(manifests, time.time_ns())}{far}.")
     if not manifests and (folder / "report.json").is_file():
         return Standing(FINISHED, "Finished; how it ended was not kept.")
-    return Standing(VANISHED, _vanished_text(written))
+    if written is None:
+        return Standing(VANISHED, "Ended without a word; nothing of it is running.")
+    ago = span(time.time() - written)
+    text = f"Ended without a word: nothing has been written for {ago}. It was killed, or its machine is gone."
+    return Standing(VANISHED, text)
 
 
 def standing_of_experiment(folder: Path) -> Standing:
     """How an experiment goes: it says so at its end, and names its process while it works."""
-    result = read_object(folder / "experiment.json") or {}
+    result = _read(folder / "experiment.json")
     if result.get("finished") is True:
         return Standing(FINISHED, "The experiment is finished.")
     try:
@@ -175,42 +182,43 @@ def standing_of_experiment(folder: Path) -> Standing:
     return Standing(VANISHED, "The experiment was stopped; the same command line goes on with it.")
 
 
-def manifests_of(folder: Path) -> Iterator[dict[str, Any]]:
-    """The manifests of the hosts that can be read."""
-    for path in sorted(folder.glob("host-*/manifest.json"))[:MAX_HOSTS]:
-        manifest = None if path.parent.is_symlink() else read_object(path)
-        if manifest is not None:
-            yield manifest
-
-
-def read_object(path: Path) -> dict[str, Any] | None:
-    """A small JSON object, None where there is none."""
+def _read(path: Path) -> dict[str, Any]:
+    """A small JSON object, empty where there is none."""
     try:
         with open_regular(path) as file:
-            found = msgspec.json.decode(file.read(MAX_MANIFEST))
-    except (OSError, ValueError, RecursionError):  # a msgspec error is a ValueError, and so is text that is no UTF-8
-        return None
-    return found if isinstance(found, dict) else None
+            found = _decoded(file.read(MAX_MANIFEST))
+    except OSError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
-def last_write(folder: Path) -> float | None:
+def _last_write(folder: Path) -> float | None:
     """When one of the files that grow was written last, seconds since the epoch."""
-    hosts = [path.name for path in folder.glob("host-*")][:MAX_LOOKED_AT]
-    names = [*hosts, *rank_folders(folder)[:MAX_LOOKED_AT]]
-    times = [_mtime(folder / name / file) for name in names for file in GROWING]
-    return max((at for at in times if at is not None), default=None)
+    hosts = [path.name for path in folder.glob("host-*")][:MAX_RANKS]
+    seen = [_seen(folder / name / file) for name in (*hosts, *rank_folders(folder)) for file in GROWING]
+    return max((each[1] for each in seen if each is not None), default=None)
 
 
 def signature(folder: Path) -> tuple[Any, ...]:
     """Something that changes whenever a page of the run may: how long its journals are, and which traces are there."""
-    found: list[Any] = []
-    for name in rank_folders(folder)[:MAX_LOOKED_AT]:
-        traces = sorted(path.name for path in (folder / name).glob("trace-*"))
-        found.append((name, _size(folder / name / "steps.jsonl"), _size(folder / name / "events.jsonl"), traces))
-    hosts = sorted(path for path in folder.glob("host-*"))[:MAX_LOOKED_AT]
-    found += [(path.name, _size(path / "stacks.jsonl"), _mtime(path / "manifest.json")) for path in hosts]
-    found.append(_mtime(folder / "experiment.json"))
+    found: list[Any] = [_seen(folder / "experiment.json")]
+    for name in rank_folders(folder):
+        rank = folder / name
+        sizes = [seen and seen[0] for seen in (_seen(rank / "steps.jsonl"), _seen(rank / "events.jsonl"))]
+        found.append((name, sizes, sorted(path.name for path in rank.glob("trace-*"))))
+    for host in sorted(folder.glob("host-*"))[:MAX_RANKS]:
+        stacks = _seen(host / "stacks.jsonl")
+        found.append((host.name, stacks and stacks[0], _seen(host / "manifest.json")))
     return tuple(found)
+
+
+def _seen(path: Path) -> tuple[int, float] | None:
+    """Size and time of the last write of a file, None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime
 
 
 # ------------------------------------------------------------------------------------------------------ processes
@@ -224,8 +232,8 @@ def _is_alive(manifest: dict[str, Any]) -> bool:
 
 
 def _ranks_live(folder: Path) -> bool:
-    for name in rank_folders(folder)[:MAX_LOOKED_AT]:
-        rank = read_object(folder / name / "rank.json") or {}
+    for name in rank_folders(folder):
+        rank = _read(folder / name / "rank.json")
         ours = rank.get("host") == socket.gethostname()
         if ours and not _has_exited(folder / name) and _process_lives(rank.get("pid"), rank.get("started_ns")):
             return True
@@ -267,20 +275,6 @@ def _is_fresh(manifests: list[dict[str, Any]], written: float | None) -> bool:
 # ---------------------------------------------------------------------------------------------------------- words
 
 
-def _ended(manifest: dict[str, Any]) -> bool:
-    return isinstance(manifest.get("ended_ns"), int)
-
-
-def _as_ended(manifests: list[dict[str, Any]], progress: Progress | None) -> Standing:
-    how = [_ending(manifest) for manifest in manifests]
-    bad = next((text for text in how if text is not None), None)
-    took = _took(manifests, max(manifest["ended_ns"] for manifest in manifests))
-    steps = _steps(progress)
-    if bad is not None:
-        return Standing(FAILED, f"{bad} after {took}{steps}.")
-    return Standing(FINISHED, f"Finished after {took}{steps}.")
-
-
 def _ending(manifest: dict[str, Any]) -> str | None:
     """How a command failed, None where it did not."""
     left = manifest.get("exit")
@@ -294,22 +288,9 @@ def _ending(manifest: dict[str, Any]) -> str | None:
     return None
 
 
-def _vanished_text(written: float | None) -> str:
-    if written is None:
-        return "Ended without a word; nothing of it is running."
-    ago = span(time.time() - written)
-    return f"Ended without a word: nothing has been written for {ago}. It was killed, or its machine is gone."
-
-
 def _took(manifests: list[dict[str, Any]], until_ns: int) -> str:
     started = [manifest["started_ns"] for manifest in manifests if isinstance(manifest.get("started_ns"), int)]
     return span((until_ns - min(started)) / 1e9) if started else "an unknown time"
-
-
-def _steps(progress: Progress | None) -> str:
-    if progress is None:
-        return ""
-    return f", {words.count(progress.steps)} step{'' if progress.steps == 1 else 's'}"
 
 
 def span(seconds: float) -> str:
@@ -320,17 +301,3 @@ def span(seconds: float) -> str:
     if whole < 7200:
         return f"{whole // 60} min"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
-def _mtime(path: Path) -> float | None:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return None
-
-
-def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return None

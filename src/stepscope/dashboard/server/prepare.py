@@ -9,27 +9,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from stepscope.api import ReadOptions, Run
+from stepscope.dashboard.pages import timeline
 from stepscope.dashboard.server import live
 from stepscope.dashboard.server.catalog import Place, opened
 from stepscope.dashboard.server.security import StillPreparing, unexpected
-from stepscope.errors import StepscopeError, UnreadableInputError
+from stepscope.errors import StepscopeError
 
 MOST = 60  # documents of one run
-
-
-class _Slot:
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.data: bytes | None = None
 
 
 class Documents:
@@ -37,26 +32,26 @@ class Documents:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._slots: OrderedDict[Hashable, _Slot] = OrderedDict()
+        self._held: OrderedDict[Hashable, tuple[threading.Lock, list[bytes]]] = OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], bytes]) -> bytes:
         """The document of `key`, made if it is not there; what `make` raises is raised, and nothing is kept."""
         with self._lock:
-            slot = self._slots.setdefault(key, _Slot())
-            self._slots.move_to_end(key)
-            while len(self._slots) > MOST:
-                self._slots.popitem(last=False)
-        with slot.lock:
-            if slot.data is None:
-                slot.data = make()
-            return slot.data
+            making, made = self._held.setdefault(key, (threading.Lock(), []))
+            self._held.move_to_end(key)
+            while len(self._held) > MOST:
+                self._held.popitem(last=False)
+        with making:
+            if not made:
+                made.append(make())
+            return made[0]
 
 
 KEPT = 3  # runs, and as many again with a selection of steps
 AT_LEAST_S = 5.0  # between two readings of a run that goes on
 PAUSE = 20.0  # times what the last reading took: at most a twentieth of one core is spent on following a run
 RETRY_S = 10.0  # until a run that could not be read is tried again
-READ, ANALYSED, DIAGNOSED, DRAWN = 0.6, 0.85, 0.9, 1.0  # shares of the work that lie behind each stage
+READ, ANALYSED, DIAGNOSED = 0.6, 0.85, 0.9  # shares of the work that lie behind each stage
 Key = tuple[str, tuple[int, int] | None]
 
 
@@ -74,10 +69,9 @@ class Prepared(Struct, frozen=True):
 
 
 class Job:
-    """One reading that was asked for."""
+    """One reading that was asked for: how far it is, and what was known of the run when it was."""
 
     def __init__(self, signature: tuple[Any, ...]) -> None:
-        self.future: Future[Prepared] | None = None
         self.signature = signature
         self.text = "Waiting for another run to be read"
         self.share: float | None = None
@@ -105,26 +99,25 @@ class _Failed(Struct, frozen=True):
     took_s: float = 0.0
 
 
-Describe = Callable[[Place, Run], dict[str, Any]]
-Finish = Callable[[Run], None]
-Warm = Callable[[Place], Iterable[Callable[[], object]]]
-
-
 class PreparedRuns:
     """The runs that are being looked at. All methods may be called from any thread, and none of them waits."""
 
-    def __init__(self, options: ReadOptions, describe: Describe, finish: Finish, warm: Warm) -> None:
-        """`describe` makes what `Prepared.head` holds, `finish` all that windows of the timeline need, and `warm` the
-        pages of a run, one for each function it returns, while nothing else is to do."""
+    def __init__(
+        self,
+        options: ReadOptions,
+        describe: Callable[[Place, Run], dict[str, Any]],
+        warm: Callable[[Place], Iterable[Callable[[], object]]],
+    ) -> None:
+        """`describe` makes what `Prepared.head` holds, and `warm` the pages of a run, one for each function it returns,
+        while nothing else is to do."""
         self._options = options
         self._describe = describe
-        self._finish = finish
         self._warm = warm
         self._lock = threading.Lock()
         self._ready: OrderedDict[Key, Prepared] = OrderedDict()
         self._jobs: dict[Key, Job] = {}
         self._failed: dict[Key, _Failed] = {}
-        self._revisions: dict[str, int] = {}
+        self._revisions: Counter[str] = Counter()
         self._closed = False
         self._worker = ThreadPoolExecutor(1, "stepscope-reader")
 
@@ -133,7 +126,6 @@ class PreparedRuns:
         cannot be shown."""
         key = (place.key, steps)
         with self._lock:
-            self._collect()
             if key in self._ready:
                 self._ready.move_to_end(key)
                 return self._ready[key]
@@ -150,13 +142,10 @@ class PreparedRuns:
         """
         key: Key = (place.key, None)
         with self._lock:
-            self._collect()
             if key in self._jobs:
                 return True
             last = self._ready.get(key) or self._failed.get(key)
-            if last is None or place.folder is None or not place.folder.is_dir():
-                return False
-            if live.signature(place.folder) == last.signature:
+            if last is None or not place.path.is_dir() or live.signature(place.path) == last.signature:
                 return False
             if running and time.monotonic() - last.made < max(AT_LEAST_S, PAUSE * last.took_s):
                 return False
@@ -166,8 +155,7 @@ class PreparedRuns:
     def revision(self, place: Place) -> int:
         """How often the run has been read."""
         with self._lock:
-            self._collect()
-            return self._revisions.get(place.key, 0)
+            return self._revisions[place.key]
 
     def close(self) -> None:
         """Begin nothing more."""
@@ -177,37 +165,19 @@ class PreparedRuns:
     # ------------------------------------------------------------------------------------------------ inside the lock
 
     def _begin(self, place: Place, steps: tuple[int, int] | None) -> Job:
-        recorded = place.folder is not None and place.recorded
-        job = Job(live.signature(place.folder) if recorded and place.folder is not None else ())
-        self._jobs[place.key, steps] = job
-        job.future = self._worker.submit(self._make, place, steps, job)
+        job = self._jobs[place.key, steps] = Job(live.signature(place.path) if place.recorded else ())
+        self._worker.submit(self._work, place, steps, job)
         return job
-
-    def _collect(self) -> None:
-        """Take in what the background has finished."""
-        for key, job in list(self._jobs.items()):
-            if job.future is None or not job.future.done():
-                continue
-            del self._jobs[key]
-            error = None if job.future.cancelled() else job.future.exception()
-            if error is None and not job.future.cancelled():
-                self._take(key, job.future.result())
-            elif error is not None and key in self._ready:
-                # the older revision stays; it is not tried again before something changes
-                self._ready[key] = replace(self._ready[key], signature=job.signature, made=time.monotonic())
-            elif error is not None:
-                known = error if isinstance(error, StepscopeError) else StepscopeError(unexpected(error))
-                self._failed[key] = _Failed(known, job.signature, time.monotonic())
 
     def _take(self, key: Key, made: Prepared) -> None:
         if key[1] is None:
-            self._revisions[key[0]] = self._revisions.get(key[0], 0) + 1
+            self._revisions[key[0]] += 1
             for other in [other for other in self._ready if other[0] == key[0]]:
                 del self._ready[other]  # selections of steps of the older revision
             if not self._closed:
                 self._worker.submit(self._make_pages, made.place)
         self._failed.pop(key, None)
-        self._ready[key] = replace(made, revision=self._revisions.get(key[0], 0))
+        self._ready[key] = replace(made, revision=self._revisions[key[0]])
         for of_steps in (False, True):
             kept = [other for other in self._ready if (other[1] is not None) == of_steps]
             for other in kept[: max(0, len(kept) - KEPT)]:
@@ -215,12 +185,32 @@ class PreparedRuns:
 
     # ---------------------------------------------------------------------------------------------- in the background
 
+    def _work(self, place: Place, steps: tuple[int, int] | None, job: Job) -> None:
+        """Read a run, and keep what came of it."""
+        key = (place.key, steps)
+        made, failed = None, None
+        try:
+            made = self._make(place, steps, job)
+        except StepscopeError as error:
+            failed = error
+        except Exception as error:  # noqa: BLE001 - a mistake of ours is told on the pages
+            failed = StepscopeError(unexpected(error))
+        with self._lock:
+            del self._jobs[key]
+            if made is not None:
+                self._take(key, made)
+            elif key in self._ready:
+                # the older revision stays; it is not tried again before something changes
+                self._ready[key] = replace(self._ready[key], signature=job.signature, made=time.monotonic())
+            elif failed is not None:
+                self._failed[key] = _Failed(failed, job.signature, time.monotonic())
+
     def _make(self, place: Place, steps: tuple[int, int] | None, job: Job) -> Prepared:
         begun = time.monotonic()
-        what = "Reading the run" if steps is None else f"Reading steps {steps[0]} to {steps[1]}"
-        job.tell(what, None)
-        options = replace(self._options, keep=False, steps=steps or self._options.steps, progress=job.progress)
-        run = opened(place, options)
+        job.tell("Reading the run" if steps is None else f"Reading steps {steps[0]} to {steps[1]}", None)
+        run = opened(
+            place, replace(self._options, keep=False, steps=steps or self._options.steps, progress=job.progress)
+        )
         run.load()
         job.tell("Working out what happened", READ)
         run.analysis  # noqa: B018
@@ -229,7 +219,7 @@ class PreparedRuns:
         head: dict[str, Any] = {}
         if steps is None:
             job.tell("Laying out the timeline", DIAGNOSED)
-            self._finish(run)
+            timeline.prepare(run)
             head = self._describe(place, run)
         made = time.monotonic()
         # before the first step there is little to read: what it took is no measure of what it will take
@@ -244,8 +234,3 @@ class PreparedRuns:
             if self._jobs or self._closed or (place.key, None) not in self._ready:
                 return
             make()
-
-
-def is_too_early(error: StepscopeError | None) -> bool:
-    """Whether a run that goes on may only have nothing to read yet."""
-    return isinstance(error, UnreadableInputError)

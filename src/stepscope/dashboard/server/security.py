@@ -1,6 +1,6 @@
 """Which requests are answered: those to our own name, with the token, that only read.
 
-`Policy.judge` is a pure function of what a request says, asked before anything else looks at it. A page of another site
+`Policy.judge` sees only what a request says, and before anything else looks at it. A page of another site
 that a browser is led to believe lies at our address (DNS rebinding) sends its own name as `Host`; other users of the
 machine do not know the token; a path that is not made of plain names is nobody's. Below stand the answers that are no
 document of a run: which status an error has, and how documents become bytes.
@@ -8,20 +8,25 @@ document of a run: which status an error has, and how documents become bytes.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import secrets
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 import msgspec
 from msgspec import Struct
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
 
-from stepscope.errors import EnvironmentRefusal, StepscopeError, UnreadableInputError, UsageError
+from stepscope.errors import StepscopeError, UnreadableInputError, UsageError
 from stepscope.report.escape import one_line
 
+Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 METHODS = ("GET", "HEAD")
+JSON = "application/json"
 TOKEN = "token"  # of the query
 MAX_FIELDS = 50  # of a query
 MAX_QUERY = 8_000
@@ -47,30 +52,6 @@ _DOTS = (".", "..")
 _IN_PATHS = "/@~:+,"  # what browsers leave as it is in a path
 
 
-class Refusal(Struct, frozen=True):
-    """Why a request is not answered; `text` is one line for the one who sent it."""
-
-    status: int
-    text: str
-    allow: bool = False  # name the methods that there are
-
-
-class Elsewhere(Struct, frozen=True):
-    """The same place at a better address, relative to the one asked for."""
-
-    location: str
-    cookie: str | None = None
-
-
-class Granted(Struct, frozen=True):
-    """The path below the base, beginning with a slash."""
-
-    path: str
-
-
-Verdict = Refusal | Elsewhere | Granted
-
-
 class Policy(Struct, frozen=True):
     """What a server answers.
 
@@ -91,41 +72,37 @@ class Policy(Struct, frozen=True):
         """The cookie's name: servers of one machine differ by their ports, which cookies do not tell apart."""
         return f"stepscope-{self.port}"
 
-    def judge(self, method: str, raw_path: bytes, query: bytes, headers: Sequence[tuple[bytes, bytes]]) -> Verdict:
-        """Whether a request is answered; `headers` by lower-case name, as ASGI has them."""
-        refused = self._refused_host([value for name, value in headers if name == b"host"])
-        if refused is not None:
-            return refused
+    def judge(self, method: str, raw_path: bytes, query: bytes, headers: Headers) -> str:
+        """The path below the base of a request that is answered; `headers` by lower-case name, as ASGI has them.
+
+        Raises `HTTPException` with a line for the one who sent it, or with the address to ask instead.
+        """
+        self._check_host([value for name, value in headers if name == b"host"])
         fields = _fields(query)
-        if fields is None:
-            return Refusal(400, "the address is too long, or its query cannot be read")
         given = [value for name, value in fields if name == TOKEN]
         by_query = any(self._is_token(value) for value in given)
         if not by_query and not any(self._is_token(value) for value in self._carried(headers)):
-            return Refusal(403, "no valid token; open the address that `stepscope view` printed")
+            raise HTTPException(403, "no valid token; open the address that `stepscope view` printed")
         if method not in METHODS:
-            return Refusal(405, "this server only reads: GET and HEAD", allow=True)
+            raise HTTPException(405, "this server only reads: GET and HEAD", {"allow": ", ".join(METHODS)})
         path = self._below(raw_path)
-        if path is None:
-            return Refusal(400, "not an address of this server")
-        if given:
+        if given or not path:
             rest = [(name, value) for name, value in fields if name != TOKEN]
-            return Elsewhere(_same_place(raw_path, rest, path), self._kept() if by_query else None)
-        if not path:
-            return Elsewhere(_same_place(raw_path, fields, path))
-        return Granted(path)
+            kept = f"{self.cookie}={self.token}; Path={quote(self.base_path, safe=_IN_PATHS)}; HttpOnly; SameSite=Lax"
+            location = {"location": _same_place(raw_path, rest, path)}
+            raise HTTPException(303, headers={**location, **({"set-cookie": kept} if by_query else {})})
+        return path
 
-    def _refused_host(self, hosts: Sequence[bytes]) -> Refusal | None:
+    def _check_host(self, hosts: Sequence[bytes]) -> None:
         match = _HOST.fullmatch(hosts[0].decode("latin-1").lower()) if len(hosts) == 1 else None
         if match is None:
-            return Refusal(421, "the request does not say which host it is for")
+            raise HTTPException(421, "the request does not say which host it is for")
         name, port = match[1], match[2] or HTTP_PORT
-        ours = name in LOOPBACK and port == str(self.port)
-        if ours or name in self.hosts or f"{name}:{port}" in self.hosts:
-            return None
-        return Refusal(421, f"this server does not go by that name; start it with --allow-host {match[0]} if it should")
+        if not (name in LOOPBACK and port == str(self.port)) and not self.hosts & {name, f"{name}:{port}"}:
+            hint = f"start it with --allow-host {match[0]} if it should"
+            raise HTTPException(421, f"this server does not go by that name; {hint}")
 
-    def _carried(self, headers: Sequence[tuple[bytes, bytes]]) -> Iterable[str]:
+    def _carried(self, headers: Headers) -> Iterable[str]:
         """Tokens that the headers hold."""
         for name, value in headers:
             text = value.decode("latin-1")
@@ -137,23 +114,18 @@ class Policy(Struct, frozen=True):
     def _is_token(self, value: str) -> bool:
         return secrets.compare_digest(value.encode("utf-8", "surrogateescape"), self.token.encode())
 
-    def _kept(self) -> str:
-        return f"{self.cookie}={self.token}; Path={quote(self.base_path, safe=_IN_PATHS)}; HttpOnly; SameSite=Lax"
-
-    def _below(self, raw_path: bytes) -> str | None:
-        """The path without the base, "" for the base without its last slash, None for what is no path of ours.
+    def _below(self, raw_path: bytes) -> str:
+        """The path without the base, "" for the base without its last slash.
 
         A proxy may have taken the base off, so a path without it is one of ours too.
         """
         path = unquote(raw_path.decode("latin-1"))
-        if not path.startswith("/"):
-            return None
-        if path == self.base_path[:-1]:
+        if path and path == self.base_path[:-1]:
             return ""
         if path.startswith(self.base_path):
             path = path[len(self.base_path) - 1 :]
         if _PATH.fullmatch(path) is None or any(part in _DOTS for part in path.split("/")):
-            return None
+            raise HTTPException(400, "not an address of this server")
         return path
 
 
@@ -175,17 +147,11 @@ def parse_base_path(text: str) -> str:
     return unquote(path)
 
 
-def new_token() -> str:
-    return secrets.token_urlsafe(24)
-
-
-def _fields(query: bytes) -> list[tuple[str, str]] | None:
-    if len(query) > MAX_QUERY:
-        return None
-    try:
-        return parse_qsl(query.decode("latin-1"), keep_blank_values=True, max_num_fields=MAX_FIELDS)
-    except ValueError:
-        return None
+def _fields(query: bytes) -> list[tuple[str, str]]:
+    if len(query) <= MAX_QUERY:
+        with contextlib.suppress(ValueError):
+            return parse_qsl(query.decode("latin-1"), keep_blank_values=True, max_num_fields=MAX_FIELDS)
+    raise HTTPException(400, "the address is too long, or its query cannot be read")
 
 
 def _same_place(raw_path: bytes, fields: Sequence[tuple[str, str]], path: str) -> str:
@@ -215,51 +181,37 @@ class Guard:
         """One request; anything that is no HTTP is closed."""
         if scope["type"] != "http":
             return
-        verdict = self._policy.judge(scope["method"], scope["raw_path"], scope["query_string"], scope["headers"])
-        protected = _with_headers(send)
-        if isinstance(verdict, Granted) and self._running >= MAX_AT_ONCE:
-            verdict = Refusal(503, "too many requests at once; wait for their answers")
-        if isinstance(verdict, Granted):
-            inner = {**scope, "path": verdict.path, "raw_path": verdict.path.encode(), "root_path": ""}
-            self._running += 1
-            try:
-                await self._application(inner, receive, protected)
-            finally:
-                self._running -= 1
-        elif isinstance(verdict, Elsewhere):
-            extra = [(b"location", verdict.location.encode("ascii"))]
-            if verdict.cookie is not None:
-                extra.append((b"set-cookie", verdict.cookie.encode("ascii")))
-            await _answer(protected, 303, "text/plain; charset=utf-8", b"", extra)
-        else:
-            await _refuse(protected, scope["headers"], verdict)
+        protected, headers = _with_headers(send), scope["headers"]
+        try:
+            path = self._policy.judge(scope["method"], scope["raw_path"], scope["query_string"], headers)
+            if self._running >= MAX_AT_ONCE:
+                raise HTTPException(503, "too many requests at once; wait for their answers")
+        except HTTPException as refused:
+            await _answer(refused, headers)(scope, receive, protected)
+            return
+        inner = {**scope, "path": path, "raw_path": path.encode(), "root_path": ""}
+        self._running += 1
+        try:
+            await self._application(inner, receive, protected)
+        finally:
+            self._running -= 1
 
 
-async def _refuse(send: Any, headers: Sequence[tuple[bytes, bytes]], refusal: Refusal) -> None:
-    extra = [(b"allow", ", ".join(METHODS).encode())] if refusal.allow else []
-    if any(name == b"accept" and b"text/html" in value for name, value in headers):
-        text = f"stepscope: {refusal.text}\n".encode()
-        await _answer(send, refusal.status, "text/plain; charset=utf-8", text, extra)
-    else:
-        await _answer(send, refusal.status, "application/json", failure(refusal.text), extra)
-
-
-async def _answer(send: Any, status: int, kind: str, body: bytes, extra: Iterable[tuple[bytes, bytes]]) -> None:
-    length = (b"content-length", str(len(body)).encode())
-    # closed after it: a connection of somebody without the token is not kept
-    headers = [(b"content-type", kind.encode()), length, (b"connection", b"close"), *extra]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+def _answer(refused: HTTPException, headers: Headers) -> Response:
+    """A line of text for people, a document for programs; the connection of somebody without the token is not kept."""
+    body, kind = failure(refused.detail), JSON
+    if refused.status_code == 303 or any(name == b"accept" and b"text/html" in value for name, value in headers):
+        text = "" if refused.status_code == 303 else f"stepscope: {refused.detail}\n"
+        body, kind = text.encode(), "text/plain"
+    return Response(body, refused.status_code, {**(refused.headers or {}), "connection": "close"}, kind)
 
 
 def _with_headers(send: Any) -> Any:
     async def sending(message: Any) -> None:
         if message["type"] == "http.response.start":
-            given = list(message.get("headers", ()))
-            more = list(HEADERS)
-            if not any(name == b"cache-control" for name, _ in given):
-                more.append(NO_STORE)
-            message = {**message, "headers": [*given, *more]}
+            given = message.get("headers", ())
+            stored = any(name == b"cache-control" for name, _ in given)
+            message = {**message, "headers": [*given, *HEADERS, *(() if stored else (NO_STORE,))]}
         await send(message)
 
     return sending
@@ -292,19 +244,8 @@ class StillPreparing(StepscopeError):
         return {"schema": PREPARING_SCHEMA, "text": one_line(str(self)), "share": self.share}
 
 
-# the first class that fits decides
-_STATUS: tuple[tuple[type[StepscopeError], int], ...] = (
-    (NotThere, 404),
-    (NotReady, 409),
-    (UsageError, 400),
-    (UnreadableInputError, 422),
-    (EnvironmentRefusal, 500),
-)
-
-
-def status_of(error: StepscopeError) -> int:
-    """The status of an answer that tells of an error."""
-    return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+# the status of an answer that tells of an error: the first class that fits decides
+STATUS = {NotThere: 404, NotReady: 409, UsageError: 400, UnreadableInputError: 422, StepscopeError: 500}
 
 
 def failure(text: str) -> bytes:

@@ -1,7 +1,8 @@
 """Binds a port and serves the dashboard: in this thread until it is interrupted, or in one of its own.
 
-with start(Settings(paths=(Path("stepscope-runs"),))) as running:
-    print(running.address)
+running = Running(Settings(paths=(Path("stepscope-runs"),)))
+running.begin()
+print(running.address)
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import errno
 import html
 import logging
 import os
+import secrets
 import socket
 import tempfile
 import threading
@@ -24,7 +26,7 @@ from msgspec import Struct, field
 from stepscope.api import ReadOptions
 from stepscope.dashboard import bundle
 from stepscope.dashboard.server.handlers import Handlers
-from stepscope.dashboard.server.security import LOOPBACK, Policy, new_token, parse_base_path, parse_hosts
+from stepscope.dashboard.server.security import LOOPBACK, Policy, parse_base_path, parse_hosts
 from stepscope.errors import EnvironmentRefusal
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Opener:
-    """Opens one address, once."""
+    """Opens one address, once, by a file that only the user reads: command lines, which name it, are read by all."""
 
     def __init__(self) -> None:
         self._file: Path | None = None
@@ -44,27 +46,26 @@ class Opener:
         from stepscope.cached import default_folder
 
         folder = default_folder()  # in the user's home: browsers in a sandbox see no temporary files of others
+        target = html.escape(address, quote=True)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            descriptor, name = tempfile.mkstemp(".html", "view-", folder)
-        except OSError:
-            return False
-        self._file = Path(name)
-        target = html.escape(address, quote=True)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={target}">')
-            file.write(f'<title>stepscope</title><p><a href="{target}">stepscope</a></p>\n')
-        try:
+            with tempfile.NamedTemporaryFile(
+                "w", encoding="utf-8", suffix=".html", prefix="view-", dir=folder, delete=False
+            ) as file:
+                self._file = Path(file.name)
+                file.write(
+                    f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={target}">'
+                )
+                file.write(f'<title>stepscope</title><p><a href="{target}">stepscope</a></p>\n')
             return webbrowser.open(self._file.as_uri())
-        except webbrowser.Error:
+        except (OSError, webbrowser.Error):
             return False
 
     def close(self) -> None:
         """Remove the file."""
-        if self._file is not None:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            if self._file is not None:
                 self._file.unlink()
-            self._file = None
 
 
 USUAL_PORT = 6107
@@ -101,14 +102,14 @@ class Settings(Struct, frozen=True):
 
 
 class Running:
-    """A server that is bound; `start` returns one that answers."""
+    """A server that is bound; it answers from `begin` on, or in `serve`."""
 
     def __init__(self, settings: Settings) -> None:
         import uvicorn
 
         from stepscope.dashboard.server.app import application
 
-        self.token = settings.token or new_token()
+        self.token = settings.token or secrets.token_urlsafe(24)
         self.base_path = parse_base_path(settings.base_path)
         hosts = parse_hosts(settings.allow_hosts) | _own_names(settings.host)
         self._handlers = Handlers(settings.paths, settings.options, source=settings.source)
@@ -116,10 +117,8 @@ class Running:
         self.port = int(self._socket.getsockname()[1])
         policy = Policy(self.token, self.port, hosts, self.base_path)
         self._host = settings.host
-        self._server: uvicorn.Server = uvicorn.Server(
-            _configuration(application(self._handlers, policy, settings.files))
-        )
-        self._thread: threading.Thread | None = None
+        self._server = uvicorn.Server(_configuration(application(self._handlers, policy, settings.files)))
+        self._thread = threading.Thread(target=self.serve, name="stepscope-view", daemon=True)
 
     @property
     def url(self) -> str:
@@ -141,7 +140,6 @@ class Running:
 
     def begin(self) -> None:
         """Answer on a thread of its own, from now on."""
-        self._thread = threading.Thread(target=self.serve, name="stepscope-view", daemon=True)
         self._thread.start()
         end = time.monotonic() + START_S
         while not self._server.started and self._thread.is_alive() and time.monotonic() < end:
@@ -152,15 +150,9 @@ class Running:
     def close(self) -> None:
         """Stop answering."""
         self._server.should_exit = True
-        if self._thread is not None:
+        if self._thread.is_alive():
             self._thread.join(START_S)
         self._end()
-
-    def __enter__(self) -> Running:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _end(self) -> None:
         self._handlers.close()
@@ -191,20 +183,14 @@ def _own_names(host: str) -> frozenset[str]:
 
 def _bound(host: str, port: int | None) -> socket.socket:
     """A socket that listens; without a port the usual one, or a free one where that is taken."""
-    if port is not None:
-        return _listening(host, port)
-    try:
-        return _listening(host, USUAL_PORT)
-    except EnvironmentRefusal:
-        return _listening(host, 0)
-
-
-def _listening(host: str, port: int) -> socket.socket:
+    if port is None:
+        with contextlib.suppress(EnvironmentRefusal):
+            return _bound(host, USUAL_PORT)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     opened = socket.socket(family, socket.SOCK_STREAM)
     try:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        opened.bind((host, port))
+        opened.bind((host, port or 0))
         opened.listen(128)
     except (OSError, OverflowError) as error:
         opened.close()

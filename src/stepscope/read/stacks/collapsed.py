@@ -109,9 +109,10 @@ class Collapsed(StackSource):
         return prefixes._replace(name=clean(prefixes.name) if prefixes.name else None), used
 
 
-class _ColonStacks(Collapsed):
-    """Frames as `file:function:line`, behind a thread that `prefix` finds."""
+class Tachyon(Collapsed):
+    """What `python -m profiling.sampling --collapsed` writes: frames as `file:function:line`, behind a thread."""
 
+    format = "collapsed, Python's sampler"
     frame_of = staticmethod(_colon_frame)
     prefix = _TACHYON
 
@@ -122,13 +123,7 @@ class _ColonStacks(Collapsed):
         return Prefixes((int(match["pid"]),) if match["pid"] else (), match["thread"], None), match.end()
 
 
-class Tachyon(_ColonStacks):
-    """What `python -m profiling.sampling --collapsed` writes."""
-
-    format = "collapsed, Python's sampler"
-
-
-class Austin(_ColonStacks):
+class Austin(Tachyon):
     """Austin's text format. Times are microseconds, memory is bytes; `interval` is the time between samples."""
 
     format = "austin"

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from stepscope.read.raw import FrameNames, Losses, Progress, RawStack, StackSource
 from stepscope.read.stacks.source import (
@@ -32,6 +31,7 @@ from stepscope.read.text import clean
 MAX_RECORD_CHARS = 4 * 2**20  # py-spy stops at 4096 frames; the longest seen stack of 3000 took 180 KB
 MAX_RECORD_LINES = 1000
 MAX_PREFIX_PIECES = 200_000
+MAX_PREFIX_LENGTHS = 64
 MAX_PREFIX_CHARS = 32 * 2**20
 _LOOKED_AT = 1000  # lines that tell whether records carry prefixes
 
@@ -110,40 +110,34 @@ class _Reader:
 
 
 class _KnownPrefixes:
-    """What records begin with (processes, thread), as a tree of the pieces between semicolons: grammar reads each once.
+    """What records begin with (processes, thread), by the pieces between semicolons: grammar reads each once.
 
-    A node maps pieces to nodes, and None to what the pieces up to it say. Beyond its bounds nothing more is learnt, and
-    grammar reads what is new each time.
+    Beyond the bounds nothing more is learnt, and grammar reads what is new each time.
     """
 
     def __init__(self) -> None:
-        self._root: dict[str | None, Any] = {}
+        self._known: dict[tuple[str, ...], Prefixes] = {}
+        self._lengths: list[int] = []  # numbers of pieces, the largest first
         self._pieces = 0
         self._chars = 0
 
     def find(self, pieces: Sequence[str]) -> tuple[Prefixes | None, int]:
         """The longest known beginning of `pieces`, and how many of them it takes."""
-        node = self._root
-        used = 0
-        for piece in pieces:
-            below = node.get(piece)
-            if below is None:
-                break
-            node = below
-            used += 1
-        return node.get(None), used
+        for length in self._lengths:
+            found = self._known.get(tuple(pieces[:length]))
+            if found is not None:
+                return found, length
+        return None, 0
 
     def learn(self, pieces: Sequence[str], prefixes: Prefixes) -> None:
         """Keep `prefixes` as what `pieces` say."""
-        node = self._root
-        for piece in pieces:
-            if piece not in node:
-                self._pieces += 1
-                self._chars += len(piece)
-                if self._pieces > MAX_PREFIX_PIECES or self._chars > MAX_PREFIX_CHARS:
-                    return
-            node = node.setdefault(piece, {})
-        node[None] = prefixes
+        lengths = {*self._lengths, len(pieces)}
+        self._pieces += len(pieces)
+        self._chars += sum(map(len, pieces))
+        bounded = self._pieces <= MAX_PREFIX_PIECES and self._chars <= MAX_PREFIX_CHARS
+        if bounded and len(lengths) <= MAX_PREFIX_LENGTHS:
+            self._known[tuple(pieces)] = prefixes
+            self._lengths = sorted(lengths, reverse=True)
 
 
 class _Records:

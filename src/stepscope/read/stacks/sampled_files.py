@@ -6,18 +6,17 @@ stacks stands in `REFUSALS`, with what to do.
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from stepscope.errors import UnreadableInputError
+from stepscope.errors import UnreadableInputError, readable
 from stepscope.read.raw import FrameNames, Losses, RawHost, RawRun, RawSegment, StackSource
 from stepscope.read.stacks import speedscope
 from stepscope.read.stacks.collapsed import Austin, Collapsed, Tachyon
 from stepscope.read.stacks.pyspy_raw import PySpyRaw
 from stepscope.read.stacks.source import START_PROCESS, START_THREAD
-from stepscope.read.streams import BYTE_ORDER_MARK, HEAD_BYTES, common_folder, files_in, name_below, read_head
+from stepscope.read.streams import BYTE_ORDER_MARK, HEAD_BYTES, common_folder, known_files, read_head
 
 Detect = Callable[[bytes], bool]
 Open = Callable[[Path, str, bytes], StackSource]
@@ -34,27 +33,26 @@ def open_stacks(path: Path, label: str | None = None) -> StackSource:
 
     Raises UnreadableInputError, with what to do, where no format knows the file or it cannot be read.
     """
-    try:
+    with readable(path):
         if not path.is_file():
             what = "a folder" if path.is_dir() else "no such file"
             raise UnreadableInputError(f"{path}: {what}; give a file that a sampler wrote")
         head = read_head(path)
         empty = path.stat().st_size == 0
-    except OSError as error:
-        raise UnreadableInputError(f"{path}: {error.strerror or error}; check the path and its permissions") from error
-    for detect, opener in FORMATS:
-        if detect(head):
-            return opener(path, label or path.name, head)
+    opener = _opener(head)
+    if opener is not None:
+        return opener(path, label or path.name, head)
     what = _EMPTY if empty else next((reason for detect, reason in REFUSALS if detect(head)), _TEXT)
     raise UnreadableInputError(f"{path}: {what}")
 
 
 def is_stack_file(path: Path) -> bool:
     """Whether `path` is a file that begins with sampled stacks in a format we know. Raises OSError."""
-    if not path.is_file():
-        return False
-    head = read_head(path)
-    return any(detect(head) for detect, _ in FORMATS)
+    return path.is_file() and _opener(read_head(path)) is not None
+
+
+def _opener(head: bytes) -> Open | None:
+    return next((opener for detect, opener in FORMATS if detect(head)), None)
 
 
 # ------------------------------------------------------------------------------------------------------------- texts
@@ -177,41 +175,14 @@ def read_stack_files(paths: Sequence[Path]) -> RawRun:
     `foreign_files` of folders. Raises UnreadableInputError for a given file that holds none, and when not one record of
     all files can be read.
     """
-    if not paths:
-        raise UnreadableInputError("no path given; give a file of sampled stacks or a folder of them")
     losses = Losses()
-    root = common_folder(paths)
-    sources: dict[str, StackSource] = {}
-    for path in paths:
-        for file in _stack_files(path, losses):
-            sources.setdefault(os.path.realpath(file), open_stacks(file, name_below(root, file)))
+    sources = [open_stacks(file, name) for file, name in known_files(paths, is_stack_file, losses)]
     # One record at least must be readable; of a file of lines only the beginning is looked at.
-    if not any(True for source in sources.values() for _ in open_stacks(source.path).read(FrameNames(), Losses())):
+    if not any(True for source in sources for _ in open_stacks(source.path).read(FrameNames(), Losses())):
         nothing = "not one stack in it can be read; record again" if sources else _NO_FILE
         raise UnreadableInputError(f"{paths[0]}: {nothing}")
     segments = tuple(
         RawSegment(number=number, file=source.label, source=source.tool, idle=source.idle, status="ok", stacks=source)
-        for number, source in enumerate(sources.values())
+        for number, source in enumerate(sources)
     )
-    host = RawHost(name="", manifest=None, agents=(), processes=(), system=(), segments=segments)
-    return RawRun(folder=root, hosts=(host,), ranks=(), losses=losses)
-
-
-def holds_stacks(folders: Sequence[Path]) -> bool:
-    """Whether there is a file of stacks in one of the folders; looks no further than to the first."""
-    return any(True for folder in folders for _ in _stack_files(folder, Losses()))
-
-
-def _stack_files(path: Path, losses: Losses) -> Iterator[Path]:
-    """`path` itself, or the files of stacks in it, in the order of their names."""
-    if not path.is_dir():
-        yield path
-        return
-    for file in files_in(path):
-        try:
-            if is_stack_file(file):
-                yield file
-            else:
-                losses.add("foreign_files", str(file.relative_to(path)))
-        except OSError:
-            losses.add("unreadable_files", str(file.relative_to(path)))
+    return RawRun(common_folder(paths), hosts=(RawHost(name="", segments=segments),), ranks=(), losses=losses)

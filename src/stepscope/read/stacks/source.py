@@ -19,8 +19,6 @@ _PROCESS = re.compile(r'process (\d{1,18}):"(.*?)"(?:;(?=process \d{1,18}:"|thre
 # Without thread prefixes it ends at the first quote that a semicolon follows.
 _PROCESS_BARE = re.compile(r'process (\d{1,18}):"(.*?)"(?:;|\Z)', re.DOTALL)
 _THREAD = re.compile(r"thread \((\d{1,20}|0x[0-9A-Fa-f]{1,16})\)(?::[ ]([^;]*))?(?:;|\Z)")
-_PROCESS_FRAME = re.compile(r'process (\d{1,18}):"(.*)"?', re.DOTALL)
-_THREAD_FRAME = re.compile(r"thread \((\d{1,20}|0x[0-9A-Fa-f]{1,16})\)(?::[ ](.*))?", re.DOTALL)
 
 
 class Prefixes(NamedTuple):
@@ -34,58 +32,24 @@ class Prefixes(NamedTuple):
 NO_PREFIXES = Prefixes((), None, None)
 
 
-class PrefixFrame(NamedTuple):
-    """One prefix, which formats that keep frames apart have as a frame of its own; `command` is for hints alone."""
-
-    pid: int | None
-    thread: str | None
-    name: str | None
-    command: str
-
-
 def split_prefixes(text: str, hints: dict[int, str]) -> tuple[Prefixes, int] | None:
     """The prefixes of a record (none at all, perhaps) and where they end; None when one is cut off. Fills `hints`."""
-    found: list[PrefixFrame] = []
+    pids: list[int] = []
+    above = ""
     position = 0
-    while text.startswith("process ", position) and START_PROCESS.match(text, position):
+    while START_PROCESS.match(text, position):
         match = _PROCESS.match(text, position) or _PROCESS_BARE.match(text, position)
         if match is None:
             return None
-        found.append(PrefixFrame(int(match[1]), None, None, match[2]))
-        position = match.end()
-    match = _THREAD.match(text, position)
-    if match:
-        found.append(PrefixFrame(None, match[1], match[2], ""))
-        position = match.end()
-    return prefixes_of_frames(found, hints), position
-
-
-def prefix_frame(name: str) -> PrefixFrame | None:
-    """What a frame's name says that is a prefix; None for any other frame."""
-    match = _PROCESS_FRAME.fullmatch(name) if name.startswith("process ") else None
-    if match:
-        return PrefixFrame(int(match[1]), None, None, match[2].removesuffix('"'))
-    match = _THREAD_FRAME.fullmatch(name) if name.startswith("thread (") else None
-    if match:
-        return PrefixFrame(None, match[1], clean(match[2]) if match[2] else None, "")
-    return None
-
-
-def prefixes_of_frames(prefixes: list[PrefixFrame], hints: dict[int, str]) -> Prefixes:
-    """The prefixes that begin a stack, together. Fills `hints`."""
-    pids: list[int] = []
-    thread = name = None
-    above = ""
-    for prefix in prefixes:
-        if prefix.pid is None:
-            thread, name = prefix.thread, prefix.name
-            continue
-        pids.append(prefix.pid)
-        hint = hint_of(prefix.command, above)
+        pids.append(int(match[1]))
+        hint = hint_of(match[2], above)
         if hint is not None and len(hints) < MAX_PROCESSES:
-            hints.setdefault(prefix.pid, hint)
-        above = prefix.command
-    return Prefixes(tuple(pids), thread, name)
+            hints.setdefault(pids[-1], hint)
+        above, position = match[2], match.end()
+    match = _THREAD.match(text, position)
+    if match is None:
+        return Prefixes(tuple(pids), None, None), position
+    return Prefixes(tuple(pids), match[1], match[2]), match.end()
 
 
 # ----------------------------------------------------------------------------------------------------- command lines

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,10 @@ from stepscope.read.stacks.source import (
     MICROSECONDS,
     MORE_FRAMES,
     NO_PREFIXES,
+    START_PROCESS,
+    START_THREAD,
     Prefixes,
-    PrefixFrame,
-    prefix_frame,
-    prefixes_of_frames,
+    split_prefixes,
 )
 from stepscope.read.streams import BYTE_ORDER_MARK, ByteStream, Limits
 from stepscope.read.text import LONGEST_NS, clean, integer
@@ -53,8 +54,7 @@ _SURROGATE = re.compile(
 )
 _EXPORTER = re.compile(rb'"exporter"\s*:\s*"([^"\\@]{1,100})')
 _PYSPY_PROFILE = re.compile(rb'"name"\s*:\s*"Process \d{1,18} Thread ')
-_PYSPY_NAME = re.compile(r'Process (\d{1,18}) Thread (\d{1,20}|0x[0-9A-Fa-f]{1,16}) "(.*)"', re.DOTALL)
-_PYSPY_BARE_NAME = re.compile(r"(?:Process (\d{1,18}) )?Thread (\d{1,20}|0x[0-9A-Fa-f]{1,16})")
+_PYSPY_NAME = re.compile(r'(?:Process (\d{1,18}) )?Thread (\d{1,20}|0x[0-9A-Fa-f]{1,16})(?: "(.*)")?', re.DOTALL)
 
 
 class _Shared(Struct):
@@ -123,7 +123,7 @@ class Speedscope(StackSource):
             if self.path.stat().st_size > MAX_BYTES:
                 losses.add("oversized_files", self.label)
                 return data
-            stream = ByteStream(self.path, Limits(), None if progress is None else lambda done, _: progress(done))
+            stream = ByteStream(self.path, Limits(), progress)
             for piece in stream:
                 data += piece
                 if len(data) > MAX_BYTES:
@@ -177,8 +177,7 @@ class _Frames:
 
     def __init__(self, frames: list[msgspec.Raw], names: FrameNames, hints: dict[int, str]) -> None:
         self.numbers: list[int] = []
-        self._prefixes: dict[int, PrefixFrame] = {}
-        self._closing: set[int] = set()  # may be the last piece of a command line that semicolons cut into frames
+        self._bare: dict[int, str] = {}  # names of frames without a file; prefixes have none
         self._hints = hints
         decoder = msgspec.json.Decoder(_Frame)
         for number, raw in enumerate(frames):
@@ -191,32 +190,33 @@ class _Frames:
                 frame = _Frame()
             name = clean(frame.name) if isinstance(frame.name, str) else "?"
             file = clean(frame.file) if isinstance(frame.file, str) else ""
-            prefix = prefix_frame(name) if not file else None
-            if not file and name.endswith('"'):
-                self._closing.add(number)
-            if prefix is not None:
-                self._prefixes[number] = prefix
-                name = "(process)" if prefix.pid is not None else "(thread)"  # where it stands inside a stack after all
+            if not file:
+                self._bare[number] = name
+                if START_PROCESS.match(name):
+                    name = "(process)"  # where it stands inside a stack after all
+                elif START_THREAD.match(name):
+                    name = "(thread)"
             whole = isinstance(frame.line, float) and frame.line.is_integer() and abs(frame.line) < 2**31
             line = integer(int(frame.line) if whole else frame.line) or None  # py-spy writes 0 where it knows none
             self.numbers.append(names.number(Frame(name, file, line)))
 
     def split(self, stack: tuple[int, ...], profile: Prefixes) -> tuple[Prefixes, tuple[int, ...]]:
         """The process and thread of a stack, those of its `profile` where it is silent, and its frames."""
+        first = self._bare.get(stack[0], "") if stack else ""
+        if not (START_PROCESS.match(first) or START_THREAD.match(first)):
+            return profile, tuple(self.numbers[frame] for frame in stack)
+        bare = [self._bare[frame] for frame in takewhile(self._bare.__contains__, stack)]
+        # As one text, because semicolons in a command line may have cut it into several frames.
+        own, length = split_prefixes(";".join(bare), self._hints) or (NO_PREFIXES, 0)
         used = 0
-        found: list[PrefixFrame] = []
-        while used < len(stack) and stack[used] in self._prefixes:
-            prefix = self._prefixes[stack[used]]
-            if prefix.pid is not None and stack[used] not in self._closing:
-                used = next((n for n in range(used, len(stack)) if stack[n] in self._closing), used)
-            found.append(prefix)
+        while length > 0:
+            length -= len(bare[used]) + 1
             used += 1
         rest = tuple(self.numbers[frame] for frame in stack[used:])
-        if not used:
-            return profile, rest
-        own = prefixes_of_frames(found, self._hints)
         thread = own.thread or profile.thread
-        name = own.name or (profile.name if thread == profile.thread else None)
+        name = (
+            clean(bare[used - 1].partition(": ")[2]) if own.name else profile.name if thread == profile.thread else None
+        )
         return Prefixes(own.pids or profile.pids, thread, name), rest
 
 
@@ -226,10 +226,7 @@ def _thread_of(name: Any, *, alone: bool) -> Prefixes:
         return NO_PREFIXES
     match = _PYSPY_NAME.fullmatch(name)
     if match:
-        return Prefixes((int(match[1]),), match[2], clean(match[3]) or None)
-    match = _PYSPY_BARE_NAME.fullmatch(name)
-    if match:
-        return Prefixes((int(match[1]),) if match[1] else (), match[2], None)
+        return Prefixes((int(match[1]),) if match[1] else (), match[2], clean(match[3] or "") or None)
     return Prefixes((), None, None if alone or not name else clean(name))
 
 
@@ -294,10 +291,9 @@ def _survey(profile: _Profile) -> _Survey:
     """Look at all weights of a sampled profile once."""
     weighed, lowest, highest = profile.type == "evented", math.inf, 0.0
     if not weighed:
-        for stretch in _stretches(profile.weights, b","):
-            weights = [weight if 0 < weight < _MOST else 0.0 for weight in _numbers(stretch)]
-            if weights:
-                weighed, lowest, highest = True, min(lowest, *weights), max(highest, *weights)
+        for weight in _items(profile.weights, b",", float, bad=0.0):
+            known = weight if 0 < weight < _MOST else 0.0
+            weighed, lowest, highest = True, min(lowest, known), max(highest, known)
     start, end = _number(profile.startValue), _number(profile.endValue)
     wall = end - start if start is not None and end is not None and 0 < end - start < _MOST else None
     us = _MICROSECONDS_IN.get(profile.unit) if weighed else None
@@ -311,22 +307,21 @@ def _sampled_stacks(profile: _Profile, factor: float | None, frames: int, losses
 
     Without a factor every sample counts one.
     """
-    weights = (weight for stretch in _stretches(profile.weights, b",") for weight in _numbers(stretch))
+    weights = _items(profile.weights, b",", float, bad=0.0)
     waiting: dict[bytes, float] = {}
     held = 0
-    for stretch in _stretches(profile.samples, b"]"):
-        for raw in _raws(stretch, losses, label):
-            sample = bytes(raw)
-            weight = 1.0 if factor is None else next(weights, math.nan) * factor
-            if not 0 <= weight <= MAX_SAMPLES:
-                losses.add("skipped_records", label)
-                continue
-            held += 0 if sample in waiting else len(sample)
-            waiting[sample] = waiting.get(sample, 0.0) + weight
-            if held > MAX_DISTINCT_BYTES:
-                yield from _each_once(waiting, frames, losses, label)
-                waiting.clear()
-                held = 0
+    for raw in _items(profile.samples, b"]", msgspec.Raw):
+        sample = b"" if raw is None else bytes(raw)
+        weight = 1.0 if factor is None else next(weights, math.nan) * factor
+        if not sample or not 0 <= weight <= MAX_SAMPLES:
+            losses.add("skipped_records", label)
+            continue
+        held += 0 if sample in waiting else len(sample)
+        waiting[sample] = waiting.get(sample, 0.0) + weight
+        if held > MAX_DISTINCT_BYTES:
+            yield from _each_once(waiting, frames, losses, label)
+            waiting.clear()
+            held = 0
     yield from _each_once(waiting, frames, losses, label)
 
 
@@ -394,17 +389,17 @@ def _evented_stacks(profile: _Profile, factor: float | None, frames: int, losses
     """Stacks of an evented profile with the time (or weight) spent in them themselves, not in what they call."""
     paths = _Paths()
     last = _number(profile.startValue)
-    for stretch in _stretches(profile.events, b"}"):
-        for event in _events(stretch, losses, label):
-            if not 0 <= event.frame < frames or not abs(event.at) < _MOST or (last is not None and event.at < last):
-                losses.add("skipped_records", label)
-                continue
-            if last is not None:
-                paths.own[paths.now] += event.at - last
-            last = event.at
-            done = paths.open(event.frame) if event.type == "O" else event.type == "C" and paths.close(event.frame)
-            if not done:
-                losses.add("skipped_records", label)
+    for event in _items(profile.events, b"}", _Event):
+        in_order = event is not None and abs(event.at) < _MOST and (last is None or event.at >= last)
+        if not in_order or not 0 <= event.frame < frames:
+            losses.add("skipped_records", label)
+            continue
+        if last is not None:
+            paths.own[paths.now] += event.at - last
+        last = event.at
+        done = paths.open(event.frame) if event.type == "O" else event.type == "C" and paths.close(event.frame)
+        if not done:
+            losses.add("skipped_records", label)
     end = _number(profile.endValue)
     if end is not None and last is not None and last < end < _MOST:
         paths.own[paths.now] += end - last
@@ -435,38 +430,27 @@ def _stretches(raw: msgspec.Raw, closing: bytes) -> Iterator[bytes]:
         yield b"[" + stretch.strip(b" \t\r\n,") + b"]"
 
 
-def _numbers(stretch: bytes) -> list[float]:
-    try:
-        return msgspec.json.decode(stretch, type=list[float])
-    except _BAD_JSON:
-        pass
-    try:
-        return [_number(value) or 0.0 for value in msgspec.json.decode(stretch, type=list[Any])]
-    except _BAD_JSON:
-        return []
-
-
-def _raws(stretch: bytes, losses: Losses, label: str) -> list[msgspec.Raw]:
-    try:
-        return msgspec.json.decode(stretch, type=list[msgspec.Raw])
-    except _BAD_JSON:
-        losses.add("skipped_records", label)
-        return []
-
-
-def _events(stretch: bytes, losses: Losses, label: str) -> list[_Event]:
-    try:
-        return msgspec.json.decode(stretch, type=list[_Event])
-    except _BAD_JSON:
-        pass
-    good: list[_Event] = []
-    decoder = msgspec.json.Decoder(_Event)
-    for raw in _raws(stretch, losses, label):
+def _items(raw: msgspec.Raw, closing: bytes, kind: Any, bad: Any = None) -> Iterator[Any]:
+    """The items of a list as `kind`, a stretch at a time; `bad` for each that is none, None for a broken stretch."""
+    items: Any = msgspec.json.Decoder(list.__class_getitem__(kind))
+    for stretch in _stretches(raw, closing):
         try:
-            good.append(decoder.decode(raw))
+            yield from items.decode(stretch)
         except _BAD_JSON:
-            losses.add("skipped_records", label)
-    return good
+            yield from _one_by_one(stretch, kind, bad)
+
+
+def _one_by_one(stretch: bytes, kind: Any, bad: Any) -> Iterator[Any]:
+    try:
+        raws = msgspec.json.decode(stretch, type=list[msgspec.Raw])
+    except _BAD_JSON:
+        yield from (None,) if bad is None else ()
+        return
+    for raw in raws:
+        try:
+            yield msgspec.json.decode(raw, type=kind)
+        except _BAD_JSON:
+            yield bad
 
 
 def _number(value: Any) -> float | None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct, field
 
 from stepscope.model.findings import Place
+from stepscope.read.stacks.source import pyspy_frame
 from stepscope.read.text import clean
 
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "\\site-packages\\")
@@ -21,13 +22,9 @@ _LIBRARIES = ("/site-packages/", "/dist-packages/", "\\site-packages\\")
 def frame_of(line: str) -> Place | None:
     """The frame that `line` is, `name (file:line)`, or None."""
     text = line.strip()
-    name, bracket, rest = text.partition(" (")
-    if not bracket or not rest.endswith(")") or len(text) > 4096:
-        return None
-    file, colon, number = rest[:-1].rpartition(":")
-    if not colon or not file or not number.isdecimal() or len(number) > 9:
-        return None
-    return Place(clean(file), int(number), clean(name))
+    frame = pyspy_frame(text if len(text) <= 4096 else "")
+    known = frame.file and frame.line is not None and frame.line >= 0
+    return Place(frame.file, frame.line, frame.function) if known else None
 
 
 def user_place(frames: Sequence[Place]) -> Place | None:
@@ -138,15 +135,14 @@ class Analyses:
         """Whether the syncs of the log can be taken as its steps."""
         return self._steps_hold and self.syncs > 0
 
-    def feed(self, line: str) -> bool:
-        """Take in a line; False where it is none of ours."""
+    def feed(self, line: str) -> None:
+        """Take in a line, of ours or not."""
         if MARK in line and self._analysis(line[: MAX_TEXT * 2]):
-            return True
-        at = line.find(WARNING)
-        if at >= 0:  # the table comes through Python's logging, whose prefix ends without a space
-            text = line[at + len(WARNING) : at + MAX_TEXT].rstrip()
-            return self._in_table(text) or self._warning(text.strip())
-        return self._in_table(line[: MAX_TEXT * 2])
+            return
+        at = line.find(WARNING)  # the table comes through Python's logging, whose prefix ends without a space
+        text = line[: MAX_TEXT * 2] if at < 0 else line[at + len(WARNING) : at + MAX_TEXT].rstrip()
+        if not self._in_table(text) and at >= 0:
+            self._warning(clean(text.strip()))
 
     def end(self) -> None:
         """The log is over: an analysis that was cut off counts as well."""
@@ -200,13 +196,11 @@ class Analyses:
 
     # ----------------------------------------------------------------------------------------------- warnings
 
-    def _warning(self, text: str) -> bool:
-        text = clean(text)
-        if not text or text.startswith(_TABLE_LINES):
-            return True
+    def _warning(self, text: str) -> None:
         kind = text.partition(":")[0][:200]
-        if kind not in self.warnings and len(self.warnings) >= MAX_WARNINGS:
-            return True
+        full = kind not in self.warnings and len(self.warnings) >= MAX_WARNINGS
+        if not text or text.startswith(_TABLE_LINES) or full:
+            return
         self.warnings[kind] = (f"{WARNING} {text}", self.warnings.get(kind, ("", 0))[1] + 1)
         match = _FREQUENT.match(text)
         if match is not None:
@@ -218,7 +212,6 @@ class Analyses:
             words = (word.strip(" ,") for word in text[len(_NOT_LOWERED) :].split(","))
             found = [word for word in words if "aten::" in word and " " not in word]
             self.operators.extend(name for name in found if name not in self.operators)
-        return True
 
     # -------------------------------------------------------------------------------------------------- table
 
@@ -227,10 +220,9 @@ class Analyses:
         if match is not None:
             self._close_table()
             self._table = _Table(int(match[1]))
-            return True
-        if "Unlowered Op usage summary" in line:
-            return True
         table = self._table
+        if match is not None or "Unlowered Op usage summary" in line:
+            return True
         if table is None:
             return False
         line = _LAUNCHER_PREFIX.sub("", line, count=1)

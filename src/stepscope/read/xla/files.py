@@ -10,8 +10,6 @@ only, each has its share by number, and `source` says so.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -22,11 +20,11 @@ from typing import Any, TypeVar
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from stepscope.errors import UnreadableInputError
+from stepscope.errors import UnreadableInputError, readable
 from stepscope.files import open_regular
 from stepscope.model.findings import Place
 from stepscope.read.raw import Losses, RawRank, RawRun, Row
-from stepscope.read.streams import GZIP, Limits, LineRules, common_folder, files_in, name_below, read_lines, unpacked
+from stepscope.read.streams import GZIP, Limits, LineRules, common_folder, known_files, read_lines, unpacked
 from stepscope.read.xla.debug_log import MARK, Analyses, Compile
 from stepscope.read.xla.report import (
     COMPILE,
@@ -34,16 +32,16 @@ from stepscope.read.xla.report import (
     HEAD,
     INBOUND,
     SCALAR,
+    SECTION,
     STEPS,
     TRANSFER,
     Report,
     ReportReader,
     Sections,
     StepChange,
-    Totals,
     contradict,
+    growth,
     highest,
-    section_step,
 )
 
 LOOKED_AT = 2**18  # bytes of the beginning, and of the end: a script prints its report last
@@ -72,16 +70,6 @@ def is_xla_file(path: Path) -> bool:
         if b"\0" not in text[:4096]
         for match in _OUTPUT.finditer(text)
     )
-
-
-def holds_xla(folders: Sequence[Path]) -> bool:
-    """Whether there is such a file in one of the folders; looks no further than to the first."""
-    for folder in folders:
-        for file in files_in(folder):
-            with contextlib.suppress(OSError):
-                if is_xla_file(file):
-                    return True
-    return False
 
 
 def _parts(path: Path) -> list[bytes]:
@@ -142,9 +130,9 @@ class Content:
     def _feed(self, line: str) -> None:
         if MARK in line:  # most lines of a debug log
             self.analyses.feed(line)
-        elif HEAD in line and (step := section_step(line)) is not None:
+        elif HEAD in line and (section := SECTION.search(line)) is not None:
             self._reader.cut()
-            self._step = step
+            self._step = int(section[1])
             self._reader.in_section = True
         elif ": " not in line or not self._reader.feed(line):
             self.analyses.feed(line)
@@ -162,56 +150,25 @@ def read_xla_files(paths: Sequence[Path]) -> RawRun:
     Counts `foreign_files` of folders. Raises UnreadableInputError for a given file that holds none of it, when nothing
     can be read, and when the files cannot be of one run.
     """
-    if not paths:
-        raise UnreadableInputError("no path given; give a report or debug log of torch_xla, or a folder of them")
     losses = Losses()
-    root = common_folder(paths)
-    contents: dict[str, Content] = {}
-    for path in paths:
-        for file in files_in(path):
-            label = name_below(root, file)
-            if os.path.realpath(file) in contents or not _is_ours(file, label, path.is_dir(), losses):
-                continue
-            content = Content(file, label, losses)
-            if content:
-                contents[os.path.realpath(file)] = content
-            elif not path.is_dir():
-                raise UnreadableInputError(f"{file}: {_NOTHING}")
-    if not contents:
-        raise UnreadableInputError(f"{paths[0]}: {_NOTHING}")
     by_rank: dict[int, list[Content]] = {}
-    for content in contents.values():
-        by_rank.setdefault(content.rank, []).append(content)
+    for path in paths:
+        if not path.exists():
+            raise UnreadableInputError(f"{path}: no such file; check the path")
+    for file, label in known_files(paths, is_xla_file, losses):
+        with readable(file):
+            content = Content(file, label, losses) if file not in paths or is_xla_file(file) else None
+        if content:
+            by_rank.setdefault(content.rank, []).append(content)
+        elif file in paths:
+            raise UnreadableInputError(f"{file}: {_NOTHING}")
+    if not by_rank:
+        raise UnreadableInputError(f"{paths[0]}: {_NOTHING}")
     ranks = tuple(
-        RawRank(
-            name=f"rank-{number}",
-            rank=number,
-            info={"rank": number, "device": "xla"},
-            steps=(),
-            journal=tuple(events(_sources(own))),
-            traces=(),
-        )
+        RawRank(f"rank-{number}", number, info={"rank": number, "device": "xla"}, journal=tuple(events(_sources(own))))
         for number, own in sorted(by_rank.items())
     )
-    return RawRun(folder=root, hosts=(), ranks=ranks, losses=losses)
-
-
-def _is_ours(file: Path, label: str, in_folder: bool, losses: Losses) -> bool:
-    """Whether to read `file`. Of a folder, what is none of ours is counted; a given file must be one of ours."""
-    try:
-        if is_xla_file(file):
-            return True
-    except OSError as error:
-        if not in_folder:
-            raise UnreadableInputError(
-                f"{file}: {error.strerror or error}; check the path and its permissions"
-            ) from error
-        losses.add("unreadable_files", label)
-        return False
-    if not in_folder:
-        raise UnreadableInputError(f"{file}: {_NOTHING if file.exists() else 'no such file; check the path'}")
-    losses.add("foreign_files", label)
-    return False
+    return RawRun(common_folder(paths), hosts=(), ranks=ranks, losses=losses)
 
 
 def _sources(contents: list[Content]) -> Sources:
@@ -226,6 +183,12 @@ def _sources(contents: list[Content]) -> Sources:
     whole = highest([content.totals() for content in reports])
     sections = stepped.sections if stepped is not None else Sections()
     known = sections.report()
+    # The steps, and without a step what a report of the whole run counts beyond them.
+    rest = growth(Report(), whole, StepChange(None))
+    for change in sections.changes:
+        rest.samples -= change.samples
+        rest.totals -= change.totals
+    changes = (*sections.changes, *([rest] if rest else []))
     named = [f"{stepped.label} (XLA_METRICS_FILE)"] if stepped is not None else []
     labels = [content.label for content in reports if content is not stepped]
     # Reports are named where they count what the log with steps does not.
@@ -236,7 +199,7 @@ def _sources(contents: list[Content]) -> Sources:
         more = f" and {len(labels) - 1} more" if len(labels) > 1 else ""
         named.append(f"{labels[-1]}{more} (metrics report)")
     return Sources(
-        changes=changes_of(sections.changes, whole),
+        changes=changes,
         source="; ".join(named),
         report=whole,
         last_step=sections.last_step,
@@ -292,19 +255,6 @@ def _share(count: int, left: Counter[Key]) -> Counter[Key]:
     return +share
 
 
-def split(total: float, parts: Mapping[Key, int]) -> dict[Key, int]:
-    """`total` as whole numbers in proportion to `parts`; together they are `total`, rounded."""
-    whole, count = round(total), sum(parts.values())
-    found: dict[Key, int] = {}
-    given = taken = 0
-    for key, part in parts.items():
-        taken += part
-        upto = whole * taken // count if count else 0
-        found[key] = upto - given
-        given = upto
-    return found
-
-
 BACKEND = "torch_xla"
 MAX_EVENTS = 400_000
 _UNKNOWN = Compile(None, None, None, None, None)
@@ -336,16 +286,21 @@ def events(found: Sources) -> list[Row]:
         rows.extend(part)
         if len(rows) > MAX_EVENTS:
             break
-    return [*rows, *_executions(found), *_warnings(found), *_counters(found)]
+    for execution, count in found.analyses.executions.items():
+        told: dict[str, Any] = {"count": count, "cause_text": execution.cause, "graph": execution.graph}
+        rows.append(_event("xla_executions", found.log, **told, **_at(execution.place)))
+    for text, repeats in found.analyses.warnings.values():
+        rows.append(_event("xla_warning", found.log, text=text, repeats=repeats))
+    return [*rows, *_counters(found)]
 
 
-def _event(kind: str, step: int | None, duration_ns: int | None, source: str, **fields: Any) -> Row:
+def _event(kind: str, source: str, step: int | None = None, duration_ns: int | None = None, **fields: Any) -> Row:
     common = {"kind": kind, "time_ns": None, "duration_ns": duration_ns, "step": step, "backend": BACKEND}
     return {**common, "step_source": "file" if step is not None else None, **fields, "source": source}
 
 
-def _at(place: Place | None) -> dict[str, Any]:
-    return {"file": place.file if place else None, "line": place.line if place else None}
+def _at(place: Place | None, *more: str) -> dict[str, Any]:
+    return {name: getattr(place, name, None) for name in ("file", "line", *more)}
 
 
 # ---------------------------------------------------------------------------------------------------- compilations
@@ -358,43 +313,44 @@ def _compiles(found: Sources) -> Iterator[Row]:
     counted, logged = sum(counts), analyses.compiles
     if not logged:
         for cell, count in zip(cells, counts, strict=True):
-            yield _compile(_UNKNOWN, count, cell.step, round(cell.totals[COMPILE]), found.source)
+            yield _compile(_UNKNOWN, count, found.source, cell.step, round(cell.totals[COMPILE]))
         return
     exact = len(logged) >= counted
     if cells or not analyses.steps_hold:
         logged = [replace(compile_, step=None) for compile_ in logged]
     shares = in_order(counts, logged) if exact else evenly(counts, Counter(map(Compile.kind, logged)), _UNKNOWN)
     for cell, share in zip(cells, shares, strict=True):
-        lengths = split(cell.totals[COMPILE], share)
+        lengths = _share(round(cell.totals[COMPILE]), share)
         notes = ["causes in their order" if exact else "causes shared out evenly"]
         notes += ["time shared by number"] if share.total() > 1 else []
         for compile_, count in share.items():
             source = f"{found.source}; {log} ({', '.join(notes)})"
-            yield _compile(compile_, count, cell.step, lengths[compile_], source)
+            yield _compile(compile_, count, source, cell.step, lengths[compile_])
     if not exact:
         return
     for compile_, count in Counter(logged[counted:]).items():
-        yield _compile(compile_, count, compile_.step, None, log)
+        yield _compile(compile_, count, log, compile_.step)
     # Beyond those that are kept one by one.
     left = len(logged) + analyses.more_compiles.total() - max(counted, len(logged))
     for compile_, count in analyses.more_compiles.items():
         if left > 0:
-            yield _compile(compile_, min(count, left), None, None, log)
+            yield _compile(compile_, min(count, left), log)
         left -= count
 
 
-def _compile(compile_: Compile, count: int, step: int | None, duration_ns: int | None, source: str) -> Row:
-    fields = {"graph": compile_.graph, "cause_text": compile_.cause, "inputs": compile_.inputs}
-    place = compile_.place
-    fields |= {"outputs": compile_.outputs, **_at(place), "function": place.function if place else None}
-    return _event("compile", step, duration_ns, source, count=count, **fields)
+def _compile(
+    compile_: Compile, count: int, source: str, step: int | None = None, duration_ns: int | None = None
+) -> Row:
+    fields: dict[str, Any] = {"count": count, "graph": compile_.graph, "cause_text": compile_.cause}
+    fields |= {"inputs": compile_.inputs, "outputs": compile_.outputs}
+    return _event("compile", source, step, duration_ns, **fields, **_at(compile_.place, "function"))
 
 
 def _eager(found: Sources) -> Iterator[Row]:
     source = f"{EAGER_COMPILE} of {found.source}"
     for change in found.changes:
         if count := change.samples[EAGER_COMPILE]:
-            yield _compile(_UNKNOWN, count, change.step, round(change.totals[EAGER_COMPILE]), source)
+            yield _compile(_UNKNOWN, count, source, change.step, round(change.totals[EAGER_COMPILE]))
 
 
 # ------------------------------------------------------------------------------------------------------- transfers
@@ -416,10 +372,10 @@ def _transfers(found: Sources) -> Iterator[Row]:
         shares = [one + other for one, other in zip(read, evenly(others, spread, _NOWHERE), strict=True)]
     source = found.source if not (targets or spread) else f"{found.source}; lines of {found.log}"
     for cell, share in zip(cells, shares, strict=True):
-        times, sizes = split(cell.totals[TRANSFER], share), split(cell.totals[INBOUND], share)
+        times, sizes = (_share(round(cell.totals[name]), share) for name in (TRANSFER, INBOUND))
         for target, count in share.items():
             size = sizes[target] if cell.totals[INBOUND] else None
-            yield _transfer(target, count, source, cell.step, times[target], size)
+            yield _transfer(target, count, size, source, cell.step, times[target])
 
 
 def _targets(found: Sources) -> tuple[Counter[Place | None] | None, Counter[_Target]]:
@@ -441,15 +397,14 @@ def _targets(found: Sources) -> tuple[Counter[Place | None] | None, Counter[_Tar
 def _transfer(
     target: _Target,
     count: int,
+    size: int | None,
     source: str,
     step: int | None = None,
     duration_ns: int | None = None,
-    size: int | None = None,
 ) -> Row:
-    operator, place = target
-    fields = {"direction": "device_to_host", "operator": operator, "count": count, "bytes": size, "cause_text": None}
-    fields |= {**_at(place), "function": place.function if place else None}
-    return _event("transfer", step, duration_ns, source, **fields)
+    fields: dict[str, Any] = {"direction": "device_to_host", "operator": target[0], "count": count, "bytes": size}
+    at = _at(target[1], "function")
+    return _event("transfer", source, step, duration_ns, **fields, cause_text=None, **at)
 
 
 def _logged_transfers(found: Sources) -> Iterator[Row]:
@@ -457,11 +412,11 @@ def _logged_transfers(found: Sources) -> Iterator[Row]:
     analyses = found.analyses
     default = SCALAR if not found.unlowered else None
     for frame in analyses.frames:
-        yield _transfer((frame.operator or default, frame.place), frame.count, found.log)
+        yield _transfer((frame.operator or default, frame.place), frame.count, None, found.log)
     shown = sum(frame.count for frame in analyses.frames)
     warned = max(analyses.counts.get(TRANSFER, 0), analyses.counts.get("TransferFromServerTime", 0))
     if warned > shown:
-        yield _transfer(_NOWHERE, warned - shown, found.log)
+        yield _transfer(_NOWHERE, warned - shown, None, found.log)
 
 
 # ------------------------------------------------------------------------------------------------------- fallbacks
@@ -475,15 +430,12 @@ def _fallbacks(found: Sources) -> Iterator[Row]:
         for operator, count in change.operators.items():
             if operator != SCALAR:
                 seen.add(operator)
-                yield _fallback(operator, count, change.step, lines.get(operator), found.source)
+                at = _at(lines.get(operator))
+                yield _event("fallback", found.source, change.step, operator=operator, count=count, **at)
     for operator in analyses.operators:
         if operator not in seen:
             alone = analyses.fallback_calls if len(analyses.operators) == 1 else None
-            yield _fallback(operator, alone, None, lines.get(operator), found.log)
-
-
-def _fallback(operator: str, count: int | None, step: int | None, place: Place | None, source: str) -> Row:
-    return _event("fallback", step, None, source, operator=operator, count=count, **_at(place))
+            yield _event("fallback", found.log, operator=operator, count=alone, **_at(lines.get(operator)))
 
 
 def _fallback_lines(found: Sources) -> dict[str, Place]:
@@ -503,31 +455,12 @@ def _fallback_lines(found: Sources) -> dict[str, Place]:
 # --------------------------------------------------------------------------------------------- the rest of the log
 
 
-def _executions(found: Sources) -> Iterator[Row]:
-    for execution, count in found.analyses.executions.items():
-        fields = {"count": count, "cause_text": execution.cause, "graph": execution.graph}
-        yield _event("xla_executions", None, None, found.log, **fields, **_at(execution.place))
-
-
-def _warnings(found: Sources) -> Iterator[Row]:
-    for text, repeats in found.analyses.warnings.values():
-        yield _event("xla_warning", None, None, found.log, text=text, repeats=repeats)
-
-
 def _counters(found: Sources) -> Iterator[Row]:
     figures = sorted(found.report.figures.items())
     if figures:
         metrics = {name: asdict(figure) for name, figure in figures if figure.unit is not None}
         counters = {name: figure.samples for name, figure in figures if figure.unit is None}
-        fields = {"metrics": metrics, "counters": counters, "renamed": found.report.renamed}
-        yield _event("counters", found.last_step, None, found.source, **fields)
+        fields: dict[str, Any] = {"metrics": metrics, "counters": counters, "renamed": found.report.renamed}
+        yield _event("counters", found.source, found.last_step, **fields)
     elif steps := found.analyses.steps:
-        yield _event("counters", None, None, found.log, metrics={}, counters={STEPS: steps}, renamed={})
-
-
-def changes_of(sections: Sequence[StepChange], report: Report) -> tuple[StepChange, ...]:
-    """The steps, and without a step what a report of the whole run counts beyond them."""
-    rest = Totals().add(report)
-    for change in sections:
-        rest.remove(change)
-    return (*sections, rest) if rest else tuple(sections)
+        yield _event("counters", found.log, metrics={}, counters={STEPS: steps}, renamed={})

@@ -141,16 +141,6 @@ def _rank(figure: Figure) -> tuple[bool, int, float]:
     return figure.unit is not None, figure.samples, figure.total
 
 
-class _Block(Struct):
-    name: str
-    metric: bool
-    samples: int | None = None
-    total: tuple[str, float] | None = None  # (unit, value)
-    seen: set[str] = field(default_factory=set)
-    rates: dict[str, float | None] = field(default_factory=dict)
-    percentiles: dict[str, float] = field(default_factory=dict)
-
-
 class ReportReader:
     """Puts lines together to reports; `done` gets each one that the next one, `cut` or the end has finished.
 
@@ -163,7 +153,7 @@ class ReportReader:
         self.in_section = False
         self._done = done
         self._report = Report()
-        self._block: _Block | None = None
+        self._block: dict[str, str] = {}  # the texts of the block under way by their keys, its first with its name
 
     def feed(self, line: str) -> bool:
         """Take in a line; False where it is no field of a report."""
@@ -176,15 +166,19 @@ class ReportReader:
             key, text = match[1], match[2]
         text = text[:MAX_LINE_CHARS].rstrip()
         block = self._block
-        if key == "Counter" and block is not None and block.metric and block.total is None and value(text) is not None:
+        if key == "Counter" and "Metric" in block and value(block.get("Accumulator", "")) is None and value(text):
             key = "Accumulator"  # old reports call that of a metric its counter
         if key in ("Metric", "Counter"):
-            self._begin(_Block(clean(text), key == "Metric"))
-        elif block is None:
+            self._end_block()
+            name = clean(text)
+            known = self._report.figures.get(OLD_NAMES.get(name, name))
+            if not self.in_section and known is not None and (known.unit is not None) == (key == "Metric"):
+                self.cut()
+            self._block = {key: name}
+        elif not block:
             return False
-        elif key not in block.seen:
-            block.seen.add(key)
-            self.bad_lines += not self._field(block, key, text)
+        else:
+            block.setdefault(key, text)
         return True
 
     def cut(self) -> None:
@@ -194,55 +188,34 @@ class ReportReader:
             self._done(self._report)
         self._report = Report()
 
-    def _begin(self, block: _Block) -> None:
-        self._end_block()
-        known = self._report.figures.get(OLD_NAMES.get(block.name, block.name))
-        if not self.in_section and known is not None and (known.unit is not None) == block.metric:
-            self.cut()
-        self._block = block
-
-    def _field(self, block: _Block, key: str, text: str) -> bool:
-        """Take in a field; False where it cannot be read. A block without a count is told at its end."""
-        if key in ("Value", "TotalSamples"):
-            if block.metric == (key == "TotalSamples"):
-                block.samples = _whole(text)
-        elif key == "Accumulator":
-            block.total = value(text)
-            return block.total is not None
-        elif key == "Percentiles":
-            return _percentiles(block.percentiles, text)
-        else:
-            rate = value(text.partition("/")[0])  # `851ms / second`
-            block.rates[key] = rate[1] if rate is not None and (key != "Rate" or rate[0] == COUNT) else None
-            return block.rates[key] is not None
-        return True
-
     def _end_block(self) -> None:
-        block, self._block = self._block, None
-        if block is None:
+        block, self._block = self._block, {}
+        if not block:
             return
-        report = self._report
-        name = OLD_NAMES.get(block.name, block.name)
-        unit, total = (block.total or (None, -1.0)) if block.metric else (None, float(block.samples or 0))
-        if len(name) > 200 or " " in name or len(report.figures) >= MAX_NAMES or block.samples is None or total < 0:
-            self.bad_lines += bool(block.seen)  # a line of the script's that happens to begin like a block is none
+        report, metric = self._report, "Metric" in block
+        written = block["Metric" if metric else "Counter"]
+        name = OLD_NAMES.get(written, written)
+        samples = _whole(block.get("TotalSamples" if metric else "Value", ""))
+        accumulated = value(block.get("Accumulator", ""))
+        rates: list[float | None] = []
+        for key in ("Rate", "ValueRate"):
+            rate = value(block.get(key, "").partition("/")[0])  # `851ms / second`
+            rates.append(rate[1] if rate is not None and (key != "Rate" or rate[0] == COUNT) else None)
+            self.bad_lines += key in block and rates[-1] is None
+        percentiles: dict[str, float] = {}
+        parts = [part.strip() for part in block.get("Percentiles", "").split(";", MAX_PERCENTILES)[:MAX_PERCENTILES]]
+        for percent, _, figure in (part.partition("%=") for part in parts if part):
+            at, parsed = number(percent), value(figure)
+            if at is not None and parsed is not None:
+                percentiles[f"{at:g}"] = parsed[1]
+        self.bad_lines += ("Accumulator" in block and accumulated is None) + (len(percentiles) < sum(map(bool, parts)))
+        unit, total = (accumulated or (None, -1.0)) if metric else (None, float(samples or 0))
+        if len(name) > 200 or " " in name or len(report.figures) >= MAX_NAMES or samples is None or total < 0:
+            self.bad_lines += len(block) > 1  # a line of the script's that happens to begin like a block is none
             return
-        rates = block.rates.get("Rate"), block.rates.get("ValueRate")
-        report.take(name, Figure(unit, block.samples, total, *rates, block.percentiles))
-        if name != block.name:
-            report.renamed[name] = block.name
-
-
-def _percentiles(found: dict[str, float], text: str) -> bool:
-    good = True
-    for part in text.split(";", MAX_PERCENTILES)[:MAX_PERCENTILES]:
-        percent, _, figure = part.strip().partition("%=")
-        at, parsed = number(percent), value(figure)
-        if at is None or parsed is None:
-            good = good and not part.strip()
-        else:
-            found[f"{at:g}"] = parsed[1]
-    return good
+        report.take(name, Figure(unit, samples, total, rates[0], rates[1], percentiles))
+        if name != written:
+            report.renamed[name] = written
 
 
 # ------------------------------------------------------------------------------------------- one report of several
@@ -288,13 +261,7 @@ def _same(one: Figure, other: Figure) -> bool:
 HEAD = "[MetricsData; step="
 MAX_STEPS = 200_000  # in which something happened; what happens later is counted without its step
 
-_HEAD = re.compile(r"\[MetricsData; step=(\d{1,15})\]")
-
-
-def section_step(line: str) -> int | None:
-    """The step of a section's first line, or None where `line` is none."""
-    match = _HEAD.search(line)
-    return int(match[1]) if match is not None else None
+SECTION = re.compile(r"\[MetricsData; step=(\d{1,15})\]")  # in its first line
 
 
 class StepChange(Struct):
@@ -317,52 +284,23 @@ class StepChange(Struct):
     def __bool__(self) -> bool:
         return any(name in (COMPILE, EAGER_COMPILE, TRANSFER) or "aten::" in name for name in self.samples)
 
-    def add(self, other: StepChange) -> None:
-        """Take in what happened in another step."""
-        self.samples.update(other.samples)
-        self.totals.update(other.totals)
-
-    def remove(self, other: StepChange) -> None:
-        """Take away what happened in another step, down to nothing."""
-        self.samples -= other.samples
-        self.totals -= other.totals
-
-
-class Totals:
-    """Totals of a process that only grow, from reports whose totals may have been cleared between."""
-
-    def __init__(self) -> None:
-        self._before = Report()
-        self._cleared = StepChange(None)
-        self._last: dict[str, Figure] = {}
-
-    def add(self, report: Report) -> StepChange:
-        """What has happened since the report before."""
-        grown = StepChange(None)
-        for name in report.figures.keys() | self._before.figures.keys():
-            now, old = (one.figures.get(name, _NOTHING) for one in (report, self._before))
-            if now.samples < old.samples:
-                self._cleared.samples[name] += old.samples
-                self._cleared.totals[name] += old.total
-                old = _NOTHING
-            if now.samples > old.samples:
-                grown.samples[name] = now.samples - old.samples
-                grown.totals[name] = max(0.0, now.total - old.total)
-        self._before = report
-        self._last.update(report.figures)
-        return grown
-
-    def report(self) -> Report:
-        """The totals of all, with the rates and percentiles that stood last."""
-        whole = Report()
-        for name in self._before.figures.keys() | self._cleared.samples.keys():
-            now, cleared = self._before.figures.get(name, _NOTHING), self._cleared
-            samples, total = now.samples + cleared.samples[name], now.total + cleared.totals[name]
-            whole.figures[name] = replace(self._last[name], samples=samples, total=total)
-        return whole
-
 
 _NOTHING = Figure(None, 0, 0.0)
+
+
+def growth(before: Report, report: Report, cleared: StepChange) -> StepChange:
+    """What has happened from one report of a process to the next; what was cleared between goes into `cleared`."""
+    grown = StepChange(None)
+    for name in report.figures.keys() | before.figures.keys():
+        now, old = (one.figures.get(name, _NOTHING) for one in (report, before))
+        if now.samples < old.samples:
+            cleared.samples[name] += old.samples
+            cleared.totals[name] += old.total
+            old = _NOTHING
+        if now.samples > old.samples:
+            grown.samples[name] = now.samples - old.samples
+            grown.totals[name] = max(0.0, now.total - old.total)
+    return grown
 
 
 class Sections:
@@ -378,36 +316,37 @@ class Sections:
     def _begin(self) -> None:
         self.count = 0
         self.changes: list[StepChange] = []
-        self._step = -1
-        self._marks = 0
-        self._totals = Totals()
+        self.last_step: int | None = None
+        self._before = Report()
+        self._cleared = StepChange(None)
+        self._last: dict[str, Figure] = {}
         self._renamed: dict[str, str] = {}
 
     def add(self, step: int, report: Report) -> None:
         """Take in the report of a section."""
-        marks = report.count(STEPS)
-        if step < self._step and marks < self._marks:
+        if self.last_step is not None and step < self.last_step and report.count(STEPS) < self._before.count(STEPS):
             self.earlier_runs += 1
             self._begin()
-        self._step, self._marks = max(step, self._step), marks
+        self.last_step = max(step, self.last_step or 0)
         self.count += 1
+        change = growth(self._before, report, self._cleared)
+        self._before = report
+        self._last.update(report.figures)
         self._renamed.update(report.renamed)
-        change = self._totals.add(report)
         if change and len(self.changes) < MAX_STEPS:
-            change.step = self._step
+            change.step = self.last_step
             self.changes.append(change)
         elif change:
             if len(self.changes) == MAX_STEPS:
                 self.changes.append(StepChange(None))
-            self.changes[-1].add(change)
-
-    @property
-    def last_step(self) -> int | None:
-        """The number of the last step."""
-        return self._step if self.count else None
+            self.changes[-1].samples.update(change.samples)
+            self.changes[-1].totals.update(change.totals)
 
     def report(self) -> Report:
-        """The totals of the whole process."""
-        report = self._totals.report()
-        report.renamed = dict(self._renamed)
-        return report
+        """The totals of the whole process, with the rates and percentiles that stood last."""
+        whole = Report(renamed=dict(self._renamed))
+        for name, last in self._last.items():
+            now, cleared = self._before.figures.get(name, _NOTHING), self._cleared
+            samples, total = now.samples + cleared.samples[name], now.total + cleared.totals[name]
+            whole.figures[name] = replace(last, samples=samples, total=total)
+        return whole

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Callable, Optional, Tuple
 
 from stepscope.record.agent.config import Clock
 from stepscope.record.agent.guard import Guard, HookList
-from stepscope.record.agent.journal import EventLog, Journal, append_line, masked_command, rank_identity
+from stepscope.record.agent.journal import Journal, append_line, masked_command, rank_identity
+from stepscope.record.agent.segments import StepRow
 from stepscope.record.agent.step_queue import QueuedCutter
 from stepscope.record.agent.step_readings import DeviceTimer, FrameworkSteps, PageFaults
-from stepscope.record.agent.steps import StepRow
 
 if TYPE_CHECKING:
     from stepscope.record.agent.config import Config
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 StepListener = Callable[[Optional[StepRow], int], None]
-# (module of `probes`, class) of each, installed in this order, taken out in reverse
-ProbeTable = Tuple[Tuple[str, str], ...]
+# (module of `probes`, class, package it is for) of each, installed in this order, taken out in reverse
+ProbeTable = Tuple[Tuple[str, str, str], ...]
 
 # Stays in while the others are suspended: it is the one that notices the end of the user's profiler.
-PERMANENT = frozenset(["user_profiler", "ptracer"])
+PERMANENT = "user_profiler"
 
 
 class ProbeSet:
@@ -49,14 +49,21 @@ class ProbeSet:
         return next((probe for probe in self._probes if probe.name == name), None)
 
     def install_all(self) -> None:
-        """Install every probe of the table; one that fails is reported and left out."""
-        for module, class_name in self._table:
-            probe = self._guarded(class_name, _load, module, class_name)
+        """Make and install the probes of all packages that have been imported."""
+        for package in ("torch", "torch_xla"):
+            if package in sys.modules:
+                self.install_for(package)
+
+    def install_for(self, package: str) -> None:
+        """The same of one package; a probe that fails is reported and left out."""
+        for module, class_name, needs in self._table:
+            probe = self._guarded(class_name, self._make, module, class_name) if needs == package else None
             if probe is not None:
                 self._probes.append(probe)
-                self._guarded(probe.name, probe.install, self._agent)
+                if not self.suspended:
+                    self._guarded(probe.name, probe.install)
 
-    def add(self, probe: Probe) -> None:
+    def add(self, probe: Any) -> None:
         """Take in a probe that is installed already, so that it is suspended and resumed with the others."""
         self._probes.append(probe)
 
@@ -65,10 +72,10 @@ class ProbeSet:
         if self.suspended:
             return
         self.suspended = True
-        self._agent.events.write("suspended", reason=reason)
+        self._agent.journal.write("suspended", reason=reason)
         self._agent.steps.interrupt(self._agent.clock.now())
         for probe in reversed(self._probes):
-            if probe.name not in PERMANENT:
+            if probe.name != PERMANENT:
                 self._take_out(probe)
 
     def resume(self) -> None:
@@ -77,8 +84,8 @@ class ProbeSet:
             return
         self.suspended = False
         for probe in self._probes:
-            if probe.name not in PERMANENT:
-                self._guarded(probe.name, probe.install, self._agent)
+            if probe.name != PERMANENT:
+                self._guarded(probe.name, probe.install)
 
     def uninstall_all(self) -> None:
         for probe in reversed(self._probes):
@@ -89,13 +96,12 @@ class ProbeSet:
         # A switch of its own: a probe that failed is off, and its wrappers must leave torch all the same.
         self._guarded(probe.name + ".uninstall", probe.uninstall)
 
+    def _make(self, module: str, class_name: str) -> Probe:
+        probe: Probe = getattr(import_module("stepscope.record.agent.probes." + module), class_name)(self._agent)
+        return probe
+
     def _guarded(self, name: str, action: Callable[..., Any], *arguments: Any) -> Any:
         return self._agent.guard.wrap(name, action, inject=False)(*arguments)
-
-
-def _load(module: str, class_name: str) -> Probe:
-    probe: Probe = getattr(import_module("stepscope.record.agent.probes." + module), class_name)()
-    return probe
 
 
 class Agent:
@@ -106,12 +112,11 @@ class Agent:
         self.clock = Clock(config.epoch_offset_ns)
         self.guard = Guard(self._report_fault, config.faults)
         self.started_ns = self.clock.now()
-        describe = partial(_describe_process, self.started_ns)
-        self.journal = Journal(config.run, config.host_dir, self.clock, describe)
         self.page_faults = PageFaults(self.clock.now)
         self.steps = QueuedCutter(self.page_faults.now, self._on_row, self._on_rows)
-        self.events = EventLog(self.journal, self.clock, self.steps.current_step)
-        self.device = DeviceTimer(self.guard, self.events, lambda: self.user_profiler_active)
+        describe = partial(_describe_process, self.started_ns)
+        self.journal = Journal(config.run, config.host_dir, self.clock, describe, self.steps.current_step)
+        self.device = DeviceTimer(self.guard, self.journal, lambda: self.user_profiler_active)
         self.probes = ProbeSet(self, probes)
         self.knobs: KnobSet | None = None
         self.flush_regions: Callable[[], Any] = list  # writes those summed up so far, once there are marks
@@ -135,10 +140,9 @@ class Agent:
         self._end_hooks: list[Callable[[], None]] = []
         self._owner: int | None = None  # the thread whose steps are cut
         self.training_thread: int | None = None  # the owner once it trains; hooks compare with it before they ask
-        self._train_steps = 0
-        self._eval_steps = 0
+        self._counted = {"train": 0, "eval": 0}  # steps, towards the limit
         self._limit_reached = False
-        self._faults: dict[str, str] = {}
+        self.faults: dict[str, str] = {}  # what a probe has failed with
         self._finished = False
 
     # ------------------------------------------------------------------------------------------------ life cycle
@@ -163,12 +167,16 @@ class Agent:
         self.device.drain()
         self.flush_regions()
         if self.journal.folder is not None:
-            self.events.write("exit", reason=reason, step=None)
+            self.journal.write("exit", reason=reason, step=None)
             self.journal.close()
-        elif self._faults:
+        elif self.faults:
             # Nobody claimed a folder, perhaps because of these very faults: say so where the process is announced.
-            record = {"time_ns": self.clock.now(), "pid": os.getpid(), "probe_errors": self._faults}
+            record = {"time_ns": self.clock.now(), "pid": os.getpid(), "probe_errors": self.faults}
             append_line(os.path.join(self.config.host_dir, "agents.jsonl"), record)
+        self.uninstall()
+
+    def uninstall(self) -> None:
+        """Take probes and knobs out of torch."""
         self.probes.uninstall_all()
         if self.knobs is not None:
             self.guard.wrap("knobs.uninstall", self.knobs.uninstall_all, inject=False)()
@@ -258,10 +266,6 @@ class Agent:
         """Whether the calling thread is the one whose steps are cut, or may become it; claims nothing."""
         return self._owner is None or threading.get_ident() == self._owner
 
-    def fault(self, probe: str) -> str | None:
-        """What `probe` failed with; None when it has not."""
-        return self._faults.get(probe)
-
     # ------------------------------------------------------------------------------------------------- internals
 
     def _run_end_hooks(self) -> None:
@@ -272,7 +276,7 @@ class Agent:
     def _on_row(self, row: StepRow | None, live: bool, now_ns: int) -> None:
         if row is not None:
             if self.framework_steps is not None:
-                row = self.framework_steps.filled(row, now_ns)
+                row = self.framework_steps.filled(row, now_ns) or row
             (row,) = self.page_faults.fill([row])
             self._write_row(row)
         if live:
@@ -291,7 +295,7 @@ class Agent:
     def _on_rows(self, rows: list[StepRow]) -> None:
         """Rows of steps cut late, none of which something happens after."""
         if self.framework_steps is not None:
-            rows = [self.framework_steps.filled(row, row.start_ns + row.wall_ns) for row in rows]
+            rows = [self.framework_steps.filled(row, row.start_ns + row.wall_ns) or row for row in rows]
         self._write_rows(self.page_faults.fill(rows))
 
     def _row_cut(self, row: StepRow) -> None:
@@ -305,21 +309,18 @@ class Agent:
             self._count_towards_limit(row.kind, self.config.max_steps)
 
     def _count_towards_limit(self, kind: str, limit: int) -> None:
-        if kind == "train":
-            self._train_steps += 1
-        else:
-            self._eval_steps += 1
-        steps = self._train_steps or self._eval_steps
+        self._counted[kind] += 1
+        steps = self._counted["train"] or self._counted["eval"]
         if steps >= limit:
             self._limit_reached = True
             self._run_end_hooks()
-            self.events.write("exit", reason="max_steps", step=None)
+            self.journal.write("exit", reason="max_steps", step=None)
             told = {"time_ns": self.clock.now(), "pid": os.getpid(), "steps": steps}
             append_line(os.path.join(self.config.host_dir, "max-steps"), told)
 
     def _report_fault(self, probe: str, error: str) -> None:
-        self._faults[probe] = error
-        self.events.write("probe_error", probe=probe, error=error)
+        self.faults[probe] = error
+        self.journal.write("probe_error", probe=probe, error=error)
 
 
 def _torch_version() -> str | None:

@@ -52,17 +52,23 @@ def start(config: Config | None = None) -> Agent | None:
     config = config if config is not None else parse(os.environ.get(ENVIRONMENT_NAME, ""))
     if config is None:
         return None
-    agent = _agent = make_agent(config)
+    agent = _agent = Agent(config, PROBES)
     _begin(agent)
     return agent
 
 
 def imported(name: str) -> None:
     """Told by the import hook that `name` (torch, torch_xla or a framework's module) has just been imported."""
+    agent = _agent
     if name == "torch":
         start()
-    elif _agent is not None:
-        module_imported(_agent, name)
+    elif agent is not None and name == "torch_xla":
+        agent.probes.install_for(name)
+        agent.guard.wrap("compiling", skip_own_code, inject=False)()
+    elif agent is not None and not agent.probes.suspended:
+        probe = agent.probes.get(FrameworkSeamsProbe.name)
+        if isinstance(probe, FrameworkSeamsProbe):
+            agent.guard.wrap(probe.name, probe.module_imported)(name)
 
 
 def stop(reason: str) -> None:
@@ -76,29 +82,13 @@ def stop(reason: str) -> None:
     agent.guard.stop()
 
 
-def make_agent(config: Config) -> Agent:
-    """An agent with the probes of the table, not installed yet."""
-    return Agent(config, PROBES)
-
-
-def module_imported(agent: Agent, name: str) -> None:
-    """`name`, torch_xla or a module with seams of a training framework, has been imported after torch."""
-    probe = agent.probes.get("xla" if name == "torch_xla" else FrameworkSeamsProbe.name)
-    if agent.probes.suspended:
-        return
-    if isinstance(probe, FrameworkSeamsProbe):
-        agent.guard.wrap(probe.name, probe.module_imported)(name)
-    elif probe is not None:
-        agent.guard.wrap(name, probe.install, inject=False)(agent)
-
-
 def _begin(agent: Agent, forked: bool = False) -> None:
     """Announce this process, install the probes, be told of forks and of the exit."""
     agent.announce("fork" if forked else _role())
     atexit.register(agent.guard.wrap("exit", agent.finish, inject=False))
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=agent.guard.wrap("fork", partial(_after_fork, agent), inject=False))
+    os.register_at_fork(after_in_child=agent.guard.wrap("fork", partial(_after_fork, agent), inject=False))
     marks.activate(agent)
+    agent.guard.wrap("ptracer", allow_tracing)()
     # Before the probes, which then stand outermost and can be taken out while the user's profiler runs.
     if agent.config.knobs:
         agent.knobs = agent.guard.wrap("knobs", _attach, inject=False)("knobs.base", agent)
@@ -133,7 +123,7 @@ def _seed(agent: Agent, seed: int) -> None:
         when_imported("numpy", agent.guard.wrap("seed", seed_numpy, inject=False))
     torch = sys.modules["torch"]
     torch.manual_seed(seed)
-    agent.events.write("seed", value=seed, observed=int(torch.initial_seed()))
+    agent.journal.write("seed", value=seed, observed=int(torch.initial_seed()))
 
 
 def _after_fork(agent: Agent) -> None:
@@ -150,11 +140,9 @@ def _after_fork(agent: Agent) -> None:
             agent.knobs.in_loader_worker()
         agent.guard.stop()
         return
-    agent.probes.uninstall_all()
-    if agent.knobs is not None:
-        agent.guard.wrap("knobs.uninstall", agent.knobs.uninstall_all, inject=False)()
+    agent.uninstall()
     agent.guard.stop()
-    child = _agent = make_agent(agent.config)
+    child = _agent = Agent(agent.config, PROBES)
     if agent.steps.optimizers_exist:
         child.steps.optimizer_created()
     _begin(child, forked=True)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-Before = Callable[..., Any]  # called with the arguments of the call; its result is handed to After
+Before = Callable[..., Any]  # called with the arguments of the call; its result, if any, is handed to After
 After = Callable[[Any, Any, Optional[BaseException]], Any]  # (what before returned, result, exception)
 
 

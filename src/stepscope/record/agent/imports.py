@@ -108,12 +108,11 @@ class Finder:
         attributes["exec_module"] = exec_module
 
 
-def when_imported(name: str, hook: Callable[[], Any]) -> bool:
-    """`Finder.when_imported` of the finder of this process; False where there is none."""
+def when_imported(name: str, hook: Callable[[], Any]) -> None:
+    """`Finder.when_imported` of the finder of this process, if there is one."""
     for finder in sys.meta_path:
         # `sitecustomize` executes this file on its own: its class is another one than this module's.
         watch = getattr(finder, "when_imported", None)
         if watch is not None and type(finder).__name__ == Finder.__name__:
             watch(name, hook)
-            return True
-    return False
+            return

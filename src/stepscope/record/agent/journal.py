@@ -84,6 +84,17 @@ def append_line(path: str, record: dict[str, Any]) -> bool:
     return _write_at_once(path, (_encode(record) + "\n").encode("utf-8", "backslashreplace"), os.O_APPEND | os.O_CREAT)
 
 
+def write_whole(path: str, text: str) -> bool:
+    """Put a whole file in place in one step. False when it could not be written."""
+    try:
+        with open(path + ".part", "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(text)
+        os.replace(path + ".part", path)
+    except OSError:
+        return False
+    return True
+
+
 def _write_at_once(path: str, data: bytes, flags: int) -> bool:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o644)
@@ -149,11 +160,19 @@ def claim_rank_folder(run: str, rank: int) -> str | None:
 class Journal:
     """The rank folder of this process: claimed on first use, then steps.jsonl, events.jsonl and rank.json in it."""
 
-    def __init__(self, run: str, host_dir: str, clock: Clock, describe: Callable[[], dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        run: str,
+        host_dir: str,
+        clock: Clock,
+        describe: Callable[[], dict[str, Any]],
+        current_step: Callable[[], int | None],
+    ) -> None:
         self._run = run
         self._host_dir = host_dir
         self._clock = clock
         self._describe = describe
+        self._current_step = current_step
         self._pid = os.getpid()
         self._steps: LineFile | None = None
         self._events: LineFile | None = None
@@ -185,7 +204,9 @@ class Journal:
         self._last_word = LastWord(folder)
         self._steps = LineFile(os.path.join(folder, "steps.jsonl"), STEPS_BYTE_LIMIT)
         self._events = LineFile(os.path.join(folder, "events.jsonl"), EVENTS_BYTE_LIMIT)
-        self._write_rank(folder, identity)
+        identity = {"schema": RANK_SCHEMA, **identity, "rank": identity["rank"] or 0}  # type: ignore[dict-item]
+        record = {**identity, **self._describe(), "clock": {"epoch_offset_ns": self._clock.epoch_offset_ns}}
+        write_whole(os.path.join(folder, "rank.json"), _encode(record))
         self._steps.write(_encode({"schema": STEPS_SCHEMA, "columns": STEP_COLUMNS}))
         for line in self._early:
             self._events.write(line)
@@ -213,8 +234,18 @@ class Journal:
         if not self._steps.write("\n".join([_ROW_FORMAT % row for row in rows]).replace("None", "null")):
             self._lose("steps", len(rows) - (0 if self._missing["steps"] else self._steps.whole))
         if self._steps.full and not was_full:
-            self.write_event({"kind": "budget", "time_ns": self._clock.now(), "duration_ns": None, "step": None,
-                              "file": "steps.jsonl", "bytes": STEPS_BYTE_LIMIT})  # fmt: skip
+            self.write("budget", step=None, file="steps.jsonl", bytes=STEPS_BYTE_LIMIT)
+
+    def write(self, kind: str, time_ns: int | None = None, duration_ns: int | None = None, **fields: Any) -> None:
+        """Append an event that started at `time_ns` (now when None) and lasted `duration_ns`. It never raises.
+
+        Its step is the one under way, null outside of steps, where `fields` have no other.
+        """
+        time_ns = self._clock.now() if time_ns is None else time_ns
+        record = {"kind": kind, "time_ns": time_ns, "duration_ns": duration_ns, "step": None, **fields}
+        if "step" not in fields:
+            record["step"] = self._current_step()
+        self.write_event(record)
 
     def write_event(self, record: dict[str, Any]) -> None:
         """Append an event; kept in memory (at most 1,000) until this process claims a rank folder."""
@@ -232,9 +263,9 @@ class Journal:
     def close(self) -> None:
         """Say how much is missing in all, if anything is."""
         if self._last_word is not None and any(self._missing.values()) and os.getpid() == self._pid:
-            files = [file for file in (self._steps, self._events) if file is not None]
-            reasons = {os.path.basename(file.path): file.error for file in files if file.error}
-            if reasons:
+            files = [file for file in (self._steps, self._events) if file is not None and file.error]
+            if files:
+                reasons = {os.path.basename(file.path): file.error for file in files}
                 self._last_word.say({"time_ns": self._clock.now(), "missing": self._missing, "reasons": reasons})
 
     def _lose(self, what: str, number: int) -> None:
@@ -251,35 +282,6 @@ class Journal:
         self._events = None
         self.folder = None
         self._early.clear()
-
-    def _write_rank(self, folder: str, identity: dict[str, int | None]) -> None:
-        clock = {"epoch_offset_ns": self._clock.epoch_offset_ns}
-        identity = {"schema": RANK_SCHEMA, **identity, "rank": identity["rank"] or 0}  # type: ignore[dict-item]
-        record = {**identity, **self._describe(), "clock": clock}
-        path = os.path.join(folder, "rank.json")
-        try:
-            with open(path + ".part", "w", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(_encode(record))
-            os.replace(path + ".part", path)
-        except OSError:
-            return
-
-
-class EventLog:
-    """rank-N/events.jsonl. `write` never raises; an event outside a step has step null."""
-
-    def __init__(self, journal: Journal, clock: Clock, current_step: Callable[[], int | None]) -> None:
-        self._journal = journal
-        self._clock = clock
-        self._current_step = current_step
-
-    def write(self, kind: str, time_ns: int | None = None, duration_ns: int | None = None, **fields: Any) -> None:
-        """Append an event that started at `time_ns` (now when None) and lasted `duration_ns`."""
-        time_ns = self._clock.now() if time_ns is None else time_ns
-        record = {"kind": kind, "time_ns": time_ns, "duration_ns": duration_ns, "step": None, **fields}
-        if "step" not in fields:
-            record["step"] = self._current_step()
-        self._journal.write_event(record)
 
 
 def masked_command() -> list[str]:

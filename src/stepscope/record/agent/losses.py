@@ -12,14 +12,12 @@ import sys
 import time
 from bisect import bisect_right
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.compiling import is_dynamo_compiling_check
-from stepscope.record.agent.patches import Probe
-
-if TYPE_CHECKING:
-    from stepscope.record.agent.agent import Agent
-    from stepscope.record.agent.steps import StepRow
+from stepscope.record.agent.patches import Probe, root_of, scaler_home
+from stepscope.record.agent.segments import StepRow
 
 NAME = "losses"
 LIMIT = 5_000  # backward passes; more are not kept
@@ -28,14 +26,13 @@ CHUNK = 500  # values per event
 PATIENCE_S = 5.0  # for a device that has not finished; one that never does must not keep the process from ending
 
 
-def attach(agent: Agent) -> Losses:
+def attach(agent: Agent) -> None:
     """Keep the losses of `agent`'s training."""
     losses = Losses(agent)
-    losses.install(agent)
+    losses.install()
     agent.probes.add(losses)
     agent.add_step_listener(losses, NAME, losses.wants_each)
     agent.add_end_hook(losses.write, NAME)
-    return losses
 
 
 class Losses(Probe):
@@ -44,8 +41,7 @@ class Losses(Probe):
     name = NAME
 
     def __init__(self, agent: Agent) -> None:
-        super().__init__()
-        self._agent = agent
+        super().__init__(agent)
         self._is_compiling = is_dynamo_compiling_check()
         self._depth = 0  # backward passes inside one another, as reentrant checkpoints make them
         self._kept: list[tuple[int, Any]] = []  # (time, tensor of one element)
@@ -54,10 +50,10 @@ class Losses(Probe):
         self._written = False
         self._scaled: tuple[Any, Any] | None = None  # (what GradScaler.scale returned last, what it was given)
 
-    def install(self, agent: Agent) -> None:
+    def install(self) -> None:
         """Put the wrappers in, or wake them up; not once all is written."""
         if not self._written:
-            super().install(agent)
+            super().install()
 
     def uninstall(self) -> None:
         super().uninstall()
@@ -67,10 +63,11 @@ class Losses(Probe):
     def _wrap_all(self) -> None:
         import torch
 
-        home = torch.amp if hasattr(torch.amp, "GradScaler") else torch.cuda.amp
         self._plain: Any = torch.Tensor
         self._around(torch.autograd, "backward", self._before_backward, self._after_backward)
-        self._around(home.GradScaler, "scale", lambda _scaler, outputs=None, *_, **__: outputs, self._after_scale)
+        self._around(
+            scaler_home(torch).GradScaler, "scale", lambda _scaler, outputs=None, *_, **__: outputs, self._after_scale
+        )
 
     def __call__(self, row: StepRow | None, _now_ns: int) -> None:
         if row is not None and self.wants_each():
@@ -91,17 +88,16 @@ class Losses(Probe):
         values = read_out([tensor for _, tensor in kept])
         for start in range(0, len(steps), CHUNK):
             part = slice(start, start + CHUNK)
-            self._agent.events.write("loss", step=None, steps=steps[part], values=[plain(x) for x in values[part]])
+            self._agent.journal.write("loss", step=None, steps=steps[part], values=[plain(x) for x in values[part]])
 
-    def _before_backward(self, tensors: Any = None, *_args: Any, **_kwargs: Any) -> bool:
+    def _before_backward(self, tensors: Any = None, *_args: Any, **_kwargs: Any) -> bool | None:
         thread = self._agent.training_thread
         if (thread is not None and get_ident() != thread) or self._is_compiling():
-            return False
+            return None
         self._depth += 1
         scaled, self._scaled = self._scaled, None
         if self._depth == 1 and len(self._kept) < LIMIT:
-            if tensors.__class__ in (list, tuple) and len(tensors) == 1:
-                tensors = tensors[0]
+            tensors = root_of(tensors)
             if scaled is not None and scaled[0] is tensors:
                 tensors = scaled[1]
             torch: Any = sys.modules["torch"]
@@ -111,9 +107,8 @@ class Losses(Probe):
                 self._kept.append((self._agent.clock.now(), tensors.detach().clone()))
         return True
 
-    def _after_backward(self, counted: bool | None, _result: Any, _error: BaseException | None) -> None:
-        if counted:
-            self._depth = max(0, self._depth - 1)
+    def _after_backward(self, _counted: bool, _result: Any, _error: BaseException | None) -> None:
+        self._depth = max(0, self._depth - 1)
 
     def _after_scale(self, outputs: Any, result: Any, error: BaseException | None) -> None:
         if error is None and get_ident() == (self._agent.training_thread or get_ident()):
@@ -125,11 +120,9 @@ class Losses(Probe):
             return True
         stream: Any = sys.modules["torch"].cuda.current_stream()
         deadline = time.monotonic() + PATIENCE_S
-        while not stream.query():
-            if time.monotonic() > deadline:
-                return False
+        while not stream.query() and time.monotonic() <= deadline:
             time.sleep(0.001)
-        return True
+        return bool(stream.query())
 
 
 def read_out(tensors: list[Any]) -> list[float]:

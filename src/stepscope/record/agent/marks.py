@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Callable, Mapping, TypeVar
 
 from stepscope.record.agent.compiling import is_compiling_check
@@ -23,6 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # Regions written one by one in a step; more of the same name are summed up in one event at the step's end.
 REGIONS_PER_STEP = 50
+ON_A_DEVICE = "stepscope.log: values on a device are not recorded, reading them would wait for it"
 
 
 class _Recorder:
@@ -33,13 +34,10 @@ class _Recorder:
         self._written = 0
         self._sums: dict[tuple[str, str], tuple[int, int, int]] = {}  # (kind, name) -> count, duration, first start
         self._warned_device = False
-        guard = agent.guard
+        guarded = partial(agent.guard.wrap, "marks")
         self.now = agent.clock.now
-        self.step = guard.wrap("marks", self._step)
-        self.region = guard.wrap("marks", self._region)
-        self.mark = guard.wrap("marks", lambda name: agent.events.write("mark", name=name))
-        self.log = guard.wrap("marks", self._log)
-        self.flush = guard.wrap("marks", self._flush)
+        self.step, self.region, self.log, self.flush = map(guarded, (self._step, self._region, self._log, self._flush))
+        self.mark = guarded(lambda name: agent.journal.write("mark", name=name))
 
     def _step(self) -> None:
         if self._agent.accepts():
@@ -57,7 +55,7 @@ class _Recorder:
 
     def _write_region(self, kind: str, name: str, start_ns: int, duration_ns: int, **fields: Any) -> None:
         source = {} if kind == "region" else {"source": kind}
-        self._agent.events.write("region", start_ns, duration_ns, name=name, **fields, **source)
+        self._agent.journal.write("region", start_ns, duration_ns, name=name, **fields, **source)
 
     def _log(self, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
@@ -65,7 +63,7 @@ class _Recorder:
             if number is not None:
                 finite = math.isfinite(number)
                 shown = {"value": number} if finite else {"value": None, "text": str(number)}
-                self._agent.events.write("scalar", name=str(name), **shown)
+                self._agent.journal.write("scalar", name=str(name), **shown)
 
     def _as_float(self, value: Any) -> float | None:
         """`value` as a float, or None when reading it would wait for a device or it is no single number."""
@@ -75,9 +73,7 @@ class _Recorder:
         if device is not None and getattr(device, "type", device) != "cpu":
             if not self._warned_device:
                 self._warned_device = True
-                self._agent.events.write(
-                    "mark", name="stepscope.log: values on a device are not recorded, reading them would wait for it"
-                )
+                self._agent.journal.write("mark", name=ON_A_DEVICE)
             return None
         item = getattr(value, "item", None)
         return float(item()) if item is not None else None

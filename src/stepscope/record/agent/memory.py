@@ -6,11 +6,10 @@ import os
 import re
 import resource
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from stepscope.record.agent.agent import Agent
-    from stepscope.record.agent.steps import StepRow
+from stepscope.record.agent.agent import Agent
+from stepscope.record.agent.segments import StepRow
 
 
 def resident_bytes() -> int:
@@ -23,9 +22,8 @@ def resident_bytes() -> int:
 
 
 def peak_resident_bytes() -> int:
-    """The most memory this process ever had resident (ru_maxrss is in KiB on Linux, in bytes on macOS)."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    """The most memory this process ever had resident (ru_maxrss is in KiB on Linux)."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 NAME = "memory_log"
@@ -46,7 +44,7 @@ class MemoryLog:
         self._agent = agent
         self._began_ns = agent.clock.now()
         self._due_ns = 0
-        self._read_device = agent.guard.wrap(DEVICE_NAME, self._device)
+        self._read_device = agent.guard.wrap(DEVICE_NAME, lambda: device_memory() if agent.device.in_use else None)
 
     def __call__(self, row: StepRow | None, now_ns: int) -> None:
         if now_ns < self._due_ns or row is None or row.kind != "train":
@@ -57,14 +55,7 @@ class MemoryLog:
         self._due_ns = now_ns + max(EVERY_NS, (now_ns - self._began_ns) // RARER)
         fields = {**host_memory(), **(self._read_device() or {})}
         if fields:
-            agent.events.write("memory", now_ns, step=row.step, **fields)
-
-    def _device(self) -> dict[str, Any]:
-        """Of the current device; {} where none is in use, or a graph is captured."""
-        if not self._agent.device.in_use:
-            return {}
-        cuda: Any = sys.modules["torch"].cuda
-        return {} if cuda.is_current_stream_capturing() else device_memory(cuda)
+            agent.journal.write("memory", now_ns, step=row.step, **fields)
 
 
 def host_memory() -> dict[str, int]:
@@ -79,8 +70,11 @@ def host_memory() -> dict[str, int]:
     return {name: int(match.group(1)) * 1024 for name, match in found.items() if match is not None}
 
 
-def device_memory(cuda: Any) -> dict[str, Any]:
-    """What `torch.cuda` says of its current device; figures that this torch does not have are left out."""
+def device_memory() -> dict[str, Any]:
+    """What `torch.cuda` says of its current device; {} while a graph is captured, without what this torch lacks."""
+    cuda: Any = sys.modules["torch"].cuda
+    if cuda.is_current_stream_capturing():
+        return {}
     index = cuda.current_device()
     stats = cuda.memory_stats_as_nested_dict(index)
     free, total = cuda.mem_get_info(index)

@@ -13,19 +13,17 @@ import os
 import random
 import sys
 import threading
+from types import CodeType
 from typing import TYPE_CHECKING, Any, Callable, Tuple
 
+from stepscope.record.agent.config import Config
 from stepscope.record.agent.guard import Guard
-from stepscope.record.agent.journal import append_line, masked_command
+from stepscope.record.agent.journal import append_line, masked_command, write_whole
 from stepscope.record.agent.masking import mask_text
-from stepscope.record.agent.patches import Probe
+from stepscope.record.agent.segments import StepRow
 
 if TYPE_CHECKING:
-    from types import CodeType
-
     from stepscope.record.agent.agent import Agent
-    from stepscope.record.agent.config import Config
-    from stepscope.record.agent.steps import StepRow
 
 MARKER = "sampler-fallback"
 HIGHEST_HZ = 50  # every sample holds the interpreter lock while it walks all threads
@@ -38,7 +36,7 @@ TIMES_SCHEMA = "stepscope.times/1"
 _FIRST_LOOK_NS = 500_000_000
 _LONGEST_LOOK_NS = 30_000_000_000
 
-Stack = Tuple[int, Tuple[Tuple["CodeType", int], ...]]  # thread ident; (code, line) from the root
+Stack = Tuple[int, Tuple[Tuple[CodeType, int], ...]]  # thread ident; (code, line) from the root
 Stretch = Tuple[int, int, int]  # position of the stack in the segment's file, start and end in ns
 
 _sampler: FallbackSampler | None = None
@@ -46,8 +44,18 @@ _sampler: FallbackSampler | None = None
 
 def attach(agent: Agent) -> None:
     """Called once by the agent: start sampling now, or as soon as the launcher asks for it."""
-    if not maybe_start(agent):
-        agent.add_step_listener(_Lookout(agent), "sampler")
+    if maybe_start(agent):
+        return
+    pause_ns, next_ns = _FIRST_LOOK_NS, agent.clock.now()
+
+    def look(_row: StepRow | None, now_ns: int) -> None:  # ever more rarely: refusals show in the first seconds
+        nonlocal pause_ns, next_ns
+        if now_ns >= next_ns:
+            pause_ns = min(pause_ns * 3 // 2, _LONGEST_LOOK_NS)
+            next_ns = now_ns + pause_ns
+            maybe_start(agent)
+
+    agent.add_step_listener(look, "sampler")
 
 
 def maybe_start(agent: Agent) -> bool:
@@ -58,10 +66,13 @@ def maybe_start(agent: Agent) -> bool:
     if not os.path.exists(os.path.join(agent.config.host_dir, MARKER)):
         return False
 
-    def is_busy() -> bool:  # a profiler, ours or the user's, is recording: our thread must not show up in it
-        return agent.probes.suspended or agent.own_profiler_active or agent.user_profiler_active
-
-    _sampler = FallbackSampler(agent.config, agent.clock.now, is_busy, agent.guard)
+    # Busy while a profiler, ours or the user's, is recording: our thread must not show up in it.
+    _sampler = FallbackSampler(
+        agent.config,
+        agent.clock.now,
+        lambda: agent.probes.suspended or agent.own_profiler_active or agent.user_profiler_active,
+        agent.guard,
+    )
     _sampler.start()
     agent.probes.add(_sampler)
     agent.add_finish_hook(_end, "sampler")
@@ -74,21 +85,6 @@ def _end() -> None:
     sampler, _sampler = _sampler, None
     if sampler is not None:
         sampler.stop()
-
-
-class _Lookout:
-    """A step listener that looks for the marker, ever more rarely: refusals show in the first seconds."""
-
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-        self._pause_ns = _FIRST_LOOK_NS
-        self._next_ns = agent.clock.now()
-
-    def __call__(self, row: StepRow | None, now_ns: int) -> None:  # noqa: ARG002
-        if now_ns < self._next_ns:
-            return
-        self._pause_ns = min(self._pause_ns * 3 // 2, _LONGEST_LOOK_NS)
-        self._next_ns = _LONGEST_LOOK_NS * 1_000_000 + now_ns if maybe_start(self._agent) else now_ns + self._pause_ns
 
 
 class Stretches:
@@ -143,11 +139,11 @@ class Stretches:
             self._closed.append((position, start_ns, end_ns))
 
 
-class FallbackSampler(Probe):
+class FallbackSampler:
     """Samples all Python threads of this process. `busy()` tells when to hold still; `now()` is the run's clock.
 
-    In children made by `multiprocessing` it starts anew, with files of its own. It is a probe as well: while the user's
-    profiler records stacks its thread is gone, for the stack of a thread at rest would be recorded too.
+    In children made by `multiprocessing` it starts anew, with files of its own. It stands among the probes: while the
+    user's profiler records stacks its thread is gone, for the stack of a thread at rest would be recorded too.
     """
 
     name = "sampler"
@@ -155,7 +151,6 @@ class FallbackSampler(Probe):
     def __init__(
         self, config: Config, now: Callable[[], int], busy: Callable[[], bool], guard: Guard | None = None
     ) -> None:
-        super().__init__()
         self._config, self._now, self._busy = config, now, busy
         self._guard = guard if guard is not None else self._own_guard()
         self._rate_hz = max(1, min(config.sampler_hz, HIGHEST_HZ))
@@ -167,10 +162,10 @@ class FallbackSampler(Probe):
         self._reset()
 
     def start(self) -> None:
-        """Start the thread; it ends with the process."""
+        """Begin, in this process and in those that `multiprocessing` forks from it."""
         from multiprocessing.util import register_after_fork  # torch has imported it already
 
-        self._launch()
+        self.install()
         atexit.register(self._guard.wrap("sampler", self.stop, inject=False))
         register_after_fork(self, FallbackSampler._restart)
 
@@ -179,23 +174,21 @@ class FallbackSampler(Probe):
         self._stopping = True
         self._flush()
 
-    def install(self, agent: Agent) -> None:  # noqa: ARG002 - every probe is told its agent
-        """Go on after `uninstall`."""
-        if not self._stopping and (self._thread is None or not self._thread.is_alive()):
-            self._launch()
+    def install(self) -> None:
+        """Start the thread, which ends with the process, or go on after `uninstall`."""
+        if self._stopping or (self._thread is not None and self._thread.is_alive()):
+            return
+        self._pid = os.getpid()
+        self._end.clear()
+        run = self._guard.wrap("sampler", self._run)
+        self._thread = threading.Thread(target=run, name="stepscope-sampler", daemon=True)
+        self._thread.start()
 
     def uninstall(self) -> None:
         """End the thread; it is gone when this returns, unless it hangs in a write."""
         self._end.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(1.0)
-
-    def _launch(self) -> None:
-        self._pid = os.getpid()
-        self._end.clear()
-        run = self._guard.wrap("sampler", self._run)
-        self._thread = threading.Thread(target=run, name="stepscope-sampler", daemon=True)
-        self._thread.start()
 
     def _restart(self) -> None:
         """In a multiprocessing child, before its target: the thread is gone, and what it summed is the parent's."""
@@ -204,11 +197,10 @@ class FallbackSampler(Probe):
         if self._stopping:  # recording had ended before the fork
             return
         self._guard = self._own_guard()
-        self._lock = threading.Lock()
-        self._end = threading.Event()
-        self._stopping, self._number, self._busy = False, 0, lambda: False
+        self._lock, self._end = threading.Lock(), threading.Event()
+        self._number, self._busy = 0, lambda: False
         self._reset()
-        self._guard.wrap("sampler", self._launch, inject=False)()
+        self._guard.wrap("sampler", self.install, inject=False)()
         Finalize(None, self._guard.wrap("sampler", self.stop, inject=False), exitpriority=100)
 
     def _own_guard(self) -> Guard:
@@ -273,8 +265,8 @@ class FallbackSampler(Probe):
         stem = f"stacks-{self._pid}-{number}"
         path = os.path.join(self._config.host_dir, stem)
         times = stretches.text(started_ns, ended_ns)
-        has_times = times is not None and _write(path + ".times.json", [times])
-        if not _write(path + ".raw", self._lines(counts, names)):
+        has_times = times is not None and write_whole(path + ".times.json", times)
+        if not write_whole(path + ".raw", "".join(self._lines(counts, names))):
             return
         row: dict[str, Any] = {
             "segment": number, "file": stem + ".raw", "source": "agent", "pid": self._pid, "start_ns": started_ns,
@@ -296,17 +288,6 @@ class FallbackSampler(Probe):
             ]
             lines.append(";".join([process, thread, *frames]) + f" {count}\n")
         return lines
-
-
-def _write(path: str, lines: list[str]) -> bool:
-    """Put a whole file in place in one step."""
-    try:
-        with open(path + ".part", "w", encoding="utf-8", errors="surrogateescape") as file:
-            file.writelines(lines)
-        os.replace(path + ".part", path)
-    except OSError:
-        return False
-    return True
 
 
 _random = random.Random(os.urandom(8))  # the user's generator is not ours to advance

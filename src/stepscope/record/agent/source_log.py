@@ -11,13 +11,10 @@ import os
 import stat
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING
 
+from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.frames import is_user_file
-
-if TYPE_CHECKING:
-    from stepscope.record.agent.agent import Agent
-    from stepscope.record.agent.steps import StepRow
+from stepscope.record.agent.segments import StepRow
 
 NAME = "source_log"
 SUFFIXES = (".py", ".pyw", ".pyi", ".pyx")
@@ -52,19 +49,16 @@ class SourceLog:
         if self._agent.journal.folder is None:
             return
         # No attribute of a lazy module is asked for.
-        files = (
-            vars(module).get("__file__") for module in list(sys.modules.values()) if isinstance(module, ModuleType)
-        )
-        named = [os.path.abspath(file) for file in files if isinstance(file, str) and file.endswith(SUFFIXES)]
-        hashes: dict[str, str] = {}
-        for file in named:
+        modules = [vars(module) for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
+        files = [namespace.get("__file__") for namespace in modules]
+        hashes: dict[str, str | None] = {}
+        for file in [os.path.abspath(file) for file in files if isinstance(file, str) and file.endswith(SUFFIXES)]:
             if file not in self._seen and is_user_file(file) and len(self._seen) < MAX_FILES:
                 self._seen.add(file)
-                found = self._hash(file)
-                if found is not None:
-                    hashes[file] = found
-        if hashes:
-            self._agent.events.write("sources", step=None, hashes=hashes)
+                hashes[file] = self._hash(file)
+        known = {file: found for file, found in hashes.items() if found is not None}
+        if known:
+            self._agent.journal.write("sources", step=None, hashes=known)
 
     def _hash(self, file: str) -> str | None:
         import hashlib

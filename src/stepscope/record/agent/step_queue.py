@@ -38,12 +38,12 @@ class QueuedCutter(StepCutter):
     """Cuts the same steps as `StepCutter`, cheaper in the usual loop.
 
     While `patient`, which only its owner sets, whole steps may wait. Of steps cut together only the last can be live;
-    the others go to `emit_rows` in one call, where it is given.
+    the others go to `emit_rows` in one call.
     """
 
-    def __init__(self, clock: Callable[[], int], emit: Emit, emit_rows: EmitRows | None = None) -> None:
+    def __init__(self, clock: Callable[[], int], emit: Emit, emit_rows: EmitRows) -> None:
         super().__init__(clock, emit)
-        self._emit_rows = emit_rows if emit_rows is not None else self._emit_each
+        self._emit_rows = emit_rows
         self.patient = False
         self._state = AT_ONCE
         self._queue: list[int] = []  # events of the step under way
@@ -144,7 +144,7 @@ class QueuedCutter(StepCutter):
             if usual:
                 if queue:
                     iterator.trained, iterator.evaluates = True, False
-                    self._optimizers_exist = self._optimizer_signalled = True
+                    self.optimizers_exist = self._optimizer_signalled = True
                     self._cut_by_fetch, self._evaluating = False, 0
                 waiting = self._waiting
                 waiting += times
@@ -240,10 +240,6 @@ class QueuedCutter(StepCutter):
         if len(waiting) % STRIDE == 0:
             fetched, samples = waiting[-2:]
             StepCutter.fetch_end(self, leader, samples, fetched)
-
-    def _emit_each(self, rows: list[StepRow]) -> None:
-        for row in rows:
-            self._emit(row, False, row.start_ns + row.wall_ns)
 
     def _fetch_begun(self, iterator: Iterator, now: int) -> None:
         """A step has begun with a fetch of its leader."""

@@ -7,6 +7,7 @@ Counted are the faults of all threads: operators touch new memory in torch's poo
 
 from __future__ import annotations
 
+import resource
 import sys
 import weakref
 from bisect import bisect_left, bisect_right
@@ -15,16 +16,11 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Callable
 
-try:
-    import resource
-except ImportError:  # the system does not count for a process
-    resource = None  # type: ignore[assignment]
-
 from stepscope.record.agent.segments import StepRow
 
 if TYPE_CHECKING:
     from stepscope.record.agent.guard import Guard
-    from stepscope.record.agent.journal import EventLog
+    from stepscope.record.agent.journal import Journal
 
 # Readings nobody asked for, of fetches that are no edges or wait to be judged; undecided edges are far fewer.
 READINGS_LIMIT = 4096
@@ -35,18 +31,15 @@ class PageFaults:
 
     def __init__(self, clock: Callable[[], int], counter: Callable[[], Any] | None = None) -> None:
         self._clock = clock
-        self._count = counter
-        if counter is None and resource is not None:
-            self._count = partial(resource.getrusage, resource.RUSAGE_SELF)
+        self._count = counter or partial(resource.getrusage, resource.RUSAGE_SELF)
         self._readings: dict[int, Any] = {}
         self.fed = False
 
     def note(self, now: int) -> None:
         """Read the counter at `now`, a moment that may turn out to be an edge."""
-        if self._count is not None:
-            if len(self._readings) >= READINGS_LIMIT:
-                self._readings.clear()
-            self._readings[now] = self._count()
+        if len(self._readings) >= READINGS_LIMIT:
+            self._readings.clear()
+        self._readings[now] = self._count()
 
     def now(self) -> int:
         """The clock, for a step that begins at the moment it tells."""
@@ -90,8 +83,8 @@ PENDING_LIMIT = 256
 class DeviceTimer:
     """Records an edge per step and writes `device_step` {step, device_ns} once the device has reached it."""
 
-    def __init__(self, guard: Guard, events: EventLog, is_paused: Callable[[], bool]) -> None:
-        self._events = events
+    def __init__(self, guard: Guard, journal: Journal, is_paused: Callable[[], bool]) -> None:
+        self._journal = journal
         self._is_paused = is_paused
         self._last: tuple[int, Any] | None = None  # (end of the step before the edge, event)
         self._pending: deque[tuple[int, Any, Any]] = deque()
@@ -131,7 +124,7 @@ class DeviceTimer:
         while self._pending and self._pending[0][2].query():
             step, first, second = self._pending.popleft()
             elapsed_ms = first.elapsed_time(second)
-            self._events.write("device_step", step=step, device_ns=int(elapsed_ms * 1e6))
+            self._journal.write("device_step", step=step, device_ns=int(elapsed_ms * 1e6))
             self._spare.append(first)
 
 
@@ -145,7 +138,7 @@ class FrameworkSteps:
     def __init__(self, guard: Guard) -> None:
         # A switch of its own: where the number cannot be read, fetches and rows go on.
         self.sample = guard.wrap("framework_steps", self._sample)
-        self._filled_guarded = guard.wrap("framework_steps", self._filled)
+        self.filled = guard.wrap("framework_steps", self._filled)
         self._read: Callable[[], int | None] | None = None
         self._begun = False
         # One entry per value: when it was read first and last, the value, and the training it is of (0: of none).
@@ -168,10 +161,6 @@ class FrameworkSteps:
         self._read = None
         self._append(now + 1, NEVER, None, 0)
 
-    def filled(self, row: StepRow, now: int) -> StepRow:
-        """`row` with its number. Steps of evaluation before the first training step of a training have none."""
-        return self._filled_guarded(row, now) or row
-
     def _sample(self, now: int) -> None:
         """Read the number: at a fetch or a backward pass, before it is told to the step cutter."""
         read = self._read
@@ -184,6 +173,7 @@ class FrameworkSteps:
             self._append(now, now, value, self._training)
 
     def _filled(self, row: StepRow, now: int) -> StepRow:
+        """`row` with its number. Steps of evaluation before the first training step of a training have none."""
         end = row.start_ns + row.wall_ns
         if end > self._lasts[-1]:
             if not row.fetches:

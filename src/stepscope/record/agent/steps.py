@@ -25,10 +25,10 @@ from stepscope.record.agent.segments import (
     Iterator,
     Segment,
     Snapshot,
+    StepRow,
     build_row,
     merge,
 )
-from stepscope.record.agent.segments import StepRow as StepRow
 
 # Undecided boundaries held before the loader's fetches (or the optimizer's ends) are taken as the boundaries: enough
 # for any usual gradient accumulation, few enough that the journal is not far behind.
@@ -64,7 +64,7 @@ class StepCutter:
         self._stack: list[tuple[int, int]] = []  # (phase, token) of the calls we are inside
         self._anchor: int | None = None  # the iterator whose fetches are boundaries
         self._resting: Snapshot | None = None  # the loop ended inside a step; where, if nothing continues it
-        self._optimizers_exist = False
+        self.optimizers_exist = False  # the script has made one: what else it differentiates is no step
         self._optimizer_signalled = False
         self._mark: str | None = None  # the strongest source of marks seen
         self._number = 0
@@ -155,20 +155,20 @@ class StepCutter:
         segment = self._segments[-1]
         iterator = self._iterators.get(iterator_id)
         if iterator is not None and not iterator.fetched:
-            iterator.fetched = True
-            segment.first_batch = True
-        if segment.leader == iterator_id:
-            segment.fetches += 1
-            segment.last_samples = samples
-            if samples is not None:
-                segment.samples = (segment.samples or 0) + samples
-            if iterator is not None:
-                iterator.batch()
-                segment.epoch = iterator.epoch
-                # A loader that trains need not be asked, but for a second batch in a row.
-                waits = len(self._segments) > 1 and not self._segments[-2].trained
-                if (waits or not (iterator.trained or iterator.evaluates)) and not segment.trained and self.ask_use():
-                    segment.use = UNUSED
+            iterator.fetched = segment.first_batch = True
+        if segment.leader != iterator_id:
+            return
+        segment.fetches += 1
+        segment.last_samples = samples
+        if samples is not None:
+            segment.samples = (segment.samples or 0) + samples
+        if iterator is not None:
+            iterator.batch()
+            segment.epoch = iterator.epoch
+            # A loader that trains need not be asked, but for a second batch in a row.
+            waits = len(self._segments) > 1 and not self._segments[-2].trained
+            if (waits or not (iterator.trained or iterator.evaluates)) and not segment.trained and self.ask_use():
+                segment.use = UNUSED
 
     def fetch_stop(self, iterator_id: int, now: int) -> None:
         """`__next__` raised StopIteration: the step ended where that call began, unless a batch still waits."""
@@ -180,9 +180,18 @@ class StepCutter:
                 iterator.exhausted = True
                 self._anchor = iterator_id
                 return
-            before, start = self._before_fetch, self._segments[-1].start_ns
-            begun_here = before is None or before[0] < start
-            self._loop_ended((start, [0, 0, 0, 0, 0]) if begun_here or before is None else before, now)
+            end, start = self._before_fetch, self._segments[-1].start_ns
+            if end is None or end[0] < start:  # the step began with this very call
+                end = start, [0, 0, 0, 0, 0]
+            self._anchor, self._idle_since = None, now
+            last = self._segments[-1]
+            if not self._trained():
+                self._segments = []  # cut at this very fetch, or batches nothing was done with
+            elif len(self._segments) > 1 and not last.trained and not last.fetches:
+                self._segments.pop()
+                self._resting = self._segments[-1].snapshot(0)
+            else:
+                self._resting = end
         self._iterators.pop(iterator_id, None)
 
     def iterator_dead(self, iterator_id: int, now: int) -> None:
@@ -199,8 +208,7 @@ class StepCutter:
     def _anchor_dead(self, iterator: Iterator, now: int) -> None:
         last = self._segments[-1]
         if last.trained and self._complete(last):
-            last.charge(now, OTHER)
-            self._close("loader", live=False)
+            self._close("loader", False, now)
             self._idle_since = now
         elif self._trained():
             self._resting = last.snapshot(now)
@@ -250,7 +258,7 @@ class StepCutter:
         last = self._segments[-1]
         if BACKWARD_AS_OPTIMIZER in last.optimizers and not last.stepped:
             self._optimizer_done(BACKWARD_AS_OPTIMIZER, now)
-        elif not self._optimizers_exist:
+        elif not self.optimizers_exist:
             last.signal = last.snapshot(now)
             if self._root and not self._stack and self._without_loader() and self._mark is None:
                 self._update_done(self._root, now)
@@ -259,11 +267,11 @@ class StepCutter:
     @property
     def wants_roots(self) -> bool:
         """Whether backward passes are all there is to cut steps by."""
-        return not self._optimizers_exist and self._mark is None and self._without_loader()
+        return not self.optimizers_exist and self._mark is None and self._without_loader()
 
     def optimizer_created(self, now: int | None = None) -> None:
         """An Optimizer object exists in the process: backward alone does not complete a step any more."""
-        self._optimizers_exist = True
+        self.optimizers_exist = True
         if self._number == 0 and not self._segments and self._idle_since is None:
             self._made_ns, self._called_ns = now, None
             self.ask_use()
@@ -355,7 +363,7 @@ class StepCutter:
             now = max(now, self._settle_rest())
         elif self._segments:
             self._segments[-1].charge(now, OTHER)
-            trained = any(segment.trained for segment in self._segments)
+            trained = self._trained()
             if not trained and len(self._segments) == 1 and self._segments[0].first_batch:
                 # A mark at the top of the loop's body, or an evaluation step: the next mark will tell.
                 self._divide(now, OTHER, source)
@@ -363,7 +371,7 @@ class StepCutter:
             if not trained and len(self._segments) > 1:
                 self._write_each(source)
             else:
-                now = self._close(source, live=True)
+                now = self._close(source, True)
         self._open(now, partial=False)
 
     def interrupt(self, now: int) -> None:
@@ -390,14 +398,12 @@ class StepCutter:
                 last.rewind(last.signal)
             else:
                 self._segments.pop()
-            silent = self._optimizers_exist and not self._optimizer_signalled
+            silent = self.optimizers_exist and not self._optimizer_signalled
             if any(segment.trained and (silent or self._complete(segment)) for segment in self._segments):
                 self._close_undecided("end", live=False)
-        self._segments, looked = [], self._looked_through
-        if looked and self._number == 0:
-            self._segments = looked
-            self._write_each("loader")
-        self._segments, self._looked_through = [], []
+        self._segments = self._looked_through if self._number == 0 else []
+        self._write_each("loader")
+        self._looked_through = []
         self._anchor = None
         self._idle_since = now
 
@@ -410,8 +416,7 @@ class StepCutter:
         last = self._segments[-1]
         if last.stepped and iterator.number == self._anchor and self._mark is None:  # nearly always
             self._strays = 0
-            last.charge(now, OTHER)
-            return self._close("loader", live=True)
+            return self._close("loader", True, now)
         if self._segments[0].leader is None and all(segment.empty for segment in self._segments):
             if self._mark is None or iterator.number != self._anchor:
                 self._segments = []  # what came before this loop is no step
@@ -421,32 +426,27 @@ class StepCutter:
         if anchor is None:
             self._anchor = None
             return self._loader_after_none(last, now)
-        if iterator is anchor:
-            self._strays = 0
-            return self._anchor_fetch(iterator, last, now)
-        return self._other_fetch(iterator, last, now)
+        if iterator is not anchor:
+            return self._other_fetch(iterator, last, now)
+        self._strays = 0
+        if not self._trained():
+            return self._fetch_again(iterator, last, now) if last.fetches else now
+        if self._complete(last) and last.trained and not self._mark:
+            return self._close("loader", True, now)
+        # Gradients accumulate, or the optimizer is silent, or the user's mark is late: undecided.
+        self._divide(now, OTHER, "loader")
+        return now
 
     def _loader_after_none(self, last: Segment, now: int) -> int:
         """A loader's first fetch in a step that had none: a loop with a loader follows one without."""
         if last.empty:
             self._segments.pop()
-            return self._close("optimizer", live=True)
+            return self._close("optimizer", True)
         if self._segments[0].partial and self._mark is None:
             self._segments = []  # nobody saw it begin: this fetch is a better start
             return self._start_loop(now)
         if last.trained and self._complete(last) and self._mark is None:
-            last.charge(now, OTHER)
-            return self._close("loader", live=True)
-        return now
-
-    def _anchor_fetch(self, iterator: Iterator, last: Segment, now: int) -> int:
-        if not self._trained():
-            return self._fetch_again(iterator, last, now) if last.fetches else now
-        if self._complete(last) and last.trained and not self._mark:
-            last.charge(now, OTHER)
-            return self._close("loader", live=True)
-        # Gradients accumulate, or the optimizer is silent, or the user's mark is late: undecided.
-        self._divide(now, OTHER, "loader")
+            return self._close("loader", True, now)
         return now
 
     def _fetch_again(self, iterator: Iterator, last: Segment, now: int) -> int:
@@ -479,20 +479,17 @@ class StepCutter:
             steps[-1].append(segment)
             if segment.use != UNUSED or (self._number and not self._heard):
                 steps.append([])
-        if len(steps) == 1:
-            if self._number == 0:
-                self._looked_through += steps[0]
-                if len(self._looked_through) < UNUSED_LIMIT:
-                    steps = []
-                else:
-                    steps, self._looked_through = [[segment] for segment in self._looked_through], []
-            elif live:
-                steps = [[segment] for segment in steps[0]]
-            else:
-                steps = []
-        else:
+        if len(steps) > 1:
             steps.pop()
             self._looked_through = []
+        else:
+            unused, steps = steps[0], []
+            if self._number == 0:
+                self._looked_through += unused
+                if len(self._looked_through) >= UNUSED_LIMIT:
+                    steps, self._looked_through = [[segment] for segment in self._looked_through], []
+            elif live:
+                steps = [[segment] for segment in unused]
         end = self._clock()
         for number, step in enumerate(steps, 1):
             end = self._write(step, signal, live and number == len(steps))
@@ -518,7 +515,7 @@ class StepCutter:
             else:
                 last.charge(now, OTHER)
             self._anchor = iterator.number
-            return self._close("loader", live=True)
+            return self._close("loader", True)
         if not self._trained() and (anchor.exhausted or any(segment.fetches for segment in self._segments)):
             known = last.use == WITHOUT_GRADIENTS or anchor.evaluates or anchor.exhausted or len(self._segments) > 1
             if known or (iterator.trained and not anchor.trained):
@@ -530,10 +527,7 @@ class StepCutter:
                 return self._write_untrained("loader", live=True)
         if inside and iterator.step_start == start and iterator.step_fetches >= 1:
             self._anchor = iterator.number
-            if self._trained():
-                return now
-            last.charge(now, OTHER)
-            return self._close("loader", live=True)
+            return now if self._trained() else self._close("loader", True, now)
         if complete and self._mark is None:
             self._divide(now, OTHER, "loader")
             self._segments[-1].by_other_loader = True
@@ -541,7 +535,7 @@ class StepCutter:
 
     def _before_optimizer(self, optimizer_id: int) -> None:
         """An optimizer is about to step: whatever was said before, this is no evaluation."""
-        self._optimizers_exist, self._evaluating = True, 0
+        self.optimizers_exist, self._evaluating = True, 0
         self._before_update(optimizer_id)
 
     def _before_update(self, identity: int) -> None:
@@ -586,8 +580,7 @@ class StepCutter:
         if self._mark is not None or not self._without_loader():
             return
         if self._cycle and self._step_optimizers(self._segments) >= self._cycle:
-            now = self._close("optimizer", live=True)
-            self._open(now, partial=False)
+            self._open(self._close("optimizer", True), partial=False)
         else:
             self._divide(now, OTHER, "optimizer")
 
@@ -597,19 +590,7 @@ class StepCutter:
             return True
         if not segment.backward:
             return segment.fetches > 0 or len(self._segments) > 1
-        return not self._optimizers_exist or self._cut_by_fetch
-
-    def _loop_ended(self, end: Snapshot, now: int) -> None:
-        self._anchor = None
-        self._idle_since = now
-        if not self._trained():
-            self._segments = []  # cut at this very fetch, or batches nothing was done with
-            return
-        last = self._segments[-1]
-        if len(self._segments) > 1 and not last.trained and not last.fetches:
-            self._segments.pop()
-            end = self._segments[-1].snapshot(0)
-        self._resting = end
+        return not self.optimizers_exist or self._cut_by_fetch
 
     def _continue_or_open(self, now: int) -> None:
         """Training activity: it continues a step whose loop had ended, or starts one where none is open."""
@@ -631,10 +612,9 @@ class StepCutter:
         if carried:
             segment.carried = True
             segment.leader, segment.epoch = last.leader, last.epoch
-        self._segments.append(segment)
-        if len(self._segments) <= (
-            max(UNDECIDED_LIMIT, 4 * self._most_fetches) if self._mark is None else UNMARKED_LIMIT
-        ):
+        limit = max(UNDECIDED_LIMIT, 4 * self._most_fetches) if self._mark is None else UNMARKED_LIMIT
+        if len(self._segments) < limit:
+            self._segments.append(segment)
             return
         if self._mark is not None:
             self._mark = None
@@ -643,9 +623,8 @@ class StepCutter:
             segment.carried, segment.leader = False, None
         else:
             self._cut_by_fetch = True
-        open_segment = self._segments.pop()
         self._write_each(signal)
-        self._segments = [open_segment]
+        self._segments = [segment]
 
     # ------------------------------------------------------------------------------ segments, phases and rows
 
@@ -653,11 +632,6 @@ class StepCutter:
     def in_backward(self) -> bool:
         """Whether a backward pass is running."""
         return any(phase == BACKWARD for phase, _ in self._stack)
-
-    @property
-    def optimizers_exist(self) -> bool:
-        """Whether the script has made an optimizer: what else it differentiates is no step."""
-        return self._optimizers_exist
 
     def current_step(self) -> int | None:
         """Number of the open step, None between loops.
@@ -706,32 +680,33 @@ class StepCutter:
     def _split_off_last(self, signal: str) -> None:
         """The last division was a boundary: what precedes it is a step."""
         last = self._segments.pop()
-        self._close(signal, live=False)
+        self._close(signal, False)
         self._segments = [last]
 
     def _settle_rest(self, live: bool = True) -> int:
         """Nothing continued the step the last loop ended in: write it as it was then."""
-        end = self._resting
-        self._resting = None
+        end, self._resting = self._resting, None
         if end is not None and self._segments:
             self._segments[-1].rewind(end)
         return self._close_undecided("end", live)
 
     def _close_undecided(self, signal: str, live: bool) -> int:
         """Write segments no later event can settle: one step each where boundaries were guessed, else one step."""
-        silent = not self._optimizer_signalled and self._optimizers_exist
+        silent = not self._optimizer_signalled and self.optimizers_exist
         if (silent or self._mark is not None) and len(self._segments) > 1:
             self._write_each("loader")
-            self._segments = []
             return self._clock()
         return self._close(signal, live)
 
     def _write_each(self, signal: str) -> None:
-        for segment in self._segments:
+        segments, self._segments = self._segments, []
+        for segment in segments:
             self._write([segment], signal, live=False)
 
-    def _close(self, signal: str, live: bool) -> int:
-        """Write the open segments as one step. Returns the time from which the next step may run."""
+    def _close(self, signal: str, live: bool, now: int | None = None) -> int:
+        """Write the open segments, the last one up to `now`, as one step. The time from which the next may run."""
+        if now is not None:
+            self._segments[-1].charge(now, OTHER)
         segments, self._segments = self._segments, []
         return self._write(segments, signal, live)
 
@@ -759,25 +734,19 @@ class StepCutter:
             iterator.busy_ns = row.forward_ns or 0
         if iterator.ahead is False:
             return row
-        uses = sum(segment.backward for segment in segments)
-        if row.kind == "eval":
-            uses = sum(segment.use != UNUSED for segment in segments)
+        uses = sum(segment.backward if row.kind == "train" else segment.use != UNUSED for segment in segments)
         beyond = row.fetches == uses + 1 and segments[0].fetches > 0 and not segments[0].trained
         if iterator.ahead is None:
             iterator.ahead = beyond and (len(segments) > 1 or segments[0].fetches > 1)
             if not iterator.ahead:
                 return row
-        held = iterator.held
-        last = iterator.exhausted and not segments[-1].fetches  # the call that found the loader empty
-        # In every step, or in none: what it fetches is one step's.
-        if (held and beyond and not last) or (not held and row.fetches == 1 and not last):
-            iterator.ahead = False
-            iterator.held = []
-        elif row.fetches and not last:
-            merged = segments[0] if len(segments) == 1 else merge(segments)
-            iterator.held = [merged.last_samples]
-        else:
-            iterator.held = []
+        held, iterator.held = iterator.held, []
+        if not (iterator.exhausted and not segments[-1].fetches):  # else it is the call that found the loader empty
+            # In every step, or in none: what it fetches is one step's.
+            if beyond if held else row.fetches == 1:
+                iterator.ahead = False
+            elif row.fetches:
+                iterator.held = [merge(segments).last_samples]
         samples = [row.samples, *held, *(None if late is None else -late for late in iterator.held)]
         known = [count for count in samples if count is not None]
         return row._replace(

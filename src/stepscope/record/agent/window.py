@@ -13,26 +13,23 @@ import os
 import sys
 import threading
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepscope.record.agent import memory
+from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.guard import Guard
 from stepscope.record.agent.probes.loader import LoaderProbe
 from stepscope.record.agent.probes.user_profiler import UserProfilerProbe
-from stepscope.record.agent.window_plan import HIGH, LOW, Boundary, Budget, Opening, make_plan
+from stepscope.record.agent.segments import StepRow
+from stepscope.record.agent.window_plan import DEVICE_WARMUP, HIGH, LOW, Boundary, Budget, Opening, Plan, SchedulePlan
 from stepscope.record.agent.window_session import (
     Session,
     anything_enabled,
     begin_here,
     device_in_use,
     in_forked_child,
-    is_cpu_build,
     trace_path,
 )
-
-if TYPE_CHECKING:
-    from stepscope.record.agent.agent import Agent
-    from stepscope.record.agent.steps import StepRow
 
 NAME = "window"
 PROFILE_FUNCTION = "the script has a profile function of its own (sys.setprofile), which recording them would take out"
@@ -41,23 +38,22 @@ COMPILE_DISTANCE = 2  # a recompile often follows the step after a compile (dyna
 WAIT_FOR_CLOSE_S = 5.0
 
 
-def attach(agent: Agent) -> WindowManager | None:
-    """Add windows to `agent` as its configuration asks; None when they could meet the user's profiler."""
+def attach(agent: Agent) -> None:
+    """Add windows to `agent` as its configuration asks, but not where they could meet the user's profiler."""
     probe = agent.probes.get("user_profiler")
     if not isinstance(probe, UserProfilerProbe):
-        agent.events.write("window_skipped", reason="the script's own profilers cannot be seen", step=None)
-        return None
+        agent.journal.write("window_skipped", reason="the script's own profilers cannot be seen", step=None)
+        return
     manager = WindowManager(agent, probe)
-    if is_cpu_build():
+    build = sys.modules["torch"].version
+    if all(getattr(build, name, None) is None for name in ("cuda", "hip", "xpu")):  # for no device at all
         manager.begin_here()
     agent.add_step_listener(manager, NAME, lambda: manager.is_open or not manager.plan.over)
     probe.make_room = manager.make_room
     agent.add_finish_hook(manager.finish, NAME)
-    if hasattr(os, "register_at_fork"):
-        # The child's handler is guarded by itself: a forked child's agent has been switched off before it runs.
-        child = Guard(lambda _probe, _error: None).wrap(NAME, in_forked_child, inject=False)
-        os.register_at_fork(before=agent.guard.wrap(NAME, manager.before_fork, inject=False), after_in_child=child)
-    return manager
+    # The child's handler is guarded by itself: a forked child's agent has been switched off before it runs.
+    child = Guard(lambda _probe, _error: None).wrap(NAME, in_forked_child, inject=False)
+    os.register_at_fork(before=agent.guard.wrap(NAME, manager.before_fork, inject=False), after_in_child=child)
 
 
 @dataclass
@@ -83,9 +79,8 @@ class WindowManager:
     def __init__(self, agent: Agent, probe: UserProfilerProbe) -> None:
         self._agent = agent
         self._probe = probe
-        self._config = agent.config.window
-        config = agent.config.window
-        self.plan = make_plan(config)
+        self._config = config = agent.config.window
+        self.plan = (SchedulePlan if config.mode == "schedule" else Plan)(config)
         self.budget = Budget(began_ns=agent.clock.now(), time_share=config.time_share, byte_budget=config.byte_budget)
         self._first_step_ns: int | None = None
         self._window: _Window | None = None
@@ -122,7 +117,6 @@ class WindowManager:
         window = self._window
         if window is not None and window.session.thread != threading.get_ident():
             return
-        completed = False
         try:
             if self._is_apart is None:
                 self.begin_here()
@@ -130,10 +124,9 @@ class WindowManager:
                 self._advance(window, row)
             elif row is not None and not self.plan.over:
                 self._consider(row, now_ns)
-            completed = True
-        finally:
-            if not completed:
-                self._let_go()
+        except BaseException:
+            self._let_go()
+            raise
 
     def _consider(self, row: StepRow, now_ns: int) -> None:
         at = self._boundary(row, now_ns)
@@ -144,21 +137,20 @@ class WindowManager:
             self._why_not = self.budget.over_time()
             return
         opening = self.plan.decide(at)
-        if opening is None:
-            return
-        why = self._refusal(now_ns)
-        if why is None or self._config.mode == "schedule":
-            self.plan.opened(at)
-        if why is None:
-            self._open(opening, at)
-        else:
-            self._skip(why)
+        if opening is not None:
+            why = self._refusal(now_ns)
+            if why is None or self._config.mode == "schedule":
+                self.plan.opened(at)
+            if why is None:
+                self._open(opening, at)
+            else:
+                self._skip(why)
 
     def _boundary(self, row: StepRow, now_ns: int) -> Boundary:
         agent = self._agent
-        if self._first_step_ns is None:
-            self._first_step_ns = now_ns
-        self.plan.set_device(device_in_use() is not None)
+        self._first_step_ns = self._first_step_ns or now_ns
+        if self._config.mode == "auto":
+            self.plan.warmup = 0 if device_in_use() is None else DEVICE_WARMUP
         compiled = agent.last_compile_step
         loader = agent.probes.get("loader")
         batches = loader.remaining() if isinstance(loader, LoaderProbe) else None
@@ -179,11 +171,9 @@ class WindowManager:
         """Why no window may be opened here although the plan asks for one."""
         if self._agent.guard.is_off("user_profiler"):
             return "the script's own profilers cannot be seen"
-        busy = self._probe.busy()
+        busy = self._probe.busy() or ("another profiler session is enabled" if anything_enabled() else None)
         if busy is not None:
             return busy
-        if anything_enabled():
-            return "another profiler session is enabled"
         if not self.budget.affords_time(now_ns):
             return self.budget.over_time()
         if self.plan.max_active == 0 or not self.budget.fits(1):
@@ -194,7 +184,7 @@ class WindowManager:
         self._why_not = reason
         if reason != self._said:
             self._said = reason
-            self._agent.events.write("window_skipped", reason=reason, asked=self._config.mode == "schedule")
+            self._agent.journal.write("window_skipped", reason=reason, asked=self._config.mode == "schedule")
 
     # ------------------------------------------------------------------------------------------------ open, advance
 
@@ -205,7 +195,7 @@ class WindowManager:
             agent.own_profiler_active = True
             self._asked = None
             self._closed.clear()
-            self.budget.opened()
+            self.budget.opened = True
             device = device_in_use()
             apart = self._is_apart is True and device is None
             stacks = sys.getprofile() is None
@@ -215,10 +205,7 @@ class WindowManager:
             compiled, calls = agent.last_compile_step, self._probe.foreign_calls
             window = _Window(session, opening, compiled, calls, opening.warmup, at.completed, started_ns)
             self._window = window
-            if window.warmup_left:
-                session.prepare()
-            else:
-                session.start()
+            (session.prepare if window.warmup_left else session.start)()
             window.start_duration_ns = agent.clock.now() - started_ns
             window.peak_bytes = memory.peak_resident_bytes()
             agent.steps.window(True)
@@ -326,7 +313,7 @@ class WindowManager:
             self._window = None
         self._asked = None
         self._agent.own_profiler_active = False
-        self._agent.steps.window(self._probe.recording)
+        self._agent.steps.window(self._probe.recording > 0)
         self._closed.set()
 
     def _drop_lost(self, window: _Window) -> None:
@@ -356,9 +343,19 @@ class WindowManager:
             **fields,
         }
         lasted_ns = self._agent.clock.now() - window.start_ns
-        self._agent.events.write("window", window.start_ns, lasted_ns, step=window.first_step, **record)
+        self._agent.journal.write("window", window.start_ns, lasted_ns, step=window.first_step, **record)
 
     # ------------------------------------------------------------------------------------- asked to end from outside
+
+    def _close_here(self, why: str) -> None:
+        """Close and keep the window, if one is open that is this thread's."""
+        window = self._window
+        if window is not None and window.session.thread == threading.get_ident():
+            with self._lock:
+                if self._is_lost(window):
+                    self._drop_lost(window)
+                else:
+                    self._end(window, early=why)
 
     def make_room(self, why: str, wait: bool) -> None:
         """The script's own profiler needs the room: close and keep the window before it opens.
@@ -366,13 +363,9 @@ class WindowManager:
         Another thread cannot close it and asks; with `wait` it gives the training thread a bounded time, and then the
         window is given up, untouched: torch replaces its session when the other one starts.
         """
+        self._close_here(why)
         window = self._window
         if window is None:
-            return
-        if window.session.thread == threading.get_ident():
-            with self._lock:
-                if self._window is window and not self._is_lost(window):
-                    self._end(window, early=why)
             return
         self._asked = why
         if wait and not self._closed.wait(WAIT_FOR_CLOSE_S):
@@ -382,19 +375,11 @@ class WindowManager:
 
     def before_fork(self) -> None:
         """A forked loader worker would inherit the session and record, unseen, for as long as it lives."""
-        window = self._window
-        if window is not None and window.session.thread == threading.get_ident():
-            self.make_room("processes were forked", wait=False)
+        self._close_here("processes were forked")
 
     def finish(self) -> None:
         """Close and keep an open window, and say why there is none or no better one. Called at the process's end."""
-        window = self._window
-        if window is not None and window.session.thread == threading.get_ident():
-            with self._lock:
-                if self._is_lost(window):
-                    self._drop_lost(window)
-                else:
-                    self._end(window, early="the process ended")
+        self._close_here("the process ended")
         if self._first_step_ns is None or self._said is not None or self._best == HIGH:
             return
         if self._best is None or self._why_not is not None:

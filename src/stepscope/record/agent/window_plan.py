@@ -1,7 +1,7 @@
 """When to open a window and how long to keep it open: decisions only, no clock, no file, no profiler.
 
-`AutoPlan` waits for a steady step time and falls back when a run may be too short to become steady; `SchedulePlan`
-counts steps as `torch.profiler.schedule` does. Both are told every step boundary and answer with an `Opening` or None.
+`Plan` waits for a steady step time and falls back when a run may be too short to become steady; `SchedulePlan` counts
+steps as `torch.profiler.schedule` does. Both are told every step boundary and answer with an `Opening` or None.
 """
 
 from __future__ import annotations
@@ -54,23 +54,35 @@ class Opening:
 
 
 class Plan:
-    """What both plans share. `observe` is told of every boundary; `decide` only answers."""
+    """One window over steady steps; before that at most one of low confidence, for runs that may end first.
+
+    `observe` is told of every boundary; `decide` only answers.
+    """
 
     def __init__(self, config: WindowConfig) -> None:
         self.everywhere = config.everywhere
-        self.warmup = 0
+        self.warmup = 0  # DEVICE_WARMUP where a device will be traced as well, unless a schedule gives it
         self.max_active: int | None = None  # set from the bytes an earlier window took
+        self._walls: deque[int] = deque(maxlen=NOISY_STEPS)
+        self._outlier = False
+        self._seen = 0
+        self._attempts = 0
+        self._low = 0
+        self._done = False
 
     @property
     def over(self) -> bool:
         """Whether no window will be asked for any more."""
-        raise NotImplementedError
-
-    def set_device(self, in_use: bool) -> None:
-        """Whether a device will be traced as well."""
+        return self._done or self._attempts >= MAX_ATTEMPTS
 
     def observe(self, at: Boundary) -> None:
         """A step was cut."""
+        self._outlier = is_outlier(at.wall_ns, self._walls)
+        if at.kind != "train":
+            return
+        self._seen += 1
+        if not (at.first_batch or at.compiled or at.saved or at.in_window):
+            self._walls.append(at.wall_ns)
 
     def decide(self, at: Boundary) -> Opening | None:
         """An `Opening`, or None to go on without a window. `at` is the boundary observed last."""
@@ -84,45 +96,10 @@ class Plan:
 
     def opened(self, _at: Boundary) -> None:
         """The window decided on was opened, or given up for a reason outside this plan."""
-
-    def closed(self, *, kept: bool, confidence: str) -> None:
-        """A window that was opened has ended."""
-
-    def _opening(self, at: Boundary) -> Opening | None:
-        raise NotImplementedError
-
-
-class AutoPlan(Plan):
-    """One window over steady steps; before that at most one of low confidence, for runs that may end first."""
-
-    def __init__(self, config: WindowConfig) -> None:
-        super().__init__(config)
-        self._walls: deque[int] = deque(maxlen=NOISY_STEPS)
-        self._outlier = False
-        self._seen = 0
-        self._attempts = 0
-        self._low = 0
-        self._done = False
-
-    @property
-    def over(self) -> bool:
-        return self._done or self._attempts >= MAX_ATTEMPTS
-
-    def set_device(self, in_use: bool) -> None:
-        self.warmup = DEVICE_WARMUP if in_use else 0
-
-    def observe(self, at: Boundary) -> None:
-        self._outlier = is_outlier(at.wall_ns, self._walls)
-        if at.kind != "train":
-            return
-        self._seen += 1
-        if not (at.first_batch or at.compiled or at.saved or at.in_window):
-            self._walls.append(at.wall_ns)
-
-    def opened(self, _at: Boundary) -> None:
         self._attempts += 1
 
     def closed(self, *, kept: bool, confidence: str) -> None:
+        """A window that was opened has ended."""
         if kept and confidence == HIGH:
             self._done = True
         elif kept:
@@ -136,8 +113,7 @@ class AutoPlan(Plan):
         usual = active = min(MAX_ACTIVE, max(MIN_ACTIVE, aim))
         if at.remaining is not None:
             active = max(MIN_ACTIVE, min(active, at.remaining - self.warmup))
-        fits = at.remaining is None or at.remaining >= self.warmup + active
-        if fits and is_steady(walls):
+        if (at.remaining is None or at.remaining >= self.warmup + active) and is_steady(walls):
             return Opening(self.warmup, active, HIGH, "step time is steady")
         if self._low >= MAX_LOW:
             return None
@@ -155,7 +131,10 @@ class AutoPlan(Plan):
 
 
 class SchedulePlan(Plan):
-    """skip_first, then cycles of wait, warmup and active steps; `repeat` cycles, 0 for as long as the run lasts."""
+    """skip_first, then cycles of wait, warmup and active steps; `repeat` cycles, 0 for as long as the run lasts.
+
+    Whether steps are steady does not matter, nor whether a device is in use.
+    """
 
     def __init__(self, config: WindowConfig) -> None:
         super().__init__(config)
@@ -183,11 +162,6 @@ class SchedulePlan(Plan):
         return divmod(at.completed - self._config.skip_first, self._config.wait + self.warmup + self._active)
 
 
-def make_plan(config: WindowConfig) -> Plan:
-    """The plan `config.mode` asks for ("auto" or "schedule")."""
-    return AutoPlan(config) if config.mode == "auto" else SchedulePlan(config)
-
-
 # Measured: a recorded event takes about a third of the memory that it takes as JSON.
 JSON_BYTES_PER_BYTE = 3
 MEMORY_NOISE_BYTES = 64_000_000  # what a training process gains or frees between steps anyway
@@ -202,10 +176,7 @@ class Budget:
         self.last_cost_ns = 0
         self._spent_ns = 0
         self._began_ns = began_ns
-        self._opened = False
-
-    def opened(self) -> None:
-        self._opened = True
+        self.opened = False  # a window was
 
     def charge(self, cost_ns: int) -> None:
         """A window cost so much: its calls, and how much longer its steps took than usual."""
@@ -215,7 +186,7 @@ class Budget:
     def affords_time(self, now_ns: int) -> bool:
         """Whether another window like the last one would stay within the share of the time run so far."""
         allowed_ns = self.time_share * (now_ns - self._began_ns)
-        return not self._opened or self._spent_ns + self.last_cost_ns <= allowed_ns
+        return not self.opened or self._spent_ns + self.last_cost_ns <= allowed_ns
 
     def over_time(self) -> str:
         """The reason to give when `affords_time` is False."""

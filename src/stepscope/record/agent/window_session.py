@@ -80,12 +80,8 @@ def device_in_use() -> str | None:
     import torch
 
     supported = {str(activity).rpartition(".")[2].lower() for activity in torch.autograd._supported_activities()}
-    for name in ("cuda", "xpu"):
-        module = getattr(torch, name, None)
-        is_initialized = getattr(module, "is_initialized", None)
-        if name in supported and is_initialized is not None and is_initialized():
-            return name
-    return None
+    names = (name for name in ("cuda", "xpu") if name in supported)
+    return next((name for name in names if getattr(getattr(torch, name, None), "is_initialized", bool)()), None)
 
 
 def apart(work: Callable[[], None]) -> None:
@@ -158,13 +154,6 @@ def in_forked_child() -> None:
         library.on_exit(library.fcloseall, None)
 
 
-def is_cpu_build() -> bool:
-    """Whether this torch was built for no device at all."""
-    import torch
-
-    return all(getattr(torch.version, name, None) is None for name in ("cuda", "hip", "xpu"))
-
-
 def trace_path(folder: str) -> str:
     """A path in `folder` for the next trace, never one that exists, compressed or not."""
     taken = set(os.listdir(folder))
@@ -182,13 +171,12 @@ class Session:
     It starts on the training thread: torch keeps the thread that starts one, and names it in the script's own traces.
     """
 
-    def __init__(self, *, memory: bool, device: str | None, stacks: bool = True, is_apart: bool = False) -> None:
+    def __init__(self, *, memory: bool, device: str | None, stacks: bool, is_apart: bool = False) -> None:
         self.state = "new"  # new | prepared | recording | stopped | gone
         self.thread = threading.get_ident()
         self._visible = False
         self._stacks = stacks
         with our_call():
-            self._profiler: Any
             self._profiler, all_threads = _build(memory=memory, device=device, stacks=stacks)
         self._run: Callable[[Callable[[], None]], None] = apart if is_apart and all_threads else lambda work: work()
 
@@ -217,23 +205,14 @@ class Session:
         """Recording ends; torch assembles the trace, which takes longer than anything else here."""
         if self.state == "prepared":  # torch complains on stderr when a prepared session is left behind
             self.start()
-
-        def stop() -> None:
-            with our_call():
-                self._profiler.__exit__(None, None, None)
-            self.state = "stopped"
-
-        self._run(stop)
+        self._run(our_call()(lambda: self._profiler.__exit__(None, None, None)))
+        self.state = "stopped"
 
     def export(self, path: str) -> int:
         """Writes plain JSON to `path` by way of a temporary name; the file's size in bytes."""
         temporary = path + ".tmp"
 
-        def export() -> None:
-            with our_call():
-                self._profiler.export_chrome_trace(temporary)
-
-        self._run(export)
+        self._run(our_call()(lambda: self._profiler.export_chrome_trace(temporary)))
         size = os.path.getsize(temporary)
         os.replace(temporary, path)
         self._profiler = None

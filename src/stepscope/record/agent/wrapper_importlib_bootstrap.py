@@ -43,9 +43,9 @@ def make_wrapper(
 ) -> Callable[..., Any]:
     """`original` with the hooks of `pair`, guarded, around it; called exactly once, arguments untouched.
 
-    While the owner is not `enabled` everything passes straight through.
-    Only where `before` returns a `Call` or an `Answer`, that is done instead; where it fails, the call is as it was.
-    With `refused`, a changed call that raises is made once more as it was given, and `after` gets None for it.
+    While the owner is not `enabled` everything passes straight through. `after` is called only where `before` returned
+    something, which it gets. Where that is a `Call` or an `Answer`, it is done instead; where `before` fails, the call
+    is as it was. With `refused`, a changed call that raises is made once more as it was given, without `after`.
     """
     switch, before, after = pair.switch, pair.before, pair.after
 
@@ -68,14 +68,14 @@ def make_wrapper(
             else:
                 result, token = _offer(original, token, args, kwargs, refused)
         except BaseException as error:
-            if not switch.off:
+            if token is not None and not switch.off:
                 try:
                     after(token, None, error)
                 except Exception as defect:  # noqa: BLE001 - the guard, see `Pair`
                     switch.trip(defect)
             error.__traceback__ = _beyond_this_file(error.__traceback__)
             raise
-        if not switch.off:
+        if token is not None and not switch.off:
             try:
                 after(token, result, None)
             except Exception as defect:  # noqa: BLE001 - the guard, see `Pair`

@@ -16,26 +16,33 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from stepscope.errors import EnvironmentRefusal, StepscopeError, UnreadableInputError, UsageError
+from stepscope.record.agent.config import Clock, WindowConfig, epoch_offset_ns
 from stepscope.record.agent.masking import mask_argv
-from stepscope.record.host.clock import measure_epoch_offset_ns, now_ns
 from stepscope.record.host.command import find_script
-from stepscope.record.host.doctor import has_ptrace_capability
 from stepscope.record.host.folder import RunFolder, claim_folder
-from stepscope.record.host.gpu import Gpus
-from stepscope.record.host.hardware import ROOT, read_text
+from stepscope.record.host.hardware import Gpus
 from stepscope.record.host.jsonlines import JsonLinesTail, write_json
 from stepscope.record.host.manifest import Manifest, first_manifest
-from stepscope.record.host.options import DEFAULT_RATE_HZ, SEGMENT_SECONDS, RecordOptions, WindowOptions
-from stepscope.record.host.processes import Process, ProcessTree, read_command, read_executable, read_stat
-from stepscope.record.host.pyspy import FALLBACK_MARKER, Look, find_pyspy, is_refusal, look_into, pyspy_version
+from stepscope.record.host.options import DEFAULT_RATE_HZ, SEGMENT_SECONDS, RecordOptions
+from stepscope.record.host.processes import Process, ProcessTree, read_command, read_executable, read_proc, read_stat
+from stepscope.record.host.pyspy import (
+    FALLBACK_MARKER,
+    IN_CONTAINER,
+    Look,
+    Rights,
+    find_pyspy,
+    is_refusal,
+    look_into,
+    rights,
+)
 from stepscope.record.host.scheduler import whole_number
+from stepscope.record.host.signals import ENDINGS, handled
 from stepscope.record.host.telemetry import Telemetry, TelemetryConfig
 from stepscope.schema import RANK_SCHEMA
 
@@ -94,20 +101,42 @@ def attach(options: AttachOptions, progress: Progress | None = None) -> Attached
     argv = read_command(options.pid) or [f"process-{options.pid}"]
     script = find_script(first.argv or argv, environ, cwd)
     folder = claim_folder(options.out, script.label, None, now=datetime.datetime.now())
-    offset = measure_epoch_offset_ns()
+    clock = Clock(epoch_offset_ns())
     manifest = first_manifest(
         folder.host / "manifest.json",
-        RecordOptions(command=tuple(argv), rate_hz=options.rate_hz, window=WindowOptions(mode="off")),
+        RecordOptions(command=tuple(argv), rate_hz=options.rate_hz, window=WindowConfig(mode="off")),
         script,
         None,
         environ=environ,
         cwd=cwd,
-        epoch_offset_ns=offset,
-        sampler={"source": "py-spy", "reason": None, "version": pyspy_version(program)},
+        epoch_offset_ns=clock.epoch_offset_ns,
+        pyspy=program,
     )
     manifest.values["kind"] = "attach"
     manifest.values["attach"] = {"seconds": options.seconds, "native": options.native, "ended": None}
-    return _Attachment(options, program, folder, manifest, offset).run(tree, ranks, progress)
+    started_ns = clock.now()
+    manifest.started(started_ns, options.pid)
+    for rank, pid in ranks.items():
+        _write_rank(folder, manifest, rank, tree.members[pid])
+    describe = threading.Thread(target=manifest.describe, args=(program,), daemon=True)
+    describe.start()
+    host, segment = str(folder.host), SEGMENT_SECONDS
+    config = TelemetryConfig(
+        host, options.pid, clock.epoch_offset_ns, options.rate_hz, segment, program, options.native
+    )
+    timer = _Timer(options.seconds, progress)
+    with Gpus() as gpus, timer.listening():
+        telemetry = Telemetry(config, gpus)
+        telemetry.tree.hear({"pid": pid, "folder": f"rank-{rank}"} for rank, pid in ranks.items())
+        timer.living = telemetry.living
+        telemetry.run(timer.wait)
+    describe.join(_DESCRIBE_SECONDS)
+    ended_ns = clock.now()
+    manifest.values["ended_ns"] = ended_ns
+    manifest.values["attach"]["ended"] = timer.ended
+    manifest.save()
+    problem = _check_samples(folder, options.pid)
+    return Attached(folder.run, (ended_ns - started_ns) / 1e9, timer.ended, manifest.problem or problem)
 
 
 def look_at_tree(pid: int) -> ProcessTree:
@@ -154,90 +183,49 @@ def find_ranks(tree: ProcessTree) -> dict[int, int]:
     return dict(sorted(found.items()))
 
 
-@dataclass
-class _Attachment:
-    """One sampling of a job, from the start of the first sampler to the complete manifest."""
+def _write_rank(folder: RunFolder, manifest: Manifest, rank: int, process: Process) -> None:
+    """rank.json of a process that trains, with what can be seen from outside; it gives the rank its name."""
+    environ = _environment(process.pid)
+    values = {
+        "schema": RANK_SCHEMA,
+        "rank": rank,
+        "local_rank": whole_number(environ.get("LOCAL_RANK")),
+        "world_size": whole_number(environ.get("WORLD_SIZE")),
+        "attempt": whole_number(environ.get("TORCHELASTIC_RESTART_COUNT")),
+        "pid": process.pid,
+        "host": folder.host.name.removeprefix("host-"),
+        "started_ns": manifest.values["started_ns"],
+        "argv": mask_argv(list(process.argv)),
+        "main_file": manifest.values["script"]["path"],
+        "cwd": str(_cwd(process.pid)),
+        "versions": {},
+        "device": None,
+        "clock": manifest.values["clock"],
+    }
+    try:
+        (folder.run / f"rank-{rank}").mkdir()
+        write_json(folder.run / f"rank-{rank}" / "rank.json", values)
+    except OSError as error:
+        manifest.problem = f"rank {rank} has no name: {error.strerror}"
 
-    options: AttachOptions
-    program: str
-    folder: RunFolder
-    manifest: Manifest
-    offset: int
 
-    def run(self, tree: ProcessTree, ranks: Mapping[int, int], progress: Progress | None) -> Attached:
-        options = self.options
-        config = TelemetryConfig(
-            str(self.folder.host), options.pid, self.offset, options.rate_hz, SEGMENT_SECONDS, self.program,
-            options.native,
-        )  # fmt: skip
-        started_ns = now_ns(self.offset)
-        self.manifest.started(started_ns, self.options.pid)
-        for rank, pid in ranks.items():
-            self._write_rank(rank, tree.members[pid])
-        describe = threading.Thread(target=self.manifest.describe, daemon=True)
-        describe.start()
-        timer = _Timer(self.options.seconds, progress)
-        with Gpus() as gpus, timer.listening():
-            telemetry = Telemetry(config, gpus)
-            telemetry.hear({"pid": pid, "folder": f"rank-{rank}"} for rank, pid in ranks.items())
-            timer.living = telemetry.living
-            telemetry.run(timer.wait)
-        describe.join(_DESCRIBE_SECONDS)
-        ended_ns = now_ns(self.offset)
-        self.manifest.values["ended_ns"] = ended_ns
-        self.manifest.values["attach"]["ended"] = timer.ended
-        self.manifest.save()
-        problem = self._check_samples()
-        return Attached(
-            run=self.folder.run,
-            seconds=(ended_ns - started_ns) / 1e9,
-            ended=timer.ended,
-            problem=self.manifest.problem or problem,
-        )
-
-    def _write_rank(self, rank: int, process: Process) -> None:
-        """rank.json of a process that trains, with what can be seen from outside; it gives the rank its name."""
-        environ = _environment(process.pid)
-        values = {
-            "schema": RANK_SCHEMA,
-            "rank": rank,
-            "local_rank": whole_number(environ.get("LOCAL_RANK")),
-            "world_size": whole_number(environ.get("WORLD_SIZE")),
-            "attempt": whole_number(environ.get("TORCHELASTIC_RESTART_COUNT")),
-            "pid": process.pid,
-            "host": self.folder.host.name.removeprefix("host-"),
-            "started_ns": self.manifest.values["started_ns"],
-            "argv": mask_argv(list(process.argv)),
-            "main_file": self.manifest.values["script"]["path"],
-            "cwd": str(_cwd(process.pid)),
-            "versions": {},
-            "device": None,
-            "clock": self.manifest.values["clock"],
-        }
-        try:
-            (self.folder.run / f"rank-{rank}").mkdir()
-            write_json(self.folder.run / f"rank-{rank}" / "rank.json", values)
-        except OSError as error:
-            self.manifest.problem = f"rank {rank} has no name: {error.strerror}"
-
-    def _check_samples(self) -> str | None:
-        """What must be said of the samples; removes the folder and raises `StepscopeError` where there are none."""
-        rows = JsonLinesTail(self.folder.host / "stacks.jsonl").read()
-        messages = [str(row["message"]) for row in rows if row.get("message")]
-        if any(row.get("samples") for row in rows):
-            return f"not every process could be sampled: {messages[0]}" if messages else None
-        given_up = JsonLinesTail(self.folder.host / FALLBACK_MARKER).read()
-        reason = next((str(row.get("reason")) for row in (*given_up, *rows) if row.get("reason")), None)
-        pid = self.options.pid
-        for rank in self.folder.run.glob("rank-*"):
-            shutil.rmtree(rank, ignore_errors=True)
-        self.folder.discard()
-        if not os.path.exists(f"/proc/{pid}"):
-            raise UnreadableInputError(f"process {pid} ended before a sample was taken; attach to one that runs longer")
-        message = reason or next(iter(messages), None)
-        if message is None:
-            raise UnreadableInputError(f"process {pid} gave no sample in that time; sample it longer with --seconds")
-        raise refusal(pid, Look(works=False, refused=is_refusal(message), message=message), rights(pid))
+def _check_samples(folder: RunFolder, pid: int) -> str | None:
+    """What must be said of the samples; removes the folder and raises `StepscopeError` where there are none."""
+    rows = JsonLinesTail(folder.host / "stacks.jsonl").read()
+    messages = [str(row["message"]) for row in rows if row.get("message")]
+    if any(row.get("samples") for row in rows):
+        return f"not every process could be sampled: {messages[0]}" if messages else None
+    given_up = JsonLinesTail(folder.host / FALLBACK_MARKER).read()
+    reason = next((str(row.get("reason")) for row in (*given_up, *rows) if row.get("reason")), None)
+    for rank in folder.run.glob("rank-*"):
+        shutil.rmtree(rank, ignore_errors=True)
+    folder.discard()
+    if not os.path.exists(f"/proc/{pid}"):
+        raise UnreadableInputError(f"process {pid} ended before a sample was taken; attach to one that runs longer")
+    message = reason or next(iter(messages), None)
+    if message is None:
+        raise UnreadableInputError(f"process {pid} gave no sample in that time; sample it longer with --seconds")
+    raise refusal(pid, Look(works=False, refused=is_refusal(message), message=message), rights(pid))
 
 
 class _Timer:
@@ -264,22 +252,11 @@ class _Timer:
         self._asked.wait(max(0.0, min(seconds, self._seconds - passed)))
         return []
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
+    def listening(self) -> AbstractContextManager[None]:
         """Ctrl-C and the signals of a scheduler end the sampling, not the program."""
         if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def ask(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - as `signal` calls it
-            self._asked.set()
-
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+            return nullcontext()
+        return handled((signal.SIGINT, *ENDINGS), lambda *_: self._asked.set())
 
 
 def _check_readable(program: str, tree: ProcessTree) -> None:
@@ -298,11 +275,7 @@ def _check_readable(program: str, tree: ProcessTree) -> None:
 
 def _environment(pid: int) -> dict[str, str]:
     """The environment a process was started with; empty where it may not be read. Only known names are ever written."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            parts = file.read(_MOST_ENVIRONMENT).split(b"\0")
-    except OSError:
-        return {}
+    parts = read_proc(pid, "environ", _MOST_ENVIRONMENT).split(b"\0")
     pairs = (part.decode("utf-8", "replace").partition("=") for part in parts)
     return {name: value for name, equals, value in pairs if equals}
 
@@ -324,30 +297,6 @@ def _rank_number(environ: Mapping[str, str]) -> int | None:
 
 _FREE_THREADED = re.compile(r"(?:lib)?python3\.\d+t")
 _FROM_INSIDE = "start the training with `stepscope run`, which can sample from inside"
-_YAMA_NOBODY = 3  # values of kernel.yama.ptrace_scope
-_YAMA_ADMINISTRATORS = 2
-_YAMA_PARENTS = 1
-
-
-@dataclass(frozen=True)
-class Rights:
-    """Who asks for what. `owner` is the user id of the process, None where it cannot be seen."""
-
-    owner: int | None
-    user: int
-    capability: bool | None  # CAP_SYS_PTRACE
-    yama: int | None  # None: the kernel has no such restriction
-
-
-def rights(pid: int, root: Path = ROOT) -> Rights:
-    yama = read_text(root / "proc/sys/kernel/yama/ptrace_scope")
-    owner = re.search(r"^Uid:\s*(\d+)", read_text(root / f"proc/{pid}/status") or "", re.MULTILINE)
-    return Rights(
-        owner=int(owner[1]) if owner else None,
-        user=os.geteuid(),
-        capability=has_ptrace_capability(read_text(root / "proc/self/status") or ""),
-        yama=int(yama) if yama is not None and yama.isdecimal() else None,
-    )
 
 
 def refusal(pid: int, look: Look, asked: Rights) -> StepscopeError:
@@ -360,7 +309,7 @@ def refusal(pid: int, look: Look, asked: Rights) -> StepscopeError:
 
 
 def _missing(message: str, asked: Rights) -> str:
-    if asked.yama == _YAMA_NOBODY:
+    if asked.yama == 3:
         return f"ptrace_scope is 3, so nobody may attach until the machine is restarted; {_FROM_INSIDE}"
     if not asked.capability:
         if asked.owner is not None and asked.owner != asked.user and asked.user != 0:
@@ -369,23 +318,18 @@ def _missing(message: str, asked: Rights) -> str:
             except KeyError:
                 owner = asked.owner
             return f"it belongs to user {owner}; run this as that user, or with sudo"
-        if asked.yama == _YAMA_ADMINISTRATORS:
+        if asked.yama == 2:
             return f"ptrace_scope is 2, so only administrators may attach; run this with sudo, or {_FROM_INSIDE}"
-        if asked.yama == _YAMA_PARENTS:
+        if asked.yama == 1:
             how = "run this with sudo, or set it to 0 (sudo sysctl kernel.yama.ptrace_scope=0)"
             return f"ptrace_scope is 1, so only its parents may attach; {how}, or {_FROM_INSIDE}"
-    container = "in a container add --cap-add SYS_PTRACE (Kubernetes: securityContext.capabilities.add: [SYS_PTRACE])"
-    return f"{message.rstrip('.')}; {container}, elsewhere run this with sudo"
+    return f"{message.rstrip('.')}; {IN_CONTAINER}, elsewhere run this with sudo"
 
 
 def _unsupported(pid: int, message: str) -> EnvironmentRefusal:
     """py-spy was let in and did not find what it knows."""
     program = os.path.basename(read_executable(pid) or "")
-    try:
-        maps = Path(f"/proc/{pid}/maps").read_text("utf-8", "replace")
-    except OSError:
-        maps = ""
-    if _FREE_THREADED.fullmatch(program) or re.search(r"/libpython3\.\d+t\.so", maps):
+    if _FREE_THREADED.fullmatch(program) or re.search(rb"/libpython3\.\d+t\.so", read_proc(pid, "maps")):
         what = "it is a free-threaded Python, which py-spy cannot read; run the training with a build that has the GIL"
     elif program.startswith("pypy"):
         what = "it is PyPy, which py-spy cannot read; run the training with CPython"

@@ -20,7 +20,8 @@ _SHELLS = {"sh", "bash", "dash", "zsh", "ksh"}
 _LAUNCHERS = {"torchrun", "accelerate", "deepspeed", "torch.distributed.run", "torch.distributed.launch", "horovodrun"}
 _LAUNCHER_MODULES = _LAUNCHERS | {"accelerate.commands.launch", "accelerate.commands.accelerate_cli"}
 _PYTHON_OPTIONS_WITH_VALUE = {"-W", "-X", "--check-hash-based-pycs"}
-_INSTALLED = ("site-packages", "dist-packages")
+_INSTALLED = frozenset(("site-packages", "dist-packages"))
+_SYSTEM = ("/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/local/bin")
 
 
 class CommandNotStarted(StepscopeError):
@@ -179,11 +180,8 @@ def user_roots(script: Script, cwd: Path, git_root: Path | None) -> list[str]:
         while script.kind == "module" and (own.parent / "__init__.py").is_file() and own.parent != own:
             own = own.parent
         folders.insert(0, own)
-    return list(dict.fromkeys(str(folder) for folder in folders if folder is not None and _is_user_folder(folder)))
-
-
-def _is_user_folder(folder: Path) -> bool:
-    if folder == Path(folder.anchor) or any(part in _INSTALLED for part in folder.parts):
-        return False
-    system = ("/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/local/bin", sysconfig.get_path("scripts"))
-    return str(folder) not in system and folder != Path(sysconfig.get_path("stdlib"))
+    others = {"/", *_SYSTEM, sysconfig.get_path("scripts"), sysconfig.get_path("stdlib")}
+    found = (
+        folder for folder in folders if folder is not None and not any(part in _INSTALLED for part in folder.parts)
+    )
+    return list(dict.fromkeys(str(folder) for folder in found if str(folder) not in others))

@@ -6,6 +6,7 @@ A check never raises; what cannot be found out has state "unknown".
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -15,10 +16,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stepscope.record.host.gpu import Gpus
 from stepscope.record.host.hardware import (
     ROOT,
     Cgroups,
+    Gpus,
     affinity,
     find_cgroups,
     format_cpu_list,
@@ -29,8 +30,15 @@ from stepscope.record.host.hardware import (
     smt_active,
     turbo,
 )
-from stepscope.record.host.pyspy import find_pyspy, look_into, pyspy_version
-from stepscope.record.host.tracing import allow_tracing
+from stepscope.record.host.pyspy import (
+    IN_CONTAINER,
+    Rights,
+    allow_tracing,
+    find_pyspy,
+    look_into,
+    pyspy_version,
+    rights,
+)
 
 DOCTOR_SCHEMA = "stepscope.doctor/1"
 _SPARE_CORES_FROM = 4  # from here on one core is left to the system, the sampler and interrupts
@@ -67,7 +75,7 @@ def examine(python: str | None = None, root: Path = ROOT) -> Doctor:
         cpus, sibling_groups(cpus, root), cgroups.cpu_limit_cores(), sibling_groups(online_cpus(root), root)
     )
     checks = (
-        stacks_check(attach()),
+        stacks_check(*try_sampling(), rights(os.getpid(), root)),
         *gpu_checks(root),
         torch_check(torch_build(python)),
         processors_check(cpus, online_cpus(root), cgroups),
@@ -97,21 +105,19 @@ def pinned_cpus(
     return sorted(cpu for core in usable[:count] for cpu in core if cpu in set(allowed))
 
 
-def stacks_check(attach: Attach) -> Check:
-    """Whether py-spy can look into a training process of this user."""
-    rights = f"ptrace_scope {attach.yama}" if attach.yama is not None else "no Yama"
-    rights += ", CAP_SYS_PTRACE" if attach.capability else ""
+def stacks_check(version: str | None, refusal: str | None, own: Rights) -> Check:
+    """Whether py-spy, None where there is none, can look into a training process of this user."""
+    name, known = "stacks (py-spy)", f"ptrace_scope {own.yama}" if own.yama is not None else "no Yama"
+    known += ", CAP_SYS_PTRACE" if own.capability else ""
     cost = "stacks come from a thread inside the process: slower (50 Hz at most), blind to waiting, missing in C code"
-    if attach.version is None:
-        return Check(
-            "stacks (py-spy)", "missing", "py-spy is not installed", cost, "pip install py-spy beside stepscope"
-        )
-    if attach.refusal is None:
-        return Check("stacks (py-spy)", "ok", f"py-spy {attach.version} attaches ({rights})")
-    remedy = "in a container add --cap-add SYS_PTRACE (Kubernetes: securityContext.capabilities.add: [SYS_PTRACE])"
-    if attach.yama is not None and attach.yama >= 2:
+    if version is None:
+        return Check(name, "missing", "py-spy is not installed", cost, "pip install py-spy beside stepscope")
+    if refusal is None:
+        return Check(name, "ok", f"py-spy {version} attaches ({known})")
+    remedy = IN_CONTAINER
+    if own.yama is not None and own.yama >= 2:
         remedy = "sudo sysctl kernel.yama.ptrace_scope=1, or run as a user with CAP_SYS_PTRACE"
-    return Check("stacks (py-spy)", "limited", f"attaching is refused ({rights}): {attach.refusal}", cost, remedy)
+    return Check(name, "limited", f"attaching is refused ({known}): {refusal}", cost, remedy)
 
 
 def gpu_checks(root: Path) -> tuple[Check, ...]:
@@ -218,7 +224,6 @@ def pressure_check(root: Path) -> Check:
     )  # fmt: skip
 
 
-_CAP_SYS_PTRACE = 19
 _TORCH_TIMEOUT_SECONDS = 90.0  # a cold import from a network file system
 _TORCH_PROGRAM = """
 import json, platform, sys
@@ -235,16 +240,6 @@ print("\\nSTEPSCOPE " + json.dumps(facts))
 
 
 @dataclass(frozen=True)
-class Attach:
-    """`version` None: no py-spy. `refusal` None: it attached. `yama` None: the kernel has no such restriction."""
-
-    version: str | None
-    refusal: str | None
-    yama: int | None
-    capability: bool | None
-
-
-@dataclass(frozen=True)
 class TorchBuild:
     """What `python` imports as torch; `version` None with a `problem` when it imports none."""
 
@@ -256,15 +251,11 @@ class TorchBuild:
     problem: str | None = None
 
 
-def attach(root: Path = ROOT) -> Attach:
-    """Start a short Python child the way a recording does, and let py-spy look into it."""
+def try_sampling() -> tuple[str | None, str | None]:
+    """Let py-spy look into a short Python child, started the way a recording does: its version, why it was refused."""
     program = find_pyspy()
-    yama = read_text(root / "proc/sys/kernel/yama/ptrace_scope")
-    capability = has_ptrace_capability(read_text(root / "proc/self/status") or "")
-    scope = int(yama) if yama is not None and yama.isdecimal() else None
     if program is None:
-        return Attach(None, None, scope, capability)
-    version = pyspy_version(program) or "of an unknown version"
+        return None, None
     child = subprocess.Popen(
         [sys.executable, "-c", "import time; print(flush=True); time.sleep(30)"],
         stdin=subprocess.DEVNULL,
@@ -279,13 +270,7 @@ def attach(root: Path = ROOT) -> Attach:
     finally:
         child.kill()
         child.communicate()
-    return Attach(version, None if look.works else look.message, scope, capability)
-
-
-def has_ptrace_capability(status: str) -> bool | None:
-    """Whether the effective set in a /proc/PID/status holds CAP_SYS_PTRACE."""
-    match = re.search(r"^CapEff:\s*([0-9a-fA-F]+)", status, re.MULTILINE)
-    return bool(int(match[1], 16) >> _CAP_SYS_PTRACE & 1) if match else None
+    return pyspy_version(program) or "of an unknown version", None if look.works else look.message
 
 
 def torch_build(python: str | None) -> TorchBuild:

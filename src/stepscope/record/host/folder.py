@@ -105,12 +105,11 @@ def _advice(scheduler: Scheduler | None) -> str:
 
 def _after_restart(out: Path, scheduler: Scheduler | None) -> Path:
     """Where a job that was started again (requeued, restarted workers) records: refusing would end its training."""
-    if scheduler is None or not scheduler.attempt or not out.is_dir():
-        return out
-    for path in out.glob("host-*"):
+    own, restarts = job_in_manifest({} if scheduler is None else scheduler.for_manifest())
+    for path in out.glob("host-*") if own is not None and restarts else ():
         job, attempt = job_in_manifest(_scheduler_of(read_json(path / "manifest.json")))
-        if job is not None and job == scheduler.job and attempt < scheduler.attempt:
-            return out.with_name(f"{out.name}-restart{scheduler.attempt}")
+        if job == own and attempt < restarts:
+            return out.with_name(f"{out.name}-restart{restarts}")
     return out
 
 
@@ -167,6 +166,7 @@ def _claim(run: Path, host_name: str, scheduler: Scheduler | None, *, new: bool)
 
 
 def _make_host_folder(folder: RunFolder, scheduler: Scheduler | None, *, new: bool) -> RunFolder | None:
+    ours = False
     try:
         folder.run.mkdir(parents=True, exist_ok=not new)
         folder.host.mkdir()
@@ -178,15 +178,12 @@ def _make_host_folder(folder: RunFolder, scheduler: Scheduler | None, *, new: bo
     try:
         probe = folder.host / ".writable"
         probe.write_bytes(b"x")
-        ours = _agree(folder, scheduler)
         probe.unlink()
-    except OSError:
-        folder.discard()
-        raise
-    if not ours:
-        folder.discard()
-        return None
-    return folder
+        ours = _agree(folder, scheduler)
+    finally:
+        if not ours:
+            folder.discard()
+    return folder if ours else None
 
 
 def _agree(folder: RunFolder, scheduler: Scheduler | None) -> bool:
@@ -223,7 +220,6 @@ def safe_name(text: str) -> str:
 
 
 LARGEST_REPORTED_JOB = 16  # launchers; beyond it, reading all their recordings can take minutes of every node's time
-CLAIM = ".reported-by-{ended}"  # taken once per number of ended launchers, so two that end together make one report
 
 
 class Part(enum.Enum):
@@ -247,9 +243,10 @@ def part_in_report(run: Path, host_dir: Path) -> Part:
         return Part.REPORT
     ended = ((read_json(folder / "manifest.json") or {}).get("ended_ns") for folder in folders)
     if len(folders) <= LARGEST_REPORTED_JOB and all(time is not None for time in ended):
-        # Where the claim fails another has it, or nothing can be written, the report neither.
+        # Taken once per number of ended launchers, so that two that end together make one report. Where the claim fails
+        # another has it, or nothing can be written, the report neither.
         with contextlib.suppress(OSError):
-            (run / CLAIM.format(ended=len(folders))).open("x").close()
+            (run / f".reported-by-{len(folders)}").open("x").close()
             return Part.REPORT
     return Part.SILENT if scheduler.get("index") else Part.WORD
 
@@ -266,22 +263,16 @@ def own_rank_folders(run: Path, host_dir: Path) -> list[Path]:
     return [run / name for name in names if (run / name).is_dir()]
 
 
-def compress_traces(folders: list[Path]) -> int:
-    """Replace every `trace-*.json` by its `.json.gz`; returns how many. One that fails stays as it is."""
-    return sum(_compress(path) for folder in folders for path in sorted(folder.glob("trace-*.json")))
-
-
-def _compress(path: Path) -> bool:
+def compress_traces(folders: list[Path]) -> None:
+    """Replace every `trace-*.json` by its `.json.gz`; one that fails stays as it is."""
     from isal import igzip
 
-    target = path.with_name(path.name + ".gz")
-    part = path.with_name(path.name + ".gz.part")
-    try:
-        with path.open("rb") as source, igzip.open(part, "wb", compresslevel=_LEVEL) as sink:
-            shutil.copyfileobj(source, sink, _CHUNK)
-        os.replace(part, target)
-        path.unlink()
-    except OSError:
-        part.unlink(missing_ok=True)
-        return False
-    return True
+    for path in (path for folder in folders for path in sorted(folder.glob("trace-*.json"))):
+        part = path.with_name(path.name + ".gz.part")
+        try:
+            with path.open("rb") as source, igzip.open(part, "wb", compresslevel=_LEVEL) as sink:
+                shutil.copyfileobj(source, sink, _CHUNK)
+            os.replace(part, path.with_name(path.name + ".gz"))
+            path.unlink()
+        except OSError:
+            part.unlink(missing_ok=True)

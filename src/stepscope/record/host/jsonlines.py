@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -17,12 +18,9 @@ class JsonLines:
 
     def __init__(self, path: Path) -> None:
         self._descriptor: int | None = None
-        try:
+        with contextlib.suppress(OSError):
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-        except OSError:
-            self.dropped = 1
-        else:
-            self.dropped = 0
+        self.dropped = int(self._descriptor is None)
 
     def append(self, row: Mapping[str, Any]) -> None:
         line = json.dumps(row, separators=(",", ":"), ensure_ascii=True).encode() + b"\n"
@@ -71,10 +69,15 @@ class JsonLinesTail:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Replace `path` by `value` in one step: a reader sees the old file or the new one. Raises `OSError`."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    """Replace `path` by `value` in one step, as `write_text` does."""
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=True) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace `path` by `text` in one step: a reader sees the old file or the new one. Raises `OSError`."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        temporary.write_text(json.dumps(value, indent=1, ensure_ascii=True) + "\n", encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
         os.replace(temporary, path)
     except OSError:
         temporary.unlink(missing_ok=True)

@@ -17,27 +17,27 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import stepscope
 from stepscope.errors import EnvironmentRefusal
+from stepscope.record.agent.config import Clock, epoch_offset_ns
 from stepscope.record.agent.journal import LastWord
 from stepscope.record.host import page_cost
-from stepscope.record.host.clock import measure_epoch_offset_ns, now_ns
 from stepscope.record.host.command import CommandNotStarted, find_script, resolve_executable
 from stepscope.record.host.folder import RunFolder, claim_folder, compress_traces, own_rank_folders, read_json
+from stepscope.record.host.jsonlines import JsonLinesTail
 from stepscope.record.host.knobs import changed_by_knobs
 from stepscope.record.host.manifest import Manifest, first_manifest, shell_status
-from stepscope.record.host.options import FALLBACK_RATE_HZ, RecordOptions
-from stepscope.record.host.processes import descendants, ignores, read_stat
-from stepscope.record.host.pyspy import FALLBACK_MARKER, find_pyspy, pyspy_version
+from stepscope.record.host.options import FALLBACK_RATE_HZ, SEGMENT_SECONDS, RecordOptions
+from stepscope.record.host.processes import ignores, read_stat
+from stepscope.record.host.pyspy import FALLBACK_MARKER, allow_tracing, find_pyspy, mark_fallback
 from stepscope.record.host.scheduler import detect_scheduler
 from stepscope.record.host.signals import ENDINGS, BlockedSignals, StepLimit
 from stepscope.record.host.telemetry import LOST as TELEMETRY_LOST
 from stepscope.record.host.telemetry import TelemetryConfig
-from stepscope.record.host.tracing import allow_tracing
 
 RECORDER_LOG = "recorder.log"  # what the telemetry process had to complain about; absent when nothing
 _POLL_SECONDS = 0.05  # with --max-steps only; otherwise we sleep until a signal comes
@@ -88,7 +88,7 @@ def launch(
         parent_started = datetime.datetime.fromtimestamp(round(time.time() - age))
     scheduler = detect_scheduler(environment, now=now, parent_started=parent_started)
     folder = claim_folder(options.out, script.label, scheduler, now=now)
-    offset = measure_epoch_offset_ns()
+    clock = Clock(epoch_offset_ns())
     pyspy = find_pyspy(environment)
     manifest = first_manifest(
         folder.host / "manifest.json",
@@ -97,13 +97,13 @@ def launch(
         scheduler,
         environ=environment,
         cwd=cwd,
-        epoch_offset_ns=offset,
-        sampler={"source": "py-spy" if pyspy else "agent", "reason": None, "version": None},
+        epoch_offset_ns=clock.epoch_offset_ns,
+        pyspy=pyspy,
     )
     manifest.save()
     if pyspy is None:
-        _mark_fallback(folder.host, now_ns(offset), "py-spy is not installed")
-    return _Launch(options, environment, executable, folder, manifest, offset, pyspy).run(meanwhile)
+        mark_fallback(folder.host, clock.now(), "py-spy is not installed")
+    return _Launch(options, environment, executable, folder, manifest, clock, pyspy).run(meanwhile)
 
 
 def _at_leisure(do: Callable[[], None]) -> None:
@@ -123,7 +123,7 @@ class _Launch:
     executable: str
     folder: RunFolder
     manifest: Manifest
-    offset: int
+    clock: Clock
     pyspy: str | None
     problem: str | None = None
 
@@ -132,16 +132,16 @@ class _Launch:
 
     def run(self, meanwhile: Callable[[], None] | None) -> Outcome:
         with BlockedSignals() as signals:
-            started_ns = now_ns(self.offset)
+            started_ns = self.clock.now()
             child = self._start(signals)
             telemetry = self._start_telemetry(child.pid)
             self.manifest.started(started_ns, child.pid)
-            describe = threading.Thread(target=self._describe, daemon=True)
+            describe = threading.Thread(target=self.manifest.describe, args=(self.pyspy,), daemon=True)
             describe.start()
             if meanwhile is not None:
                 threading.Thread(target=_at_leisure, args=(meanwhile,), daemon=True).start()
             self._watch(child, signals, telemetry)
-            ended_ns = now_ns(self.offset)
+            ended_ns = self.clock.now()
             hurried = signals.hurried()
             self._stop_telemetry(telemetry, _QUICK_STOP_SECONDS if hurried else _STOP_SECONDS)
             if not hurried:
@@ -167,12 +167,6 @@ class _Launch:
             problem=self.problem or self.manifest.problem,
         )
 
-    def _describe(self) -> None:
-        """What takes time to find out and must not delay the command."""
-        if self.pyspy is not None:
-            self.manifest.values["sampler"]["version"] = pyspy_version(self.pyspy)
-        self.manifest.describe()
-
     def _start(self, signals: BlockedSignals) -> subprocess.Popen[bytes]:
         environment = child_environment(self.environ, self._agent_configuration())
         try:
@@ -194,8 +188,8 @@ class _Launch:
             "run": str(self.folder.run),
             "host_dir": str(self.folder.host),
             "host": os.uname().nodename,
-            "epoch_offset_ns": self.offset,
-            "window": self.options.window.for_agent(),
+            "epoch_offset_ns": self.clock.epoch_offset_ns,
+            "window": asdict(self.options.window),
             "max_steps": self.options.max_steps,
             "knobs": [[knob.knob, knob.value] for knob in self.options.knobs],
             "seed": self.options.seed,
@@ -207,12 +201,17 @@ class _Launch:
     def _start_telemetry(self, root: int) -> subprocess.Popen[bytes] | None:
         options = self.options
         config = TelemetryConfig(
-            str(self.folder.host), root, self.offset, options.rate_hz, options.segment_seconds, self.pyspy
+            str(self.folder.host),
+            root,
+            self.clock.epoch_offset_ns,
+            options.rate_hz,
+            SEGMENT_SECONDS,
+            self.pyspy,
         )
         try:
             with (self.folder.host / RECORDER_LOG).open("ab") as log:
                 return subprocess.Popen(
-                    [sys.executable, "-m", "stepscope.record.host.telemetry", config.dumps()],
+                    [sys.executable, "-m", "stepscope.record.host.telemetry", json.dumps(asdict(config))],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
                     stderr=log,
@@ -222,7 +221,7 @@ class _Launch:
                 )
         except OSError as error:
             self.problem = f"no telemetry and no stacks were recorded: {error.strerror}"
-            _mark_fallback(self.folder.host, now_ns(self.offset), self.problem)
+            mark_fallback(self.folder.host, self.clock.now(), self.problem)
             return None
 
     def _watch(
@@ -254,22 +253,19 @@ class _Launch:
         if telemetry.stdin is not None:
             with contextlib.suppress(OSError):
                 telemetry.stdin.close()
-        if status == TELEMETRY_LOST:
-            self.problem = "telemetry and stacks are incomplete: the disk took no more of them"
-        elif status < 0:
-            self.problem = f"telemetry and stacks are incomplete: their process was killed by signal {-status}"
-        elif status != 0:
-            log = self.folder.host / RECORDER_LOG
-            self.problem = f"telemetry and stacks are incomplete, their process ended early; its words are in {log}"
+        if status != 0:
+            why = f", their process ended early; its words are in {self.folder.host / RECORDER_LOG}"
+            if status == TELEMETRY_LOST:
+                why = ": the disk took no more of them"
+            elif status < 0:
+                why = f": their process was killed by signal {-status}"
+            self.problem = f"telemetry and stacks are incomplete{why}"
 
     def _sampler(self) -> dict[str, Any]:
         """The manifest's `sampler`, as it turned out."""
         values = dict(self.manifest.values["sampler"])
-        try:
-            row = json.loads((self.folder.host / FALLBACK_MARKER).read_text(encoding="utf-8").splitlines()[0])
-        except (OSError, ValueError, IndexError):
-            return values
-        return {**values, "source": "agent", "reason": row.get("reason")}
+        rows = JsonLinesTail(self.folder.host / FALLBACK_MARKER).read()
+        return {**values, "source": "agent", "reason": rows[0].get("reason")} if rows else values
 
 
 def child_environment(environ: Mapping[str, str], configuration: Mapping[str, Any]) -> dict[str, str]:
@@ -317,11 +313,15 @@ def interrupt_as_terminal(root: int) -> None:
 
     Never to the group itself: it is ours too, and a shell, make or a test runner may be in it.
     """
-    leader = read_stat(root)
-    for pid in (root, *sorted(descendants(root))):
-        stat = read_stat(pid)
-        if stat is not None and leader is not None and stat.pgrp == leader.pgrp:
-            with contextlib.suppress(OSError):
+    import psutil
+
+    try:
+        group, below = os.getpgid(root), psutil.Process(root).children(recursive=True)
+    except (psutil.Error, OSError):
+        return  # it has ended
+    for pid in (root, *sorted(process.pid for process in below)):
+        with contextlib.suppress(OSError):  # it has ended
+            if os.getpgid(pid) == group:
                 os.kill(pid, signal.SIGTERM if ignores(pid, signal.SIGINT) else signal.SIGINT)
 
 
@@ -336,8 +336,3 @@ def _threads(ranks: list[Path]) -> int | None:
     """Of torch's operators, as the ranks say; None where nothing trained, and without the system's counts of faults."""
     told = ((read_json(folder / "rank.json") or {}).get("threads") for folder in ranks)
     return max((threads for threads in told if isinstance(threads, int)), default=None)
-
-
-def _mark_fallback(host_dir: Path, time_ns: int, reason: str) -> None:
-    with contextlib.suppress(OSError):
-        (host_dir / FALLBACK_MARKER).write_text(json.dumps({"time_ns": time_ns, "reason": reason}) + "\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from stepscope.record.host.command import Script, user_roots
 from stepscope.record.host.hardware import gpu_facts, hardware_facts, noise_facts
 from stepscope.record.host.jsonlines import write_json
 from stepscope.record.host.options import RecordOptions
+from stepscope.record.host.pyspy import output_of, pyspy_version
 from stepscope.record.host.scheduler import Scheduler
 from stepscope.schema import RUN_SCHEMA
 
@@ -56,8 +56,10 @@ class Manifest:
         except OSError as error:
             self.problem = f"cannot write {self._path}: {error.strerror}"
 
-    def describe(self) -> None:
-        """Ask the GPUs' driver and git: both may take seconds, so it happens beside the running command."""
+    def describe(self, pyspy: str | None) -> None:
+        """Ask py-spy, the GPUs' driver and git: they may take seconds, so it happens beside the running command."""
+        if pyspy is not None:
+            self.values["sampler"]["version"] = pyspy_version(pyspy)
         self.values["hardware"]["gpus"] = gpu_facts()
         self.values["git"] = git_state(git_root(Path(self.values["cwd"])))
         self.save()
@@ -93,12 +95,18 @@ def first_manifest(
     environ: Mapping[str, str],
     cwd: Path,
     epoch_offset_ns: int,
-    sampler: Mapping[str, Any],
+    pyspy: str | None,
 ) -> Manifest:
     """Everything that is known before the command starts; git and the ending are null until they are known."""
+    from importlib import metadata
+
+    try:
+        version = metadata.version("stepscope")
+    except metadata.PackageNotFoundError:
+        version = None
     values: dict[str, Any] = {
         "schema": RUN_SCHEMA,
-        "recorder_version": recorder_version(),
+        "recorder_version": version,
         "recorder_python": ".".join(str(part) for part in sys.version_info[:3]),
         "name": options.name or script.label,
         "tags": list(options.tags),
@@ -122,18 +130,9 @@ def first_manifest(
         "hardware": hardware_facts(),
         "noise": noise_facts(),
         "page_faults": None,
-        "sampler": dict(sampler),
+        "sampler": {"source": "py-spy" if pyspy else "agent", "reason": None, "version": None},
     }
     return Manifest(path, values)
-
-
-def recorder_version() -> str | None:
-    from importlib import metadata
-
-    try:
-        return metadata.version("stepscope")
-    except metadata.PackageNotFoundError:
-        return None
 
 
 _TIMEOUT_SECONDS = 2.0  # a huge or remote repository must not hold up the manifest
@@ -163,15 +162,4 @@ def git_state(root: Path | None) -> dict[str, Any] | None:
 
 def _git(root: Path, *arguments: str) -> str | None:
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(root), *arguments],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_TIMEOUT_SECONDS,
-            env=environment,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.decode("utf-8", "replace").strip() if done.returncode == 0 else None
+    return output_of(["git", "-C", str(root), *arguments], _TIMEOUT_SECONDS, environment)

@@ -13,13 +13,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from stepscope.record.host.gpu import Metric
-from stepscope.record.host.hardware import Cgroups, frequency_mhz, read_pressure_some
-from stepscope.record.host.processes import Stat, read_stat
+from stepscope.record.host.hardware import Cgroups, Metric, frequency_mhz, read_pressure_some
+from stepscope.record.host.processes import Stat, read_command, read_file, read_stat
 
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-_PRESSURES = ("cpu", "io", "memory")
 _LOADING_ROLES = ("rank", "loader_worker")
+_UNITS = {"_pct": "%", "_bytes": "bytes", "_ns": "ns", "processor": "number"}  # by the ending of a reading of a process
 
 
 def machine_metrics(cgroups: Cgroups, cpus: list[int]) -> list[Metric]:
@@ -38,7 +37,7 @@ def machine_metrics(cgroups: Cgroups, cpus: list[int]) -> list[Metric]:
     add("cpu_frequency_mhz", "MHz", frequency_mhz(cpus))
     add("cgroup_throttled_ns", "ns", cgroups.throttled_ns())
     add("cgroup_oom_events", "count", cgroups.oom_events())
-    for resource in _PRESSURES:
+    for resource in ("cpu", "io", "memory"):
         add(f"psi_{resource}_some_pct", "%", read_pressure_some(Path(f"/proc/pressure/{resource}")))
         path = cgroups.pressure_file(resource)
         if path is not None:
@@ -63,46 +62,35 @@ class ProcessMeter:
         """
         status, io = _text(f"/proc/{self._pid}/status"), _text(f"/proc/{self._pid}/io")
         resident_kib = _field(status, "VmRSS")
-        values: list[tuple[str, str, float | None]] = [
-            ("cpu_pct", "%", self._cpu_pct(stat, monotonic_ns)),
-            ("threads", "count", stat.threads),
-            ("minor_faults", "count", stat.minor_faults),
-            ("major_faults", "count", stat.major_faults),
-            ("migrations", "count", self._migrations(stat)),
-            ("rss_bytes", "bytes", None if resident_kib is None else resident_kib * 1024),
-            ("involuntary_switches", "count", _field(status, "nonvoluntary_ctxt_switches")),
-            ("read_bytes", "bytes", _field(io, "read_bytes")),
-            ("write_bytes", "bytes", _field(io, "write_bytes")),
-        ]
+        values: dict[str, float | None] = {
+            "cpu_pct": self._cpu_pct(stat, monotonic_ns),
+            "threads": stat.threads,
+            "minor_faults": stat.minor_faults,
+            "major_faults": stat.major_faults,
+            "migrations": self._migrations(stat),
+            "rss_bytes": None if resident_kib is None else resident_kib * 1024,
+            "involuntary_switches": _field(status, "nonvoluntary_ctxt_switches"),
+            "read_bytes": _field(io, "read_bytes"),
+            "write_bytes": _field(io, "write_bytes"),
+        }
         if role in _LOADING_ROLES:
-            values += [
-                ("requested_bytes", "bytes", _field(io, "rchar")),
-                ("blocked", "count", 1 if stat.state == "D" else None),
-                ("block_io_delay_ns", "ns", stat.block_io_ticks * _TICK_NS if _delays_counted() else None),
-            ]
-        values += self._threads(stat, status, role)
-        return [(name, unit, value, self._pid, None) for name, unit, value in values if value is not None]
-
-    def _threads(self, stat: Stat, status: str, role: str) -> list[tuple[str, str, float | None]]:
-        """What the scheduler counts for the main thread, and of a training process for all others together."""
+            values["requested_bytes"] = _field(io, "rchar")
+            values["blocked"] = 1 if stat.state == "D" else None
+            values["block_io_delay_ns"] = stat.block_io_ticks * _TICK_NS if _delays_counted() else None
+        # What the scheduler counts for the main thread, and of a training process for all others together.
         main = read_times(f"/proc/{self._pid}/schedstat")
-        if role != "rank":
-            return [("run_delay_ns", "ns", None if main is None else main.delay_ns)]
-        found: list[tuple[str, str, float | None]] = [
-            ("processor", "number", stat.processor),
-            ("voluntary_switches", "count", _field(status, "voluntary_ctxt_switches")),
-        ]
-        if main is not None:
-            found += [("run_delay_ns", "ns", main.delay_ns), ("main_cpu_ns", "ns", main.cpu_ns)]
-            found.append(("main_timeslices", "count", main.timeslices))
-        alone = read_stat(self._pid, thread=self._pid)
-        if alone is not None:
-            found.append(("main_minor_faults", "count", alone.minor_faults))
-        pool = self._pool.read(stat.threads)
-        if pool is not None:
-            found += [("pool_cpu_ns", "ns", pool.cpu_ns), ("pool_delay_ns", "ns", pool.delay_ns)]
-            found.append(("pool_timeslices", "count", pool.timeslices))
-        return found
+        values["run_delay_ns"] = main and main.delay_ns
+        if role == "rank":
+            values["processor"] = stat.processor
+            values["voluntary_switches"] = _field(status, "voluntary_ctxt_switches")
+            alone = read_stat(self._pid, thread=self._pid)
+            values["main_minor_faults"] = None if alone is None else alone.minor_faults
+            pool = self._pool.read(stat.threads)
+            for name, times in (("main", main), ("pool", pool)):
+                if times is not None:
+                    values |= {f"{name}_cpu_ns": times.cpu_ns, f"{name}_timeslices": times.timeslices}
+            values["pool_delay_ns"] = pool and pool.delay_ns
+        return [(name, _unit(name), value, self._pid, None) for name, value in values.items() if value is not None]
 
     def _cpu_pct(self, stat: Stat, monotonic_ns: int) -> float | None:
         last, self._last_cpu = self._last_cpu, (monotonic_ns, stat.cpu_ticks)
@@ -121,6 +109,10 @@ class ProcessMeter:
         return self._processor_changes
 
 
+def _unit(name: str) -> str:
+    return next((unit for ending, unit in _UNITS.items() if name.endswith(ending)), "count")
+
+
 @lru_cache(maxsize=1)
 def _delays_counted() -> bool:
     """Whether the kernel counts how long tasks wait for a disk; where it does not, it shows zeros."""
@@ -133,12 +125,11 @@ def _field(text: str, name: str) -> int | None:
 
 
 def _text(path: str) -> str:
-    return (_read(path) or b"").decode("utf-8", "replace")
+    return read_file(path).decode("utf-8", "replace")
 
 
 # A file for each thread takes some 10 us: a process with more threads is read so many times less often.
 THREADS_PER_READING = 64
-_CHUNK = 1 << 16
 
 
 class Times(NamedTuple):
@@ -176,21 +167,17 @@ class CoresMeter:
 
     def _ticks(self) -> tuple[int, int] | None:
         """(busy, stolen) of all cores since boot. Fields: user nice system idle iowait irq softirq steal."""
-        data = _read(self._path)
-        if data is None:
+        rows = [
+            words
+            for line in read_file(self._path).partition(b"\nintr")[0].split(b"\n")
+            if (words := line.split()) and words[0] in self._names
+        ]
+        try:
+            ticks = [[int(word) for word in words[1:9]] for words in rows if len(words) > 8]
+        except ValueError:
             return None
-        busy = stolen = found = 0
-        for line in data.split(b"\n"):
-            if not line.startswith(b"cpu"):
-                break
-            words = line.split()
-            if words[0] in self._names and len(words) > 8:
-                try:
-                    user, nice, system, _, _, irq, soft, steal = (int(word) for word in words[1:9])
-                except ValueError:
-                    return None
-                busy, stolen, found = busy + user + nice + system + irq + soft, stolen + steal, found + 1
-        return (busy, stolen) if found else None
+        busy = sum(sum(row) - row[3] - row[4] - row[7] for row in ticks)
+        return (busy, sum(row[7] for row in ticks)) if ticks else None
 
 
 class PoolMeter:
@@ -233,27 +220,10 @@ class PoolMeter:
 
 def read_times(path: str) -> Times | None:
     """A schedstat file of a thread; that of a process is its main thread's."""
-    words = (_read(path) or b"").split()
+    words = read_file(path).split()
     if len(words) != 3 or not all(word.isdigit() for word in words):
         return None
     return Times(*(int(word) for word in words))
-
-
-def _read(path: str) -> bytes | None:
-    """A file of /proc, with few calls: there are many, once a second."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        parts = []
-        while part := os.read(descriptor, _CHUNK):
-            parts.append(part)
-        return b"".join(parts)
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
 
 
 LOOKS_PER_READING = 4  # processes; each costs some 2 us per open file
@@ -342,11 +312,7 @@ def mount_of(path: str, mounts: Mounts) -> tuple[str, str] | None:
 
 def named_paths(pid: int) -> list[str]:
     """Absolute paths among the words of a command, after `=` too; programs and their code are no data."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            words = file.read(65536).decode("utf-8", "replace").split("\0")
-    except OSError:
-        return []
+    words = read_command(pid)
     values = [word.partition("=")[2] if word.startswith("-") and "=" in word else word for word in words[1:_MOST_WORDS]]
     return [os.path.normpath(value) for value in values if value.startswith("/") and not _NO_DATA.search(value)]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import UsageError
+from stepscope.record.agent.config import WindowConfig
 from stepscope.record.agent.knobs import check_all, masked
 from stepscope.schema import Knob
 
@@ -19,29 +20,6 @@ HIGHEST_RATE_HZ = 1000.0
 FALLBACK_RATE_HZ = 50.0  # in-process sampling holds the interpreter lock while it walks the stacks
 
 HIGHEST_SEED = (1 << 32) - 1  # of numpy, and of PYTHONHASHSEED
-
-WINDOW_BYTE_BUDGET = 200_000_000  # a trace beyond this takes longer to read than it tells
-WINDOW_TIME_SHARE = 0.02  # all windows together, export included, as a share of the run's wall time
-
-
-@dataclass(frozen=True, kw_only=True)
-class WindowOptions:
-    """When `torch.profiler` records everything. The five counts are steps and apply to mode "schedule" only."""
-
-    mode: str = "auto"  # auto | schedule | off
-    skip_first: int = 0
-    wait: int = 0
-    warmup: int = 1
-    active: int = 3
-    repeat: int = 1
-    memory: bool = False
-    byte_budget: int = WINDOW_BYTE_BUDGET
-    time_share: float = WINDOW_TIME_SHARE
-    everywhere: bool = False  # also over evaluation, checkpoint and logging steps
-
-    def for_agent(self) -> dict[str, Any]:
-        """The `window` object of the agent's configuration."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +34,7 @@ class RecordOptions:
     name: str | None = None
     tags: tuple[str, ...] = ()
     rate_hz: float = DEFAULT_RATE_HZ
-    segment_seconds: float = SEGMENT_SECONDS
-    window: WindowOptions = field(default_factory=WindowOptions)
+    window: WindowConfig = field(default_factory=WindowConfig)
     max_steps: int | None = None
     knobs: tuple[Knob, ...] = ()
     seed: int | None = None
@@ -83,7 +60,7 @@ class RecordOptions:
         """The `options` object of the manifest."""
         return {
             "rate_hz": self.rate_hz,
-            "window": self.window.for_agent(),
+            "window": asdict(self.window),
             "max_steps": self.max_steps,
             "knobs": [[knob.knob, masked(knob.knob, knob.value)] for knob in self.knobs],
             "seed": self.seed,
@@ -94,7 +71,7 @@ class RecordOptions:
 _COUNTS = ("skip_first", "wait", "warmup", "active", "repeat")
 
 
-def parse_window(text: str | None, *, off: bool = False, memory: bool = False) -> WindowOptions:
+def parse_window(text: str | None, *, off: bool = False, memory: bool = False) -> WindowConfig:
     """`--window`, `--no-window` and `--window-memory` as one value.
 
     `text` is a comma-separated list of `skip_first=`, `wait=`, `warmup=`, `active=`, `repeat=` and the bare word
@@ -103,7 +80,7 @@ def parse_window(text: str | None, *, off: bool = False, memory: bool = False) -
     if off:
         if text is not None or memory:
             raise UsageError("--no-window contradicts --window and --window-memory; drop one of them")
-        return WindowOptions(mode="off")
+        return WindowConfig(mode="off")
     counts: dict[str, int] = {}
     everywhere = False
     for part in (text or "").split(","):
@@ -120,4 +97,4 @@ def parse_window(text: str | None, *, off: bool = False, memory: bool = False) -
     if counts.get("active", 1) < 1:
         raise UsageError("--window active= must be at least 1; use --no-window to record none")
     mode = "schedule" if counts else "auto"
-    return WindowOptions(mode=mode, memory=memory, everywhere=everywhere, **counts)
+    return WindowConfig(mode=mode, memory=memory, everywhere=everywhere, **counts)

@@ -6,6 +6,7 @@ Counted is processor time, of which other processes take nothing. Huge pages are
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.record.agent.knobs import launched
+from stepscope.record.host.hardware import ROOT, read_text
 
 BYTES = 8 << 20  # of one mapping, as large as tensors that glibc maps anew; threads share it as those of an operator do
 BUDGET_NS = 20_000_000  # for one thread, and as much for several
@@ -45,9 +47,9 @@ def measure(threads: int) -> dict[str, Any] | None:
 
     None where it cannot be measured.
     """
-    found: list[dict[str, Any]] = []
+    from concurrent.futures import ThreadPoolExecutor
 
-    def work() -> None:
+    def work() -> dict[str, Any] | None:
         try:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)  # of this thread alone
             libc = _Libc()
@@ -55,21 +57,17 @@ def measure(threads: int) -> dict[str, Any] | None:
             alone = _rounds(libc, 1)
             beside = _rounds(libc, count) if count > 1 else alone
         except (OSError, AttributeError, ValueError, statistics.StatisticsError):
-            return
-        found.append(
-            {
-                "page_bytes": mmap.PAGESIZE,
-                "ns_alone": round(alone[0], 1),
-                "threads": count,
-                "ns_beside": round(beside[0], 1),
-                "ns_returned": round(alone[1], 1),
-            }
-        )
+            return None
+        return {
+            "page_bytes": mmap.PAGESIZE,
+            "ns_alone": round(alone[0], 1),
+            "threads": count,
+            "ns_beside": round(beside[0], 1),
+            "ns_returned": round(alone[1], 1),
+        }
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    return found[0] if found else None
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
 
 
 def _rounds(libc: _Libc, count: int) -> tuple[float, float]:
@@ -101,45 +99,33 @@ def _fault_ns(start: int, size: int) -> float:
 
 
 def _beside(works: list[Callable[[], float]]) -> list[float]:
-    """The results of all, run at once."""
-    results: list[float] = []
+    """The results of all, run at once, at the priority of this thread."""
+    from concurrent.futures import ThreadPoolExecutor
+
     gate = threading.Barrier(len(works))
 
-    def run(work: Callable[[], float]) -> None:
+    def run(work: Callable[[], float]) -> float:
         gate.wait()
-        results.append(work())
+        return work()
 
-    others = [threading.Thread(target=run, args=(work,)) for work in works[1:]]
-    for other in others:
-        other.start()
-    run(works[0])
-    for other in others:
-        other.join()
-    return results
+    with ThreadPoolExecutor(len(works)) as pool:
+        return list(pool.map(run, works))
 
 
-def huge_pages(root: Path = Path("/")) -> str | None:
+def huge_pages(root: Path = ROOT) -> str | None:
     """`always`, `madvise` or `never`, as the kernel is set."""
-    try:
-        text = (root / "sys/kernel/mm/transparent_hugepage/enabled").read_text(encoding="ascii")
-    except (OSError, UnicodeDecodeError):
-        return None
+    text = read_text(root / "sys/kernel/mm/transparent_hugepage/enabled") or ""
     return text.partition("[")[2].partition("]")[0] or None
 
 
 def facts(threads: int | None) -> dict[str, Any]:
     """The manifest's `page_faults`: what a fault costs with so many `threads`, and what could be done about it."""
+    libc = None  # such as "glibc 2.36"; where it is another C library it is unknown
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        libc = os.confstr("CS_GNU_LIBC_VERSION")
     return {
         "cost": None if threads is None else measure(threads),
         "huge_pages": huge_pages(),
-        "libc": libc_name(),
+        "libc": libc,
         "installed": [name for name in launched.LIBRARIES if launched.installed(name) is not None],
     }
-
-
-def libc_name() -> str | None:
-    """Such as "glibc 2.36"; None where it is another C library."""
-    try:
-        return os.confstr("CS_GNU_LIBC_VERSION")
-    except (OSError, ValueError, AttributeError):
-        return None

@@ -34,7 +34,6 @@ class Stat:
     comm: str
     state: str
     ppid: int
-    pgrp: int
     minor_faults: int
     major_faults: int
     cpu_ticks: int
@@ -44,11 +43,24 @@ class Stat:
     block_io_ticks: int = 0  # waiting for a disk; the kernel counts it only where it was told to
 
 
+def read_proc(pid: int, name: str, most: int = -1) -> bytes:
+    """A file of a process in /proc; empty where the process is gone or another user's."""
+    return read_file(f"/proc/{pid}/{name}", most)
+
+
+def read_file(path: str, most: int = -1) -> bytes:
+    """A file of /proc, unbuffered, for there are many, once a second; empty where it cannot be read."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return file.readall() if most < 0 else file.read(most)
+    except OSError:
+        return b""
+
+
 def read_stat(pid: int, thread: int | None = None) -> Stat | None:
     """Of a process, or of one of its threads alone. None when it is gone or the line cannot be understood."""
+    text = read_proc(pid, "stat" if thread is None else f"task/{thread}/stat").decode("utf-8", "replace")
     try:
-        with open(f"/proc/{pid}/stat" if thread is None else f"/proc/{pid}/task/{thread}/stat", "rb") as file:
-            text = file.read().decode("utf-8", "replace")
         head, _, tail = text.rpartition(")")
         comm = head.partition("(")[2]
         part = tail.split()
@@ -56,7 +68,6 @@ def read_stat(pid: int, thread: int | None = None) -> Stat | None:
             comm=comm,
             state=part[0],
             ppid=int(part[1]),
-            pgrp=int(part[2]),
             minor_faults=int(part[7]),
             major_faults=int(part[9]),
             cpu_ticks=int(part[11]) + int(part[12]),
@@ -65,28 +76,19 @@ def read_stat(pid: int, thread: int | None = None) -> Stat | None:
             processor=int(part[36]),
             block_io_ticks=int(part[39]),
         )
-    except (OSError, ValueError, IndexError):
+    except (ValueError, IndexError):
         return None
 
 
 def ignores(pid: int, number: int) -> bool:
     """Whether a process ignores a signal, as what a shell has started in the background does with SIGINT."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            lines = file.read().split(b"\n")
-        mask = next(line.split()[1] for line in lines if line.startswith(b"SigIgn:"))
-        return bool(int(mask, 16) >> (number - 1) & 1)
-    except (OSError, StopIteration, ValueError, IndexError):
-        return False
+    mask = re.search(rb"^SigIgn:\s*([0-9a-f]+)", read_proc(pid, "status"), re.MULTILINE)
+    return mask is not None and bool(int(mask[1], 16) >> (number - 1) & 1)
 
 
 def read_command(pid: int) -> list[str]:
     """argv as the kernel has it; empty for a process that is gone or a kernel thread."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            data = file.read(65536)
-    except OSError:
-        return []
+    data = read_proc(pid, "cmdline", 65536)
     return [part.decode("utf-8", "replace") for part in data.rstrip(b"\0").split(b"\0")] if data else []
 
 
@@ -95,28 +97,6 @@ def read_executable(pid: int) -> str | None:
         return os.readlink(f"/proc/{pid}/exe")
     except OSError:
         return None
-
-
-def descendants(root: int) -> set[int]:
-    """All living processes below `root`, by one look at the whole of /proc."""
-    parents: dict[int, list[int]] = {}
-    for pid in _all_pids():
-        stat = read_stat(pid)
-        if stat is not None:
-            parents.setdefault(stat.ppid, []).append(pid)
-    found: set[int] = set()
-    pending = [root]
-    while pending:
-        children = [child for child in parents.get(pending.pop(), ()) if child not in found]
-        found.update(children)
-        pending += children
-    return found
-
-
-def _same_program(pid: int, executable: Any) -> bool:
-    """Whether `pid` means the same process to us as to the agent; in a container of its own it may not."""
-    seen = read_executable(pid)
-    return seen is None or os.path.basename(seen) == os.path.basename(os.path.realpath(str(executable)))
 
 
 def _all_pids() -> list[int]:
@@ -164,9 +144,12 @@ class ProcessTree:
                 continue
             if isinstance(row.get("folder"), str):
                 self._claims[pid] = row["folder"]
-            executable = row.get("executable")
-            known = pid in self.members or executable is None or _same_program(pid, executable)
-            if isinstance(row.get("role"), str) and known:
+            # Whether the number means the same process to us as to the agent; in a container of its own it may not.
+            told, seen = row.get("executable"), None if pid in self.members else read_executable(pid)
+            same = (
+                told is None or seen is None or os.path.basename(seen) == os.path.basename(os.path.realpath(str(told)))
+            )
+            if isinstance(row.get("role"), str) and same:
                 self._agent_roles[pid] = row["role"]
 
     def discover(self, now_ns: int) -> list[Process]:
@@ -192,13 +175,7 @@ class ProcessTree:
 
     def _is_marked(self, pid: int) -> bool:
         """Whether the environment it was started with is the run's."""
-        if self._mark is None:
-            return False
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                return self._mark in file.read()
-        except OSError:  # another user's, or gone
-            return False
+        return self._mark is not None and self._mark in read_proc(pid, "environ")
 
     def _new_stat(self, pid: int) -> Stat | None:
         """The stat of a process we do not know yet; not of a zombie, nor of a dead member that is still listed."""
@@ -275,11 +252,7 @@ class ProcessTree:
 
 
 def _look_for_libraries(process: Process) -> None:
-    try:
-        with open(f"/proc/{process.pid}/maps", "rb") as file:
-            maps = file.read()
-    except OSError:
-        return
+    maps = read_proc(process.pid, "maps")
     if maps:
         process.torch = b"/libtorch" in maps
         if b"/libpython" in maps:

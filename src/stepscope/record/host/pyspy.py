@@ -10,6 +10,7 @@ ten times a second, which alone cost 1.8 % of a core on a machine with 75 proces
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import shutil
@@ -23,7 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from stepscope.record.agent.journal import append_line
 from stepscope.record.agent.masking import mask_argv
+from stepscope.record.host.hardware import ROOT, read_text
 from stepscope.record.host.pyspy_stacks import (
     Counted,
     SpyPart,
@@ -62,14 +65,24 @@ def find_pyspy(environ: Mapping[str, str] | None = None) -> str | None:
 
 
 def pyspy_version(program: str) -> str | None:
+    match = re.search(r"\d+\.\d+\S*", output_of([program, "--version"], _PROBE_SECONDS) or "")
+    return match[0] if match else None
+
+
+def output_of(command: Sequence[str], seconds: float, environ: Mapping[str, str] | None = None) -> str | None:
+    """What a program prints; None where it fails or takes longer than `seconds`."""
     try:
         done = subprocess.run(
-            [program, "--version"], capture_output=True, timeout=_PROBE_SECONDS, stdin=subprocess.DEVNULL, check=False
+            command, capture_output=True, timeout=seconds, stdin=subprocess.DEVNULL, env=environ, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    match = re.search(r"\d+\.\d+\S*", done.stdout.decode("utf-8", "replace"))
-    return match[0] if match else None
+    return done.stdout.decode("utf-8", "replace").strip()
+
+
+def mark_fallback(host_dir: Path, time_ns: int, reason: str) -> None:
+    """Have the agents take stacks from inside."""
+    append_line(str(host_dir / FALLBACK_MARKER), {"time_ns": time_ns, "reason": reason})
 
 
 @dataclass(frozen=True)
@@ -96,6 +109,51 @@ def look_into(program: str, pid: int) -> Look:
     text = done.stderr.decode("utf-8", "replace")
     works = done.returncode == 0
     return Look(works=works, refused=not works and is_refusal(text), message=_first_line(text))
+
+
+IN_CONTAINER = "in a container add --cap-add SYS_PTRACE (Kubernetes: securityContext.capabilities.add: [SYS_PTRACE])"
+_CAP_SYS_PTRACE = 19
+_PR_SET_PTRACER = 0x59616D61
+_PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
+
+
+@dataclass(frozen=True)
+class Rights:
+    """Who asks for what. `owner` is the user id of the process, None where it cannot be seen."""
+
+    owner: int | None
+    user: int
+    capability: bool | None  # CAP_SYS_PTRACE
+    yama: int | None  # of kernel.yama.ptrace_scope: 1 parents, 2 administrators, 3 nobody; None: no such restriction
+
+
+def rights(pid: int, root: Path = ROOT) -> Rights:
+    """What stands in the way of looking into a process, as this one sees it."""
+    yama = read_text(root / "proc/sys/kernel/yama/ptrace_scope")
+    owner = re.search(r"^Uid:\s*(\d+)", read_text(root / f"proc/{pid}/status") or "", re.MULTILINE)
+    effective = re.search(r"^CapEff:\s*([0-9a-fA-F]+)", read_text(root / "proc/self/status") or "", re.MULTILINE)
+    return Rights(
+        owner=int(owner[1]) if owner else None,
+        user=os.geteuid(),
+        capability=bool(int(effective[1], 16) >> _CAP_SYS_PTRACE & 1) if effective else None,
+        yama=int(yama) if yama is not None and yama.isdecimal() else None,
+    )
+
+
+def allow_tracing() -> Callable[[], None]:
+    """What to call in a child between fork and exec, so that py-spy, its sibling, may look into it.
+
+    Everything it needs is looked up before the fork. Without Yama the kernel refuses the request and nothing is lost.
+    The permission outlives exec, not another fork.
+    """
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    zero = ctypes.c_ulong(0)
+
+    def allow() -> None:
+        if prctl is not None:
+            prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, zero, zero, zero)
+
+    return allow
 
 
 @dataclass
@@ -219,9 +277,8 @@ class Sampler:
             output.close()
             self._end(f"py-spy cannot be run: {error.strerror}")
             return
-        tasks = TaskWatch(pid)
-        tasks.look(spawned_ns)
-        segment.spies.append(Spy(pid, process, output, path, spawned_ns, tasks))
+        segment.spies.append(Spy(pid, process, output, path, spawned_ns))
+        segment.spies[-1].look(spawned_ns)
 
     def _look(self, pause_seconds: float) -> None:
         """See which threads the sampled processes have, when the last look is `pause_seconds` ago."""
@@ -231,7 +288,7 @@ class Sampler:
         self._looked, now_ns = now, self.now_ns()
         for spy in self._segment.spies:
             if spy.text is None:
-                spy.tasks.look(now_ns)
+                spy.look(now_ns)
 
     def _interrupt(self, segment: _Segment) -> None:
         self._look(0.0)
@@ -243,7 +300,22 @@ class Sampler:
     def _close(self, segment: _Segment) -> None:
         """Put what the samplers wrote into one file, and its line into stacks.jsonl."""
         path = self.folder / f"stacks-{segment.number}.raw"
-        parts, errors, messages = self._convert(segment)
+        wall_minus_run_ns = time.time_ns() - self.now_ns()
+        parts: list[SpyPart] = []
+        messages: list[str] = []  # of those that failed
+        errors = 0
+        for spy in segment.spies:
+            if spy.counts is None:
+                message = _first_line(spy.text or "")
+                messages += [message] if is_refusal(message) else []
+                continue
+            try:
+                counted, start_ns = spy.convert(self.rate_hz, wall_minus_run_ns)
+            except UnreadableTraceError as error:
+                messages.append(str(error))
+                continue
+            parts.append(SpyPart(process_prefix(self.chain(spy.pid)), start_ns, counted))
+            errors += spy.counts[1]
         written, times = write_segment(path, parts) if parts else (False, None)
         # When the last sampler stopped: it takes one more sample after it was told to.
         told_ns = segment.interrupted_ns or self.now_ns()
@@ -263,27 +335,6 @@ class Sampler:
                 **({"times": times} if times is not None else {}),
             }
         )  # fmt: skip
-
-    def _convert(self, segment: _Segment) -> tuple[list[SpyPart], int, list[str]]:
-        """What each sampler has seen, the errors they counted, and what must be said of those that failed."""
-        wall_minus_run_ns = time.time_ns() - self.now_ns()
-        parts: list[SpyPart] = []
-        messages: list[str] = []
-        errors = 0
-        for spy in segment.spies:
-            reported = spy.counts
-            if reported is None:
-                message = _first_line(spy.text or "")
-                messages += [message] if is_refusal(message) else []
-                continue
-            try:
-                counted, start_ns = spy.convert(self.rate_hz, wall_minus_run_ns)
-            except UnreadableTraceError as error:
-                messages.append(str(error))
-                continue
-            parts.append(SpyPart(process_prefix(self.chain(spy.pid)), start_ns, counted))
-            errors += reported[1]
-        return parts, errors, messages
 
     def _judge(self, spy: Spy) -> None:
         """Decide what the end of a sampler means for the next try."""
@@ -342,9 +393,19 @@ class Spy:
     output: IO[bytes]
     path: Path
     spawned_ns: int
-    tasks: TaskWatch
     text: str | None = None  # what it said, once it has ended
     ended_ns: int = 0
+
+    def __post_init__(self) -> None:
+        self._seen_ns: dict[int, int] = {}  # thread -> when it was last there
+        self._looked_ns: int | None = None
+
+    def look(self, now_ns: int) -> None:
+        """Note the threads there are; nothing where the process is gone."""
+        with contextlib.suppress(OSError):
+            names = os.listdir(f"/proc/{self.pid}/task")
+            self._looked_ns = now_ns
+            self._seen_ns.update((int(name), now_ns) for name in names if name.isdecimal())
 
     def collect(self, now_ns: Callable[[], int]) -> bool:
         """Whether it has ended; fetches its words the first time."""
@@ -378,42 +439,15 @@ class Spy:
         """What it has sampled, and its start on the run's clock. Raises `UnreadableTraceError`."""
         trace = read_trace(self.path)
         start_ns = self.start_ns(trace.last_us, wall_minus_run_ns)
-        known = self.tasks.knows([thread.tid for thread in trace.threads])
+        # Whether threads can be told by the numbers that the process has for them; not in another pid namespace.
+        known = any(thread.tid in self._seen_ns for thread in trace.threads)
 
         def last_seen_us(thread: ThreadHistory) -> int | None:
-            if thread.tid is None or not known:
+            met_ns = start_ns + thread.starts_us[0] * 1000
+            if thread.tid is None or not known or self._looked_ns is None or met_ns > self._looked_ns:
                 return None
-            seen_ns = self.tasks.last_seen_ns(thread.tid, start_ns + thread.starts_us[0] * 1000)
-            return None if seen_ns is None else (seen_ns - start_ns) // 1000
+            seen_ns = self._seen_ns.get(thread.tid, met_ns)
+            return None if seen_ns == self._looked_ns else (seen_ns - start_ns) // 1000  # None: it lives on
 
         samples = self.counts[0] if self.counts else 0
         return count(trace, samples, rate_hz=rate_hz, last_seen_us=last_seen_us), start_ns
-
-
-class TaskWatch:
-    """The looks at one process."""
-
-    def __init__(self, pid: int) -> None:
-        self._folder = f"/proc/{pid}/task"
-        self._seen_ns: dict[int, int] = {}
-        self._last_ns: int | None = None
-
-    def look(self, now_ns: int) -> None:
-        """Note the threads there are; nothing where the process is gone."""
-        try:
-            names = os.listdir(self._folder)
-        except OSError:
-            return
-        self._last_ns = now_ns
-        self._seen_ns.update((int(name), now_ns) for name in names if name.isdecimal())
-
-    def knows(self, tids: Sequence[int | None]) -> bool:
-        """Whether threads called `tids` by the process can be told here; not those of another pid namespace."""
-        return any(tid in self._seen_ns for tid in tids)
-
-    def last_seen_ns(self, tid: int, met_ns: int) -> int | None:
-        """When a thread that the sampler met at `met_ns` was last there; None when, for all we know, it lives on."""
-        if self._last_ns is None or met_ns > self._last_ns:
-            return None
-        seen_ns = self._seen_ns.get(tid, met_ns)
-        return None if seen_ns == self._last_ns else seen_ns

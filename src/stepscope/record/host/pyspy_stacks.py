@@ -2,7 +2,7 @@
 
 An array of begin and end events. py-spy writes them for a thread only when its stack has changed since the sample
 before, and ends all that is open when it ends itself; with `--threads` the outermost frame is `thread (TID): NAME`. A
-thread that has ended looks as if it stood still from then on (`pyspy.TaskWatch` knows better). Times are microseconds
+thread that has ended looks as if it stood still from then on (`pyspy.Spy` knows better). Times are microseconds
 since py-spy's own start.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from stepscope.record.agent.masking import mask_text
+from stepscope.record.host.jsonlines import write_text
 
 MOST_BYTES = 64 * 2**20  # of one file: 50 times what a deep training loop writes in a segment at the default rate
 MOST_CHARACTERS = 64 * 2**20  # of all distinct stacks; a recursion a thousand deep makes each of them 60 KB
@@ -130,9 +130,12 @@ class _Lanes:
             lane.time_us = event.ts
         if event.ph == "B":
             key = (event.name, event.args.filename, event.args.line)
-            if key not in self._frames:
-                self._frames[key] = _frame_text(*key)
-            lane.stack.append(self._frames[key])
+            text = self._frames.get(key)
+            if text is None:  # as in py-spy's raw format; line 0 or None is unknown, an empty file too
+                name, file, line = key
+                text = name if not file else f"{name} ({file}:{line})" if line else f"{name} ({file})"
+                text = self._frames[key] = mask_text(text) if _THREAD.match(text) else text
+            lane.stack.append(text)
         elif event.ph == "E" and lane.stack:
             lane.stack.pop()
         else:
@@ -163,28 +166,16 @@ class _Lanes:
             tid = int(found[1]) if found and found[1].isdecimal() else None
             current = lane.current = ThreadHistory(label, tid)
             self._threads.append(current)
-        record = self._number(";".join(lane.stack))
-        if not current.records or current.records[-1] != record:
-            current.records.append(record)
-            current.starts_us.append(lane.time_us)
-
-    def _number(self, text: str) -> int:
-        number = self._numbers.get(text)
-        if number is None:
+        text = ";".join(lane.stack)
+        record = self._numbers.get(text)
+        if record is None:
             self._characters += len(text)
             if self._characters > MOST_CHARACTERS:
                 raise UnreadableTraceError("the stacks of a segment are too many and too deep; lower --rate")
-            number = self._numbers[text] = len(self._numbers)
-        return number
-
-
-def _frame_text(name: str, file: str, line: int | None) -> str:
-    """A frame as py-spy's raw format writes it; `line` 0 or None is unknown, an empty `file` too."""
-    text = name if not file else f"{name} ({file}:{line})" if line else f"{name} ({file})"
-    return mask_text(text) if _THREAD.match(text) else text
-
-
-_FARTHEST_LENDER = 64  # stretches away; beyond it any that can spare a sample lends one
+            record = self._numbers[text] = len(self._numbers)
+        if not current.records or current.records[-1] != record:
+            current.records.append(record)
+            current.starts_us.append(lane.time_us)
 
 
 class Stretch(NamedTuple):
@@ -208,7 +199,8 @@ class Counted:
 def count(
     trace: Trace, samples: int, *, rate_hz: float, last_seen_us: Callable[[ThreadHistory], int | None]
 ) -> Counted:
-    """Distribute the `samples` (of all threads together) that py-spy has reported.
+    """Distribute the `samples` (of all threads together) that py-spy has reported: by their lives among threads, then
+    by time among the stretches of each, of which none goes empty.
 
     `last_seen_us` tells when a thread was there last, None where it lives on. The counts sum to `samples`, or to the
     number of stretches should that be higher.
@@ -226,8 +218,8 @@ def count(
     stretches: list[Stretch] = []
     for thread, share in zip(trace.threads, shares, strict=True):
         edges = _edges(thread, trace.first_us, real_gap_us)
-        durations = [end - start for start, end in pairwise(edges)]
-        for record, number in zip(thread.records, along(durations, share), strict=True):
+        durations = [max(1, end - start) for start, end in pairwise(edges)]
+        for record, number in zip(thread.records, apportion(share, durations, [1] * len(durations)), strict=True):
             counts[record] += number
         stretches += map(Stretch, thread.records, edges, edges[1:])
     stretches.sort(key=lambda stretch: stretch.start_us)
@@ -255,44 +247,6 @@ def apportion(total: int, weights: Sequence[int], least: Sequence[int]) -> list[
     return shares
 
 
-def along(durations: Sequence[int], total: int) -> list[int]:
-    """`total` samples laid evenly over consecutive stretches, each of which has one at least.
-
-    A stretch that came away empty gets one from the nearest that has more: the sums over any longer time stay true to
-    the time. `total` must not be below the number of stretches.
-    """
-    whole = sum(durations) or 1
-    passed = given = 0
-    counts = []
-    for duration in durations:
-        passed += duration
-        reached = (2 * total * passed + whole) // (2 * whole)
-        counts.append(reached - given)
-        given = reached
-    if given < total and counts:
-        counts[-1] += total - given
-    empty = [i for i, number in enumerate(counts) if number == 0]
-    for distance in range(1, _FARTHEST_LENDER):
-        empty = [i for i in empty if not _lend(counts, i, distance)]
-        if not empty:
-            return counts
-    lenders = [i for i, number in enumerate(counts) for _ in range(number - 1)]
-    for i, lender in zip(empty, lenders, strict=False):
-        counts[i] += 1
-        counts[lender] -= 1
-    return counts
-
-
-def _lend(counts: list[int], borrower: int, distance: int) -> bool:
-    """Move one sample to `borrower` from a stretch at `distance` that has more than one."""
-    for lender in (borrower - distance, borrower + distance):
-        if 0 <= lender < len(counts) and counts[lender] > 1:
-            counts[lender] -= 1
-            counts[borrower] += 1
-            return True
-    return False
-
-
 def _edges(thread: ThreadHistory, first_us: int, gap_us: float) -> list[int]:
     """Where the thread's stretches begin, and the end of the last; each holds the moment it was met at."""
     met = thread.starts_us
@@ -302,6 +256,7 @@ def _edges(thread: ThreadHistory, first_us: int, gap_us: float) -> list[int]:
 
 
 TIMES_SCHEMA = "stepscope.times/1"
+_NEXT_RECORD, _NO_RECORD = "\nprocess ", "\n process "
 MOST_STRETCHES = 20_000  # some 400 KB; a segment at the default rate has a few hundred
 
 
@@ -321,8 +276,9 @@ def write_segment(path: Path, parts: Sequence[SpyPart]) -> tuple[bool, str | Non
     """
     times, text = path.with_name(path.name.removesuffix(".raw") + ".times.json"), _times_text(parts)
     timed = text is not None and _replace(times, text)
+    # A name may hold line breaks, and py-spy writes them; only what would read as the next record is moved aside.
     records = (
-        f"{part.prefix}{_one_record(record)} {number}\n"
+        f"{part.prefix}{record.replace(_NEXT_RECORD, _NO_RECORD)} {number}\n"
         for part in parts
         for record, number in zip(part.counted.records, part.counted.counts, strict=True)
     )
@@ -350,19 +306,10 @@ def _times_text(parts: Sequence[SpyPart]) -> str | None:
     return json.dumps(value, separators=(",", ":")) + "\n"
 
 
-def _one_record(text: str) -> str:
-    """A name may hold line breaks, and py-spy writes them; only what would read as the next record is moved aside."""
-    return text.replace("\nprocess ", "\n process ") if "\n" in text else text
-
-
 def _replace(path: Path, text: str) -> bool:
-    temporary = Path(f"{path}.part")
     try:
-        with temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as sink:
-            sink.write(text)
-        os.replace(temporary, path)
+        write_text(path, text)
     except OSError:
-        remove(temporary)
         return False
     return True
 

@@ -16,6 +16,10 @@ _SLURM_FACTS = (
     "SLURM_JOB_NAME", "SLURM_JOB_PARTITION", "SLURM_JOB_NODELIST", "SLURM_NNODES", "SLURM_NTASKS",
     "SLURM_CPUS_PER_TASK",
 )  # fmt: skip
+# The components of a heterogeneous job have ids of their own; the leader's is the one they share.
+_SLURM_JOBS = (
+    "SLURM_HET_JOB_ID", "SLURM_PACK_JOB_ID", "SLURM_JOB_ID_HET_GROUP_0", "SLURM_JOB_ID", "SLURM_JOBID",
+)  # fmt: skip
 # From here on step ids are SLURM's own: the batch script, an interactive shell, the container of foreign processes.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 # What tells one start of Open MPI from the next on the same hosts; its versions differ in the name.
@@ -39,16 +43,6 @@ class Scheduler:
     host: str | None = None
     members: int | None = None
     index: int | None = None
-
-    @property
-    def job(self) -> tuple[str, ...] | None:
-        """What stays the same when the job is started again after an interruption."""
-        return self.identity[:-1] if self.identity else _job_of(self.facts)
-
-    @property
-    def attempt(self) -> int:
-        """How often the job had been started before; 0 for its first start."""
-        return self.facts.get("restart_count") or 0
 
     def for_manifest(self) -> dict[str, Any]:
         """The `scheduler` object of the manifest."""
@@ -91,10 +85,14 @@ def detect_scheduler(
 
 
 def job_in_manifest(scheduler: Mapping[str, Any]) -> tuple[tuple[str, ...] | None, int]:
-    """`job` and `attempt` of the `scheduler` object of a manifest, whatever is in it."""
-    identity = scheduler.get("identity")
-    count = scheduler.get("restart_count")
-    job = tuple(str(part) for part in identity[:-1]) if isinstance(identity, list) and identity else _job_of(scheduler)
+    """Of the `scheduler` object of a manifest, whatever is in it: the job, and how often it had been started before.
+
+    The job stays the same when it is started again after an interruption.
+    """
+    identity, number, count = (scheduler.get(name) for name in ("identity", "job_id", "restart_count"))
+    job: tuple[str, ...] | None = ("slurm", str(number)) if number else None
+    if isinstance(identity, list) and identity:
+        job = tuple(str(part) for part in identity[:-1])
     return job, count if isinstance(count, int) else 0
 
 
@@ -102,14 +100,7 @@ class _SlurmPlace:
     """Where in a SLURM job this process runs. `step` is None in the batch script and in interactive shells."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        # The components of a heterogeneous job have ids of their own; the leader's is the one they share.
-        self.job = (
-            environ.get("SLURM_HET_JOB_ID")
-            or environ.get("SLURM_PACK_JOB_ID")
-            or environ.get("SLURM_JOB_ID_HET_GROUP_0")
-            or environ.get("SLURM_JOB_ID")
-            or environ["SLURM_JOBID"]
-        )
+        self.job = next(environ[name] for name in _SLURM_JOBS if environ.get(name))
         step = whole_number(environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID"))
         self.step = None if step is None or step >= _FIRST_SPECIAL_STEP else str(step)
         self.restart = whole_number(environ.get("SLURM_RESTART_COUNT")) or 0
@@ -185,11 +176,6 @@ def _nested(
         members=members,
         index=index,
     )
-
-
-def _job_of(facts: Mapping[str, Any]) -> tuple[str, ...] | None:
-    job = facts.get("job_id")
-    return ("slurm", str(job)) if job else None
 
 
 def _again(restart: int) -> str:

@@ -7,13 +7,14 @@ reaches the command twice, as with any launcher.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 
 _FORWARDED = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP,
@@ -39,17 +40,13 @@ class BlockedSignals:
         taken = [number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
         self._taken = frozenset((*taken, signal.SIGCHLD))
         self.original: set[int] = set()
-        self._child_handler = signal.getsignal(signal.SIGCHLD)
+        # Whether SIGCHLD was ignored when we started; the command inherits that, we cannot use it.
+        self.children_were_ignored = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
         self._asked_to_end: float | None = None  # monotonic seconds of the last SIGTERM or SIGHUP
 
     def hurried(self) -> bool:
         """Whether SIGTERM or SIGHUP came so lately that SIGKILL may follow."""
         return self._asked_to_end is not None and time.monotonic() - self._asked_to_end < _GRACE_SECONDS
-
-    @property
-    def children_were_ignored(self) -> bool:
-        """Whether SIGCHLD was ignored when we started; the command inherits that, we cannot use it."""
-        return self._child_handler is signal.SIG_IGN
 
     def __enter__(self) -> BlockedSignals:
         if self.children_were_ignored:
@@ -57,9 +54,7 @@ class BlockedSignals:
         self.original = {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, self._taken)}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         while (info := signal.sigtimedwait(self._taken, 0)) is not None:
             # A Ctrl-C that came too late was meant for the command; an order to end is still one.
             if info.si_signo in ENDINGS:
@@ -77,50 +72,36 @@ class BlockedSignals:
         if number in ENDINGS:
             self._asked_to_end = time.monotonic()
         if info.si_code <= 0:  # SI_USER, SI_QUEUE, SI_TKILL: from a process, not from the kernel's terminal
-            forward(child, number)
+            with contextlib.suppress(OSError):  # it runs as another user now
+                child.send_signal(number)
         if number == signal.SIGTSTP:
-            _stop_like_the_command()
+            # We stop too: the shell waits until all of the job has. By the same signal, not SIGSTOP: where no shell
+            # could ever continue us (the first process of a container) the kernel ignores it for the command, and so
+            # it must for us.
+            os.kill(os.getpid(), signal.SIGTSTP)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTSTP,))
+            signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTSTP,))
         return number
 
 
-def _stop_like_the_command() -> None:
-    """Take SIGTSTP ourselves: the shell waits until all of the job has stopped.
-
-    By the same signal, not SIGSTOP: where no shell could ever continue us (the first process of a container) the
-    kernel ignores it for the command, and so it must for us.
-    """
-    os.kill(os.getpid(), signal.SIGTSTP)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTSTP,))
-    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTSTP,))
-
-
-def forward(child: subprocess.Popen[bytes], number: int) -> None:
-    """Send `number` to the command unless it has ended; never raises."""
+@contextlib.contextmanager
+def handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """`handler` takes these signals for the time of a `with`."""
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
-        child.send_signal(number)
-    except OSError:
-        return  # it runs as another user now
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier if earlier is not None else signal.SIG_DFL)
 
 
-class RaiseOnTermination:
+def interrupted_on_termination() -> contextlib.AbstractContextManager[None]:
     """After the command: SIGTERM and SIGHUP raise `Interrupted`, so that we still end with the command's status."""
 
-    def __enter__(self) -> None:
-        self._before = {
-            number: signal.signal(number, _raise_interrupted)
-            for number in ENDINGS
-            if signal.getsignal(number) is not signal.SIG_IGN
-        }
+    def interrupt(number: int, _: FrameType | None) -> None:
+        raise Interrupted(signal.Signals(number).name)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-
-def _raise_interrupted(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature is Python's
-    raise Interrupted(signal.Signals(number).name)
+    return handled([number for number in ENDINGS if signal.getsignal(number) is not signal.SIG_IGN], interrupt)
 
 
 MAX_STEPS_MARKER = "max-steps"
@@ -166,8 +147,6 @@ class StepLimit:
     def _size(self) -> int:
         total = 0
         for folder in self._ranks():
-            try:
+            with contextlib.suppress(OSError):
                 total += (folder / "steps.jsonl").stat().st_size
-            except OSError:
-                continue
         return total

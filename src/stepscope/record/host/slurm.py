@@ -12,12 +12,62 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
 
 from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.record.host.slurm_shell import Command, UnclosedText, Word, commands
 
 _SHEBANG = re.compile(r"#!\s*(\S+)(?:[ \t]+(\S+))?")
 MOST_CHARACTERS = 1_000_000
+
+
+class Starter(msgspec.Struct, frozen=True):
+    """A program that starts the one after its options.
+
+    Attributes:
+        values: options followed by one word; `pairs` by two.
+        operands: words between the options and the program.
+        pins: whether it binds what it starts to processors or lowers its priority; the recorder stays outside then.
+    """
+
+    values: frozenset[str] = frozenset()
+    pairs: frozenset[str] = frozenset()
+    operands: int = 0
+    pins: bool = False
+
+
+class Programs(msgspec.Struct, frozen=True):
+    """What is known of programs by their names, as `slurm_programs.json` has it."""
+
+    shells: frozenset[str]
+    task_starters: dict[str, Starter]  # start the tasks of a job: the recorder belongs behind them, once per task
+    like_mpirun: frozenset[str]
+    task_flags: frozenset[str]  # their options that take no value, though nothing about them says so
+    starters: dict[str, Starter]
+    containers: frozenset[str]
+    container_options: Starter
+    other_containers: frozenset[str]
+    runners: frozenset[str]  # started with `run`, they find the interpreter; the recorder reaches what they start
+    trainers: dict[str, tuple[str, ...]]  # programs that train, with the words that must come first; none takes any
+    no_training_modules: frozenset[str]
+    profilers: frozenset[str]
+    profiler_modules: frozenset[str]
+    harmless: frozenset[str]  # what scripts also do, with names of Python files in it or not
+
+
+KNOWN = msgspec.json.decode(Path(__file__).with_name("slurm_programs.json").read_bytes(), type=Programs)
+TASK_STARTERS = KNOWN.task_starters | dict.fromkeys(KNOWN.like_mpirun, KNOWN.task_starters["mpirun"])
+PROGRAMS = KNOWN.shells.union(
+    ("stepscope",), TASK_STARTERS, KNOWN.starters, KNOWN.containers, KNOWN.other_containers, KNOWN.runners,
+    KNOWN.trainers, KNOWN.profilers,
+)  # fmt: skip
+PYTHON = re.compile(r"(?:python|pypy)(?:\d+(?:\.\d+)*)?(?:t|d)?")
+SHELL_SCRIPT = re.compile(r".+\.(?:sh|bash|sbatch|slurm|job)")
+MENTION = re.compile(
+    r"\.py(?![\w.])|(?<![\w.-])(?:torchrun|deepspeed|horovodrun|accelerate launch|python[\d.]*)(?![\w.-])"
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +100,7 @@ def switch_on(script: str, *, program: str = "stepscope") -> SwitchedOn:
     shebang = _SHEBANG.match(script)
     if shebang is not None:
         shell = (shebang[2] if shebang[1].endswith("/env") and shebang[2] else shebang[1]).rpartition("/")[2]
-        if shell not in SHELLS:
+        if shell not in KNOWN.shells:
             raise UsageError(
                 f"this is a script for {shell}; put `stepscope run --` in front of its training command by hand"
             )
@@ -175,7 +225,11 @@ class _Finder:
             texts = self._variables.expand(word.text, whole=word.quoted)
             parts += [_Part(text, word, first=index == 0) for index, text in enumerate(texts)]
         found = self._program(parts, way or _Way())
-        if not found and command.fed and any(part.base in SHELLS or PYTHON.fullmatch(part.base) for part in parts):
+        if (
+            not found
+            and command.fed
+            and any(part.base in KNOWN.shells or PYTHON.fullmatch(part.base) for part in parts)
+        ):
             return _left(parts[0], "its program is a here-document")
         if command.piped:
             return [Found(LEFT, one.offset, "it reads from a pipe") if one.what == PLACE else one for one in found]
@@ -188,15 +242,15 @@ class _Finder:
         if not parts:
             return []
         base = parts[0].base
-        if base in TASK_STARTERS:
-            return self._tasks(parts, way)
-        if base in STARTERS or base == "taskset":
-            return self._started(parts, way)
-        if base in CONTAINERS:
-            return self._contained(parts, way)
-        if base in SHELLS:
-            return self._shell(parts, way)
-        if base in RUNNERS:
+        for names, read in (
+            (TASK_STARTERS, self._tasks),
+            (KNOWN.starters, self._started),
+            (KNOWN.containers, self._contained),
+            (KNOWN.shells, self._shell),
+        ):
+            if base in names:
+                return read(parts, way)
+        if base in KNOWN.runners:
             later = any(_is_known(part.base) for part in parts[2:])
             return self._place(parts[0], way) if later and parts[1].text == "run" else []
         return self._last(parts, way)
@@ -208,19 +262,19 @@ class _Finder:
             return [Found(RECORDED, head.word.start)] if len(parts) > 1 and parts[1].text == "run" else []
         if PYTHON.fullmatch(base):
             return self._python(parts, way)
-        if base in TRAINERS:
-            wanted = TRAINERS[base]
+        if base in KNOWN.trainers:
+            wanted = KNOWN.trainers[base]
             return self._place(head, way) if len(parts) > 1 and (not wanted or parts[1].text in wanted) else []
-        if base in PROFILERS:
+        if base in KNOWN.profilers:
             return _left(head, f"it runs under {base}, another profiler") if _mentions(parts[1:]) else []
-        if base in OTHER_CONTAINERS:
+        if base in KNOWN.other_containers:
             where = "put `stepscope run --` in front of the program inside"
             return _left(head, f"{base} starts a container; {where}") if _mentions(parts[1:]) else []
         if base.endswith(".py"):
             return self._place(head, way)
         if SHELL_SCRIPT.fullmatch(base):
             return self._other_script(head, way)
-        if base in HARMLESS:
+        if base in KNOWN.harmless:
             return []
         if head.unknown:
             return _left(head, f"what {head.text} stands for is not known here")
@@ -248,11 +302,9 @@ class _Finder:
 
     def _started(self, parts: list[_Part], way: _Way) -> list[Found]:
         base = parts[0].base
-        if base == "taskset":
-            listed = any(part.text in TASKSET_LIST for part in parts[1:3])
-            starter = Starter(TASKSET_LIST, operands=0 if listed else 1, pins=True)
-        else:
-            starter = STARTERS[base]
+        starter = KNOWN.starters[base]
+        if base == "taskset" and any(part.text in starter.values for part in parts[1:3]):
+            starter = msgspec.structs.replace(starter, operands=0)  # a list of processors instead of a mask
         if base == "command" and len(parts) > 1 and parts[1].text in ("-v", "-V"):
             return []
         if starter.pins and way.anchor is None:
@@ -260,12 +312,12 @@ class _Finder:
         return self._program(parts[1 + _after_options(parts[1:], starter) :], way)
 
     def _contained(self, parts: list[_Part], way: _Way) -> list[Found]:
-        start = 1 + _after_options(parts[1:], CONTAINER_OPTIONS)
+        start = 1 + _after_options(parts[1:], KNOWN.container_options)
         action = parts[start].text if start < len(parts) else ""
         if action != "exec":
             odd = f"`{parts[0].base} {action}` starts what the image names; put `stepscope run --` into it"
             return _left(parts[0], odd) if action == "run" or _mentions(parts[start:]) else []
-        image = start + 1 + _after_options(parts[start + 1 :], CONTAINER_OPTIONS)
+        image = start + 1 + _after_options(parts[start + 1 :], KNOWN.container_options)
         return self._program(parts[image + 1 :], replace(way, anchor=None, note=IN_CONTAINER))
 
     def _shell(self, parts: list[_Part], way: _Way) -> list[Found]:
@@ -313,9 +365,9 @@ class _Finder:
         module = words[0] if words else ""
         if module == "stepscope":
             return [Found(RECORDED, parts[0].word.start)] if words[1:2] == ["run"] else []
-        if module in PROFILER_MODULES:
+        if module in KNOWN.profiler_modules:
             return _left(parts[0], f"it runs under {module}, another profiler")
-        return [] if module in NO_TRAINING_MODULES or not module else self._place(parts[0], way)
+        return [] if module in KNOWN.no_training_modules or not module else self._place(parts[0], way)
 
     def _place(self, head: _Part, way: _Way) -> list[Found]:
         before = way.anchor or head
@@ -340,7 +392,7 @@ def _after_options(parts: Sequence[_Part], starter: Starter, *, guess: bool = Fa
         if text == "--":
             index += 1
             break
-        unknown = text.startswith("--") and not (text.startswith("--no-") or "=" in text or text in TASK_FLAGS)
+        unknown = text.startswith("--") and not (text.startswith("--no-") or "=" in text or text in KNOWN.task_flags)
         if text in starter.pairs:
             index += 3
         elif text in starter.values:
@@ -365,152 +417,3 @@ def _is_program(base: str) -> bool:
 def _mentions(parts: Iterable[_Part]) -> bool:
     """Whether the words name a Python file or a program that trains."""
     return MENTION.search(" ".join(part.text for part in parts)) is not None
-
-
-PYTHON = re.compile(r"(?:python|pypy)(?:\d+(?:\.\d+)*)?(?:t|d)?")
-SHELLS = frozenset(("bash", "sh", "dash", "zsh", "ksh"))
-SHELL_SCRIPT = re.compile(r".+\.(?:sh|bash|sbatch|slurm|job)")
-
-
-@dataclass(frozen=True)
-class Starter:
-    """A program that starts the one after its options.
-
-    Attributes:
-        values: options followed by one word; `pairs` by two.
-        operands: words between the options and the program.
-        pins: whether it binds what it starts to processors or lowers its priority; the recorder stays outside then.
-    """
-
-    values: frozenset[str] = frozenset()
-    pairs: frozenset[str] = frozenset()
-    operands: int = 0
-    pins: bool = False
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-# Starters of the tasks of a job: the recorder belongs behind them, once per task.
-TASK_STARTERS = {
-    "srun": Starter(
-        _words(
-            "-A -B -c -C -d -D -e -G -i -J -L -m -M -n -N -o -p -P -q -r -S -t -T -w -W -x --account --acctg- "
-            "freq --bcast --begin --cluster-constraint --clusters --comment --constraint --container --cores- "
-            "per-socket --cpu-bind --cpu-freq --cpus-per-gpu --cpus-per-task --chdir --dependency "
-            "--distribution --epilog --error --exclude --export --extra-node-info --gpu-bind --gpu-freq --gpus "
-            "--gpus-per-node --gpus-per-socket --gpus-per-task --gres --gres-flags --het-group --hint --input "
-            "--jobid --job-name --licenses --mail-type --mail-user --mcs-label --mem --mem-bind --mem-per-cpu "
-            "--mem-per-gpu --mincpus --mpi --msg-timeout --network --nodefile --nodelist --nodes --ntasks "
-            "--ntasks-per-core --ntasks-per-gpu --ntasks-per-node --ntasks-per-socket --open-mode --output "
-            "--partition --power --prefer --priority --profile --prolog --qos --relative --reservation --signal "
-            "--slurmd-debug --sockets-per-node --switches --task-epilog --task-prolog --threads --threads-per- "
-            "core --time --time-min --tres-bind --tres-per-task --wait --wckey --x11 --container-image "
-            "--container-mounts --container-workdir --container-name --container-save --container-env"
-        )
-    ),
-    "mpirun": Starter(
-        _words(
-            "-n -np --np -N -c -H -host --host -hosts -hostfile --hostfile -machinefile --machinefile -f -x "
-            "-map-by --map-by -bind-to --bind-to -rank-by --rank-by -npernode --npernode -ppn -perhost --ppn "
-            "-wdir --wdir -wd --prefix --output-filename --timeout -rf --rankfile -genvlist -envlist -bootstrap "
-            "-launcher -iface -outfile-pattern -tune --tune -am --app -path -cpus-per-proc --cpus-per-rank "
-            "--report-state-on-timeout"
-        ),
-        _words("-mca --mca -gmca --gmca -genv -env --prtemca --pmixmca"),
-    ),
-    "aprun": Starter(_words("-n -N -d -S -j -cc -e -L -a -m -p")),
-    "jsrun": Starter(
-        _words("-n -a -c -g -r -p -E -D -o -k -b -l -d -s -M --nrs --tasks_per_rs --cpu_per_rs --gpu_per_rs")
-    ),
-    "ibrun": Starter(_words("-n -np -o")),
-}
-for _other in ("mpiexec", "mpiexec.hydra", "mpirun_rsh", "orterun", "prun"):
-    TASK_STARTERS[_other] = TASK_STARTERS["mpirun"]
-
-# Options of them that take no value, though nothing about them says so.
-TASK_FLAGS = _words(
-    "--contiguous --disable-status --exact --exclusive --external-launcher --help --hold --immediate --kill-on- "
-    "bad-exit --label --nice --no-allocate --no-kill --overcommit --oversubscribe --overlap --preserve-env --pty "
-    "--quiet --quit-on-interrupt --reboot --resv-ports --spread-job --unbuffered --use-min-nodes --verbose "
-    "--whole --container-mount-home --container-remap-root --container-entrypoint --container-writable "
-    "--container-readonly --allow-run-as-root --tag-output --display-map --report-bindings --nooversubscribe "
-    "--mpi-preload"
-)
-
-STARTERS = {
-    "exec": Starter(_words("-a")),
-    "command": Starter(),
-    "time": Starter(_words("-f -o")),
-    "nohup": Starter(),
-    "setsid": Starter(),
-    "env": Starter(_words("-u --unset -C --chdir")),
-    "stdbuf": Starter(_words("-i -o -e")),
-    "timeout": Starter(_words("-k -s --kill-after --signal"), operands=1),
-    "unbuffer": Starter(),
-    "nice": Starter(_words("-n --adjustment"), pins=True),
-    "ionice": Starter(_words("-c -n"), pins=True),
-    "chrt": Starter(_words("-T -P -D"), operands=1, pins=True),
-    "numactl": Starter(
-        _words("-i -m -N -C -p --interleave --membind --cpunodebind --physcpubind --preferred"), pins=True
-    ),
-}
-TASKSET_LIST = _words("-c --cpu-list -ac -ca")
-
-CONTAINERS = _words("singularity apptainer")
-CONTAINER_OPTIONS = Starter(
-    _words(
-        "-B --bind -H --home -W --workdir --env --env-file --pwd --cwd -S --scratch --overlay -o --app "
-        "--network --network-args --security --hostname --dns --fusemount --mount --apply-cgroups --add-caps "
-        "--drop-caps --pem-path --blkio-weight --cpus --memory --oom-kill-disable --pids-limit --shm-size "
-        "--authfile"
-    )
-)
-OTHER_CONTAINERS = _words("docker podman podman-hpc nvidia-docker shifter ch-run enroot udocker sarus")
-# Started with `run`, they find the interpreter; the recorder reaches what they start.
-RUNNERS = _words("uv poetry pipenv pixi rye pdm hatch conda mamba micromamba")
-
-# Programs that train, with the words that must come first; an empty tuple takes any.
-TRAINERS: dict[str, tuple[str, ...]] = {
-    "torchrun": (),
-    "deepspeed": (),
-    "horovodrun": (),
-    "accelerate": ("launch",),
-    "composer": (),
-    "fairseq-train": (),
-    "fairseq-hydra-train": (),
-    "colossalai": ("run",),
-    "lightning": ("run", "fit"),
-    "fabric": ("run",),
-    "tune": ("run",),
-    "litgpt": (),
-    "llamafactory-cli": ("train",),
-    "axolotl": ("train",),
-}
-NO_TRAINING_MODULES = _words(
-    "pip venv virtualenv ensurepip compileall py_compile http.server zipfile tarfile json.tool site sysconfig "
-    "platform torch.utils.collect_env ipykernel jupyter notebook tensorboard tensorboard.main build pytest "
-    "unittest"
-)
-PROFILERS = _words(
-    "nsys ncu nvprof py-spy scalene viztracer memray austin rocprof rocprofv2 rocprofv3 rocprof-sys-run vtune "
-    "perf strace ltrace kernprof pyinstrument"
-)
-PROFILER_MODULES = _words("cProfile profile scalene viztracer memray torch.utils.bottleneck kernprof pyinstrument")
-PROGRAMS = frozenset(("stepscope", "taskset")).union(
-    TASK_STARTERS, STARTERS, SHELLS, CONTAINERS, OTHER_CONTAINERS, RUNNERS, TRAINERS, PROFILERS
-)
-# What scripts also do, with names of Python files in it or not.
-HARMLESS = _words(
-    "echo printf export declare typeset local readonly unset set shopt module ml source . which type cp mv rm "
-    "mkdir rmdir cat ls cd pushd popd tar unzip zip rsync scp sftp git pip pip3 wget curl head tail grep sed "
-    "awk tee ln chmod chown touch test [ [[ for case select function trap alias sbatch salloc scancel squeue "
-    "scontrol sacct sleep wait kill date hostname nvidia-smi rocm-smi find true false : return exit read done "
-    "fi esac } break continue shift ulimit umask df du free lscpu lsof ps top nproc getconf realpath readlink "
-    "dirname basename sort uniq wc diff sha256sum md5sum mktemp seq hash bc jq envsubst sync vim nano less more "
-    "file stat"
-)
-MENTION = re.compile(
-    r"\.py(?![\w.])|(?<![\w.-])(?:torchrun|deepspeed|horovodrun|accelerate launch|python[\d.]*)(?![\w.-])"
-)

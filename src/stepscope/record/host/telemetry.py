@@ -14,19 +14,17 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from stepscope.record.agent.config import Clock
 from stepscope.record.agent.masking import mask_argv, mask_text
-from stepscope.record.host.clock import now_ns
-from stepscope.record.host.gpu import Gpus, Metric
-from stepscope.record.host.hardware import affinity, find_cgroups
+from stepscope.record.host.hardware import Gpus, Metric, affinity, find_cgroups
 from stepscope.record.host.jsonlines import JsonLines, JsonLinesTail
 from stepscope.record.host.meters import CoresMeter, ProcessMeter, StorageLooks, machine_metrics
 from stepscope.record.host.processes import Process, ProcessTree, read_stat
-from stepscope.record.host.pyspy import FALLBACK_MARKER, Sampler
+from stepscope.record.host.pyspy import Sampler, mark_fallback
 
 _TICK_SECONDS = 0.25  # a process that lives shorter may go unseen
 _YOUNG_NS = 1_500_000_000
@@ -50,9 +48,6 @@ class TelemetryConfig:
     segment_seconds: float
     pyspy: str | None
     native: bool = False
-
-    def dumps(self) -> str:
-        return json.dumps(asdict(self))
 
 
 # Who says when telemetry ends: `cut`, `orphan` or `stop N`, waited for as many seconds at most.
@@ -83,53 +78,31 @@ class Telemetry:
 
     def __init__(self, config: TelemetryConfig, gpus: Gpus) -> None:
         self._config, self._gpus = config, gpus
+        self._now = Clock(config.epoch_offset_ns).now
         folder = Path(config.host_dir)
         self._processes = JsonLines(folder / "processes.jsonl")
         self._system = JsonLines(folder / "system.jsonl")
         self._stacks = JsonLines(folder / "stacks.jsonl")
         self._agents = JsonLinesTail(folder / "agents.jsonl")
-        self._tree = ProcessTree(config.root_pid, b'"host_dir": ' + json.dumps(config.host_dir).encode())
+        self.tree = ProcessTree(config.root_pid, b'"host_dir": ' + json.dumps(config.host_dir).encode())
         self._meters: dict[int, ProcessMeter] = {}
         self._cgroups, self._cpus = find_cgroups(), affinity()
         self._cores, self._storage = CoresMeter(self._cpus), StorageLooks(str(folder.parent))
         self._boot_ns = self._now() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        self._sampler = self._make_sampler(folder) if config.pyspy else None
-
-    def _make_sampler(self, folder: Path) -> Sampler:
-        def give_up(reason: str) -> None:
-            marker = JsonLines(folder / FALLBACK_MARKER)
-            marker.append({"time_ns": self._now(), "reason": reason})
-            marker.close()
-
-        return Sampler(
-            str(self._config.pyspy),
-            self._config.root_pid,
-            folder,
-            rate_hz=self._config.rate_hz,
-            segment_seconds=self._config.segment_seconds,
-            now_ns=self._now,
-            write=self._stacks.append,
-            give_up=give_up,
-            targets=self._tree.sampling_order,
-            chain=self._tree.chain,
-            native=self._config.native,
-        )
-
-    def hear(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """What is known of processes beforehand, as lines of agents.jsonl would say it."""
-        self._tree.hear(rows)
+        self._sampler = None if config.pyspy is None else Sampler(
+            config.pyspy, config.root_pid, folder, config.rate_hz, config.segment_seconds,
+            now_ns=self._now, write=self._stacks.append, targets=self.tree.sampling_order, chain=self.tree.chain,
+            give_up=lambda reason: mark_fallback(folder, self._now(), reason), native=config.native,
+        )  # fmt: skip
 
     def living(self) -> int:
         """How many processes of the tree were there when last looked at."""
-        return sum(process.alive for process in self._tree.members.values())
+        return sum(process.alive for process in self.tree.members.values())
 
     @property
     def dropped(self) -> int:
         """Lines that could not be written."""
         return sum(log.dropped for log in (self._processes, self._system, self._stacks))
-
-    def _now(self) -> int:
-        return now_ns(self._config.epoch_offset_ns)
 
     def run(self, commands: Commands) -> None:
         """Until the launcher says stop, or is gone."""
@@ -150,14 +123,14 @@ class Telemetry:
                 next_read = max(next_read + _READ_SECONDS, time.monotonic() + _READ_SECONDS / 2)
 
     def _tick(self) -> None:
-        self._tree.hear(self._agents.read())
+        self.tree.hear(self._agents.read())
         now = self._now()
-        for process in self._tree.discover(now):
-            self._tree.refresh(process, 0.0)
+        for process in self.tree.discover(now):
+            self.tree.refresh(process, 0.0)
             self._write_process(process, now)
-        for process in self._tree.members.values():
+        for process in self.tree.members.values():
             # a child that was met between fork and exec is another program a moment later
-            if process.alive and now - process.first_seen_ns < _YOUNG_NS and self._tree.refresh(process, 0.0):
+            if process.alive and now - process.first_seen_ns < _YOUNG_NS and self.tree.refresh(process, 0.0):
                 self._write_process(process, now)
         if self._sampler is not None:
             self._sampler.poll()
@@ -168,7 +141,7 @@ class Telemetry:
         metrics: list[Metric] = machine_metrics(self._cgroups, self._cpus) + self._gpus.metrics()
         metrics += self._cores.metrics(time.monotonic_ns())
         loading: list[int] = []
-        for process in self._tree.members.values():
+        for process in self.tree.members.values():
             if not process.alive:
                 continue
             stat = read_stat(process.pid)
@@ -178,7 +151,7 @@ class Telemetry:
                 self._processes.append({"pid": process.pid, "ended_ns": now})
                 continue
             process.comm = stat.comm
-            if self._tree.refresh(process, (now - process.first_seen_ns) / 1e9):
+            if self.tree.refresh(process, (now - process.first_seen_ns) / 1e9):
                 self._write_process(process, now)
             if process.pid not in self._meters and len(self._meters) < _MOST_METERED:
                 self._meters[process.pid] = ProcessMeter(process.pid)
@@ -207,7 +180,7 @@ class Telemetry:
         )
 
     def _finish(self, seconds: float) -> None:
-        self._tree.hear(self._agents.read())
+        self.tree.hear(self._agents.read())
         if self._sampler is not None:
             self._sampler.stop(seconds)
         self._read()

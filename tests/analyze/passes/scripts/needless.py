@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.checkpoint import checkpoint
 
 FEATURES, WIDTH, CLASSES, BATCH = 64, 256, 8, 64
-Step = Callable[[], None]
+Steps = Iterator[None]  # one step each
 
 
 def network() -> nn.Module:
@@ -44,199 +44,170 @@ def evaluate(model: nn.Module, batches: list[tuple[torch.Tensor, torch.Tensor]])
         return sum(accuracy(model, *one) for one in batches) / len(batches)
 
 
-def plain() -> Step:
+def plain() -> Steps:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step() -> None:
+    while True:
         inputs, labels = batch()
         update(optimizer, F.cross_entropy(model(inputs), labels))
+        yield
 
-    return step
 
-
-def validated() -> Step:
+def validated() -> Steps:
     """Every step is followed by a validation that records gradients."""
     model, held = network(), batch(512)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step() -> None:
+    while True:
         inputs, labels = batch()
         update(optimizer, F.cross_entropy(model(inputs), labels))
         accuracy(model, *held)
+        yield
 
-    return step
 
-
-def validated_without_gradients() -> Step:
+def validated_without_gradients() -> Steps:
     """The same on two batches, without gradients, the inner module of a wrapper called alone."""
     inner = network()
     model = nn.Sequential(inner)
     held = [batch(256), batch(256)]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step() -> None:
+    while True:
         inputs, labels = batch()
         update(optimizer, F.cross_entropy(model(inputs), labels))
         evaluate(inner, held)
+        yield
 
-    return step
 
-
-def validated_in_line() -> Step:
+def validated_in_line() -> Steps:
     """The validation stands in the step itself, in front of the training."""
     model, held = network(), batch(512)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step() -> None:
+    while True:
         held_loss = F.cross_entropy(model(held[0]), held[1])
         held_loss.item()
         inputs, labels = batch()
         update(optimizer, F.cross_entropy(model(inputs), labels))
+        yield
 
-    return step
 
-
-def taught() -> Step:
+def taught() -> Steps:
     """A teacher that is never trained, and a target of the same network without gradients: both are needed."""
     model, teacher = network(), network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step() -> None:
+    while True:
         inputs, labels = batch()
         with torch.no_grad():
             target = teacher(inputs).softmax(1) + model(inputs).softmax(1)
         scores = model(inputs)
         update(optimizer, F.cross_entropy(scores, labels) + F.mse_loss(scores.softmax(1), target / 2))
         teacher(inputs).argmax(1).eq(labels).float().mean().item()
+        yield
 
-    return step
 
-
-def adversaries() -> Step:
+def adversaries() -> Steps:
     """Two networks trained against each other: the second is called three times, the first once without need of it."""
     maker, judge = nn.Sequential(nn.Linear(FEATURES, FEATURES)), nn.Sequential(nn.Linear(FEATURES, 1))
     of_maker = torch.optim.SGD(maker.parameters(), lr=0.1)
     of_judge = torch.optim.SGD(judge.parameters(), lr=0.1)
-
-    def step() -> None:
+    while True:
         real = torch.randn(BATCH, FEATURES)
         made = maker(torch.randn(BATCH, FEATURES))
         update(of_judge, judge(made.detach()).mean() - judge(real).mean())
         update(of_maker, -judge(made).mean())
+        yield
 
-    return step
 
-
-def checkpointed(reentrant: bool) -> Callable[[], Step]:
+def checkpointed(reentrant: bool = False) -> Steps:
     """Two blocks whose activations are computed again."""
-
-    def make() -> Step:
-        blocks = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(2))
-        optimizer = torch.optim.SGD(blocks.parameters(), lr=0.1)
-
-        def step() -> None:
-            x = torch.randn(BATCH, WIDTH, requires_grad=True)
-            for block in blocks:
-                x = checkpoint(block, x, use_reentrant=reentrant)
-            update(optimizer, x.square().mean())
-
-        return step
-
-    return make
+    blocks = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(2))
+    optimizer = torch.optim.SGD(blocks.parameters(), lr=0.1)
+    while True:
+        x = torch.randn(BATCH, WIDTH, requires_grad=True)
+        for block in blocks:
+            x = checkpoint(block, x, use_reentrant=reentrant)
+        update(optimizer, x.square().mean())
+        yield
 
 
-def second_order() -> Step:
+def second_order() -> Steps:
     """A penalty on gradients: the backward pass is itself differentiated, nothing is computed again."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step() -> None:
+    while True:
         inputs, labels = batch()
         inputs.requires_grad_(True)
         loss = F.cross_entropy(model(inputs), labels)
         (gradient,) = torch.autograd.grad(loss, inputs, create_graph=True)
         update(optimizer, loss + gradient.square().mean())
+        yield
 
-    return step
 
-
-def selected() -> Step:
+def selected() -> Steps:
     """The loss of each of 48 positions alone."""
     model = nn.Linear(FEATURES, CLASSES)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step() -> None:
+    while True:
         scores = model(torch.randn(BATCH, 48, FEATURES))
         loss = torch.zeros(())
         for position in range(48):
             loss = loss + scores[:, position].square().mean()
         update(optimizer, loss)
+        yield
 
-    return step
 
-
-def unbound() -> Step:
+def unbound() -> Steps:
     """The same with all positions taken at once."""
     model = nn.Linear(FEATURES, CLASSES)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step() -> None:
+    while True:
         loss = torch.zeros(())
         for part in model(torch.randn(BATCH, 48, FEATURES)).unbind(1):
             loss = loss + part.square().mean()
         update(optimizer, loss)
+        yield
 
-    return step
 
-
-def doubled() -> Step:
+def doubled() -> Steps:
     """A layer in float64 between two in float32, beside scalars in float64, which do not matter."""
     first, second = nn.Linear(FEATURES, WIDTH), nn.Linear(WIDTH, CLASSES)
     weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
     optimizer = torch.optim.SGD([*first.parameters(), *second.parameters(), weight], lr=0.1)
     scale = torch.tensor(2.0, dtype=torch.float64)
-
-    def step() -> None:
+    while True:
         inputs, labels = batch()
         x = torch.relu(first(inputs))
         x = widened(x, weight)
         update(optimizer, F.cross_entropy(second(x), labels) * scale)
-
-    return step
+        yield
 
 
 def widened(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.tanh(F.linear(x.double(), weight.double())).float()
 
 
-def averaged() -> Step:
+def averaged() -> Steps:
     """A copy of the model in every step."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     kept: list[nn.Module] = []
-
-    def step() -> None:
+    while True:
         inputs, labels = batch()
         update(optimizer, F.cross_entropy(model(inputs), labels))
         kept[:] = [copy.deepcopy(model)]
+        yield
 
-    return step
 
-
-LOOPS: dict[str, Callable[[], Step]] = {
-    **{make.__name__: make for make in (plain, validated, validated_without_gradients, validated_in_line)},
-    **{make.__name__: make for make in (taught, adversaries, second_order, selected, unbound, doubled, averaged)},
-    "checkpointed": checkpointed(False),
-    "checkpointed_reentrant": checkpointed(True),
+LOOPS: dict[str, Steps] = {
+    **{make.__name__: make() for make in (plain, validated, validated_without_gradients, validated_in_line)},
+    **{make.__name__: make() for make in (taught, adversaries, second_order, selected, unbound, doubled, averaged)},
+    "checkpointed": checkpointed(),
+    "checkpointed_reentrant": checkpointed(reentrant=True),
 }
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    for name, make in LOOPS.items():
-        step = make()
-        step()
+    for name, steps in LOOPS.items():
+        next(steps)
         with profile(
             activities=[ProfilerActivity.CPU],
             with_stack=True,
@@ -245,7 +216,7 @@ def main() -> None:
             on_trace_ready=lambda done, name=name: done.export_chrome_trace(f"{sys.argv[1]}/{name}.pt.trace.json"),
         ) as profiler:
             for _ in range(5):
-                step()
+                next(steps)
                 profiler.step()
 
 

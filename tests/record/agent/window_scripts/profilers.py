@@ -40,91 +40,66 @@ def count(name, prof):
     counts[name] = dict(collections.Counter(event.get("cat", "none") for event in events))
 
 
-def nothing(_index):
-    pass
-
-
-def train(steps, before_step=nothing, after_step=nothing):
+def train(steps, before=None, after=None):
+    """Steps; `before` and `after` are what to do at the beginning and the end of some, by their number."""
     for index in range(steps):
         x, y = next(batches)
-        before_step(index)
+        if before and index in before:
+            before[index]()
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(model(x), y).backward()
         optimizer.step()
-        after_step(index)
+        if after and index in after:
+            after[index]()
 
 
-def to_cycle_start():
+def train_from_cycle_start(before=None, after=None):
     """Steps under a profiler that records stacks are not counted, so the next cycle may be anywhere."""
     gc.collect()
     train(3)
     while AGENT is not None and (AGENT.steps.current_step() + 1) % CYCLE:
         train(1)
+    train(STEPS, before, after)
 
 
 def from_to(name, first, last):
     """Makes and starts a profiler at the beginning of step `first`, stops it at the end of step `last`."""
-    prof = None
+    made = []
 
-    def before(index):
-        nonlocal prof
-        if index == first:
-            prof = profile(activities=[ProfilerActivity.CPU], with_stack=STACK)
-            prof.__enter__()
+    def begin():
+        made.append(profile(activities=[ProfilerActivity.CPU], with_stack=STACK))
+        made[0].__enter__()
 
-    def after(index):
-        if index == last:
-            prof.__exit__(None, None, None)
-            count(name, prof)
+    def end():
+        made[0].__exit__(None, None, None)
+        count(name, made[0])
 
-    to_cycle_start()
-    train(STEPS, before, after)
+    train_from_cycle_start({first: begin}, {last: end})
 
 
 def scheduled(name, made_at, wait, stop_at):
     """torch's own schedule: wait, one warm-up step, two recorded; stopped at the end of step `stop_at`."""
-    prof = None
+    made = []
 
     def make():
-        nonlocal prof
-        prof = profile(
-            activities=[ProfilerActivity.CPU],
-            with_stack=STACK,
-            schedule=schedule(wait=wait, warmup=1, active=2, repeat=1),
-            on_trace_ready=lambda prof: count(name, prof),
+        made.append(
+            profile(
+                activities=[ProfilerActivity.CPU],
+                with_stack=STACK,
+                schedule=schedule(wait=wait, warmup=1, active=2, repeat=1),
+                on_trace_ready=lambda prof: count(name, prof),
+            )
         )
-        prof.start()
+        made[0].start()
 
-    def before(index):
-        if index == made_at:
-            make()
-
-    def after(index):
-        if prof is not None and made_at <= index < stop_at:
-            prof.step()
-        if index == stop_at:
-            prof.stop()
-
-    to_cycle_start()
-    if made_at < 0:
-        make()
-    train(STEPS, before, after)
+    steps = dict.fromkeys(range(made_at, stop_at), lambda: made[0].step())
+    train_from_cycle_start({made_at: make}, {**steps, stop_at: lambda: made[0].stop()})
 
 
 def legacy():
     """The older interface, made long before it is entered."""
     prof = torch.autograd.profiler.profile(use_kineto=True, with_stack=STACK)
-
-    def before(index):
-        if index == 4:
-            prof.__enter__()
-
-    def after(index):
-        if index == 5:
-            prof.__exit__(None, None, None)
-
-    to_cycle_start()
-    train(STEPS, before, after)
+    train_from_cycle_start({4: prof.__enter__}, {5: lambda: prof.__exit__(None, None, None)})
     count("legacy", prof)
 
 
@@ -138,13 +113,7 @@ def in_a_thread():
         count("in_a_thread", prof)
 
     thread = threading.Thread(target=body)
-
-    def before(index):
-        if index == 4:
-            thread.start()
-
-    to_cycle_start()
-    train(STEPS, before)
+    train_from_cycle_start({4: thread.start})
     while thread.is_alive():
         train(1)
     counts["in_a_thread"] = {"cpu_op": counts["in_a_thread"]["cpu_op"]}
@@ -158,11 +127,10 @@ from_to("after", 7, 8)
 scheduled("made_in_warmup", 2, 1, 9)
 scheduled("made_in_active", 4, 1, 11)
 scheduled("recording_in_active", 3, 0, 5)
-scheduled("waiting_all_along", -1, 4, 13)
+scheduled("waiting_all_along", 0, 4, 13)
 legacy()
 in_a_thread()
-to_cycle_start()
-train(STEPS)
+train_from_cycle_start()
 with open(OUTPUT, "w") as file:
     json.dump(counts, file)
 print("trained", len(counts))

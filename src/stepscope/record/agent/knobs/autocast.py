@@ -10,17 +10,16 @@ at what modules return (`Watch`).
 from __future__ import annotations
 
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import ref
 
 from stepscope.record.agent.compiling import is_compiling_check, unless_compiling
 from stepscope.record.agent.frames import Place, user_place
 from stepscope.record.agent.knobs.base import KnobBase
-from stepscope.record.agent.patches import CallPatches, ModuleHook
+from stepscope.record.agent.knobs.model import module_of
+from stepscope.record.agent.patches import ModuleHook, Patches, root_of, scaler_home
+from stepscope.record.agent.segments import StepRow
 from stepscope.record.agent.wrapper_importlib_bootstrap import Answer
-
-if TYPE_CHECKING:
-    from stepscope.record.agent.steps import StepRow
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "off": None}
 
@@ -31,13 +30,13 @@ class AmpDtype(KnobBase):
     missed = "no module was called before a backward pass"
     _torch: Any = None  # once installed
 
-    def install(self, value: str) -> None:
+    def install(self) -> None:
         import torch
 
-        name = DTYPES[value]
+        name = DTYPES[self.value]
         self._torch = torch
         self._dtype = None if name is None else getattr(torch, name)
-        self._scaling = Scaling(self) if value == "fp16" else None
+        self._scaling = Scaling(self) if self.value == "fp16" else None
         self._thread = get_ident()  # until a thread trains: torch is imported by the one that will, as a rule
         self._entered: Any = None
         self._contexts: dict[tuple[str, bool], Any] = {}
@@ -50,11 +49,9 @@ class AmpDtype(KnobBase):
         self._model: Any = None  # weak reference to what was handed to torch.compile
         self._place: Place | None = None
         self._stopped = False
-        self._watch: Watch | None = Watch(self, self._dtype)
+        self._watch = Watch(self, self._dtype)
         self._is_compiling = is_compiling_check()
         self._wrap_all(torch)
-        if self._dtype is not None:
-            self._hook_optimizers()
         self.agent.add_boundary_hook(self._leave_if_failed, "knob_autocast_left")
         self._ready()
 
@@ -66,12 +63,13 @@ class AmpDtype(KnobBase):
 
     def at_end(self) -> None:
         """What is known by now, should no backward pass have told it."""
-        if not (self.report.made or self._stopped or self._own_seen) and self._dtype is None:
+        if not (self.reported or self._stopped or self._own_seen) and self._dtype is None:
             self.report(False, reason="the script uses no autocast that could be turned off")
 
     # ------------------------------------------------------------------------------------------------ the places
 
     def _wrap_all(self, torch: Any) -> None:
+        from torch.optim import optimizer
         from torch.utils import checkpoint
         from torch.utils.data import dataloader
 
@@ -96,34 +94,28 @@ class AmpDtype(KnobBase):
             (torch.autograd.grad_mode.set_grad_enabled, "__init__"),
             (torch.autograd.grad_mode.set_grad_enabled, "__exit__"),
         ):
-            look(owner, name, _nothing, self._forget_casts)
+            look(owner, name, lambda *_args, **_kwargs: True, self._forget_casts)
         look(torch.cuda.graph, "__enter__", self._before_capture)
         look(checkpoint, "_get_autocast_kwargs", self._before_checkpoint)
-
-    def _hook_optimizers(self) -> None:
-        from torch.optim import optimizer as module
-
-        before, after = self.guarded(self._before_step), self.guarded(self._after_step)
         self._handles = [
-            module.register_optimizer_step_pre_hook(unless_compiling(before)),
-            module.register_optimizer_step_post_hook(unless_compiling(after)),
+            optimizer.register_optimizer_step_pre_hook(unless_compiling(self.guarded(self._before_step))),
+            optimizer.register_optimizer_step_post_hook(unless_compiling(self.guarded(self._after_step))),
         ]
 
     def _here(self) -> bool:
         """Whether this is the thread that trains."""
         return get_ident() == (self.agent.training_thread or self._thread)
 
-    def _before_fetch(self, *_args: Any, **_kwargs: Any) -> bool:
+    def _before_fetch(self, *_args: Any, **_kwargs: Any) -> bool | None:
         if not self._here():
-            return False
+            return None
         self._leave()
         self._busy += 1
         return True
 
-    def _after_fetch(self, begun: bool | None, _result: Any, error: BaseException | None) -> None:
-        if begun:
-            self._busy -= 1
-            self._ready(at_once=error is None)
+    def _after_fetch(self, _begun: bool, _result: Any, error: BaseException | None) -> None:
+        self._busy -= 1
+        self._ready(at_once=error is None)
 
     def _before_step(self, _optimizer: Any, args: Any, kwargs: Any) -> None:
         # The closure of an optimizer runs forward and backward inside the step.
@@ -137,9 +129,9 @@ class AmpDtype(KnobBase):
         if self._here() and not self._busy:
             self._ready()
 
-    def _before_backward(self, tensors: Any = None, *_args: Any, **_kwargs: Any) -> bool:
+    def _before_backward(self, tensors: Any = None, *_args: Any, **_kwargs: Any) -> bool | None:
         if not self._here() or self._is_compiling():
-            return False
+            return None
         self._in_backward += 1
         self._busy += 1
         if self._in_backward == 1 and not self._stopped:
@@ -152,14 +144,13 @@ class AmpDtype(KnobBase):
                 self._tell(*answer)
         return True
 
-    def _after_backward(self, begun: bool | None, _result: Any, _error: BaseException | None) -> None:
-        if begun:
-            self._in_backward -= 1
-            self._busy -= 1
-            if self._in_backward == 0:
-                if self._scaling is not None:
-                    self._scaling.after_backward()
-                self._ready()
+    def _after_backward(self, _begun: bool, _result: Any, _error: BaseException | None) -> None:
+        self._in_backward -= 1
+        self._busy -= 1
+        if self._in_backward == 0:
+            if self._scaling is not None:
+                self._scaling.after_backward()
+            self._ready()
 
     def _forget_casts(self, *_call: Any) -> bool:
         entered = self._entered is not None and self._here()
@@ -187,7 +178,7 @@ class AmpDtype(KnobBase):
         if self.agent.compile_used:
             if at_once and self._dtype is not None:
                 self._enter(self._device_of_model())
-        elif self._dtype is not None or self._watch is not None:
+        elif self._dtype is not None or not self._watch.over:
             self._next_call.add()
 
     def _called(self, module: Any) -> None:
@@ -202,8 +193,8 @@ class AmpDtype(KnobBase):
 
     def _begin(self, device: str) -> None:
         self._place = self._place or user_place()
-        if self._watch is not None:
-            self._watch.start()
+        if not self._watch.over:
+            self._watch.hook.add()
         if self._dtype is not None:
             self._enter(device)
 
@@ -238,15 +229,14 @@ class AmpDtype(KnobBase):
     def _before_compile(self, target: Any = None, *_args: Any, **_kwargs: Any) -> bool:
         was_ready = self._next_call.is_in
         self._next_call.remove()
-        if self._watch is not None:
-            self._watch.stop()
-        module = target if isinstance(target, self._torch.nn.Module) else getattr(target, "__self__", None)
-        if self._model is None and isinstance(module, self._torch.nn.Module):
+        self._watch.hook.remove()
+        module = module_of(self._torch, target)
+        if self._model is None and module is not None:
             self._model = ref(module)
             self._place = self._place or user_place()
         return was_ready
 
-    def _after_compile(self, was_ready: bool | None, _result: Any, _error: BaseException | None) -> None:
+    def _after_compile(self, was_ready: bool, _result: Any, _error: BaseException | None) -> None:
         if was_ready and self.agent.training_thread is not None and self._here():
             self._ready()
 
@@ -269,7 +259,7 @@ class AmpDtype(KnobBase):
         return context
 
     def _own_entered(self, context: Any, _result: Any, error: BaseException | None) -> None:
-        if context is not None and error is None and self._watch is not None:
+        if error is None and not self._watch.over:
             self._watch.note_state(context.device)
 
     def _own_exits(self, context: Any, *_error: Any) -> None:
@@ -286,17 +276,17 @@ class AmpDtype(KnobBase):
 
     def _look(self) -> tuple[bool, str] | None:
         """At the beginning of a backward pass, until it is known: what autocast has done to the forward pass."""
-        if self._entered is not None:
-            self._device = self._entered.device
-        watch = self._watch
-        if watch is None or (self._entered is None and not self._own_seen):
+        entered, watch = self._entered, self._watch
+        if entered is not None:
+            self._device = entered.device
+        if watch.over or (entered is None and not self._own_seen):
             return None
-        if self._entered is not None:
-            watch.note_state(self._entered.device)
+        if entered is not None:
+            watch.note_state(entered.device)
         return watch.answer()
 
     def _tell(self, applied: bool, observed: str) -> None:
-        self._end_watch()
+        self._watch.end()
         if self._own_seen:
             observed += f"; the script's own autocast {'is turned off' if self._dtype is None else 'got the type'}"
         if self._scaling is not None:
@@ -312,36 +302,32 @@ class AmpDtype(KnobBase):
         if self._here():
             self._leave()
         self._next_call.remove()
-        self._end_watch()
+        self._watch.end()
         if self._scaling is not None:
             self._scaling.stop()
-
-    def _end_watch(self) -> None:
-        if self._watch is not None:
-            self._watch.stop()
-            self._watch = None
-
-
-def _nothing(*_args: Any, **_kwargs: Any) -> None:
-    return
 
 
 OUTPUTS_LIMIT = 10_000
 
 
 class Watch:
-    """Looks on from `start` to `stop`, by a global forward hook: for one step, not longer."""
+    """Looks on while its `hook` is in, a global one of forward calls: for one step, not longer."""
 
     def __init__(self, knob: AmpDtype, wanted: Any) -> None:
         torch = self._torch = knob._torch
         self._wanted = wanted  # a torch.dtype; None for "not shortened"
-        self._hook = ModuleHook(knob.guarded(self._look), after=True)
-        self.start, self.stop = self._hook.add, self._hook.remove  # what was seen stays known
+        self.hook = ModuleHook(knob.guarded(self._look), after=True)
+        self.over = False
         # (whether it is as wanted, in words): of an output, and of torch's own state inside a context
         self._output: tuple[bool, str] | None = None
         self._state: tuple[bool, str] | None = None
         self._outputs = 0
         self._watched = (torch.nn.Linear, torch.nn.modules.conv._ConvNd)
+
+    def end(self) -> None:
+        """All is known that will be."""
+        self.over = True
+        self.hook.remove()
 
     def note_state(self, device: str) -> None:
         """Keep what torch says of autocast inside a context."""
@@ -360,7 +346,7 @@ class Watch:
         self._outputs += 1
         found = self._output is not None and (self._wanted is None or self._output[0])
         if found or self._outputs > OUTPUTS_LIMIT:
-            self.stop()
+            self.hook.remove()
         elif output.__class__ is self._torch.Tensor and output.is_floating_point():
             self._output = self._fits(output.dtype), f"{type(module).__name__} returns {output.dtype}"
 
@@ -395,8 +381,8 @@ class Scaling:
         self._unscaled_inside: set[int] = set()  # optimizers that stepped within it
         self._hook: Any = None
         self._stopped = False
-        self._home = torch.amp if hasattr(torch.amp, "GradScaler") else torch.cuda.amp
-        self._patches = CallPatches(knob.agent.guard, knob.probe)
+        self._home = scaler_home(torch)
+        self._patches = Patches(knob.agent.guard, knob.probe)
         self._patches.look(torch.optim.Optimizer, "__init__", self._note)
         self._patches.look(self._home.GradScaler, "scale", self._their_scale)
 
@@ -418,8 +404,7 @@ class Scaling:
         """Have the gradient into the loss scaled; says why when that cannot be done."""
         if self._stopped or self._theirs:
             return None
-        if tensors.__class__ in (list, tuple) and len(tensors) == 1:
-            tensors = tensors[0]
+        tensors = root_of(tensors)
         if not isinstance(tensors, self._torch.Tensor):
             return "backward is called on several tensors, which gradient scaling cannot follow"
         if not tensors.requires_grad:
@@ -437,9 +422,9 @@ class Scaling:
         with self._torch.no_grad():
             for optimizer in self._living():
                 for gradient in _gradients(optimizer):
-                    gradient.mul_(self._factor(gradient.device))
+                    gradient.mul_(self._factor(gradient))
         self._scaled = True
-        self._hook = tensors.register_hook(lambda gradient: gradient.mul(self._factor(gradient.device)).to(gradient))
+        self._hook = tensors.register_hook(lambda gradient: gradient.mul(self._factor(gradient)).to(gradient))
         return None
 
     def after_backward(self) -> None:
@@ -458,8 +443,8 @@ class Scaling:
             self._scaler._per_optimizer_states.pop(id(optimizer), None)  # it may be unscaled once per update only
             self._scaler.unscale_(optimizer)
 
-    def _factor(self, device: Any) -> Any:
-        return self._scaler._scale.to(device, non_blocking=True)
+    def _factor(self, gradient: Any) -> Any:
+        return self._scaler._scale.to(gradient.device, non_blocking=True)
 
     # -------------------------------------------------------------------------------------------- optimizer steps
 
@@ -492,7 +477,7 @@ class Scaling:
         agent = self._agent
         now = agent.clock.now()
         if agent.accepts(strong=True):
-            agent.events.write("scaler_skip", now)
+            agent.journal.write("scaler_skip", now)
             agent.steps.optimizer_skipped(id(optimizer), now)
         return Answer()
 

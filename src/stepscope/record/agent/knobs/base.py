@@ -1,4 +1,4 @@
-"""What a knob is: the base class, the report of what became of it, and the set of those in force in a process."""
+"""What a knob is: the base class, which reports what became of it, and the set of those in force in a process."""
 
 from __future__ import annotations
 
@@ -7,49 +7,16 @@ from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 from stepscope.errors import UsageError
 from stepscope.record.agent.knobs import check, entry, masked
-from stepscope.record.agent.patches import CallPatches
+from stepscope.record.agent.patches import Patches
+from stepscope.record.agent.segments import StepRow
 from stepscope.schema import Knob
 
 if TYPE_CHECKING:
     from stepscope.record.agent.agent import Agent
-    from stepscope.record.agent.steps import StepRow
 
 NO_DEVICE = "no CUDA device is in use"
 # A script that makes a loader per epoch at ever other places must not fill the journal.
 REPORTS_PER_KNOB = 50
-
-
-class Report:
-    """Tells what became of one knob: `report(applied, observed=, reason=, place=)`, written once per distinct answer.
-
-    `observed` is read back from torch, the loader or the process, never the wish; `reason` says why the knob was not
-    applied; `place` starts with (file, line) of the user's line that the knob stands for. Without a place a knob that
-    has been reported as failed stays so.
-    """
-
-    def __init__(self, agent: Agent, name: str, value: str) -> None:
-        self._agent = agent
-        self._knob: dict[str, Any] = {"knob": name, "value": masked(name, value)}
-        self._written: set[tuple[Any, ...]] = set()
-
-    @property
-    def made(self) -> bool:
-        """Whether anything has been reported yet."""
-        return bool(self._written)
-
-    def __call__(
-        self,
-        applied: bool,
-        observed: str | None = None,
-        reason: str | None = None,
-        place: Sequence[Any] | None = None,
-    ) -> None:
-        file, line = (place[0], place[1]) if place is not None else (None, None)
-        row: dict[str, Any] = {"applied": applied, "observed": observed, "reason": reason, "file": file, "line": line}
-        key = tuple(row.values())
-        if key not in self._written and len(self._written) < REPORTS_PER_KNOB:
-            self._written.add(key)
-            self._agent.events.write("knob", **self._knob, **row)
 
 
 class KnobBase:
@@ -62,18 +29,18 @@ class KnobBase:
     family = ""  # knobs of one family share their wrappers, and a switch: when one fails, all have
     missed = "the script never came to what this knob changes"
 
-    def __init__(self, agent: Agent, name: str, report: Callable[..., None], parts: dict[Any, Any]) -> None:
+    def __init__(self, agent: Agent, name: str, value: str, parts: dict[Any, Any]) -> None:
         self.name = name  # the full one, such as env:OMP_NUM_THREADS
+        self.value = value
         self.probe = "knob." + (self.family or name)  # the guard's switch for everything of this knob
-        self.report: Any = report
         self.agent = agent
         self._parts = parts
-        self._patches = CallPatches(agent.guard, self.probe)
+        self._patches = Patches(agent.guard, self.probe)
         self._handles: list[Any] = []
+        self._reports: set[tuple[Any, ...]] = set()
 
-    def install(self, value: str) -> None:
+    def install(self) -> None:
         """Apply the knob, or wait for what it applies to. `value` is one that the table accepts."""
-        raise NotImplementedError
 
     def uninstall(self) -> None:
         """Take out what was put into torch, at the end or after a failure, that of `install` too. Repeatable."""
@@ -90,6 +57,31 @@ class KnobBase:
 
     def in_loader_worker(self) -> None:
         """In a forked worker of a loader, before its first batch. Nothing can be reported from there."""
+
+    @property
+    def reported(self) -> bool:
+        """Whether anything has been reported yet."""
+        return bool(self._reports)
+
+    def report(
+        self,
+        applied: bool,
+        observed: str | None = None,
+        reason: str | None = None,
+        place: Sequence[Any] | None = None,
+    ) -> None:
+        """Tell what became of the knob, once per distinct answer.
+
+        `observed` is read back from torch, the loader or the process, never the wish; `reason` says why the knob was
+        not applied; `place` starts with (file, line) of the user's line that the knob stands for. Without a place a
+        knob that has been reported as failed stays so.
+        """
+        file, line = (place[0], place[1]) if place is not None else (None, None)
+        row: dict[str, Any] = {"applied": applied, "observed": observed, "reason": reason, "file": file, "line": line}
+        key = tuple(row.values())
+        if key not in self._reports and len(self._reports) < REPORTS_PER_KNOB:
+            self._reports.add(key)
+            self.agent.journal.write("knob", knob=self.name, value=masked(self.name, self.value), **row)
 
     def shared(self, make: Callable[[KnobBase], Any]) -> Any:
         """What several knobs of a process share: made for the first that asks."""
@@ -127,25 +119,20 @@ class KnobSet:
         agent = self._agent
         parts: dict[Any, Any] = {}
         for knob in knobs:
-            report = Report(agent, knob.knob, knob.value)
+            unknown = KnobBase(agent, knob.knob, knob.value, parts)
             try:
                 check(knob)
             except UsageError as error:
-                report(False, reason=str(error))
+                unknown.report(False, reason=str(error))
                 continue
-            kind = agent.guard.wrap("knob." + knob.knob, load, inject=False)(knob.knob)
+            kind = agent.guard.wrap(unknown.probe, load, inject=False)(knob.knob)
             if kind is None:
-                self._say_failed("knob." + knob.knob, report)
+                self._say_failed(unknown)
                 continue
-            made = kind(agent, knob.knob, report, parts)
+            made = kind(agent, knob.knob, knob.value, parts)
             self._knobs.append(made)
-            self._call(made, made.install, knob.value)
-
-        def at_boundary(row: StepRow | None, _now_ns: int) -> None:
-            if row is not None and row.kind == "train":
-                self._tell_first_step()
-
-        agent.add_step_listener(at_boundary, "knobs", lambda: not self._first_step_seen)
+            self._call(made, made.install)
+        agent.add_step_listener(self._at_boundary, "knobs", lambda: not self._first_step_seen)
         agent.add_end_hook(self.end, "knobs")
 
     def in_loader_worker(self) -> None:
@@ -161,7 +148,7 @@ class KnobSet:
         self._tell_first_step()
         for knob in self._knobs:
             self._call(knob, knob.at_end)
-            if not knob.report.made:
+            if not knob.reported:
                 knob.report(False, reason=knob.missed)
 
     def uninstall_all(self) -> None:
@@ -171,26 +158,30 @@ class KnobSet:
             self._take_out(knob)
         self._knobs.clear()
 
+    def _at_boundary(self, row: StepRow | None, _now_ns: int) -> None:
+        if row is not None and row.kind == "train":
+            self._tell_first_step()
+
     def _tell_first_step(self) -> None:
         if not self._first_step_seen:
             self._first_step_seen = True
             for knob in self._knobs:
                 self._call(knob, knob.at_first_step)
 
-    def _call(self, knob: KnobBase, method: Any, *arguments: Any) -> None:
+    def _call(self, knob: KnobBase, method: Callable[[], None]) -> None:
         """`method`, guarded; when the knob has failed, here or before in a hook of its own, it is said once."""
-        self._agent.guard.wrap(knob.probe, method)(*arguments)
+        self._agent.guard.wrap(knob.probe, method)()
         if self._agent.guard.is_off(knob.probe):
-            self._say_failed(knob.probe, knob.report)
+            self._say_failed(knob)
             self._take_out(knob)
 
     def _take_out(self, knob: KnobBase) -> None:
         # A switch of its own: a knob that failed is off, and its wrappers must leave torch all the same.
         self._agent.guard.wrap(knob.probe + ".uninstall", knob.uninstall, inject=False)()
 
-    def _say_failed(self, probe: str, report: Report) -> None:
-        error = self._agent.fault(probe)
-        report(False, reason="it failed in this process" + (f": {error}" if error else ""))
+    def _say_failed(self, knob: KnobBase) -> None:
+        error = self._agent.faults.get(knob.probe)
+        knob.report(False, reason="it failed in this process" + (f": {error}" if error else ""))
 
 
 def load(name: str) -> type[KnobBase]:

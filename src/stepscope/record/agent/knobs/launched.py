@@ -14,26 +14,24 @@ from stepscope.record.agent.knobs.base import NO_DEVICE, KnobBase
 class Environment(KnobBase):
     """Reports what the variable is once torch is imported, which is when nearly all variables of torch are read."""
 
-    def install(self, value: str) -> None:
+    def install(self) -> None:
         seen = os.environ.get(self.name.partition(":")[2])
-        if seen == value:
-            self.report(True, masked(self.name, seen))
-        elif seen is None:
+        reason = "the script or what starts it sets the variable itself"
+        if seen is None:
             reason = "the training process does not have the variable; something in between removed it"
-            self.report(False, reason=reason)
-        else:
-            self.report(False, masked(self.name, seen), "the script or what starts it sets the variable itself")
+        applied = seen == self.value
+        self.report(applied, seen and masked(self.name, seen), None if applied else reason)
 
 
 class Argument(KnobBase):
     """Reports the arguments as `sys.argv` has them when torch is imported."""
 
-    def install(self, value: str) -> None:
+    def install(self) -> None:
         seen = argument_of(sys.argv[1:], self.name.partition(":")[2])
         if seen is None:
             self.report(False, reason="the training process did not get it; the command does not hand it on")
-        elif value in ("", seen):
-            self.report(True, masked(self.name, seen) if value else "given")
+        elif self.value in ("", seen):
+            self.report(True, masked(self.name, seen) if self.value else "given")
         else:
             self.report(False, masked(self.name, seen), "the training process got another value")
 
@@ -86,25 +84,22 @@ class AllocatorConf(KnobBase):
 
     missed = NO_DEVICE
 
-    def install(self, value: str) -> None:
-        self._value = value
-
     def at_first_step(self) -> None:
         """Read back what the allocator itself says of its settings, where it does."""
         if not self.agent.device.in_use:
             self.report(False, reason=NO_DEVICE)
             return
-        if self._value not in [os.environ.get(name) for name in VARIABLES]:
+        if self.value not in [os.environ.get(name) for name in VARIABLES]:
             self.report(False, reason=f"the process does not see it in {VARIABLES[0]}")
             return
         memory: Any = sys.modules["torch"].cuda.memory
         found = memory._snapshot().get("allocator_settings") if hasattr(memory, "_snapshot") else None
         settings = found if isinstance(found, dict) else {}  # this torch may not tell them
         told = settings.get(VARIABLES[0]) or settings.get(VARIABLES[1])
-        if told is not None and told != self._value:
+        if told is not None and told != self.value:
             self.report(False, f"the allocator has {told}", "the script sets its own")
             return
-        names = [part.partition(":")[0] for part in self._value.split(",") if ":" in part]
+        names = [part.partition(":")[0] for part in self.value.split(",") if ":" in part]
         words = ", ".join(f"{name} is {settings[name]}" for name in names if name in settings)
         self.report(True, f"the allocator says {words}" if words else f"{VARIABLES[0]} is set in the process")
 
@@ -144,7 +139,8 @@ def host_allocator_variables(value: str, preloaded: str | None = None) -> dict[s
 class HostAllocator(KnobBase):
     """Reads back what the process was started with."""
 
-    def install(self, value: str) -> None:
+    def install(self) -> None:
+        value = self.value
         wanted = _VARIABLES.get(value, {})
         missing = [name for name, text in wanted.items() if os.environ.get(name) != text]
         loaded = _loaded(value) if value in LIBRARIES else " ".join(f"{name}={text}" for name, text in wanted.items())
@@ -153,8 +149,6 @@ class HostAllocator(KnobBase):
             if installed(value) is None:
                 reason = f"lib{value}.so is not installed on this machine"
             self.report(False, reason=reason)
-        elif wanted and not sys.platform.startswith("linux"):
-            self.report(False, reason="these are variables of Linux")
         elif missing:
             self.report(False, reason=f"the training process does not see {', '.join(missing)} as set")
         else:

@@ -6,18 +6,16 @@ together. What came of it is read from the loader and its iterator when the firs
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any, Mapping, NamedTuple
+from typing import Any, Mapping, NamedTuple
 
 from stepscope.record.agent.frames import user_place
 from stepscope.record.agent.knobs.base import KnobBase
-from stepscope.record.agent.patches import Arguments, CallPatches, parameter_names
+from stepscope.record.agent.patches import Patches, bound
 from stepscope.record.agent.wrapper_importlib_bootstrap import Call
-
-if TYPE_CHECKING:
-    pass
 
 NUM_WORKERS = "num_workers"
 PREFETCH = "prefetch_factor"
@@ -32,10 +30,10 @@ class _Loaders:
         from torch.utils.data import DataLoader
 
         self.knobs: dict[str, LoaderArgument] = {}  # by argument
-        self._names = parameter_names(DataLoader.__init__)
+        self._signature = inspect.signature(DataLoader.__init__)
         self._made: dict[int, tuple[Any, Any]] = {}  # id -> (weak reference, (arguments changed, place))
         self.made_any = False
-        self._calls = CallPatches(knob.agent.guard, knob.probe)
+        self._calls = Patches(knob.agent.guard, knob.probe)
         self._calls.change(DataLoader, "__init__", self._change, self._after_init, self._refused)
         self._calls.look(DataLoader, "_get_iterator", lambda loader: loader, self._after_iterator)
 
@@ -44,19 +42,20 @@ class _Loaders:
         self._made.clear()
 
     def _change(self, *args: Any, **kwargs: Any) -> Call | None:
-        arguments = Arguments(self._names, args, kwargs)
-        workers = arguments.get(NUM_WORKERS, 0)
+        call = bound(self._signature, args, kwargs)
+        workers = None if call is None else call.arguments.get(NUM_WORKERS, 0)
         if workers.__class__ is not int or workers < 0:
             return None  # torch will say so
         wishes = {name: knob.wish for name, knob in self.knobs.items()}
-        changes, refused = plan(wishes, _given(arguments.get("dataset"), workers, wishes))
+        changes, refused = plan(wishes, _given(call.arguments.get("dataset"), workers, wishes))
         place = user_place()
         for name, reason in refused.items():
             self.knobs[name].report(False, reason=reason, place=place)
         for name, value in changes.items():
-            if name in wishes or arguments.get(name) is not None:
-                arguments.set(name, value)
-        return arguments.call(([name for name in wishes if name not in refused], place)) if changes else None
+            if name in wishes or call.arguments.get(name) is not None:
+                call.arguments[name] = value
+        token = ([name for name in wishes if name not in refused], place)
+        return Call(call.args, call.kwargs, token) if changes else None
 
     def _after_init(self, call: Call, _result: Any) -> None:
         loader = call.args[0]
@@ -87,9 +86,9 @@ class LoaderArgument(KnobBase):
     family = "loader"
     missed = "the script made no DataLoader"
 
-    def install(self, value: str) -> None:
+    def install(self) -> None:
         self._argument = self.name.partition(".")[2]
-        self.wish: Any = int(value) if self._argument in (NUM_WORKERS, PREFETCH) else value == "true"
+        self.wish: Any = int(self.value) if self._argument in (NUM_WORKERS, PREFETCH) else self.value == "true"
         self.shared(_Loaders).knobs[self._argument] = self
 
     def uninstall(self) -> None:
@@ -99,7 +98,7 @@ class LoaderArgument(KnobBase):
 
     def at_end(self) -> None:
         loaders = self.existing(_Loaders)
-        if not self.report.made and loaders is not None and loaders.made_any:
+        if not self.reported and loaders is not None and loaders.made_any:
             self.report(False, reason="no batch was fetched from the loader")
 
     def look(self, loader: Any, iterator: Any, place: Any) -> None:
@@ -117,20 +116,14 @@ class LoaderArgument(KnobBase):
 
 
 def _given(dataset: Any, workers: int, wishes: dict[str, Any]) -> Given:
-    from torch.utils.data import IterableDataset
-
     torch: Any = sys.modules["torch"]
     accelerator = getattr(torch, "accelerator", torch.cuda)
     # The default is asked for without fixing it, which would forbid the script to choose.
     start_method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
-    return Given(
-        num_workers=workers,
-        iterable=isinstance(dataset, IterableDataset),
-        start_method=start_method,
-        daemon=bool(multiprocessing.current_process().daemon),
-        # asked only where memory would be pinned, which makes torch ask the same
-        pins=bool(wishes.get(PIN)) and bool(accelerator.is_available()),
-    )
+    # Asked only where memory would be pinned, which makes torch ask the same.
+    pins = bool(wishes.get(PIN)) and bool(accelerator.is_available())
+    iterable = isinstance(dataset, torch.utils.data.IterableDataset)
+    return Given(workers, iterable, start_method, bool(multiprocessing.current_process().daemon), pins)
 
 
 # What has a meaning with workers only, and what it is without.
@@ -160,10 +153,9 @@ def plan(wishes: Mapping[str, Any], given: Given) -> tuple[dict[str, Any], dict[
             refused[NUM_WORKERS] = why_none
     if workers == 0 and given.num_workers > 0:
         changes.update(_WORKERS_ONLY)
-    for name in (PREFETCH, PERSISTENT, PIN):
-        allowed, reason = workers > 0, "this loader has no workers"
-        if name == PIN:
-            allowed, reason = given.pins, "there is no accelerator to pin memory for"
+    no_workers = (workers > 0, "this loader has no workers")
+    pinning = (given.pins, "there is no accelerator to pin memory for")
+    for name, (allowed, reason) in ((PREFETCH, no_workers), (PERSISTENT, no_workers), (PIN, pinning)):
         if name in wishes and (allowed or wishes[name] is False):
             changes[name] = wishes[name]
         elif name in wishes:

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import sys
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Callable
+from typing import Any, Callable
 from weakref import ref
 
 from stepscope.record.agent.compiling import skip_own_code
 from stepscope.record.agent.frames import Place, user_place
 from stepscope.record.agent.knobs import COMPILE_MODES
 from stepscope.record.agent.knobs.base import KnobBase
-from stepscope.record.agent.patches import CallPatches, ModuleHook
+from stepscope.record.agent.patches import ModuleHook, Patches
+from stepscope.record.agent.segments import StepRow
 from stepscope.record.agent.wrapper_importlib_bootstrap import Call
-
-if TYPE_CHECKING:
-    from stepscope.record.agent.steps import StepRow
 
 NAME = "knob_roots"
 
@@ -32,12 +30,11 @@ class RootFinder:
         import torch
 
         agent = self._agent = knob.agent
-        self._is_grad_enabled = torch.is_grad_enabled
-        self._module_type = torch.nn.Module
+        self._torch: Any = torch
         self._inner: set[int] = set()  # ids of the roots and all that is inside them
         self._listeners: list[Callable[[Any], Any]] = []
         self._roots: list[ref[Any]] = []
-        self._patches = CallPatches(agent.guard, NAME)
+        self._patches = Patches(agent.guard, NAME)
         self._patches.look(torch, "compile", self._before_compile)
         self._hook = ModuleHook(agent.guard.wrap(NAME, self._called))
         self._hook.add()
@@ -58,7 +55,7 @@ class RootFinder:
         thread = self._agent.training_thread
         if id(module) in self._inner or (thread is not None and thread != get_ident()):
             return
-        if module.training and self._is_grad_enabled():
+        if module.training and self._torch.is_grad_enabled():
             self._note(module)
 
     def _note(self, module: Any) -> None:
@@ -70,9 +67,15 @@ class RootFinder:
 
     def _before_compile(self, target: Any = None, *_args: Any, **_kwargs: Any) -> None:
         self._hook.remove()
-        module = target if isinstance(target, self._module_type) else getattr(target, "__self__", None)
-        if isinstance(module, self._module_type) and id(module) not in self._inner:
+        module = module_of(self._torch, target)
+        if module is not None and id(module) not in self._inner:
             self._note(module)
+
+
+def module_of(torch: Any, target: Any) -> Any:
+    """The module that is handed to torch.compile, or whose method is; None where it is a function."""
+    module = target if isinstance(target, torch.nn.Module) else getattr(target, "__self__", None)
+    return module if isinstance(module, torch.nn.Module) else None
 
 
 STEPS_TO_SEE = 5  # after them a compiled frame must have run
@@ -85,7 +88,7 @@ class _Plan:
         import torch
 
         self._torch: Any = torch
-        self.reports: dict[str, Any] = {}
+        self._knobs: list[KnobBase] = []
         self._eager = False
         self._compile = False  # the models, where the script compiles nothing
         self._arguments: dict[str, Any] = {}  # of torch.compile
@@ -99,25 +102,25 @@ class _Plan:
         self._model_place: Place | None = None
         self._finder: RootFinder = knob.shared(RootFinder)
         self._finder.listen(knob.guarded(self._note_model))
-        self._patches = CallPatches(knob.agent.guard, knob.probe)
+        self._patches = Patches(knob.agent.guard, knob.probe)
         self._patches.change(torch, "compile", self._changed, None, self._refused)
         knob.agent.add_boundary_hook(self._at_boundary, knob.probe)
 
-    def want(self, knob: str, value: str, report: Any) -> None:
-        self.reports[knob] = report
-        if knob == "compile.dynamic":
-            self._arguments["dynamic"] = value == "true"
+    def want(self, knob: KnobBase) -> None:
+        self._knobs.append(knob)
+        if knob.name == "compile.dynamic":
+            self._arguments["dynamic"] = knob.value == "true"
             return
-        self._eager = self._eager or value == "false"
-        self._compile = self._compile or value != "false"
-        if value in COMPILE_MODES:
-            self._arguments["mode"] = value
+        self._eager = self._eager or knob.value == "false"
+        self._compile = self._compile or knob.value != "false"
+        if knob.value in COMPILE_MODES:
+            self._arguments["mode"] = knob.value
 
     def remove(self) -> None:
         """Restore torch.compile."""
         self._finder.close()
         self._patches.remove()
-        self.reports.clear()
+        self._knobs.clear()
 
     # ------------------------------------------------------------------------------------ what the script compiles
 
@@ -125,28 +128,21 @@ class _Plan:
         if self._ours:
             return None
         self._script_calls += 1
-        if self._script_place is None:
-            self._script_place = user_place()
-        if self._eager:
-            self._stand_aside()
+        self._script_place = self._script_place or user_place()
+        if self._eager:  # all compiled functions run as they are written
+            set_stance = getattr(self._torch.compiler, "set_stance", None)
+            if set_stance is None:
+                self._refusal = "this torch cannot turn torch.compile off from outside (torch 2.6 and later can)"
+            elif self._script_calls == 1:
+                set_stance("force_eager")
             return None
         if kwargs.get("backend") not in (None, "inductor") or kwargs.get("options") or kwargs.get("disable"):
             self._refusal = "the script's torch.compile has a backend or options of its own, or is disabled"
             return None
-        if not self._arguments:
-            return None
-        return Call(args, dict(kwargs, **self._arguments))
+        return Call(args, dict(kwargs, **self._arguments)) if self._arguments else None
 
     def _refused(self, _call: Call, error: BaseException) -> None:
         self._refusal = f"torch.compile refuses it: {str(error)[:200]}"
-
-    def _stand_aside(self) -> None:
-        """Have all compiled functions run as they are written."""
-        set_stance = getattr(self._torch.compiler, "set_stance", None)
-        if set_stance is None:
-            self._refusal = "this torch cannot turn torch.compile off from outside (torch 2.6 and later can)"
-        elif self._script_calls == 1:
-            set_stance("force_eager")
 
     # ------------------------------------------------------------------------------------------------ the models
 
@@ -165,7 +161,7 @@ class _Plan:
             self._tell(False, reason="the script compiles nothing, and no compile=true is given")
         elif self._refusal is not None:
             self._tell(False, reason=self._refusal, place=self._script_place)
-        elif not self._eager and "compile" in self.reports and not self._arguments:
+        elif not self._eager and not self._arguments and any(knob.name == "compile" for knob in self._knobs):
             self._tell(False, reason="the script compiles its model already", place=self._script_place)
 
     def _compile_models(self, models: list[Any]) -> None:
@@ -208,10 +204,8 @@ class _Plan:
         compiled, seen = _frames("ok"), _frames("total")
         words = f"{compiled} of {seen} frames compiled"
         if self._eager:
-            if compiled:
-                self._tell(False, words, "Dynamo compiles on", self._script_place)
-            else:
-                self._tell(True, "what is handed to torch.compile runs as it is written", None, self._script_place)
+            words = words if compiled else "what is handed to torch.compile runs as it is written"
+            self._tell(not compiled, words, "Dynamo compiles on" if compiled else None, self._script_place)
             return
         if self._model_names:
             words = f"{', '.join(self._model_names[:4])} compiled in place: {words}"
@@ -220,12 +214,12 @@ class _Plan:
         self._tell(compiled > 0, words, reason, self._script_place or self._model_place)
 
     def _done(self) -> bool:
-        return all(report.made for report in self.reports.values())
+        return all(knob.reported for knob in self._knobs)
 
     def _tell(self, *answer: Any, **named: Any) -> None:
-        for report in self.reports.values():
-            if not report.made:
-                report(*answer, **named)
+        for knob in self._knobs:
+            if not knob.reported:
+                knob.report(*answer, **named)
 
 
 class Compile(KnobBase):
@@ -237,8 +231,8 @@ class Compile(KnobBase):
     family = "compile"
     missed = "no training step was completed after it"
 
-    def install(self, value: str) -> None:
-        self.shared(_Plan).want(self.name, value, self.report)
+    def install(self) -> None:
+        self.shared(_Plan).want(self)
 
     def uninstall(self) -> None:
         plan = self.existing(_Plan)
@@ -276,11 +270,11 @@ class MemoryFormat(KnobBase):
         self._outputs = ModuleHook(self.guarded(self._look), after=True)
         self._weight: Any = None  # one that was converted
 
-    def install(self, value: str) -> None:
+    def install(self) -> None:
         import torch
 
         self._convolution: Any = torch.nn.Conv2d
-        self._format = getattr(torch, value)
+        self._format = getattr(torch, self.value)
         self._place: Place | None = None
         self._output: tuple[str, bool] | None = None  # class of the first convolution seen, and whether it heeds it
         self.shared(RootFinder).listen(self.guarded(self._convert))
@@ -310,8 +304,7 @@ class MemoryFormat(KnobBase):
         self.report(applied, words, None if applied else "it does not stay so", self._place)
 
     def _convert(self, module: Any) -> None:
-        if self._place is None:
-            self._place = user_place()
+        self._place = self._place or user_place()
         weights = [one for one in module.parameters() if one.dim() == 4]
         if not weights:
             return

@@ -14,12 +14,10 @@ from weakref import ref
 from stepscope.record.agent.compiling import unless_compiling
 from stepscope.record.agent.frames import Place, user_place
 from stepscope.record.agent.knobs.base import KnobBase
-from stepscope.record.agent.patches import Arguments, parameter_names
+from stepscope.record.agent.patches import bound
 from stepscope.record.agent.wrapper_importlib_bootstrap import Call
 
 PENDING_LIMIT = 1_000  # optimizers made and not yet stepped that are looked after
-
-
 _EXCLUDES = {"fused": "foreach", "foreach": "fused"}
 
 
@@ -28,12 +26,12 @@ class OptimizerArgument(KnobBase):
 
     missed = "the script made no optimizer"
 
-    def install(self, value: str) -> None:
+    def install(self) -> None:
         import torch
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         self.argument = self.name.partition(".")[2]
-        self._value = value == "true"
+        self._value = self.value == "true"
         self._pending: dict[int, tuple[ref[Any], Place | None]] = {}  # optimizers that have not taken a step
         self._refusals: dict[int, str] = {}
         for kind in list(vars(torch.optim).values()):
@@ -51,25 +49,27 @@ class OptimizerArgument(KnobBase):
 
     def _change(self, kind: Any) -> None:
         function = vars(kind).get("__init__")
-        if function is None or self.argument not in inspect.signature(function).parameters:
+        signature = None if function is None else inspect.signature(function)
+        if signature is None or self.argument not in signature.parameters:
             return
-        names, other = parameter_names(function), _EXCLUDES[self.argument]
-        has_other = other in inspect.signature(function).parameters
+        other = _EXCLUDES[self.argument]
 
-        def change(*args: Any, **kwargs: Any) -> Call:
-            arguments = Arguments(names, args, kwargs)
-            arguments.set(self.argument, self._value)
-            if self._value and has_other and arguments.get(other):
-                arguments.set(other, None)
-            return arguments.call(args[0])
+        def change(*args: Any, **kwargs: Any) -> Call | None:
+            call = bound(signature, args, kwargs)
+            if call is None:
+                return None
+            call.arguments[self.argument] = self._value
+            if self._value and call.arguments.get(other):
+                call.arguments[other] = None
+            return Call(call.args, call.kwargs, args[0])
 
         def unfold(*args: Any, **kwargs: Any) -> Call | None:
-            arguments = Arguments(names, args, kwargs)
-            parameters = arguments.get("params")
-            if not hasattr(parameters, "__next__"):
+            call = bound(signature, args, kwargs)
+            if call is None or not hasattr(call.arguments.get("params"), "__next__"):
                 return None
-            arguments.set("params", list(parameters))  # a second call would find the iterator used up
-            return arguments.call()
+            # a second call would find the iterator used up
+            call.arguments["params"] = list(call.arguments["params"])
+            return Call(call.args, call.kwargs)
 
         self._patches.change(kind, "__init__", change, None, self._refused)
         self._patches.change(kind, "__init__", unfold)
@@ -95,12 +95,11 @@ class OptimizerArgument(KnobBase):
         values = {group.get(argument) for group in optimizer.param_groups}
         observed = f"{name} has {argument}={', '.join(sorted(map(str, values)))}"
         refusal = self._refusals.pop(id(optimizer), None)
-        if values == {self._value}:
-            self.report(True, observed, place=place)
-        elif refusal is not None:
-            self.report(False, observed, f"{name} refuses it: {refusal}", place)
-        else:
-            self.report(False, observed, "its parameter groups, or a checkpoint loaded, have their own", place)
+        reason = "its parameter groups, or a checkpoint loaded, have their own"
+        if refusal is not None:
+            reason = f"{name} refuses it: {refusal}"
+        applied = values == {self._value}
+        self.report(applied, observed, None if applied else reason, place)
 
 
 class SetToNone(KnobBase):
@@ -108,25 +107,24 @@ class SetToNone(KnobBase):
 
     missed = "zero_grad was never called while there were gradients"
 
-    def install(self, value: str) -> None:
+    def install(self) -> None:
         import torch
 
-        self._value = value == "true"
+        self._value = self.value == "true"
         self._looks = 2  # places: of an optimizer, and of a module
-        self._patches.change(torch.optim.Optimizer, "zero_grad", self._changed, self._look)
-        self._patches.change(torch.nn.Module, "zero_grad", self._changed, self._look)
+        for owner in (torch.optim.Optimizer, torch.nn.Module):
+            self._patches.change(owner, "zero_grad", self._changed, self._look)
 
-    def _changed(self, *args: Any, **kwargs: Any) -> Call:
-        arguments = Arguments(["self", "set_to_none"], args, kwargs)
+    def _changed(self, owner: Any, *args: Any, **kwargs: Any) -> Call:
         watched = None
         if self._looks > 0:
-            groups = getattr(args[0], "param_groups", None)
+            groups = getattr(owner, "param_groups", None)
             of_groups = (one for group in groups or () for one in group["params"])
-            parameters = of_groups if isinstance(groups, list) else args[0].parameters()
+            parameters = of_groups if isinstance(groups, list) else owner.parameters()
             watched = next((one for one in parameters if one.grad is not None), None)
-        given = arguments.get("set_to_none", True)
-        arguments.set("set_to_none", self._value)
-        return arguments.call(None if watched is None else (watched, given))
+        given = args[0] if args else kwargs.get("set_to_none", True)
+        call = (owner, *args[1:]), {**kwargs, "set_to_none": self._value}
+        return Call(*call, None if watched is None else (watched, given))
 
     def _look(self, call: Call, _result: Any) -> None:
         """What became of a gradient that was there before the call."""

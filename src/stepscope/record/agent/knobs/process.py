@@ -9,14 +9,12 @@ from __future__ import annotations
 import gc
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepscope.record.agent.knobs import cpu_list, cpu_text
 from stepscope.record.agent.knobs.base import KnobBase
+from stepscope.record.agent.segments import StepRow
 from stepscope.record.agent.window_plan import NOISY_STEPS, is_steady
-
-if TYPE_CHECKING:
-    from stepscope.record.agent.steps import StepRow
 
 _LOADERS_LOOKED_AT = 20  # a script that starts workers again for every epoch has told enough by then
 
@@ -25,49 +23,51 @@ class _Masks:
     """What both knobs must agree on: the CPUs this process had before any of them, and what workers get."""
 
     def __init__(self, _knob: KnobBase) -> None:
-        self.original = frozenset(os.sched_getaffinity(0))
-        self.workers: frozenset[int] | None = None
+        self.original = self.workers = frozenset(os.sched_getaffinity(0))
 
 
 class _Affinity(KnobBase):
     _cpus: frozenset[int] | None = None
 
-    def usable(self, value: str) -> frozenset[int] | None:
-        """The CPUs of `value`, or None, reported, where this process may not use them all."""
-        if not hasattr(os, "sched_setaffinity"):
-            self.report(False, reason="this system has no CPU affinity")
-            return None
-        cpus, allowed = cpu_list(value), self.shared(_Masks).original
-        if not cpus <= allowed:
+    def install(self) -> None:
+        """Have `_take` called, unless this process may not use all the CPUs asked for."""
+        cpus, allowed = cpu_list(self.value), self.shared(_Masks).original
+        if cpus <= allowed:
+            self._cpus = cpus
+            self._take(cpus)
+        else:
             self.report(False, cpu_text(allowed), f"this process may use CPUs {cpu_text(allowed)} only")
-            return None
-        return cpus
+
+    def _take(self, cpus: frozenset[int]) -> None:
+        raise NotImplementedError
 
     def in_loader_worker(self) -> None:
         """Also of the other knob, which may come first or last."""
         if self._cpus is not None:
-            masks = self.shared(_Masks)
-            os.sched_setaffinity(0, masks.workers or masks.original)
+            os.sched_setaffinity(0, self.shared(_Masks).workers)
 
 
 class MainAffinity(_Affinity):
     """The training process: all its threads, those to come, and processes it starts that are no loader workers."""
 
-    def install(self, value: str) -> None:
-        self._cpus = self.usable(value)
-        if self._cpus is not None:
-            _set_all_threads(self._cpus)
+    def _take(self, cpus: frozenset[int]) -> None:
+        """For the threads there are; later ones inherit it from the thread that starts them."""
+        for thread in os.listdir("/proc/self/task"):
+            try:
+                os.sched_setaffinity(int(thread), cpus)
+            except ProcessLookupError:  # it has ended meanwhile
+                continue
 
     def uninstall(self) -> None:
         cpus, self._cpus = self._cpus, None
         if cpus is not None:
-            _set_all_threads(self.shared(_Masks).original)
+            self._take(self.shared(_Masks).original)
 
     def at_first_step(self) -> None:
         if self._cpus is not None:
             now = frozenset(os.sched_getaffinity(0))
             reason = None if now == self._cpus else "the script or a library has set another affinity since"
-            self.report(now == self._cpus, cpu_text(now), reason)
+            self.report(reason is None, cpu_text(now), reason)
 
 
 class WorkerAffinity(_Affinity):
@@ -75,27 +75,26 @@ class WorkerAffinity(_Affinity):
 
     missed = "the script started no loader workers"
 
-    def install(self, value: str) -> None:
-        self._left = _LOADERS_LOOKED_AT
-        self._waiting: list[list[int]] = []  # process ids of the workers of an iterator
-        self._cpus = self.usable(value)
-        if self._cpus is None:
-            return
-        self.shared(_Masks).workers = self._cpus
+    def _take(self, cpus: frozenset[int]) -> None:
         from torch.utils.data import DataLoader
 
-        self._patches.look(DataLoader, "_get_iterator", lambda _loader: None, self._after_iterator)
+        self._left = _LOADERS_LOOKED_AT
+        self._waiting: list[list[int]] = []  # process ids of the workers of an iterator
+        self.shared(_Masks).workers = cpus
+        self._patches.look(DataLoader, "_get_iterator", lambda loader: loader, self._after_iterator)
         self.agent.add_boundary_hook(self._at_boundary, self.probe)
 
     def uninstall(self) -> None:
         super().uninstall()
         if self._cpus is not None:
-            self.shared(_Masks).workers = None
+            masks = self.shared(_Masks)
+            masks.workers = masks.original
 
     def at_end(self) -> None:
-        self._look()
+        if self._cpus is not None:
+            self._look(cpu_text(self._cpus))
 
-    def _after_iterator(self, _token: Any, iterator: Any, _error: BaseException | None) -> None:
+    def _after_iterator(self, _loader: Any, iterator: Any, _error: BaseException | None) -> None:
         processes = [worker.pid for worker in getattr(iterator, "_workers", ())]
         if processes and self._left > 0:
             self._left -= 1
@@ -103,26 +102,15 @@ class WorkerAffinity(_Affinity):
 
     def _at_boundary(self, row: StepRow | None, _now_ns: int) -> None:
         if self._waiting and row is not None:
-            self._look()
+            self.at_end()
 
-    def _look(self) -> None:
+    def _look(self, wanted: str) -> None:
         waiting, self._waiting = self._waiting, []
         for processes in waiting:
             masks = {mask for mask in map(_allowed_cpus, processes) if mask is not None}
-            if not masks or self._cpus is None:
-                continue
-            wanted = cpu_text(self._cpus)
-            reason = None if masks == {wanted} else "its workers are not forked, or set their affinity themselves"
-            self.report(masks == {wanted}, " and ".join(sorted(masks)), reason)
-
-
-def _set_all_threads(cpus: frozenset[int]) -> None:
-    """For the threads there are; later ones inherit it from the thread that starts them."""
-    for thread in os.listdir("/proc/self/task"):
-        try:
-            os.sched_setaffinity(int(thread), cpus)
-        except ProcessLookupError:  # it has ended meanwhile
-            continue
+            if masks:
+                reason = None if masks == {wanted} else "its workers are not forked, or set their affinity themselves"
+                self.report(reason is None, " and ".join(sorted(masks)), reason)
 
 
 def _allowed_cpus(process: int) -> str | None:
@@ -142,13 +130,11 @@ class Collector(KnobBase):
     """`gc.freeze`, `gc.disable` or `gc.set_threshold`, between two steps."""
 
     _done = False
+    _over = False
     missed = f"training was over before its steps were steady, or {_SOONER_OR_LATER} of them done"
 
-    def install(self, value: str) -> None:
-        self._value = value
+    def install(self) -> None:
         self._walls: list[int] = []
-        self._before = (gc.isenabled(), gc.get_threshold())
-        self._over = False
         self.agent.add_step_listener(self._count, self.probe, lambda: not self._done)
 
     def uninstall(self) -> None:
@@ -156,12 +142,12 @@ class Collector(KnobBase):
             return
         self._done = False
         enabled, threshold = self._before
-        if self._value == "freeze":
+        if self.value == "freeze":
             gc.unfreeze()
-        elif self._value == "off" and enabled:
-            gc.enable()
-        elif self._value != "off":
+        elif self.value != "off":
             gc.set_threshold(*threshold)
+        elif enabled:
+            gc.enable()
 
     def at_end(self) -> None:
         self._over = True  # a script may go on for some steps until it is told to end
@@ -178,22 +164,22 @@ class Collector(KnobBase):
     def _apply(self) -> None:
         self._done = True
         self._before = (gc.isenabled(), gc.get_threshold())
-        if self._value == "freeze":
+        if self.value == "freeze":
             gc.collect()
             gc.freeze()
-        elif self._value == "off":
+        elif self.value == "off":
             gc.disable()
         else:
-            gc.set_threshold(int(self._value), *gc.get_threshold()[1:])
+            gc.set_threshold(int(self.value), *gc.get_threshold()[1:])
         holds = self._holds()
         self.report(holds, _state(), None if holds else "Python did not take it")
 
     def _holds(self) -> bool:
-        if self._value == "freeze":
+        if self.value == "freeze":
             return gc.get_freeze_count() > 0
-        if self._value == "off":
+        if self.value == "off":
             return not gc.isenabled()
-        return gc.isenabled() and gc.get_threshold()[0] == int(self._value)
+        return gc.isenabled() and gc.get_threshold()[0] == int(self.value)
 
 
 def _state() -> str:

@@ -56,11 +56,11 @@ class Setting(KnobBase):
 
     _is_set = False
 
-    def install(self, value: str) -> None:
+    def install(self) -> None:
         torch = sys.modules["torch"]
         self._setting = setting = SETTINGS[self.name]
         self._home: Any = sys.modules[setting.home]
-        self._wish = setting.convert(value)
+        self._wish = setting.convert(self.value)
         self._place: Place | None = None  # of the script's own call
         if setting.needs:
             self.missed = NO_DEVICE

@@ -6,22 +6,22 @@ A probe can be taken out again exactly as it went in: while the user's own profi
 
 from __future__ import annotations
 
-# (module of this package, class). Installed in this order, taken out in reverse. A new probe is a new line here.
-PROBES: tuple[tuple[str, str], ...] = (
-    ("side_events", "PtracerProbe"),
-    ("sites", "SitesProbe"),
-    ("loader", "LoaderProbe"),
-    ("training", "AutogradProbe"),
-    ("training", "OptimizerProbe"),
-    ("training", "ScalerProbe"),
-    ("training", "ModuleForwardProbe"),
-    ("user_profiler", "ProfilerStepProbe"),
-    ("xla", "XlaProbe"),
-    ("side_events", "CollectorProbe"),
-    ("side_events", "SavesProbe"),
-    ("side_events", "ChildrenProbe"),
-    ("compiles", "CompilesProbe"),
-    ("side_events", "NvtxProbe"),
-    ("frameworks", "FrameworkSeamsProbe"),
-    ("user_profiler", "UserProfilerProbe"),
+# (module of this package, class, what must have been imported). Installed in this order, taken out in reverse. A new
+# probe is a new line here.
+PROBES: tuple[tuple[str, str, str], ...] = (
+    ("sites", "SitesProbe", "torch"),
+    ("loader", "LoaderProbe", "torch"),
+    ("training", "AutogradProbe", "torch"),
+    ("training", "OptimizerProbe", "torch"),
+    ("training", "ScalerProbe", "torch"),
+    ("training", "ModuleForwardProbe", "torch"),
+    ("user_profiler", "ProfilerStepProbe", "torch"),
+    ("side_events", "CollectorProbe", "torch"),
+    ("side_events", "SavesProbe", "torch"),
+    ("side_events", "ChildrenProbe", "torch"),
+    ("compiles", "CompilesProbe", "torch"),
+    ("side_events", "NvtxProbe", "torch"),
+    ("frameworks", "FrameworkSeamsProbe", "torch"),
+    ("user_profiler", "UserProfilerProbe", "torch"),
+    ("xla", "XlaProbe", "torch_xla"),
 )

@@ -13,15 +13,13 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple
+from typing import Any, Callable, List, NamedTuple
 
+from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.frames import Place, user_places
 from stepscope.record.agent.masking import mask_text
 from stepscope.record.agent.patches import Probe
-
-if TYPE_CHECKING:
-    from stepscope.record.agent.agent import Agent
-    from stepscope.record.agent.segments import StepRow
+from stepscope.record.agent.segments import StepRow
 
 PACKAGE = "torch._dynamo"
 BACKEND = "torch.compile"
@@ -70,25 +68,17 @@ class Call(NamedTuple):
     places: Places
 
 
-class Break(NamedTuple):
-    """A graph break, until the compilation it is part of is known."""
-
-    call: Call
-    graph: str | None
-    text: str
-
-
 class CompilesProbe(Probe):
     """Writes `compile` and `graph_break` events, and sets `agent.last_compile_step`."""
 
     name = "compiles"
-    _tap: GraphBreakTap
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._installed = False
+    def __init__(self, agent: Agent) -> None:
+        super().__init__(agent)
         self._utils: Any = None  # torch._dynamo.utils once armed
-        self._hook: Any = None
+        self._tap = GraphBreakTap(agent.guard.wrap("graph_breaks", self._break_told))
+        hook = agent.guard.wrap(self.name, self._compile_begins)
+        self._hook = lambda: hook() or KEY
         self._get_hooks: Any = None
         self._hooks: Any = None  # Dynamo's list of hooks, ours in it; replaced when somebody resets it
         self._last: Any = None  # the newest entry seen
@@ -96,7 +86,7 @@ class CompilesProbe(Probe):
         self._limit_before: int | None = None
         self._calls: dict[str, Call] = {}
         self._calls_made = 0
-        self._breaks: list[Break] = []
+        self._breaks: list[tuple[Call, str | None, str]] = []  # with graph and text, until its compilation is known
         self._functions: dict[str, str] = {}  # by the first part of the graph's id: entries at the limit name none
         self._lock = threading.Lock()
         self._compiled = False  # since the last boundary
@@ -104,30 +94,25 @@ class CompilesProbe(Probe):
         self._left_out = 0
         self._written = 0
         self._unknown = 0
+        agent.after_compile.append(agent.guard.wrap(self.name, self.arm))
+        agent.add_boundary_hook(self._at_boundary, self.name)
+        agent.add_finish_hook(self._finish, self.name)
+        utils = _dynamo_utils()
+        if utils is not None:  # what was compiled before recording began is not ours to tell
+            entries = getattr(utils, "_compilation_metrics", None)
+            self._last = entries[-1] if entries else None
+            self._frames_counted = _frames_total(utils)
 
     # ----------------------------------------------------------------------------------------- install, uninstall
 
-    def install(self, agent: Agent) -> None:
+    def install(self) -> None:
         """Arm at once where Dynamo is loaded, else when torch.compile has been called or at a step boundary."""
-        self._installed = True
-        if self._hook is None:
-            self._agent = agent
-            self._tap = GraphBreakTap(agent, self._break_told)
-            hook = agent.guard.wrap(self.name, self._compile_begins)
-            self._hook = lambda: hook() or KEY
-            agent.after_compile.append(agent.guard.wrap(self.name, self.arm))
-            agent.add_boundary_hook(self._at_boundary, self.name)
-            agent.add_finish_hook(self._finish, self.name)
-            utils = _dynamo_utils()
-            if utils is not None:  # what was compiled before recording began is not ours to tell
-                entries = getattr(utils, "_compilation_metrics", None)
-                self._last = entries[-1] if entries else None
-                self._frames_counted = _frames_total(utils)
+        super().install()
         self.arm()
 
     def uninstall(self) -> None:
         """Take in what there is and leave Dynamo and its loggers as they would be without us."""
-        self._installed = False
+        super().uninstall()
         utils, self._utils = self._utils, None
         if utils is None:
             return
@@ -147,7 +132,7 @@ class CompilesProbe(Probe):
     def arm(self) -> None:
         """Hook into Dynamo if the script has loaded it (again, where something was reset). Idempotent."""
         utils = _dynamo_utils()
-        if not self._installed or utils is None:
+        if not self._patches.enabled or utils is None:
             return
         self._utils = utils
         self._tap.arm()
@@ -199,7 +184,8 @@ class CompilesProbe(Probe):
             self._calls.pop(next(iter(self._calls)), None)
         return key
 
-    def _break_told(self, found: Break) -> None:
+    def _break_told(self, record: logging.LogRecord) -> None:
+        found = _call(self._agent), current_graph(), _short(record.getMessage())
         if self._utils is not None:
             self._drain(self._utils)
         self._breaks.append(found)
@@ -228,7 +214,7 @@ class CompilesProbe(Probe):
             for call, graph, text in breaks:
                 caller = self._caller(call, graph)
                 self._write("graph_break", call.time_ns, call, source, reason=text, graph=graph, **caller)
-            told = frozenset(found.graph for found in breaks)
+            told = frozenset(graph for _, graph, _ in breaks)
             to_our_clock_ns = self._agent.clock.now() - time.time_ns()
             for entry in fresh:
                 self._compiled = True
@@ -264,8 +250,9 @@ class CompilesProbe(Probe):
         fields = {name: _value(entry, *known) for name, known in _FIELDS.items()}
         direction = {True: "forward", False: "backward"}.get(fields["is_forward"])
         caller = self._caller(call, graph)
-        begun_us, duration_us = _value(entry, "start_time_us", int), _value(entry, "duration_us", int)
-        ended_us = _value(entry, "end_time_us", int)
+        begun_us, ended_us, duration_us = (
+            _value(entry, f"{x}_us", int) for x in ("start_time", "end_time", "duration")
+        )
         begun_ns = None if begun_us is None else begun_us * 1_000 + to_our_clock_ns
         if call.time_ns is not None and (begun_ns is None or abs(call.time_ns - begun_ns) > _CLOCK_TOLERANCE_NS):
             begun_ns = call.time_ns
@@ -321,12 +308,12 @@ class CompilesProbe(Probe):
         fields = {"count": 1, "step": call.step, "source": source, **fields}
         if "graph" in fields:
             fields["step_source"] = None if call.step is None else "context"
-        self._agent.events.write(kind, time_ns, fields.pop("duration_ns", None), backend=BACKEND, **fields)
+        self._agent.journal.write(kind, time_ns, fields.pop("duration_ns", None), backend=BACKEND, **fields)
 
     def _write_unknown(self, what: str, count: int | None) -> None:
         self._unknown += 1
         if self._unknown <= UNKNOWN_LIMIT:
-            self._agent.events.write("compile_unknown", what=what, count=count, source=_torch_name())
+            self._agent.journal.write("compile_unknown", what=what, count=count, source=_torch_name())
 
 
 def _call(agent: Agent) -> Call:
@@ -417,12 +404,10 @@ LEVEL = _Level(logging.DEBUG)
 
 
 class GraphBreakTap:
-    """Hands every graph break to `tell`, from `arm` to `disarm`; both may be repeated."""
+    """Hands every graph break to `tell`, which must not raise, from `arm` to `disarm`; both may be repeated."""
 
-    def __init__(self, agent: Agent, tell: Callable[[Break], None]) -> None:
-        self._agent = agent
+    def __init__(self, tell: Callable[[logging.LogRecord], Any]) -> None:
         self._tell = tell
-        self._take: Callable[[logging.LogRecord], Any] = agent.guard.wrap("graph_breaks", self._taken)
         self._logger = logging.getLogger(LOGGER)
         self._users_level = logging.NOTSET
 
@@ -449,7 +434,7 @@ class GraphBreakTap:
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Called by logging for every record: whether the user's settings let it pass."""
-        self._take(record)
+        self._tell(record)
         parent = self._logger.parent
         users_level = self._users_level or (parent.getEffectiveLevel() if parent is not None else logging.NOTSET)
         if not self.armed or record.levelno >= users_level:
@@ -461,6 +446,3 @@ class GraphBreakTap:
             if isinstance(told, OrderedDict) and told:
                 told.popitem(last=True)
         return False
-
-    def _taken(self, record: logging.LogRecord) -> None:
-        self._tell(Break(_call(self._agent), current_graph(), _short(record.getMessage())))

@@ -10,20 +10,19 @@ from __future__ import annotations
 import sys
 import weakref
 from dataclasses import dataclass
+from functools import partial
 from importlib.machinery import PathFinder
 from operator import attrgetter
 from threading import get_ident
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Iterator, NamedTuple
+from typing import Any, Iterator, NamedTuple
 
 from stepscope.record.agent import marks
+from stepscope.record.agent.agent import Agent
+from stepscope.record.agent.guard import After, Before
 from stepscope.record.agent.patches import Patches, Probe
+from stepscope.record.agent.segments import StepRow
 from stepscope.record.agent.step_readings import FrameworkSteps, reader
-
-if TYPE_CHECKING:
-    from stepscope.record.agent.agent import Agent
-    from stepscope.record.agent.guard import After, Before
-    from stepscope.record.agent.steps import StepRow
 
 # What a seam means. A call of TRAIN lasts as long as the training; one of CALL happens in each step of a loop that is
 # the user's own; a call of ENGINE is training, and evaluation where it runs inside another one. At CALLBACKS the
@@ -178,8 +177,8 @@ class FrameworkSeamsProbe(Probe):
 
     name = "framework_seams"
 
-    def __init__(self, table: tuple[Framework, ...] = FRAMEWORKS) -> None:
-        super().__init__()
+    def __init__(self, agent: Agent, table: tuple[Framework, ...] = FRAMEWORKS) -> None:
+        super().__init__(agent)
         self._table = table
         self._seams: dict[tuple[str, Seam], Patches] = {}
         self._callbacks: dict[tuple[type, str], Patches] = {}
@@ -187,19 +186,15 @@ class FrameworkSeamsProbe(Probe):
         self._open: set[str] = set()  # regions we are in
         self._written: set[tuple[str, type]] = set()
         self._sums: dict[str, list[int]] = {}  # name -> [calls, duration, first start]
-        self._is_told = False  # of steps and of the end
+        agent.add_boundary_hook(self._step_cut, self.name)
+        agent.add_finish_hook(self._finish, self.name)
 
-    def install(self, agent: Agent) -> None:
-        self._agent = agent
-        if not self._is_told:
-            self._is_told = True
-            agent.add_boundary_hook(self._step_cut, self.name)
-            agent.add_finish_hook(self._finish, self.name)
+    def install(self) -> None:
         for module in {seam.module for framework in self._table for seam in framework.seams}:
             if not getattr(getattr(sys.modules.get(module), "__spec__", None), "_initializing", False):
                 self.module_imported(module)
         for (cls, name), patches in self._callbacks.items():  # a training went on while the probes were out
-            self._wrap(patches, cls, name, self._callback_begins, self._region_ends)
+            self._wrap_callback(patches, cls, name)
 
     def uninstall(self) -> None:
         for patches in (*self._callbacks.values(), *self._seams.values()):
@@ -212,14 +207,13 @@ class FrameworkSeamsProbe(Probe):
             for seam in framework.seams:
                 owner = getattr(module, seam.owner, None) if seam.module == name else None
                 if isinstance(owner, type) and callable(getattr(owner, seam.name, None)):
-                    patches = self._seams.setdefault((framework.package, seam), Patches())
-                    self._wrap(patches, owner, seam.name, *self._hooks(framework, seam))
+                    patches = self._seams.setdefault((framework.package, seam), Patches(self._agent.guard, self.name))
+                    patches.install(partial(patches.look, owner, seam.name, *self._hooks(framework, seam)))
 
     # ---------------------------------------------------------------------------------------------- what is patched
 
-    def _wrap(self, patches: Patches, owner: type, name: str, before: Before, after: After | None) -> None:
-        pair = self._agent.guard.pair(self.name, before, after)
-        patches.install(lambda: patches.around(owner, name, pair))
+    def _wrap_callback(self, patches: Patches, cls: type, name: str) -> None:
+        patches.install(lambda: patches.look(cls, name, self._callback_begins, self._region_ends))
 
     def _hooks(self, framework: Framework, seam: Seam) -> tuple[Before, After | None]:
         """What to do before and after a call."""
@@ -260,7 +254,7 @@ class FrameworkSeamsProbe(Probe):
     def _training_ends(self, token: Any, _result: Any, _error: BaseException | None) -> None:
         if isinstance(token, tuple):
             self._region_ends(token, None, None)
-        elif token is not None and not token.endless:
+        elif not token.endless:
             if self._agent.framework_steps is not None:
                 self._agent.framework_steps.end(self._agent.clock.now())
             self._finish()
@@ -294,7 +288,9 @@ class FrameworkSeamsProbe(Probe):
         meanings = {seam.meaning for seam in found}
         model = getattr(training.owner(), "__dict__", {}).get("model")  # no property, which may do anything
         packages = {part.__module__.partition(".")[0] for known in (cls, type(model)) for part in known.__mro__}
-        self._agent.events.write(
+        missing = [seam for seam in framework.seams if seam.meaning not in meanings and not _is_unused(seam.module)]
+        on_top = [name for name in ON_TOP if name != framework.package and name in packages]
+        self._agent.journal.write(
             "framework",
             step=None,
             name=framework.name,
@@ -303,17 +299,11 @@ class FrameworkSeamsProbe(Probe):
             supported=any(f"{version}.".startswith(checked + ".") for checked in framework.checked),
             checked=list(framework.checked),
             seams=[seam.place for seam in found],
-            missing=[
-                seam.place for seam in framework.seams if seam.meaning not in meanings and not _is_unused(seam.module)
-            ],
+            missing=[seam.place for seam in missing],
             counter=framework.counter or None,
             counts=framework.counts if framework.counter else None,
             trainer=f"{cls.__module__}.{cls.__qualname__}",
-            on_top=[
-                {"name": name, "version": version_of(name)}
-                for name in ON_TOP
-                if name != framework.package and name in packages
-            ],
+            on_top=[{"name": name, "version": version_of(name)} for name in on_top],
         )
 
     # ------------------------------------------------------------------------------------------------------ regions
@@ -328,10 +318,8 @@ class FrameworkSeamsProbe(Probe):
             agent.steps.evaluation_start(now)
         return name, now
 
-    def _region_ends(self, token: tuple[str, int] | None, _result: Any, _error: BaseException | None) -> None:
+    def _region_ends(self, token: tuple[str, int], _result: Any, _error: BaseException | None) -> None:
         agent = self._agent
-        if token is None:
-            return
         name, start = token
         self._open.discard(name)
         now = agent.clock.now()
@@ -354,9 +342,8 @@ class FrameworkSeamsProbe(Probe):
         agent.steps.optimizer_start(id(optimizer), agent.clock.now())
         return id(optimizer)
 
-    def _update_ends(self, optimizer_id: int | None, _result: Any, _error: BaseException | None) -> None:
-        if optimizer_id is not None:
-            self._agent.steps.optimizer_end(optimizer_id, self._agent.clock.now())
+    def _update_ends(self, optimizer_id: int, _result: Any, _error: BaseException | None) -> None:
+        self._agent.steps.optimizer_end(optimizer_id, self._agent.clock.now())
 
     def _event(self, handlers: Any, event: Any) -> tuple[str, int] | None:
         called = bool(handlers) and bool(handlers.get(event))
@@ -364,7 +351,7 @@ class FrameworkSeamsProbe(Probe):
 
     def _write_sum(self, name: str) -> None:
         count, duration, start = self._sums.pop(name)
-        self._agent.events.write("region", start, duration, name=name, source="framework", count=count)
+        self._agent.journal.write("region", start, duration, name=name, source="framework", count=count)
 
     def _on_training_thread(self) -> bool:
         return self._agent.training_thread in (None, get_ident())
@@ -382,8 +369,8 @@ class FrameworkSeamsProbe(Probe):
                 callback = callback[-1]
             for cls, name in _events(type(callback), framework):
                 if (cls, name) not in self._callbacks and len(self._callbacks) < CALLBACKS_LIMIT:
-                    patches = self._callbacks[cls, name] = Patches()
-                    self._wrap(patches, cls, name, self._callback_begins, self._region_ends)
+                    patches = self._callbacks[cls, name] = Patches(self._agent.guard, self.name)
+                    self._wrap_callback(patches, cls, name)
 
     def _callback_begins(self, callback: Any, *_args: Any, **_kwargs: Any) -> tuple[str, int] | None:
         return self._region_begins("callback:" + type(callback).__name__)

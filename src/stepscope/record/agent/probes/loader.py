@@ -12,12 +12,11 @@ import os
 import sys
 import weakref
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Callable
+from time import monotonic_ns
+from typing import Any, Callable
 
+from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.patches import Probe
-
-if TYPE_CHECKING:
-    from stepscope.record.agent.agent import Agent
 
 _SERIAL = "_stepscope_serial"
 _FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -91,6 +90,7 @@ class _Iterated:
 
 
 _UNKNOWN = _Iterated()  # one that a probe before this one has numbered, as in a forked child
+_NOT_OURS = (0, 0, None)  # an iterator made on a thread whose steps are not cut
 
 
 class LoaderProbe(Probe):
@@ -98,8 +98,12 @@ class LoaderProbe(Probe):
 
     name = "loader"
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, agent: Agent) -> None:
+        super().__init__(agent)
+        self._steps, self._faults = agent.steps, agent.page_faults
+        self._offset_ns = agent.clock.epoch_offset_ns
+        self._dead = agent.guard.wrap(self.name, self._iterator_dead)
+        self._count = agent.guard.wrap("batch", self._count_content)  # a strange batch costs the looks alone
         self._serials = itertools.count(1)
         self._known: dict[int, tuple[int, Any]] = {}  # id of a loader or a data set -> (serial, weak reference)
         self._iterated: dict[int, _Iterated] = {}  # by the serial of an iterator
@@ -109,15 +113,8 @@ class LoaderProbe(Probe):
         self._deaths: list[int] = []  # told while one of our own functions was running
         self._fetching = 0  # serial of the iterator fetched from last
 
-    def install(self, agent: Agent) -> None:
-        """Wrap `_BaseDataLoaderIter.__next__` and the places where an iterator is made or started anew."""
-        self._steps, self._faults = agent.steps, agent.page_faults
-        self._source, self._offset_ns = agent.clock.source, agent.clock.epoch_offset_ns
-        self._dead = agent.guard.wrap(self.name, self._iterator_dead)
-        self._count = agent.guard.wrap("batch", self._count_content)  # a strange batch costs the looks alone
-        super().install(agent)
-
     def _wrap_all(self) -> None:
+        """`_BaseDataLoaderIter.__next__` and the places where an iterator is made or started anew."""
         from torch.utils.data import dataloader
 
         several = dataloader._MultiProcessingDataLoaderIter
@@ -140,13 +137,15 @@ class LoaderProbe(Probe):
             return None
         serial: int | None = iterator.__dict__.get(_SERIAL)
         if serial is None:
-            serial = self._adopt(iterator)
+            # an iterator made before we came, or by a loader that makes its iterators itself
+            serial = next(self._serials)
+            self._watch(iterator, serial)
         self._fetching = serial
         number = iterator.__dict__.get("_num_yielded", 0)
         loader = self._iterated.get(serial, _UNKNOWN).loader
         early = number <= FIRST_LOOKS and self._looks.get(loader, 0) < LOOKS_AT_ONCE
         self._look = number > 0 and (number % LOOK_EVERY == 0 or early)
-        self._began = now = self._source() + self._offset_ns
+        self._began = now = monotonic_ns() + self._offset_ns
         if self._deaths:
             self._tell_deaths(now)
         if agent.framework_steps is not None:
@@ -156,10 +155,8 @@ class LoaderProbe(Probe):
         self._steps.fetch_start(serial, now)
         return serial
 
-    def _after_next(self, token: int | None, batch: Any, error: BaseException | None) -> None:
-        if token is None:
-            return
-        steps, now = self._steps, self._source() + self._offset_ns
+    def _after_next(self, token: int, batch: Any, error: BaseException | None) -> None:
+        steps, now = self._steps, monotonic_ns() + self._offset_ns
         if error is None:
             rows = None
             if batch.__class__ in _PLAIN and batch:  # what nearly every loader yields, without a call
@@ -182,7 +179,7 @@ class LoaderProbe(Probe):
             return
         self._looks[loader] = self._looks.get(loader, 0) + 1
         tensors, size, objects = (round(count) for count in batch_content(batch))
-        self._agent.events.write(
+        self._agent.journal.write(
             "batch", self._began, waited_ns, step=None, id=loader, tensors=tensors, bytes=size, objects=objects
         )
 
@@ -192,15 +189,15 @@ class LoaderProbe(Probe):
         if first_iter:
             return None
         token = self._before_make(loader)
-        if token is not None:
+        if token is not _NOT_OURS:
             iterator.__dict__[_SERIAL] = token[0]
         return token
 
-    def _before_make(self, loader: Any) -> tuple[int, int, Any] | None:
+    def _before_make(self, loader: Any) -> tuple[int, int, Any]:
         agent = self._agent
         agent.making_loader = True
         if not agent.accepts():
-            return None
+            return _NOT_OURS
         now = agent.clock.now()
         self._tell_deaths(now)
         serial = next(self._serials)
@@ -209,9 +206,9 @@ class LoaderProbe(Probe):
         agent.steps.loader_created(self.serial_of(loader) or 0, serial, now, ahead)
         return serial, now, loader
 
-    def _after_make(self, token: tuple[int, int, Any] | None, iterator: Any, error: BaseException | None) -> None:
+    def _after_make(self, token: tuple[int, int, Any], iterator: Any, error: BaseException | None) -> None:
         self._agent.making_loader = False
-        if token is None or error is not None:
+        if token is _NOT_OURS or error is not None:
             return
         serial, start, loader = token
         size = getattr(loader, "batch_size", None)
@@ -225,7 +222,7 @@ class LoaderProbe(Probe):
         known.length = length = _length(loader)
         if length is not None:
             self._agent.steps.loader_length(serial, length)
-        self._agent.events.write(
+        self._agent.journal.write(
             "loader",
             start,
             self._agent.clock.now() - start,
@@ -255,12 +252,6 @@ class LoaderProbe(Probe):
         while self._deaths:
             self._agent.steps.iterator_dead(self._deaths.pop(), now)
 
-    def _adopt(self, iterator: Any) -> int:
-        """An iterator made before we came, or by a loader that makes its iterators itself."""
-        serial = next(self._serials)
-        self._watch(iterator, serial)
-        return serial
-
     def _watch(self, iterator: Any, serial: int) -> None:
         dead = self._dead
         iterator.__dict__[_SERIAL] = serial
@@ -288,24 +279,20 @@ def _struck_own_code() -> bool:
     """Whether the garbage collector interrupted the step cutter or the agent, which must not be re-entered."""
     frame: Any = sys._getframe(1)
     for _ in range(8):
-        if frame is None:
-            return False
-        if frame.f_code.co_filename in _CRITICAL:
-            return True
+        if frame is None or frame.f_code.co_filename in _CRITICAL:
+            return frame is not None
         frame = frame.f_back
     return False
 
 
 def _length(loader: Any) -> int | None:
     """Batches of an epoch where the data set has a length; torch's own `__len__`, never the user's, is asked."""
-    sampler = getattr(loader, "batch_sampler", None)
+    sampler: Any = getattr(loader, "batch_sampler", None)
     if sampler is None:
         sampler = getattr(loader, "sampler", None)
     if not type(sampler).__module__.startswith("torch."):
         sampler = getattr(sampler, "sampler", None)  # one that repeats torch's for ever
-    if not type(sampler).__module__.startswith("torch."):
-        return None
     try:
-        return len(sampler)  # type: ignore[arg-type]
+        return len(sampler) if type(sampler).__module__.startswith("torch.") else None
     except _NO_LENGTH:
         return None

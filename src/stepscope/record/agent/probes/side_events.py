@@ -12,16 +12,14 @@ import os
 import subprocess
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any, Callable, Tuple
+from typing import Any, Callable, Tuple
 
 from stepscope.record.agent import marks
+from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.compiling import is_compiling_check
 from stepscope.record.agent.frames import Place, place_fields, user_place
 from stepscope.record.agent.masking import mask_argv
 from stepscope.record.agent.patches import Probe
-
-if TYPE_CHECKING:
-    from stepscope.record.agent.agent import Agent
 
 SHORTEST_NS = 1_000_000  # shorter collections of the young generations are only counted
 
@@ -31,15 +29,13 @@ class CollectorProbe(Probe):
 
     name = "collector"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._callback: Callable[[str, dict[str, int]], Any] | None = None
-        self._start: int | None = None
-
-    def install(self, agent: Agent) -> None:
-        self._agent = agent
-        user_place()  # loads what it needs: an import from within a collection can break the import it interrupts
+    def __init__(self, agent: Agent) -> None:
+        super().__init__(agent)
         self._callback = agent.guard.wrap(self.name, self._called)
+        self._start: int | None = None
+        user_place()  # loads what it needs: an import from within a collection can break the import it interrupts
+
+    def install(self) -> None:
         gc.callbacks.append(self._callback)
 
     def uninstall(self) -> None:
@@ -56,7 +52,7 @@ class CollectorProbe(Probe):
         if start is None or (generation < 2 and now - start < SHORTEST_NS):
             return
         fields = place_fields(user_place())
-        self._agent.events.write(
+        self._agent.journal.write(
             "gc", start, now - start, generation=generation, collected=info.get("collected"), **fields
         )
 
@@ -74,15 +70,15 @@ class SavesProbe(Probe):
     def _before(self, _obj: Any = None, f: Any = None, *_args: Any, **_kwargs: Any) -> tuple[int, Any]:
         return self._agent.clock.now(), f
 
-    def _after(self, token: tuple[int, Any] | None, _result: Any, error: BaseException | None) -> None:
-        if token is None or error is not None:
+    def _after(self, token: tuple[int, Any], _result: Any, error: BaseException | None) -> None:
+        if error is not None:
             return
         start, target = token
         end = self._agent.clock.now()
         path = os.path.abspath(os.fsdecode(target)) if isinstance(target, (str, bytes, os.PathLike)) else None
         size = os.path.getsize(path) if path is not None and os.path.isfile(path) else None
         self._agent.last_save_step = self._agent.steps.current_step()
-        self._agent.events.write("save", start, end - start, path=path, bytes=size, **place_fields(user_place()))
+        self._agent.journal.write("save", start, end - start, path=path, bytes=size, **place_fields(user_place()))
 
 
 EVENTS_PER_PLACE = 100  # a line that starts a process in every step is written so many times, then no more
@@ -97,43 +93,33 @@ class ChildrenProbe(Probe):
 
     name = "children"
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, agent: Agent) -> None:
+        super().__init__(agent)
         self._written: dict[Place | None, int] = {}
         self._starting = threading.local()  # `inside`: a process is being started that will be written with its number
-        self._asks_forks = False
-
-    def install(self, agent: Agent) -> None:
-        super().install(agent)
-        if not self._asks_forks and hasattr(os, "register_at_fork"):
-            # `os.fork` is not wrapped: Python warns there, and the warning names the line that called.
-            os.register_at_fork(before=agent.guard.wrap(self.name, self._before_fork))
-            self._asks_forks = True
+        # `os.fork` is not wrapped: Python warns there, and the warning names the line that called.
+        os.register_at_fork(before=agent.guard.wrap(self.name, self._before_fork))
 
     def _wrap_all(self) -> None:
-        self._around(subprocess.Popen, "__init__", self._before_program, self._after)
-        self._around(multiprocessing.process.BaseProcess, "start", self._before_process, self._after)
-        for name in ("posix_spawn", "posix_spawnp"):
-            self._around(os, name, self._before_spawn, self._after)
-        self._around(os, "system", self._before_system)
+        # The number of the process is known afterwards: by the object that stands for it, or by what the call returns.
+        def program(popen: Any, args: Any = (), *_args: Any, **_kwargs: Any) -> _Token | None:
+            return self._begin("subprocess.Popen", _command(args), popen)
 
-    # The number of the process is known afterwards: by the object that stands for it, or by what the call returns ----
+        def process(made: Any) -> _Token | None:
+            name = getattr(getattr(made, "_target", None), "__qualname__", None) or type(made).__qualname__
+            return None if self._agent.making_loader else self._begin("multiprocessing.Process", str(name), made)
 
-    def _before_program(self, popen: Any, args: Any = (), *_args: Any, **_kwargs: Any) -> _Token | None:
-        return self._begin("subprocess.Popen", _command(args), popen)
+        def spawn(path: Any, argv: Any = (), *_args: Any, **_kwargs: Any) -> _Token | None:
+            return self._begin("os.posix_spawn", _command(argv or path), None)
 
-    def _before_process(self, process: Any) -> _Token | None:
-        if self._agent.making_loader:
-            return None
-        target = getattr(process, "_target", None)
-        name = getattr(target, "__qualname__", None) or type(process).__qualname__
-        return self._begin("multiprocessing.Process", str(name), process)
+        def system(command: Any = "", *_args: Any, **_kwargs: Any) -> None:  # waits for the command's end
+            self._write(self._agent.clock.now(), "os.system", _command(command), None)
 
-    def _before_spawn(self, path: Any, argv: Any = (), *_args: Any, **_kwargs: Any) -> _Token | None:
-        return self._begin("os.posix_spawn", _command(argv or path), None)
-
-    def _before_system(self, command: Any = "", *_args: Any, **_kwargs: Any) -> None:
-        self._write(self._agent.clock.now(), "os.system", _command(command), None)  # it waits for the command's end
+        self._around(subprocess.Popen, "__init__", program, self._after)
+        self._around(multiprocessing.process.BaseProcess, "start", process, self._after)
+        self._around(os, "posix_spawn", spawn, self._after)
+        self._around(os, "posix_spawnp", spawn, self._after)
+        self._around(os, "system", system)
 
     def _begin(self, how: str, command: str, started: Any) -> _Token | None:
         if getattr(self._starting, "inside", False):
@@ -141,9 +127,7 @@ class ChildrenProbe(Probe):
         self._starting.inside = True
         return self._agent.clock.now(), how, command, started
 
-    def _after(self, token: _Token | None, result: Any, error: BaseException | None) -> None:
-        if token is None:
-            return
+    def _after(self, token: _Token, result: Any, error: BaseException | None) -> None:
         self._starting.inside = False
         time_ns, how, command, started = token
         pid = result if started is None else getattr(started, "pid", None)
@@ -159,7 +143,7 @@ class ChildrenProbe(Probe):
         count = self._written.get(place, 0)
         if count < EVENTS_PER_PLACE and (count or len(self._written) < PLACES_LIMIT):
             self._written[place] = count + 1
-            self._agent.events.write("child", time_ns, pid=pid, how=how, command=command, **place_fields(place))
+            self._agent.journal.write("child", time_ns, pid=pid, how=how, command=command, **place_fields(place))
 
 
 def _command(args: Any) -> str:
@@ -177,8 +161,8 @@ class NvtxProbe(Probe):
 
     name = "nvtx"
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, agent: Agent) -> None:
+        super().__init__(agent)
         self._local = threading.local()
 
     def _wrap_all(self) -> None:
@@ -188,15 +172,11 @@ class NvtxProbe(Probe):
         for name, told in (("range_push", self._pushed), ("range_pop", self._popped)):
             self._patches.replace(nvtx, name, partial(_then, self._agent.guard.wrap(self.name, told)))
 
-    def _stack(self) -> list[tuple[str, int]]:
-        stack: list[tuple[str, int]] = self._local.__dict__.setdefault("stack", [])
-        return stack
-
     def _pushed(self, msg: Any) -> None:
-        self._stack().append((str(msg), self._agent.clock.now()))
+        self._local.__dict__.setdefault("stack", []).append((str(msg), self._agent.clock.now()))
 
     def _popped(self) -> None:
-        stack = self._stack()
+        stack = getattr(self._local, "stack", None)
         if stack:
             name, start = stack.pop()
             if self._agent.accepts():
@@ -224,12 +204,3 @@ def allow_tracing() -> None:
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
-
-
-class PtracerProbe(Probe):
-    """Allows tracing once, at the start; there is nothing to take out, for the sampler still needs it."""
-
-    name = "ptracer"
-
-    def install(self, agent: Agent) -> None:
-        agent.guard.wrap(self.name, allow_tracing)()

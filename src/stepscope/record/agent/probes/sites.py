@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import sys
 from inspect import unwrap
-from typing import TYPE_CHECKING, Any, Callable
+from typing import Any, Callable
 
+from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.frames import caller, place_fields
 from stepscope.record.agent.imports import when_imported
 from stepscope.record.agent.masking import MASK, is_secret_name, mask_text
-from stepscope.record.agent.patches import Probe
-
-if TYPE_CHECKING:
-    pass
+from stepscope.record.agent.patches import Probe, scaler_home
 
 EVENTS_PER_SITE = 5  # a constructor inside a loop is written a few times, then no more
 SITES_LIMIT = 500
@@ -73,8 +71,8 @@ class SitesProbe(Probe):
 
     name = "sites"
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, agent: Agent) -> None:
+        super().__init__(agent)
         self._written: dict[Any, int] = {}
         self._optimizer: Any = None
 
@@ -90,8 +88,7 @@ class SitesProbe(Probe):
         parallel = getattr(torch.nn.parallel, "DistributedDataParallel", None)
         if parallel is not None:
             self._wrap(parallel, "__init__", "DistributedDataParallel")
-        home = torch.amp if hasattr(torch.amp, "GradScaler") else torch.cuda.amp
-        self._wrap(home.GradScaler, "__init__", "GradScaler")
+        self._wrap(scaler_home(torch).GradScaler, "__init__", "GradScaler")
         self._wrap(torch, "compile", "torch.compile", self._agent.note_compile, self._agent.note_compiled)
         self._wrap(torch, "set_num_threads", "set_num_threads")
         self._wrap(torch.cuda, "set_per_process_memory_fraction", "set_per_process_memory_fraction")
@@ -123,7 +120,7 @@ class SitesProbe(Probe):
         found: Any = getattr(owner, name, None)
         function = unwrap(found)  # a knob may have wrapped it before us
 
-        def before(*args: Any, **kwargs: Any) -> None:
+        def before(*args: Any, **kwargs: Any) -> Callable[[], None] | None:
             if told is not None:
                 told()
             # A subclass that builds its base: the line is the user's either way, the name is the subclass's.
@@ -133,12 +130,9 @@ class SitesProbe(Probe):
                 defaults = args[2] if len(args) > 2 else kwargs.get("defaults")
                 args, kwargs = args[:1], dict(defaults) if isinstance(defaults, dict) else {}
             self._write(kind, function, args, kwargs)
+            return told_after
 
-        def after(_token: Any, _result: Any, _error: BaseException | None) -> None:
-            if told_after is not None:
-                told_after()
-
-        self._around(owner, name, before, after if told_after else None)
+        self._around(owner, name, before, lambda told, _result, _error: told())
 
     def _optimizer_made(self) -> None:
         if self._agent.observes():
@@ -159,4 +153,4 @@ class SitesProbe(Probe):
         if what == "DataLoader" and probe is not None:
             fields["id"] = probe.serial_of(args[0])
             fields["dataset"] = probe.serial_of(kwargs.get("dataset", args[1] if len(args) > 1 else None))
-        self._agent.events.write("site", what=what, arguments=shown, **fields)
+        self._agent.journal.write("site", what=what, arguments=shown, **fields)

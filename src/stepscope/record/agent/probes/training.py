@@ -12,16 +12,15 @@ from __future__ import annotations
 import sys
 import weakref
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from time import monotonic_ns
+from typing import Any
 
+from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.compiling import is_dynamo_compiling_check
 from stepscope.record.agent.frames import user_place
-from stepscope.record.agent.patches import ModuleHook, Patches, Probe
+from stepscope.record.agent.patches import ModuleHook, Patches, Probe, scaler_home
+from stepscope.record.agent.segments import StepRow
 from stepscope.record.agent.wrapper_importlib_bootstrap import make_wrapper
-
-if TYPE_CHECKING:
-    from stepscope.record.agent.agent import Agent
-    from stepscope.record.agent.segments import StepRow
 
 # Nodes of a graph that are looked at for a parameter; it stands behind every branch, most of them short.
 NODES_LIMIT = 10_000
@@ -86,55 +85,51 @@ class AutogradProbe(Probe):
 
     name = "autograd"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._functional = Patches()
+    def __init__(self, agent: Agent) -> None:
+        super().__init__(agent)
+        # On `torch.autograd.grad`, until the script trains otherwise, or compiles: Dynamo knows it by identity.
+        self._functional = Patches(agent.guard, self.name)
+        agent.before_compile.append(self._functional.remove)
 
-    def install(self, agent: Agent) -> None:
+    def install(self) -> None:
         """Wrap `torch.autograd.backward`, which `Tensor.backward` calls, and `grad` while it may stand for it."""
-        super().install(agent)
-        if not agent.compile_used and not agent.steps.optimizers_exist:
+        super().install()
+        if not self._agent.compile_used and not self._agent.steps.optimizers_exist:
             self._functional.install(self._wrap_functional)
-            if self.without_functional not in agent.before_compile:
-                agent.before_compile.append(self.without_functional)
 
     def uninstall(self) -> None:
         self._functional.remove()
         super().uninstall()
 
-    def without_functional(self) -> None:
-        """Leave `torch.autograd.grad` alone: the script trains otherwise, or compiles what Dynamo knows by identity."""
-        self._functional.remove()
-
     def _wrap_all(self) -> None:
         import torch
 
         agent = self._agent
-        steps, source, offset_ns = agent.steps, agent.clock.source, agent.clock.epoch_offset_ns
+        steps, offset_ns = agent.steps, agent.clock.epoch_offset_ns
         gradients = Gradients()
 
         # Closures: what they need is at hand, where every attribute would be looked up with cold caches.
-        def before(*args: Any, **kwargs: Any) -> bool:
+        def before(*args: Any, **kwargs: Any) -> bool | None:
             if get_ident() != agent.training_thread and not agent.accepts(strong=True):
-                return False
-            now = source() + offset_ns
+                return None
+            now = monotonic_ns() + offset_ns
             if agent.framework_steps is not None:
                 agent.framework_steps.sample(now)
             if self._functional.enabled:
-                self.without_functional()
-            if steps.wants_roots:
+                self._functional.remove()
+            wants_roots = steps.wants_roots
+            if wants_roots:
                 root = hash(user_place(2)) or 1
                 cleared = gradients.before(root, args[0] if args else kwargs.get("tensors"))
-                steps.backward_start(source() + offset_ns, root, cleared)
+                steps.backward_start(monotonic_ns() + offset_ns, root, cleared)
             else:
                 steps.backward_start(now)
-            return True
+            return wants_roots
 
-        def after(begun: bool | None, _result: Any, _error: BaseException | None) -> None:
-            if begun:
-                steps.backward_end(source() + offset_ns)
-                if steps.wants_roots:
-                    gradients.after()
+        def after(wanted_roots: bool, _result: Any, _error: BaseException | None) -> None:
+            steps.backward_end(monotonic_ns() + offset_ns)
+            if wanted_roots:
+                gradients.after()
 
         self._around(torch.autograd, "backward", before, after)
 
@@ -143,20 +138,19 @@ class AutogradProbe(Probe):
 
         agent, steps = self._agent, self._agent.steps
 
-        def before(*_args: Any, **_kwargs: Any) -> bool:
+        def before(*_args: Any, **_kwargs: Any) -> bool | None:
             if steps.optimizers_exist:
-                self.without_functional()
-                return False
+                self._functional.remove()
+                return None
             if get_ident() != agent.training_thread and not agent.accepts(strong=True):
-                return False
+                return None
             steps.backward_start(agent.clock.now(), (hash(user_place(2)) or 1) if steps.wants_roots else 0)
             return True
 
-        def after(begun: bool | None, _result: Any, _error: BaseException | None) -> None:
-            if begun:
-                steps.backward_end(agent.clock.now())
+        def after(_begun: bool, _result: Any, _error: BaseException | None) -> None:
+            steps.backward_end(agent.clock.now())
 
-        self._functional.around(torch.autograd, "grad", agent.guard.pair(self.name, before, after))
+        self._functional.look(torch.autograd, "grad", before, after)
 
 
 class OptimizerProbe(Probe):
@@ -164,32 +158,28 @@ class OptimizerProbe(Probe):
 
     name = "optimizer"
 
-    def __init__(self) -> None:
-        super().__init__()  # nothing in torch is replaced: the patches switch the wrappers of closures
-        self._handles: list[Any] = []
-
-    def install(self, agent: Agent) -> None:
+    def install(self) -> None:
         from torch.optim import optimizer as module
 
-        steps, source, offset_ns = agent.steps, agent.clock.source, agent.clock.epoch_offset_ns
+        agent = self._agent
+        steps, offset_ns = agent.steps, agent.clock.epoch_offset_ns
         faults = agent.page_faults
         is_compiling = is_dynamo_compiling_check()
 
         def start(optimizer: Any) -> None:
             if get_ident() == agent.training_thread or agent.accepts(strong=True):
                 agent.optimizer_events += 1
-                steps.optimizer_start(id(optimizer), source() + offset_ns)
+                steps.optimizer_start(id(optimizer), monotonic_ns() + offset_ns)
 
         def end(optimizer: Any, _result: Any, _error: BaseException | None) -> None:
             if get_ident() == agent.training_thread or agent.accepts(strong=True):
-                now = source() + offset_ns
+                now = monotonic_ns() + offset_ns
                 faults.optimizer_ended(now)
                 steps.optimizer_end(id(optimizer), now)
 
         switch, before, after = agent.guard.pair(self.name, start, end)
-        self._agent = agent
         self._in_closure = agent.guard.pair(self.name, self._closure_starts, self._closure_ends)
-        self._patches.enabled = True
+        self._patches.enabled = True  # nothing in torch is replaced: they switch the wrappers of closures
 
         def before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
             if is_compiling() or switch.off:
@@ -208,18 +198,19 @@ class OptimizerProbe(Probe):
                 except Exception as defect:  # noqa: BLE001 - the guard, see `Pair`
                     switch.trip(defect)
 
-        self._handles = [
+        self._handles = (
             module.register_optimizer_step_pre_hook(before_step),
             module.register_optimizer_step_post_hook(after_step),
-        ]
+        )
 
-    def _closure_starts(self, *_args: Any, **_kwargs: Any) -> None:
-        if self._agent.accepts(strong=True):
-            self._agent.steps.closure_start(self._agent.clock.now())
+    def _closure_starts(self, *_args: Any, **_kwargs: Any) -> bool | None:
+        if not self._agent.accepts(strong=True):
+            return None
+        self._agent.steps.closure_start(self._agent.clock.now())
+        return True
 
-    def _closure_ends(self, _token: None, _result: Any, _error: BaseException | None) -> None:
-        if self._agent.accepts(strong=True):
-            self._agent.steps.closure_end(self._agent.clock.now())
+    def _closure_ends(self, _begun: bool, _result: Any, _error: BaseException | None) -> None:
+        self._agent.steps.closure_end(self._agent.clock.now())
 
     def _with_closure(self, args: Any, kwargs: Any) -> Any:
         """The arguments with the closure timed: forward and backward inside it are none of the optimizer's time."""
@@ -228,12 +219,6 @@ class OptimizerProbe(Probe):
         if callable(kwargs.get("closure")):
             return args, dict(kwargs, closure=make_wrapper(self._patches, kwargs["closure"], self._in_closure))
         return None
-
-    def uninstall(self) -> None:
-        super().uninstall()
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
 
 
 class ScalerProbe(Probe):
@@ -244,20 +229,18 @@ class ScalerProbe(Probe):
     def _wrap_all(self) -> None:
         import torch
 
-        # before torch 2.3 there is the second alone
-        home = torch.amp if hasattr(torch.amp, "GradScaler") else torch.cuda.amp
-        self._around(home.GradScaler, "step", self._before, self._after)
+        self._around(scaler_home(torch).GradScaler, "step", self._before, self._after)
 
     def _before(self, _scaler: Any, optimizer: Any, *_args: Any, **_kwargs: Any) -> tuple[int, int]:
         return id(optimizer), self._agent.optimizer_events
 
-    def _after(self, token: tuple[int, int] | None, _result: Any, error: BaseException | None) -> None:
+    def _after(self, token: tuple[int, int], _result: Any, error: BaseException | None) -> None:
         agent = self._agent
-        if token is None or error is not None or agent.optimizer_events != token[1]:
+        if error is not None or agent.optimizer_events != token[1]:
             return
         if agent.accepts(strong=True) and not agent.guard.is_off("optimizer"):
             now = agent.clock.now()
-            agent.events.write("scaler_skip", now)
+            agent.journal.write("scaler_skip", now)
             agent.steps.optimizer_skipped(token[0], now)
 
 
@@ -270,33 +253,28 @@ class ModuleForwardProbe(Probe):
 
     name = "module_forward"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._hook: ModuleHook | None = None
+    def __init__(self, agent: Agent) -> None:
+        super().__init__(agent)
+        self._hook = ModuleHook(agent.guard.wrap(self.name, self._called))
         self._calls = 0
-        self._installed = False
+        agent.before_compile.append(self._hook.remove)
+        agent.add_boundary_hook(self._at_boundary, self.name, unfed_only=True)
+        agent.steps.ask_use = lambda: agent.guard.wrap(self.name, self._ask)() or False
 
-    def install(self, agent: Agent) -> None:
-        if self._hook is None:
-            self._agent = agent
-            self._hook = ModuleHook(agent.guard.wrap(self.name, self._called))
-            agent.before_compile.append(self._hook.remove)
-            agent.add_boundary_hook(self._at_boundary, self.name, unfed_only=True)
-            agent.steps.ask_use = lambda: agent.guard.wrap(self.name, self._ask)() or False
-        self._installed = True
+    def install(self) -> None:
+        super().install()
         self._ask()
 
     def uninstall(self) -> None:
-        self._installed = False
-        if self._hook is not None:
-            self._hook.remove()
+        super().uninstall()
+        self._hook.remove()
 
     def _at_boundary(self, row: StepRow | None, _now: int) -> None:
         if row is not None:
             self._ask()
 
     def _ask(self) -> bool:
-        if self._hook is None or not self._installed or self._agent.compile_used:
+        if not self._patches.enabled or self._agent.compile_used:
             return False
         if not self._hook.is_in:
             self._calls = 0
@@ -312,5 +290,5 @@ class ModuleForwardProbe(Probe):
         if self._calls > 1 and not gradients and self._calls < CALLS_LIMIT:
             return  # an evaluation goes on
         again = agent.steps.module_forward(agent.page_faults.now(), gradients, id(module))
-        if self._hook is not None and (not again or self._calls >= CALLS_LIMIT):
+        if not again or self._calls >= CALLS_LIMIT:
             self._hook.remove()

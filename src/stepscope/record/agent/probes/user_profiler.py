@@ -14,13 +14,11 @@ import sys
 import threading
 import weakref
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, Callable
+from typing import Any, Callable
 
+from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.patches import Probe
 from stepscope.record.agent.window_session import in_our_call, in_shared_call
-
-if TYPE_CHECKING:
-    from stepscope.record.agent.agent import Agent
 
 NAME = "user_profiler"
 MAKING = "the script made a profiler of its own"
@@ -33,14 +31,13 @@ class UserProfilerProbe(Probe):
 
     name = NAME
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, agent: Agent) -> None:
+        super().__init__(agent)
         self.foreign_calls = 0
         # make_room(why, wait): closes the window of ours, if one is open. `wait` from another thread for a bounded time
         self.make_room: Callable[[str, bool], Any] = lambda _why, _wait: None
-        self._replaced: list[tuple[Any, str, Any]] = []
-        self._unfinished: list[weakref.ref[Any]] = []
-        self._recording = 0  # sessions of the user that record now, on any thread
+        self._unfinished: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.recording = 0  # sessions of the user that record now, on any thread
         self._suspender = False
         self._exporting = threading.local()
 
@@ -48,35 +45,23 @@ class UserProfilerProbe(Probe):
 
     def busy(self) -> str | None:
         """Why no window of ours may be opened now, or None."""
-        if not self._replaced:
+        if not self._patches.enabled:
             return "the script's own profilers cannot be seen"
-        if self._recording:
+        if self.recording:
             return "the script's own profiler records"
-        self._unfinished = [ref for ref in self._unfinished if ref() is not None]
         return "the script has a profiler of its own" if self._unfinished else None
-
-    @property
-    def recording(self) -> bool:
-        """Whether a session of the user's records now."""
-        return self._recording > 0
 
     # ----------------------------------------------------------------------------------------- install, uninstall
 
-    def install(self, agent: Agent) -> None:
-        """Patch torch's Python side of the profiler. Idempotent."""
-        if self._replaced:
-            return
+    def _wrap_all(self) -> None:
         import torch.autograd.profiler as low
         import torch.profiler.profiler as high
 
-        self._agent = agent
-        guarded = partial(agent.guard.wrap, NAME)
+        guarded = partial(self._agent.guard.wrap, NAME)
         opening = partial(self._before, guarded(self._note_opening))
         self._replace(low, "_run_on_profiler_start", partial(self._before, guarded(self._note_start)))
         self._replace(low, "_run_on_profiler_stop", partial(self._on_stop, guarded(self._note_stop)))
-        if not self._replace(low.profile, "_prepare_trace", opening):
-            self._replace(low.profile, "__enter__", opening)
-            self._replace(high.profile, "start", opening)
+        self._replace(low.profile, "_prepare_trace", opening)  # without it no window of ours opens either
         tracker = getattr(low, "KinetoStepTracker", None)
         self._replace_tracker(tracker, "init_step_count", guarded(self._note_made), high.profile)
         self._replace_tracker(tracker, "erase_step_count", guarded(self._note_finished), high.profile)
@@ -84,25 +69,17 @@ class UserProfilerProbe(Probe):
         self._replace(high._KinetoProfile, "export_chrome_trace", exported)
         self._replace(low.profile, "export_chrome_trace", exported)
 
-    def uninstall(self) -> None:
-        while self._replaced:
-            owner, name, original = self._replaced.pop()
-            setattr(owner, name, original)
-
     def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> bool:
-        original = vars(owner).get(name)
-        if original is None:
-            return False
-        setattr(owner, name, wraps(original)(make(original)))
-        self._replaced.append((owner, name, original))
-        return True
+        found = vars(owner).get(name) is not None
+        if found:
+            self._patches.replace(owner, name, lambda original: wraps(original)(make(original)))
+        return found
 
     def _replace_tracker(self, tracker: Any, name: str, note: Callable[[Any], Any], kind: type) -> None:
         """The last call of `profile.__init__` and of `profile.__exit__`: wrapping those would move their warnings."""
-        descriptor = vars(tracker).get(name) if tracker is not None else None
-        if descriptor is None:
+        original = getattr(tracker, name, None)
+        if original is None:
             return
-        original = getattr(tracker, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             caller = sys._getframe(1).f_locals.get("self")
@@ -110,8 +87,7 @@ class UserProfilerProbe(Probe):
                 note(caller)
             return original(*args, **kwargs)
 
-        setattr(tracker, name, staticmethod(wraps(original)(call)))
-        self._replaced.append((tracker, name, descriptor))
+        self._patches.replace(tracker, name, lambda _descriptor: staticmethod(wraps(original)(call)))
 
     # --------------------------------------------------------------- what replaces torch's functions (not guarded)
 
@@ -153,7 +129,7 @@ class UserProfilerProbe(Probe):
 
     def _note_made(self, profiler: Any) -> None:
         self.make_room(MAKING, False)
-        self._unfinished.append(weakref.ref(profiler))
+        self._unfinished.add(profiler)
         # `stop` ends in the action listed for (current action, None), run after torch has stopped recording.
         actions = getattr(profiler, "action_map", None)
         kinds = getattr(sys.modules.get("torch.profiler.profiler"), "ProfilerAction", None)
@@ -164,18 +140,18 @@ class UserProfilerProbe(Probe):
                 actions[(kind, None)] = [*(actions.get((kind, None)) or []), told]
 
     def _note_finished(self, profiler: Any) -> None:
-        self._unfinished = [ref for ref in self._unfinished if ref() is not None and ref() is not profiler]
+        if profiler is not None:
+            self._unfinished.discard(profiler)
 
     def _note_opening(self, caller: Any) -> None:
         """A session of the user's is being prepared; `caller` is the object whose method asked for it."""
         self.make_room(OPENING, True)
-        tracked = any(ref() is caller for ref in self._unfinished)
-        if not tracked and hasattr(caller, "action_map"):  # started again after a stop
-            self._unfinished.append(weakref.ref(caller))
+        if hasattr(caller, "action_map"):  # it may be started again after a stop
+            self._unfinished.add(caller)
 
     def _note_start(self, session: Any) -> None:
         self.make_room(OPENING, True)
-        self._recording += 1
+        self.recording += 1
         agent = self._agent
         agent.user_profiler_active = True
         agent.steps.window(True)
@@ -184,9 +160,9 @@ class UserProfilerProbe(Probe):
             self._suspender = True
 
     def _note_stop(self) -> None:
-        self._recording = max(0, self._recording - 1)
+        self.recording = max(0, self.recording - 1)
         agent = self._agent
-        if self._recording:
+        if self.recording:
             return
         agent.user_profiler_active = False
         if self._suspender:
@@ -196,7 +172,7 @@ class UserProfilerProbe(Probe):
 
     def _adopt(self, path: Any) -> None:
         if path is not None and not in_shared_call():
-            self._agent.events.write("user_trace", path=os.path.abspath(os.fspath(path)))
+            self._agent.journal.write("user_trace", path=os.path.abspath(os.fspath(path)))
 
 
 class _Schedule:
@@ -219,22 +195,22 @@ class ProfilerStepProbe(Probe):
 
     name = "profiler_step"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._profilers: list[Any] = []  # weak references
-
-    def install(self, agent: Agent) -> None:
-        """Wrap `torch.profiler.profile.__init__`, and the schedules of profilers seen before a suspension."""
-        super().install(agent)
+    def __init__(self, agent: Agent) -> None:
+        super().__init__(agent)
+        self._profilers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.asked = agent.guard.wrap(self.name, self._asked)
-        for profiler in self._living():
+
+    def install(self) -> None:
+        """Wrap `torch.profiler.profile.__init__`, and the schedules of profilers seen before a suspension."""
+        super().install()
+        for profiler in list(self._profilers):
             if not isinstance(profiler.schedule, _Schedule):
                 profiler.schedule = _Schedule(self, profiler.schedule)
 
     def uninstall(self) -> None:
         """Restore the originals, those of living profilers included."""
         super().uninstall()
-        for profiler in self._living():
+        for profiler in list(self._profilers):
             if isinstance(profiler.schedule, _Schedule):
                 profiler.schedule = profiler.schedule.stepscope_original
 
@@ -243,15 +219,11 @@ class ProfilerStepProbe(Probe):
 
         self._around(profile, "__init__", lambda profiler, *_args, **_kwargs: profiler, self._after_init)
 
-    def _living(self) -> list[Any]:
-        return [profiler for profiler in (reference() for reference in self._profilers) if profiler is not None]
-
     def _after_init(self, profiler: Any, _result: Any, error: BaseException | None) -> None:
         if error is not None or profiler is None or self._agent.own_profiler_active:
             return
         if callable(getattr(profiler, "schedule", None)):
-            self._profilers = [reference for reference in self._profilers if reference() is not None]
-            self._profilers.append(weakref.ref(profiler))
+            self._profilers.add(profiler)
             profiler.schedule = _Schedule(self, profiler.schedule)
 
     def _asked(self) -> None:

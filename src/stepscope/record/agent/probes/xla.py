@@ -9,36 +9,32 @@ import atexit
 import sys
 import time
 from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, NamedTuple, Optional, Sequence, Tuple
 
+from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.patches import Probe
-
-if TYPE_CHECKING:
-    from stepscope.record.agent.agent import Agent
-    from stepscope.record.agent.segments import StepRow
+from stepscope.record.agent.segments import StepRow
 
 
 class XlaProbe(Probe):
-    """Marks a step at each outermost sync. Does nothing while torch_xla is not imported."""
+    """Marks a step at each outermost sync."""
 
     name = "xla"
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, agent: Agent) -> None:
+        super().__init__(agent)
         self._depth = 0
         self._counters: XlaCounters | None = None
 
-    def install(self, agent: Agent) -> None:
-        """Wrap what this version of torch_xla has; called again when torch_xla has been imported."""
-        self._agent = agent
-        if "torch_xla" in sys.modules:
-            super().install(agent)
-            agent.guard.wrap(COUNTERS, self._count)()
+    def install(self) -> None:
+        """Wrap what this version of torch_xla has."""
+        super().install()
+        self._agent.guard.wrap(COUNTERS, self._count)()
 
     def uninstall(self) -> None:
         super().uninstall()
         if self._counters is not None:
-            self._counters.pause()
+            self._counters.active = False
 
     def _wrap_all(self) -> None:
         self._around(sys.modules["torch_xla"], "sync", self._before, self._after)
@@ -47,21 +43,19 @@ class XlaProbe(Probe):
             self._around(model, "mark_step", self._before, self._after)
 
     def _count(self) -> None:
-        if self._counters is None:
-            api = find_api()
-            self._counters = XlaCounters(self._agent, api) if api is not None else None
-        if self._counters is not None:
-            self._counters.start()
+        api = find_api()
+        if api is not None:
+            self._counters = self._counters or XlaCounters(self._agent, api)
+            self._counters.active = True
 
     def _before(self, *_args: Any, **_kwargs: Any) -> bool:
         self._depth += 1
         return True
 
-    def _after(self, begun: bool | None, _result: Any, _error: BaseException | None) -> None:
-        if begun:
-            self._depth -= 1
-            if self._depth == 0 and self._agent.accepts():
-                self._agent.steps.mark("xla_sync", self._agent.page_faults.now())
+    def _after(self, _begun: bool, _result: Any, _error: BaseException | None) -> None:
+        self._depth -= 1
+        if self._depth == 0 and self._agent.accepts():
+            self._agent.steps.mark("xla_sync", self._agent.page_faults.now())
 
 
 COUNTERS = "xla_counters"  # their switch of the guard
@@ -173,28 +167,25 @@ class Metric:
         covered = rows[min(first, len(rows) - 1) :]
         if len(covered) == 1:
             return [Growth(covered[0][1], new, total, samples)]
-        return _by_step(new, total, samples, covered, time.time_ns() - clock())
-
-
-def _by_step(
-    new: int, total: float, samples: Sequence[Sample], rows: list[tuple[int, Step]], ahead_ns: int
-) -> list[Growth]:
-    """Give every sample to the step in which it ended; those that are kept no more are of no step."""
-    starts = [start for start, _ in rows]
-    found: dict[Step, list[Sample]] = {}
-    for sample in samples:
-        at = bisect_right(starts, round(sample[0] * 1e9) - ahead_ns) - 1
-        found.setdefault(rows[max(at, 0)][1], []).append(sample)
-    grown = {step: Growth(step, len(part), sum(value for _, value in part), part) for step, part in found.items()}
-    if new > len(samples):
-        known = grown.get(None, Growth(None, 0, 0.0, []))
-        gone = max(0.0, total - sum(value for _, value in samples))
-        grown[None] = Growth(None, known.number + new - len(samples), known.total + gone, known.samples)
-    return list(grown.values())
+        # Every sample belongs to the step in which it ended; those that are kept no more are of no step.
+        starts, ahead_ns = [start for start, _ in covered], time.time_ns() - clock()
+        by_step: dict[Step, list[Sample]] = {}
+        for sample in samples:
+            at = bisect_right(starts, round(sample[0] * 1e9) - ahead_ns) - 1
+            by_step.setdefault(covered[max(at, 0)][1], []).append(sample)
+        grown = {step: Growth(step, len(part), sum(value for _, value in part), part) for step, part in by_step.items()}
+        if new > len(samples):
+            known = grown.get(None, Growth(None, 0, 0.0, []))
+            gone = max(0.0, total - sum(value for _, value in samples))
+            grown[None] = Growth(None, known.number + new - len(samples), known.total + gone, known.samples)
+        return list(grown.values())
 
 
 class XlaCounters:
-    """Polls at step boundaries, and writes `compile`, `transfer`, `fallback` and `counters`."""
+    """Polls at step boundaries while it is `active`, and writes `compile`, `transfer`, `fallback` and `counters`.
+
+    What was counted before it came belongs to nobody's steps.
+    """
 
     def __init__(self, agent: Agent, api: Api) -> None:
         self._agent = agent
@@ -204,39 +195,27 @@ class XlaCounters:
         old = api.metric_data(OLD_TRANSFER) and not api.metric_data(TRANSFER)
         self._transfers = Metric(OLD_TRANSFER if old else TRANSFER, api)
         self._inbound = Metric(INBOUND, api)
+        for metric in (*self._compiles, self._transfers, self._inbound):
+            metric.look()
         self._operators: dict[str, int] = {}
+        self._operators = self._calls()
         self._scalars: dict[Step, int] = {}  # reads of single values since transfers were last looked at
         self._rows: list[tuple[int, Step]] = []  # (start, step) of what metrics have not all been looked at for
         self._boundary_ns = agent.clock.now()
         self._counted_ns = self._boundary_ns
-        self._active = False
-        self._listening = False
+        self.active = False
         self._finished = False
-
-    def start(self) -> None:
-        """Begin, or go on after a pause. What was counted before the first time belongs to nobody's steps."""
-        self._active = True
-        if self._listening:
-            return
-        self._listening = True
-        for metric in (*self._compiles, self._transfers, self._inbound):
-            metric.look()
-        self._operators = self._calls()
         # The listener only reads numbers, but needs every step on its own to tell which one they are of.
-        self._agent.add_step_listener(self, COUNTERS, lambda: self._active)
-        self._agent.add_finish_hook(self.finish, COUNTERS)
+        agent.add_step_listener(self, COUNTERS, lambda: self.active)
+        agent.add_finish_hook(self.finish, COUNTERS)
         # torch_xla ends itself at exit, and what is registered later is called earlier.
-        atexit.register(self._agent.guard.wrap(COUNTERS, self.finish, inject=False))
-
-    def pause(self) -> None:
-        """Write nothing until it starts again."""
-        self._active = False
+        atexit.register(agent.guard.wrap(COUNTERS, self.finish, inject=False))
 
     def finish(self) -> None:
         """Write what has not been told yet, and how everything stands."""
-        if self._listening and not self._finished:
+        if not self._finished:
             self._finished = True
-            self._active = False
+            self.active = False
             now = self._agent.clock.now()
             self._rows.append((self._boundary_ns, self._agent.steps.current_step()))
             self._poll(now, at_once=True)
@@ -244,7 +223,7 @@ class XlaCounters:
             self._write_counters(OFTEN if names is None else names())
 
     def __call__(self, row: StepRow | None, now: int) -> None:
-        if not self._active:
+        if not self.active:
             return
         if row is None or row.start_ns - self._boundary_ns > GAP_NS:
             self._rows.append((self._boundary_ns, None))
@@ -266,9 +245,7 @@ class XlaCounters:
             if at_once or metric.due_ns <= now:
                 self._write_compiles(metric, self._growth(metric, now))
         if at_once or self._transfers.due_ns <= now:
-            found = self._growth(self._transfers, now)
-            if found:
-                self._write_transfers(found, now)
+            self._write_transfers(self._growth(self._transfers, now), now)
             self._scalars.clear()
         if all(metric.due_ns <= now for metric in (*self._compiles, self._transfers)):
             self._rows.clear()
@@ -307,31 +284,29 @@ class XlaCounters:
     def _write(self, kind: str, time_ns: int | None, duration_ns: int | None, step: Step, **fields: Any) -> None:
         fields["source"] += self._source
         fields.update(step=step, step_source=None if step is None else "poll", backend="torch_xla")
-        self._agent.events.write(kind, time_ns, duration_ns, **fields)
+        self._agent.journal.write(kind, time_ns, duration_ns, **fields)
 
-    def _start_ns(self, sample: Sample) -> int:
-        """When a sample began, on the agent's clock."""
-        return round(sample[0] * 1e9 - sample[1]) - (time.time_ns() - self._agent.clock.now())
+    def _start_ns(self, samples: Sequence[Sample]) -> int | None:
+        """When the first of them began, on the agent's clock."""
+        ahead_ns = time.time_ns() - self._agent.clock.now()
+        return round(samples[0][0] * 1e9 - samples[0][1]) - ahead_ns if samples else None
 
     def _write_compiles(self, metric: Metric, found: list[Growth]) -> None:
         source = "metric " + metric.name
         for growth in found:
             if growth.step is not None:
                 self._agent.last_compile_step = growth.step
-            if len(growth.samples) == growth.number <= MAX_SINGLE:
-                for sample in growth.samples:
-                    start, length = self._start_ns(sample), round(sample[1])
-                    self._write("compile", start, length, growth.step, count=1, source=source)
-            else:
-                begun = self._start_ns(growth.samples[0]) if growth.samples else None
-                self._write("compile", begun, round(growth.total), growth.step, count=growth.number, source=source)
+            singly = len(growth.samples) == growth.number <= MAX_SINGLE
+            parts = [(1, sample[1], [sample]) for sample in growth.samples] if singly else [growth[1:]]
+            for count, total, samples in parts:
+                self._write("compile", self._start_ns(samples), round(total), growth.step, count=count, source=source)
 
     def _write_transfers(self, found: list[Growth], now: int) -> None:
-        sizes = {growth.step: growth.total for growth in self._growth(self._inbound, now)}
+        sizes = {growth.step: growth.total for growth in self._growth(self._inbound, now)} if found else {}
         reads = [min(self._scalars.get(growth.step, 0), growth.number) for growth in found]
         over = sum(self._scalars.values()) - sum(reads)
         for growth, read in zip(found, reads):
-            begun = self._start_ns(growth.samples[0]) if growth.samples else None
+            begun = self._start_ns(growth.samples)
             # Reads are known by when they were counted, transfers by when they ended.
             scalars = read + max(0, min(over, growth.number - read))
             over -= scalars - read

@@ -1,24 +1,28 @@
-"""What one recording tells of a device's memory: levels over time, which blocks stand when, the peak, the user's lines.
+"""Memory over time, by operator and by user line, and what stood in it at the peak.
 
-Traces and snapshots alike, and the view of files that are no traces: allocator snapshots with their history, and memory
-timelines. `levels` has one entry more than there are events: the first is what stood before the first event, entry
-i + 1 what stands after event i. A position p in it means "the first p events have happened".
+From the allocations and releases that traces recorded with profile_memory=True hold, and from recordings beside them.
+Nothing is taken for 0 that is not known: without addresses there are no blocks, without totals the curve is relative.
+
+`levels` has one entry more than there are events: the first is what stood before the first event, entry i + 1 what
+stands after event i. A position p in it means "the first p events have happened".
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
 import msgspec
 import numpy as np
+import polars as pl
 from msgspec import Struct
 
 from stepscope.engine.attribution import place, trace_back
+from stepscope.engine.slice_tree import self_and_ancestors
 from stepscope.engine.spans import Base, Span
-from stepscope.engine.user_code import UserCode
+from stepscope.engine.user_code import NO_OPTIONS, UserCode, user_code
 from stepscope.model.findings import Place
 from stepscope.model.memory import (
     ALLOCATED,
@@ -35,27 +39,198 @@ from stepscope.model.memory import (
     MemoryOperator,
     MemoryRecording,
     MemoryState,
+    MemoryView,
     OutOfMemory,
 )
-from stepscope.tables.arrays import NONE, Bools, Int64
+from stepscope.tables.arrays import NONE, Bools, Int64, climb
+
+NO_ADDRESSES = "allocations carry no addresses (PyTorch before 1.10), so that no block can be followed"
+NO_TOTALS = "the trace does not say what was allocated when it began: its curve shows the change since then"
+LOST = "releases are missing: at the peak more of the recorded blocks seem to stand than were allocated"
+
+
+def view(base: Base, recordings: Sequence[MemoryRecording] = (), code: UserCode | None = None) -> MemoryView | None:
+    """The memory of all traces and recordings; None where nothing tells of memory.
+
+    Args:
+        recordings: snapshots and timelines.
+        code: whose code is in the stacks of recordings; by default what the tables tell.
+    """
+    traced = [span for span in base.spans if span.memory.height]
+    if not traced and not recordings:
+        return None
+    code = code or user_code(base.tables, {}, NO_OPTIONS)
+    found = [one for span in traced for one in _of_span(base, span)]
+    found += [seen(recording, code) for recording in recordings]
+    rows = ("curves", "operators", "lines", "blocks", "states", "out_of_memory")
+    joined: dict[str, Any] = {name: tuple(row for one in found for row in getattr(one, name)) for name in rows}
+    return MemoryView(
+        **joined,
+        pairs=sum(one.pairs for one in found),
+        unpaired_allocations=sum(one.unpaired_allocations for one in found),
+        unpaired_releases=sum(one.unpaired_releases for one in found),
+        notes=tuple(dict.fromkeys(note for one in found for note in one.notes)),
+    )
+
+
+def allocations(base: Base, span: Span) -> list[DeviceMemory]:
+    """One for each device. Kept for the second who asks, of two who do, and then let go."""
+    found: list[DeviceMemory] | None = span.kept.pop("allocations", None)
+    if found is None:
+        found = span.kept["allocations"] = list(_devices(base, span))
+    return found
+
+
+def _of_span(base: Base, span: Span) -> Iterator[MemoryView]:
+    """What is to be told of each device in a trace."""
+    for device in allocations(base, span):
+        recorded, notes = device.recorded_bytes, []
+        if device.pairs is None:
+            notes.append(NO_ADDRESSES)
+        if device.relative:
+            notes.append(NO_TOTALS)
+        elif recorded is not None and recorded > device.levels[device.peak]:
+            notes.append(LOST)
+        yield MemoryView(
+            curves=(device.curve(),),
+            operators=tuple(by_operator(span, device)),
+            lines=tuple(lines(device)),
+            blocks=tuple(blocks(device, span)),
+            **device.pair_counts,
+            notes=tuple(f"{span.ref.label}, {device.device}: {note}" for note in notes),
+        )
+
+
+def _devices(base: Base, span: Span) -> Iterator[DeviceMemory]:
+    """The devices that a span has events of."""
+    near = around(span)
+    line, places = spots(base, span, near)
+    operator = climb(span.parent, near, span.is_operator)
+    memory = span.memory.with_row_index("row").filter(
+        pl.col("device").is_not_null() & pl.col("bytes").is_not_null() & (pl.col("bytes") != 0)
+    )
+    for (name,), events in sorted(memory.group_by("device", maintain_order=True), key=lambda group: str(group[0][0])):
+        sizes, device = events["bytes"].to_numpy(), str(name)
+        known = events["allocated_bytes"].null_count() == 0
+        levels = np.append(0, np.cumsum(sizes))
+        if known:
+            totals = events["allocated_bytes"].to_numpy()
+            levels = np.append(totals[0] - sizes[0], totals)
+        reserved = None  # also where it is always 0: the allocator of the host reserves nothing
+        if not events["reserved_bytes"].null_count() and (events["reserved_bytes"] != 0).any():
+            reserved = events["reserved_bytes"].to_numpy()
+            reserved = np.append(reserved[:1], reserved)
+        followed = events["address"].null_count() == 0
+        gpu = span.gpus.get(number(device)) if device != "cpu" else None
+        rows = events["row"].to_numpy()
+        yield DeviceMemory(
+            source="trace",
+            worker=span.ref.worker,
+            span=span.ref.span,
+            device=device,
+            clock="epoch",
+            times_ns=events["time_ns"].to_numpy(),
+            sizes=sizes,
+            levels=levels,
+            reserved=reserved,
+            pairs=pair(events["address"].to_numpy(), sizes > 0) if followed else None,
+            relative=not known,
+            capacity_bytes=gpu.memory_bytes if gpu is not None else None,
+            line=line[rows],
+            places=places,
+            operator=operator[rows],
+        )
+
+
+def number(device: str) -> int:
+    number = device.rpartition(":")[2]
+    return int(number) if number.isascii() and number.isdigit() else 0
+
+
+def around(span: Span, *, until_end: bool = False) -> Int64:
+    """For each row of `span.memory` the row of the innermost operator or function around it on its thread.
+
+    Its end is inside of a slice if `until_end`; `NONE` where there is none.
+    """
+    memory = span.memory
+    innermost = np.full(memory.height, NONE, np.int64)
+    codes = {track: code for code, track in enumerate(span.tracks.values)}
+    tracks = memory["track"].replace_strict(codes, default=NONE, return_dtype=pl.Int64).fill_null(NONE).to_numpy()
+    times = memory["time_ns"].to_numpy()
+    relevant = (span.is_operator | span.is_function) & ~span.on_device
+    for code in np.unique(tracks[tracks >= 0]).tolist():
+        rows = np.flatnonzero((span.tracks.codes == code) & relevant)
+        own = np.flatnonzero(tracks == code)
+        innermost[own] = _innermost(span, rows, times[own], until_end)
+    return innermost
+
+
+def _innermost(span: Span, rows: Int64, times: Int64, until_end: bool) -> Int64:
+    """The innermost of `rows`, all of one track, around each time."""
+    if not len(rows):
+        return np.full(len(times), NONE, np.int64)
+    starts = span.start_ns[rows]
+    if not (np.diff(starts) > 0).all():
+        depths = span.series("depth").gather(rows).fill_null(0).to_numpy()
+        order = np.lexsort((depths, starts))
+        rows, starts = rows[order], starts[order]
+    place = np.searchsorted(starts, times, side="right") - 1
+    # the last to begin is innermost, unless it has ended: then one around it is
+    node = np.where(place >= 0, rows[np.maximum(place, 0)], NONE)
+    relevant = np.zeros(len(span), bool)
+    relevant[rows] = True
+    last = times - until_end
+    return climb(span.parent, node, lambda at, which: relevant[at] & (span.ends(at) > last[which]))
+
+
+def by_operator(span: Span, device: DeviceMemory) -> Iterator[MemoryOperator]:
+    """What each operator did to the memory of a device, the most allocated first."""
+    operator = device.operator
+    stands = np.zeros(len(operator), bool)
+    if device.pairs is not None:
+        stands[device.pairs.allocation[device.at_peak]] = True
+    rows, group = np.unique(operator, return_inverse=True)
+    names = span.names
+    figures = {
+        "allocated": np.maximum(device.sizes, 0),
+        "increase": device.sizes,
+        "allocations": (device.sizes > 0).astype(np.int64),
+        "at_peak": np.where(stands, device.sizes, 0),
+    }
+    sums_of = pl.DataFrame({"row": group, **figures}).group_by("row").sum().sort("row")
+    self_of = sums_of.with_columns(code=pl.Series(np.where(rows >= 0, names.codes[rows], NONE), dtype=pl.Int64))
+    # once for every name among an operator and those around it; what lies outside of all has a name of its own
+    around_of = [pl.DataFrame({"row": np.flatnonzero(rows < 0), "code": np.full(int((rows < 0).sum()), NONE)})]
+    for which, at in self_and_ancestors(span.parent, rows):
+        operators = span.is_operator[at]
+        around_of.append(pl.DataFrame({"row": which[operators], "code": names.codes[at[operators]].astype(np.int64)}))
+    total_of = pl.concat(around_of).unique().join(sums_of, on="row")
+    own, total = (one.drop("row").group_by("code").sum() for one in (self_of, total_of))
+    joined = total.join(own, on="code", how="left", suffix="_self").fill_null(0)
+    calls = np.bincount(names.codes[span.is_operator] + 1, minlength=len(names.values) + 1)
+    found = [
+        MemoryOperator(
+            name=names.values[row["code"]] if row["code"] >= 0 else None,
+            **device.labels,
+            calls=int(calls[row["code"] + 1]) if row["code"] >= 0 else 0,
+            allocations=row["allocations_self"],
+            self_allocated_bytes=row["allocated_self"],
+            total_allocated_bytes=row["allocated"],
+            self_increase_bytes=row["increase_self"],
+            total_increase_bytes=row["increase"],
+            total_allocations=row["allocations"],
+            at_peak_bytes=row["at_peak_self"] if device.pairs is not None else None,
+        )
+        for row in joined.sort("code").iter_rows(named=True)
+        if any(row[name] for name in (*figures, "allocated_self", "increase_self"))
+    ]
+    yield from sorted(found, key=lambda row: (-row.self_allocated_bytes, -row.total_allocated_bytes, row.name or ""))
+
 
 _SOURCES = (".py", ".ipynb")  # other frames are C++
 
 
-class Seen(Struct, frozen=True):
-    """What one recording tells of a device. `counts`: as of `Pairs`."""
-
-    curve: MemoryCurve | None
-    operators: tuple[MemoryOperator, ...] = ()
-    lines: tuple[MemoryLine, ...] = ()
-    blocks: tuple[MemoryBlock, ...] = ()
-    counts: tuple[int, int, int] = (0, 0, 0)
-    state: MemoryState | None = None
-    out_of_memory: tuple[OutOfMemory, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-def seen(recording: MemoryRecording, code: UserCode) -> Seen:
+def seen(recording: MemoryRecording, code: UserCode) -> MemoryView:
     """Everything that a recording tells. `code` tells the user's frames from others."""
     found = _timeline(recording) if recording.source == "timeline" else _snapshot(recording, code)
     label = f"{recording.worker}, {recording.device}"
@@ -63,11 +238,12 @@ def seen(recording: MemoryRecording, code: UserCode) -> Seen:
     return msgspec.structs.replace(found, notes=notes)
 
 
-def _snapshot(recording: MemoryRecording, code: UserCode) -> Seen:
-    known: dict[tuple[Place, bool], int] = {}
+def _snapshot(recording: MemoryRecording, code: UserCode) -> MemoryView:
+    known: dict[_Line, int] = {}
     lines_of_stacks = [_user_line(stack, code) for stack in recording.stacks]
     numbers = [known.setdefault((line, True), len(known)) if line else NONE for line in lines_of_stacks]
     of_stack = np.array([*numbers, NONE], np.int64)  # the last for no stack
+    line = of_stack[_numbers(recording.stack)]
     kind = _numbers(recording.kind)
     picked = np.flatnonzero((kind == ALLOCATED) | (kind == RELEASED))
     address = _numbers(recording.address)[picked]
@@ -88,15 +264,15 @@ def _snapshot(recording: MemoryRecording, code: UserCode) -> Seen:
             "no history in the snapshot, only what stood when it was taken; "
             "call torch.cuda.memory._record_memory_history() before training"
         ]
-    device = _device(recording, picked, pairs, standing)
-    stacks = _numbers(recording.stack)
-    found = Spots(of_stack[stacks[picked]], tuple(known))
-    return Seen(
-        curve=device.curve() if len(picked) else None,
-        lines=tuple(lines(device, found, standing)),
-        blocks=tuple(blocks(device, found, None, standing)),
-        counts=pairs.counts,
-        state=_state(recording),
+    device = _device(recording, picked, pairs, standing, line[picked], tuple(known))
+    stacks, state = _numbers(recording.stack), _state(recording)
+    return MemoryView(
+        curves=(device.curve(),) if len(picked) else (),
+        operators=(),
+        lines=tuple(lines(device)),
+        blocks=tuple(blocks(device, None)),
+        **device.pair_counts,
+        states=(state,) if state is not None else (),
         out_of_memory=tuple(
             OutOfMemory(
                 worker=recording.worker,
@@ -106,7 +282,7 @@ def _snapshot(recording: MemoryRecording, code: UserCode) -> Seen:
                 device_free_bytes=recording.out_of_memory_free.get(event),
                 allocated_bytes=None if device.relative else int(device.levels[position]),
                 reserved_bytes=int(device.reserved[position]) if device.reserved is not None else None,
-                place=found.at(int(of_stack[stacks[event]])),
+                place=device.place(line[event]),
                 frames=recording.stacks[stacks[event]] if stacks[event] >= 0 else (),
             )
             for event in np.flatnonzero(kind == OUT_OF_MEMORY).tolist()
@@ -116,7 +292,14 @@ def _snapshot(recording: MemoryRecording, code: UserCode) -> Seen:
     )
 
 
-def _device(recording: MemoryRecording, picked: Int64, pairs: Pairs, standing: Standing | None) -> DeviceMemory:
+def _device(
+    recording: MemoryRecording,
+    picked: Int64,
+    pairs: Pairs,
+    standing: Standing | None,
+    line: Int64,
+    places: tuple[_Line, ...],
+) -> DeviceMemory:
     """What stood at the beginning follows from what stands at the end: the same, without what came, with what went."""
     sizes = _numbers(recording.bytes)[picked]
     sizes[_numbers(recording.kind)[picked] == RELEASED] *= -1
@@ -142,6 +325,10 @@ def _device(recording: MemoryRecording, picked: Int64, pairs: Pairs, standing: S
         pairs=pairs if len(picked) else None,
         relative=standing is None,
         capacity_bytes=recording.capacity_bytes,
+        line=line,
+        places=places,
+        operator=np.full(len(picked), NONE),
+        standing=standing,
     )
 
 
@@ -191,7 +378,7 @@ def _state(recording: MemoryRecording) -> MemoryState | None:
     )
 
 
-def _timeline(recording: MemoryRecording) -> Seen:
+def _timeline(recording: MemoryRecording) -> MemoryView:
     """Bytes by category; events of one moment count together, as they are one change of several categories."""
     times = np.maximum.accumulate(_numbers(recording.time_ns))
     category, change = _numbers(recording.category), _numbers(recording.bytes)
@@ -222,7 +409,7 @@ def _timeline(recording: MemoryRecording) -> Seen:
         end_allocated_bytes=int(levels[-1]),
         peak_by_category={name: int(values[peak]) for name, values in by_category.items()},
     )
-    return Seen(curve)
+    return MemoryView((curve,), (), (), ())
 
 
 def _user_line(stack: tuple[Place, ...], code: UserCode) -> Place | None:
@@ -246,6 +433,7 @@ def _numbers(column: array[int]) -> Int64:
 
 
 POINTS = 1_000  # of a curve at most
+_Line = tuple[Place, bool]  # with whether it is the call's own
 _PER_BUCKET = 4
 
 
@@ -265,12 +453,6 @@ class Pairs(Struct, frozen=True):
     def standing(self, position: int) -> Bools:
         """Which allocations stand after the first `position` events."""
         return np.logical_and(self.allocation < position, self.release >= position)
-
-    @property
-    def counts(self) -> tuple[int, int, int]:
-        """Pairs, allocations without a release, and releases without an allocation."""
-        unpaired = int(np.count_nonzero(self.unreleased)) + self.unseen
-        return len(self.allocation) - unpaired, unpaired, len(self.lone)
 
     @property
     def unreleased(self) -> Bools:
@@ -296,11 +478,20 @@ def pair(address: Int64, is_allocation: Bools) -> Pairs:
     )
 
 
+class Standing(Struct, frozen=True):
+    """Blocks of a snapshot's end: bytes asked for, and the line of each. `before`: not allocated in the history."""
+
+    sizes: Int64
+    line: Int64
+    before: Bools
+
+
 class DeviceMemory(Struct, frozen=True, dict=True):
-    """One device of one recording. `levels` and `reserved` are as said above, `reserved` None where it is not known.
+    """One device of one recording. `levels` and `reserved` are by position, `reserved` None where it is not known.
 
     `relative`: `levels` begin at 0 because what stood before is not known. `sizes` are bytes of events, above 0 for
-    allocations. `pairs` is None where blocks have no addresses.
+    allocations; `line` says which of `places` each is from, `operator` is the row of the innermost operator around it,
+    both `NONE` for none. `pairs` is None where blocks have no addresses; `standing` is a snapshot's.
     """
 
     source: str
@@ -314,7 +505,30 @@ class DeviceMemory(Struct, frozen=True, dict=True):
     reserved: Int64 | None
     pairs: Pairs | None
     relative: bool
-    capacity_bytes: int | None = None
+    capacity_bytes: int | None
+    line: Int64
+    places: tuple[_Line, ...]
+    operator: Int64
+    standing: Standing | None = None
+
+    def place(self, line: int) -> Place | None:
+        """Of a number in `line`."""
+        return self.places[line][0] if line >= 0 else None
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """Which device of which recording it is, as all rows say it."""
+        return {"source": self.source, "worker": self.worker, "span": self.span, "device": self.device}
+
+    @property
+    def pair_counts(self) -> dict[str, Any]:
+        """What a view says of `pairs`."""
+        pairs = self.pairs
+        if pairs is None:
+            return {}
+        unpaired = int(np.count_nonzero(pairs.unreleased)) + pairs.unseen
+        paired = len(pairs.allocation) - unpaired
+        return {"pairs": paired, "unpaired_allocations": unpaired, "unpaired_releases": len(pairs.lone)}
 
     @cached_property
     def peak(self) -> int:
@@ -343,10 +557,7 @@ class DeviceMemory(Struct, frozen=True, dict=True):
         recorded = self.recorded_bytes
         peak = None if self.relative else int(self.levels[self.peak])
         return MemoryCurve(
-            source=self.source,
-            worker=self.worker,
-            span=self.span,
-            device=self.device,
+            **self.labels,
             times_ns=tuple(self.point_times[kept].tolist()),
             allocated_bytes=tuple(self.levels[kept].tolist()),
             reserved_bytes=tuple(self.reserved[kept].tolist() if self.reserved is not None else [None] * len(kept)),
@@ -394,125 +605,96 @@ def _highest(values: Int64, starts: Int64) -> Int64:
     return hits[first]
 
 
-def sums(keys: Int64, values: Int64, count: int) -> Int64:
-    """The sum of the values of each key, 0 to `count` - 1, in whole numbers."""
-    result = np.zeros(count, np.int64)
-    np.add.at(result, keys, values)
-    return result
-
-
-OperatorOf = Callable[[int], "str | None"]
 LARGEST = 50  # blocks kept of those that stood at the peak, and as many of the others
 
 
-class Spots(Struct, frozen=True):
-    """Distinct lines: `numbers` says for each thing asked for which of `places` it is, `NONE` for no line."""
-
-    numbers: Int64
-    places: tuple[tuple[Place, bool], ...]  # with whether the line is the call's own
-
-    def at(self, number: int) -> Place | None:
-        return self.places[number][0] if number >= 0 else None
-
-
-class Standing(Struct, frozen=True):
-    """Blocks of a snapshot's end: bytes asked for, and the spot of each. `before`: not allocated in the history."""
-
-    sizes: Int64
-    spots: Int64
-    before: Bools
-
-
-def spots(base: Base, span: Span, rows: Int64) -> Spots:
-    """The user's lines around rows of a span."""
+def spots(base: Base, span: Span, rows: Int64) -> tuple[Int64, tuple[_Line, ...]]:
+    """Which line of the user's is around each row of a span, `NONE` for none, and the distinct lines."""
     found = trace_back(base, span, rows)
     names, width = span.names, len(span.names.values) + 1
     callee = np.where(found.called >= 0, names.codes[found.called], NONE)
     keys, back = np.unique(np.where(found.place >= 0, found.place * width + callee + 1, NONE), return_inverse=True)
-    known: dict[tuple[Place, bool], int] = {}
+    known: dict[_Line, int] = {}
     numbers = []
     for key in keys.tolist():
         index, code = key // width, key % width - 1
         where = place(base, index, names.values[code] if code >= 0 else None) if key >= 0 else None
         numbers.append(known.setdefault(where, len(known)) if where is not None else NONE)
-    return Spots(np.array(numbers, np.int64)[back], tuple(known))
+    return np.array(numbers, np.int64)[back], tuple(known)
 
 
-def lines(device: DeviceMemory, found: Spots, standing: Standing | None = None) -> Iterator[MemoryLine]:
-    """What each line allocated of a device, most at the peak first. `found` goes with the device's events."""
-    count = len(found.places) + 1  # the last is "no line", which is what -1 picks
+def lines(device: DeviceMemory) -> Iterator[MemoryLine]:
+    """What each line allocated of a device, most at the peak first."""
+    pairs, standing = device.pairs, device.standing
+    count = len(device.places) + 1  # the last is "no line", which is what -1 picks
     allocated = np.flatnonzero(device.sizes > 0)
-    totals = _sums(found.numbers[allocated], device.sizes[allocated], count)
-    calls = _sums(found.numbers[allocated], np.ones(len(allocated), np.int64), count)
+    totals = _sums(device.line[allocated], device.sizes[allocated], count)
+    calls = _sums(device.line[allocated], np.ones(len(allocated), np.int64), count)
     at_peak, kept, now = totals * 0, totals * 0, totals * 0
-    pairs = device.pairs
     if pairs is not None:
         for target, picked in ((at_peak, device.at_peak), (kept, pairs.unreleased)):
             events = pairs.allocation[picked]
-            target += _sums(found.numbers[events], device.sizes[events], count)
+            target += _sums(device.line[events], device.sizes[events], count)
     if standing is not None:
-        now = _sums(standing.spots, standing.sizes, count)
+        now = _sums(standing.line, standing.sizes, count)
     order = sorted(range(count), key=lambda number: (-at_peak[number], -now[number], -totals[number], number))
     for number in order:
         if not calls[number] and not now[number]:
             continue
-        where, exact = found.places[number] if number < count - 1 else (None, False)
+        where, exact = device.places[number] if number < count - 1 else (None, False)
         yield MemoryLine(
             place=where,
-            device=device.device,
             allocations=int(calls[number]),
             allocated_bytes=int(totals[number]),
             at_peak_bytes=int(at_peak[number]) if pairs is not None else None,
             unreleased_bytes=int(kept[number]) if pairs is not None else None,
             standing_bytes=int(now[number]) if standing is not None else None,
             exact=exact,
-            source=device.source,
-            worker=device.worker,
-            span=device.span,
+            **device.labels,
         )
 
 
 def _sums(numbers: Int64, values: Int64, count: int) -> Int64:
-    return sums(np.where(numbers >= 0, numbers, count - 1), values, count)
+    """The sum of the values of each number, in whole numbers; of those below 0 in the last."""
+    result = np.zeros(count, np.int64)
+    np.add.at(result, np.where(numbers >= 0, numbers, count - 1), values)
+    return result
 
 
-def blocks(
-    device: DeviceMemory, found: Spots, operator: OperatorOf | None, standing: Standing | None = None
-) -> list[MemoryBlock]:
+def blocks(device: DeviceMemory, span: Span | None) -> list[MemoryBlock]:
     """The largest blocks of a device: of those that stand at the peak, and of the others.
 
-    `operator` names the operator around an event of the device.
+    `span` is what the rows of operators are of; None where there are none.
     """
-    pairs, at_peak = device.pairs, device.at_peak
-    timed = device.clock != "order"
+    pairs, standing = device.pairs, device.standing
+    times = device.times_ns[: 0 if device.clock == "order" else None]
     made = []
+
+    def add(size: int, line: int, at_peak: bool | None, event: int = NONE, release: int = NONE) -> None:
+        row = device.operator[event] if event >= 0 else NONE
+        made.append(
+            MemoryBlock(
+                **device.labels,
+                bytes=int(size),
+                allocated_ns=int(times[event]) if 0 <= event < len(times) else None,
+                released_ns=int(times[release]) if 0 <= release < len(times) else None,
+                operator=span.names.values[span.names.codes[row]] if span is not None and row >= 0 else None,
+                place=device.place(line),
+                category=None,
+                at_peak=at_peak,
+            )
+        )
+
     if pairs is not None:
         sizes = device.sizes[pairs.allocation]
-        for stood, among in ((True, at_peak), (False, ~at_peak)):
+        for stood, among in ((True, device.at_peak), (False, ~device.at_peak)):
             for index in _largest(sizes, among):
-                event, release = int(pairs.allocation[index]), int(pairs.release[index])
-                made.append(
-                    _block(
-                        device,
-                        int(sizes[index]),
-                        found.at(int(found.numbers[event])),
-                        at_peak=stood,
-                        allocated_ns=int(device.times_ns[event]) if timed else None,
-                        released_ns=int(device.times_ns[release]) if timed and release != pairs.never else None,
-                        operator=operator(event) if operator is not None else None,
-                    )
-                )
+                event = pairs.allocation[index]
+                add(sizes[index], device.line[event], stood, event, pairs.release[index])
     if standing is not None:  # blocks that were there before the history begins, and still are
         for index in _largest(standing.sizes, standing.before):
-            place = found.at(int(standing.spots[index]))
-            made.append(_block(device, int(standing.sizes[index]), place, at_peak=None if pairs is None else True))
+            add(standing.sizes[index], standing.line[index], None if pairs is None else True)
     return sorted(made, key=lambda block: (not block.at_peak, -block.bytes, block.allocated_ns or 0))
-
-
-def _block(device: DeviceMemory, size: int, place: Place | None, **known: Any) -> MemoryBlock:
-    of = {"device": device.device, "source": device.source, "worker": device.worker, "span": device.span}
-    unknown = {"allocated_ns": None, "released_ns": None, "operator": None}
-    return MemoryBlock(bytes=size, place=place, category=None, **{**unknown, **of, **known})
 
 
 def _largest(sizes: Int64, among: Bools) -> list[int]:

@@ -1,0 +1,556 @@
+"""A report's screen as blocks: what the terminal shows of a run, and a notebook below a cell.
+
+Headline, what to distrust, where a step goes, findings, and what belongs to them, most important first; pages show the
+rest. Each section yields its blocks, and nothing where there is nothing worth a look.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from stepscope.dashboard import blocks
+from stepscope.dashboard.blocks import Alone, Block, Row, columns, rows_table
+from stepscope.dashboard.pages import experiments
+from stepscope.model import Report
+from stepscope.report import compiler_words as compiled
+from stepscope.report import sentences, words
+from stepscope.report.escape import one_line, plain
+from stepscope.report.words import Shortener
+
+MAX_WARNINGS = 4
+MAX_COMMAND = 2_000  # characters of a command that is offered to be copied
+SENTENCE = 2_000
+
+
+class Screen(Alone, frozen=True, kw_only=True):
+    """What a section is made from; `shortener` shows places as the reader knows them."""
+
+    report: Report
+    shortener: Shortener
+
+    def shorten(self, file: str, line: int | None) -> str:
+        return self.shortener(file, line)
+
+    def place(self, place: Row, function: int = 60) -> dict[str, Any]:
+        """A line of code, with as many characters of its function."""
+        named = plain(place["function"], function) if place.get("function") and function else None
+        file, line = str(place["file"]), place.get("line")
+        return blocks.place(file, line, named, shown=self.shorten(file, line), code=place.get("code"))
+
+    def view(self, name: str) -> Any:
+        """A view of the report, None where it is missing or empty."""
+        return self.report.views.get(name) or None
+
+    def rows(self, id: str, declared: str, rows: Iterable[Row], title: str = "", **more: Any) -> list[Block]:
+        """A table of few rows, without definitions."""
+        return rows_table(self, id, title, "", columns(declared), rows, **more)
+
+
+def _more(left: int, what: str) -> Iterator[Block]:
+    """That `left` more are not shown, if so."""
+    if left > 0:
+        yield blocks.text(what.format(words.count(left)), "note")
+
+
+# ---- the headline ----------------------------------------------------------------------------------------------------
+
+
+def headline(screen: Screen) -> Iterator[Block]:
+    """What was read, the steps, knobs, and what a reader has to know before the first figure."""
+    report, steps = screen.report, screen.report.steps
+    yield from (blocks.text(text, "note") for text in sentences.quality(report))
+    name = plain(report.run.get("name") or "run", 60)
+    if steps is None:
+        yield blocks.text(f"{name}: {sentences.without_steps(report)}", "head")
+    else:
+        rates = [f"{words.number(steps['per_second'])} steps/s"]
+        if steps.get("samples_per_second") is not None:
+            rates.append(f"{words.number(steps['samples_per_second'])} samples/s")
+        yield blocks.text(
+            f"{name}: {sentences.counted(steps)}, {words.number(steps['mean_ms'])} ms a step (median "
+            f"{words.number(steps['median_ms'])}, p95 {words.number(steps['p95_ms'])}), {', '.join(rates)}; cut by "
+            f"{words.signal(steps.get('signal', ''))}",
+            "head",
+        )
+        for said in (sentences.framework(report), compiled.kind_note(report, steps["kind"])):
+            if said:
+                yield blocks.text(one_line(said, 300))
+        for other in report.views.get("steps_by_kind", ())[1:]:
+            tone = "plain" if sentences.stands_out(report, other) else "note"
+            yield blocks.text(sentences.step_kind(report, other), tone)
+    knobs = sentences.trial_line(report, screen.shortener)
+    if knobs:
+        yield blocks.text(f"Knobs: {one_line(knobs)}", "warning" if sentences.refused(report) else "head")
+    texts = sentences.warnings(report)
+    yield from (blocks.text(one_line(text, 300), "warning") for text in texts[:MAX_WARNINGS])
+    yield from _more(len(texts) - MAX_WARNINGS, "and {} more notes on quality in the report's files")
+
+
+# ---- where a step goes -----------------------------------------------------------------------------------------------
+
+PARTS = "Part: part; Time a step: ms ms; Share: share share bar"
+SPANS = 3  # shown one by one
+SMALLEST = 0.0005  # share of a part that is still shown
+
+
+def partition(screen: Screen) -> Iterator[Block]:
+    """The mean step by part, and what was paid once."""
+    if screen.report.steps is None:
+        return
+    parts = [part for part in screen.report.steps["partition"] if part["share"] > 0]
+    fixed = sentences.fixed_costs(screen.report.views.get("fixed_costs") or {})
+    known = len(parts) > 1 or any(part["category"] != "unattributed" for part in parts)
+    yield from _split("Where a step goes", parts if known else [], fixed, screen)
+
+
+def _split(title: str, parts: Sequence[Row], note: str | None, screen: Screen) -> Iterator[Block]:
+    rows = [{**part, "part": words.term(part["category"])} for part in parts]
+    notes = [note] if note else []
+    for table in screen.rows("partition", PARTS, rows, title, notes=notes):
+        yield table | {"stacked": True}
+    if not rows:
+        yield from (blocks.text(note, "note") for note in notes)
+
+
+def _overviews(screen: Screen) -> Iterator[Block]:
+    """Where profiled steps go, where nothing better is known of the run's steps: a journal of ours tells the phases of
+    all of them."""
+    overviews = screen.view("overview") or []
+    parts = [part for part in (screen.report.steps or {}).get("partition", ()) if part["share"] > 0]
+    if len(parts) > 1 and not any(item["basis"] == "device" for item in overviews):
+        return
+    for item in overviews[:SPANS]:
+        if item["steps"]:
+            yield from _overview(item, screen, several=len(overviews) > 1)
+    yield from _more(len(overviews) - SPANS, "{} more spans: --table overview")
+
+
+def _overview(item: Row, screen: Screen, *, several: bool) -> Iterator[Block]:
+    marked = f"mean of {words.things(len(item['steps']), 'step')}"
+    steps = marked if item["has_steps"] else "no step is marked: the whole trace"
+    of = f" in {plain(item['span']['worker'], 60)}, span {item['span']['span']}" if several else ""
+    late = f", {item['dropped_steps']} without their device work left out" if item["dropped_steps"] else ""
+    mean = words.nanoseconds(item["wall"]["mean_ns"])
+    title = f"Where a profiled step goes{of}: {mean} ({steps}{late})"
+    parts = [
+        {"category": words.PARTS.get(name, name), "ms": part["mean_ns"] / 1e6, "share": part["share"]}
+        for name, part in item["parts"].items()
+        if part["share"] >= SMALLEST
+    ]
+    shares = {name: part["share"] for name, part in item["plugin"].items()}
+    plugin = (f"{name} {words.percent(share)}" for name, share in shares.items() if share >= SMALLEST)
+    yield from _split(title, parts, f"As the TensorBoard plugin split it: {', '.join(plugin)}", screen)
+
+
+# ---- devices and memory ----------------------------------------------------------------------------------------------
+
+GPUS = 6
+GPU_COLUMNS = (
+    "GPUs: name; utilisation: utilization_pct pct; SM efficiency: sm_efficiency_pct pct; "
+    "occupancy: achieved_occupancy_pct pct; tensor cores: tensor_core_pct pct"
+)
+
+
+def _gpus(screen: Screen) -> Iterator[Block]:
+    gpus = [gpu for gpu in screen.view("gpus") or () if gpu["kernels"]]
+    if not gpus:
+        return
+    rows = []
+    for gpu in gpus[:GPUS]:
+        of = f" {plain(gpu['span']['worker'], 40)}, span {gpu['span']['span']}" if len(gpus) > 1 else ""
+        rows.append({**gpu, "name": f"{gpu['gpu']['device']} {plain(gpu['gpu']['name'] or '', 60)}{of}".strip()})
+    yield from screen.rows("gpus", GPU_COLUMNS, rows, whole=True)
+    more = f"{len(gpus) - GPUS} more in --table gpus; " if len(gpus) > GPUS else ""
+    yield blocks.text(f"{more}utilisation says that some kernel ran, not that the GPU was full", "note")
+
+
+TRACES = 4  # rows of the table of times
+# compute, exposed communication, exposed copies and idle sum to the span
+TIMES = (
+    "Device time: label; span: total_ns ns; compute: compute_ns ns; + comm.: exposed_communication_ns ns; "
+    "+ copies: exposed_memcpy_ns ns; idle: idle_ns ns; busy: busy_share share"
+)
+
+
+def _device_times(screen: Screen) -> Iterator[Block]:
+    rows = sentences.device_rows(screen.report)
+    if not rows:
+        return
+    yield from screen.rows("device-times", TIMES, rows[:TRACES], whole=True)
+    more = f"{len(rows) - TRACES} more rows in the report's files; " if len(rows) > TRACES else ""
+    yield blocks.text(f"{more}+ is what no compute hides; these four sum to the span", "note")
+
+
+LINES, LINES_BESIDE_FINDINGS = 5, 3
+
+
+def _device_lines(screen: Screen) -> Iterator[Block]:
+    """Lines by the time they cause; what stacks sampled on the host says more about the host than operators do."""
+    view = screen.view("device_lines")
+    if not view or not view["total_ns"] or (view["basis"] != "device" and screen.view("stacks")):
+        return
+    yield blocks.text(sentences.DEVICE_LINES[view["basis"]], "head")
+    rows: list[Row] = []
+    for row in view["lines"][: LINES_BESIDE_FINDINGS if screen.report.findings else LINES]:
+        code = row.get("code") if row["exact_line"] else None
+        where = screen.place({**row["place"], "code": code})
+        rows.append({"share": row["share"], "where": where, "notes": sentences.line_notes(row) or None})
+    rows += [{"share": share, "where": plain(why, 120)} for why, share in sentences.unattributed(view)]
+    if not view["lines"]:
+        yield blocks.text("no line could be found:", "note")
+    yield from screen.rows("device-lines", ": share share; : where; : notes", rows)
+    footer = sentences.line_footer(view)
+    if footer:
+        yield blocks.text(footer, "note")
+
+
+PEAKS = 4
+MEMORY_LINES = 3
+
+
+def _memory(screen: Screen) -> Iterator[Block]:
+    """The peaks of memory and the lines that stood in it then, where it was recorded with what tells them."""
+    view = screen.view("memory")
+    curves = [curve for curve in (view or {}).get("curves", ()) if curve["peak_allocated_bytes"]]
+    shown = [curve for curve in curves if curve["device"] != "cpu"] or ([] if screen.report.steps else curves)
+    if not shown:
+        return
+    yield blocks.text("Memory at its peak", "head")
+    yield from (blocks.text(_peak(curve, several=len(shown) > 1)) for curve in shown[:PEAKS])
+    devices = {curve["device"] for curve in shown}
+    own = [line for line in view["lines"] if line["device"] in devices and line["at_peak_bytes"] and line["place"]]
+    rows = [{"held": line["at_peak_bytes"], "where": screen.place(line["place"], 0)} for line in own[:MEMORY_LINES]]
+    yield from screen.rows("memory-lines", ": held bytes; : where", rows)
+    for state in view["states"][:PEAKS]:
+        free, fragmented = words.size(state["free_bytes"]), words.size(state["fragmented_bytes"])
+        held = f"{words.size(state['reserved_bytes'])} held, {words.size(state['in_use_bytes'])} in use"
+        snapshot = f"{plain(state['device'], 40)} in the snapshot"
+        yield blocks.text(f"{snapshot}: {held}, {free} free, of it {fragmented} fragmented", "note")
+
+
+def _peak(curve: Row, *, several: bool) -> str:
+    of = f" ({plain(curve['worker'], 40)}, span {curve['span']})" if several else ""
+    parts = [f"{plain(curve['device'], 40)}{of}: {words.size(curve['peak_allocated_bytes'])} allocated"]
+    for key, text in (
+        ("peak_reserved_bytes", "{} reserved"),
+        ("capacity_bytes", "of {}"),
+        ("peak_before_bytes", "{} from before the recording"),
+    ):
+        if curve[key]:
+            parts.append(text.format(words.size(curve[key])))
+    return ", ".join(parts)
+
+
+# ---- findings and risks ----------------------------------------------------------------------------------------------
+
+
+def findings(screen: Screen) -> Iterator[Block]:
+    """Findings, then what no rule found, the rules with nothing to go by, and risks."""
+    report = screen.report
+    everywhere = set(report.run.get("ranks") or ())
+
+    def cards(rows: Iterable[Row], *, risk: bool = False) -> Iterator[dict[str, Any]]:
+        for row in rows:
+            some = len(everywhere) > 1 and set(row["ranks"]) != everywhere  # of all ranks goes without saying
+            made = card(row, report, screen.shorten, risk=risk)
+            cost = None if risk else sentences.cost(row)
+            yield {**made, "ranks": made["ranks"] if some else [], "learn": "", "cost": cost}
+
+    causes = (row for group in sentences.groups(report) for row in (group.finding, *group.explained))
+    yield blocks.findings(cards(causes), ())
+    if overlap := sentences.overlap(report):
+        yield blocks.text(overlap, "warning")
+    healthy = sentences.healthy(report) if not report.findings and sentences.is_judged(report) else None
+    if healthy:
+        yield blocks.text(healthy, "good")
+    if unexplained := sentences.unexplained(report):
+        yield blocks.text(unexplained, "warning")
+    yield blocks.findings((), cards(report.risks, risk=True), abstained=report.abstained, ignored=report.ignored)
+    yield from _hottest(screen)
+
+
+def card(
+    row: Row, report: Report, shorten: blocks.Shorten, linked: Sequence[blocks.Link] = (), *, risk: bool = False
+) -> dict[str, Any]:
+    """A finding or risk of the report with all that is said of it; `linked` are pages that show more."""
+    titles = {one["id"]: one["title"] for one in (*report.findings, *report.risks)}
+    by = [one for one in (*report.findings, *report.risks) if row["id"] in one["explains"] and one["id"] != row["id"]]
+    return {
+        "id": row["id"],
+        "rule": row["rule"],
+        "category": row["category"],
+        "title": one_line(row["title"], SENTENCE),
+        "severity": row["severity"] if row["severity"] in ("critical", "warning", "info") else "info",
+        "confidence": row["confidence"] if row["confidence"] in ("high", "medium", "low") else "low",
+        "cost_ms_per_step": None if risk else row["cost_ms_per_step"],
+        "share": None if risk else row["share"],
+        "gain_ceiling": None if risk else row["gain_ceiling"],
+        "expected_gain": None if risk or not row["expected_gain"] else dict(row["expected_gain"]),
+        "gain": None if risk else sentences.gain(row),
+        "of": None if risk else sentences.basis(row),
+        "where": [where_of(place, shorten) for place in row["where"]],
+        "ranks": list(row["ranks"]),
+        "evidence": [_evidence(each) for each in row["evidence"]],
+        "fix": one_line(row["fix"], SENTENCE),
+        "caveat": one_line(row["caveat"], SENTENCE),
+        "learn": row["learn"] if row["learn"].startswith("https://") else "",
+        "falsified_by": one_line(row["falsified_by"], SENTENCE),
+        "try": [{"knob": each["knob"], "value": each["value"]} for each in row["try"]],
+        "explains": [{"id": name, "title": titles[name]} for name in row["explains"] if name in titles],
+        "explained_by": [{"id": one["id"], "title": one["title"]} for one in by],
+        "disagreements": [one_line(sentences.disagreement(each), SENTENCE) for each in row.get("disagreements") or ()],
+        "links": list(linked),
+        "command": _command(row["try"], report),
+    }
+
+
+def where_of(place: Row, shorten: blocks.Shorten) -> dict[str, Any]:
+    """A place with the lines around it."""
+    made = blocks.place_of(place, shorten)
+    quoted = place.get("source")
+    lines = None
+    if quoted:
+        numbered = enumerate(quoted["lines"], start=quoted["first_line"])
+        lines = [{"line": number, "text": text, "here": number == place["line"]} for number, text in numbered]
+    edited = bool(quoted and quoted["changed_since"])
+    return {**made, "share": place.get("share"), "source": lines, "edited": edited}
+
+
+def _evidence(row: Row) -> dict[str, str]:
+    metric, value = words.evidence(dict(row))
+    return {"metric": metric, "text": value, "source": row["source"]}
+
+
+def _command(tries: Iterable[Row], report: Report) -> str | None:
+    """A run with the knobs of the finding; None where it names none, or how the run was started is not known."""
+    command = [str(word) for word in report.run.get("command") or ()]
+    knobs = [word for row in tries for word in ("--knob", f"{row['knob']}={row['value']}")]
+    if not knobs or not command:
+        return None
+    line = shlex.join(["stepscope", "run", *knobs, "--", *command])
+    return line if len(line) <= MAX_COMMAND else None
+
+
+def _experiment(screen: Screen) -> Iterator[Block]:
+    """What an experiment on the run has shown, and what to change."""
+    document = screen.view("experiment")
+    if document:
+        yield blocks.text("Experiment", "head")
+        yield from experiments.outcome(screen, document)
+
+
+# ---- compilers -------------------------------------------------------------------------------------------------------
+
+CAUSES = 5
+WARNINGS = 4
+NOTES = 4
+MAX_WHAT = 60  # characters of what happened, before where
+QUIET_KINDS = ("fallback",)  # told in a sentence for all of them
+COMPILING = (
+    ": name; steps: steps count; compiled: compiling_steps count; compile time: compile_ms ms; share: share share; "
+    "a compiling step: mean_compiling_ms ms; another: mean_quiet_ms ms"
+)
+LISTED = 8  # findings whose causes need not be told again
+
+
+def _compilers(screen: Screen) -> Iterator[Block]:
+    """What compilers did, what it took of which steps, and the causes no finding has told."""
+    view = compiled.view_of(screen.report)
+    if view is None:
+        return
+    found = sentences.members(screen.report, LISTED)
+    yield blocks.text("Compilers", "head")
+    yield from (blocks.text(one_line(compiled.backend(facts), 400)) for facts in view["backends"])
+    kinds = view["steps"]
+    if any(row["compiling_steps"] or row["compile_ms"] for row in kinds):
+        several = len({row["backend"] for row in kinds}) > 1
+        rows = [{**row, "name": f"{row['backend']}, {row['kind']}" if several else row["kind"]} for row in kinds]
+        yield from screen.rows("compiling", COMPILING, rows)
+    yield from (blocks.text(one_line(text), "note") for row in kinds if (text := compiled.after_warmup(row)))
+    titles = [finding["title"] for finding in found]
+    warnings = [row for row in view["warnings"] if not any(row["text"] in title for title in titles)]
+    for text, note in map(compiled.warning, warnings[:WARNINGS]):
+        yield blocks.text(f"{one_line(text, 300)}  ({one_line(note, 80)})", "warning")
+    yield from _more(len(warnings) - WARNINGS, "and {} more such lines in the report's files")
+    yield from _causes(view, found, screen)
+    untold = [row for row in view["causes"] if row["kind"] in QUIET_KINDS and not compiled.told(row, found)]
+    said = list(compiled.operators(untold))
+    if not any(finding["category"] == "compile" for finding in found):
+        said += [text for storm in view["storms"] for text in compiled.storm(storm)]
+    yield from (blocks.text(one_line(text, 300)) for text in said)
+    yield from (blocks.text(one_line(note, 300), "note") for note in view["notes"][:NOTES])
+
+
+def _causes(view: Row, found: Sequence[Any], screen: Screen) -> Iterator[Block]:
+    """Causes worth a line. A first compile is nobody's fault, unless the source cannot tell it from another."""
+    blurred = {facts["backend"] for facts in view["backends"] if facts["recompiles"] is None}
+    limits = {limit["cause"]: limit for limit in view["limits"]}
+    left = [
+        row
+        for row in view["causes"]
+        if row["kind"] not in QUIET_KINDS
+        and (row["kind"] != "compile" or row["backend"] in blurred)
+        and not (compiled.told(row, found) or compiled.says_nothing(row))
+    ]
+    rows = []
+    for row in left[:CAUSES]:
+        place, ranks = row["place"] or row["definition"] or row["call"], compiled.of_ranks(row, view)
+        where = screen.place({**place, "code": row.get("code")}, 0) if place else None
+        often = f"{one_line(compiled.often(row), 100)}{f', {ranks}' if ranks else ''}"
+        rows.append({"what": one_line(compiled.what(row), MAX_WHAT), "where": where, "often": often})
+    yield from screen.rows("causes", ": what; : where; : often", rows)
+    for row in left[:CAUSES]:
+        if row["id"] in limits:
+            function = f"{plain(row['function'], 40)}: " if row["function"] else ""
+            yield blocks.text(f"{function}{one_line(compiled.eager(limits[row['id']]), 200)}")
+    yield from _more(len(left) - CAUSES, "and {} more causes: --table compiles")
+
+
+# ---- what sampled stacks say -----------------------------------------------------------------------------------------
+
+HOT_LINES = 3  # shown where no finding points at a line
+HOT = ": share share; : where; : doing"
+RANKS = 2  # whose waits are shown, the longest first
+WAIT_PARTS = 5
+SMALLEST_WAIT = 0.05  # of the loop: a shorter wait is not worth lines
+SMALLEST_WAIT_PART = 0.03  # of a wait
+SLOW_LINES = 4
+RANK_LINES = 3
+SMALLEST_STAGE = 0.01
+
+
+def _hot_lines(screen: Screen) -> Iterator[Block]:
+    """The most sampled lines, where no finding points at one."""
+    stacks = screen.view("stacks")
+    if stacks and stacks["hot_lines"] and not screen.report.findings:
+        yield blocks.text("Most sampled lines", "head")
+        yield from screen.rows("hot-lines", HOT, (_hot(row, screen) for row in stacks["hot_lines"][:HOT_LINES]))
+
+
+def _hottest(screen: Screen) -> Iterator[Block]:
+    """Beside findings the first of the most sampled lines alone: they need not speak of it."""
+    stacks = screen.view("stacks")
+    if stacks and stacks["hot_lines"] and screen.report.findings:
+        row = {**stacks["hot_lines"][0], "code": None}
+        yield from screen.rows("hottest", f": what; {HOT}", [{"what": "Most sampled", **_hot(row, screen)}])
+
+
+def _hot(row: Row, screen: Screen) -> dict[str, Any]:
+    return {"share": row["share"], "where": screen.place(row), "doing": _doing(row)}
+
+
+def _doing(row: Row) -> str:
+    """The phase of a line, and the library's function that is mostly on top of it."""
+    file, _, leaf = (row.get("library_leaf") or "").rpartition(":")
+    inside = f", in {plain(leaf, 40)} ({plain(posixpath.basename(file), 40)})" if leaf else ""
+    return f"{words.term(row['phase'])}{inside}"
+
+
+def _waits(screen: Screen) -> Iterator[Block]:
+    """Waiting taken apart."""
+    waits = (screen.view("sampled") or {}).get("waits") or ()
+    if sentences.names_input(screen.report):  # a finding has named the lines of a main process that loads everything
+        waits = [wait for wait in waits if not _is_alone(wait)]
+    if any(wait["idle_sampled"] is False for wait in waits):
+        text = "waiting threads were not sampled, so how long the loader is waited for cannot be said"
+        yield blocks.text(text, "warning")
+    seen = [wait for wait in waits if wait["idle_sampled"] is not False and (wait["wait_share"] or 0) >= SMALLEST_WAIT]
+    for wait in sorted(seen, key=lambda wait: -wait["wait_share"])[:RANKS]:
+        step = "" if wait["wait_ms_per_step"] is None else f", {words.milliseconds(wait['wait_ms_per_step'])} a step"
+        whose = f"rank {wait['rank']}'s loop" if len(waits) > 1 else "the loop"
+        samples = words.count(wait["samples"])
+        yield blocks.text(
+            f"In the loader: {words.percent(wait['wait_share'])} of {whose}{step} ({samples} samples)", "head"
+        )
+        parts = [part for part in wait["parts"][:WAIT_PARTS] if part["share"] >= SMALLEST_WAIT_PART]
+        rows = [{"share": part["share"], "what": _wait_part(part, screen)} for part in parts]
+        yield from screen.rows("waits", ": share share; : what", rows)
+        if not wait["simultaneous"] and not _is_alone(wait):
+            yield blocks.text("what workers did in the whole period stands for what they did during waits", "note")
+    yield from _more(len(seen) - RANKS, "{} more ranks wait for their loaders")
+
+
+def _is_alone(wait: Row) -> bool:
+    """Whether the main process does all the loading itself: no worker is in the wait."""
+    return all(part["kind"] == "loading_here" for part in wait["parts"])
+
+
+def _wait_part(part: Row, screen: Screen) -> str:
+    kind, place = words.WAIT_PARTS.get(part["kind"], words.term(part["kind"])), part["place"]
+    if place:
+        named = f"  {plain(place['function'], 60)}" if place["function"] else ""
+        return f"{kind} at {screen.shorten(place['file'], place['line'])}{named}"
+    if part["lines"] > 1:
+        return f"{kind} at {words.count(part['lines'])} more lines"
+    return f"{kind} in {plain(part['leaf'], 80)}" if part["leaf"] else kind
+
+
+def _slow_steps(screen: Screen) -> Iterator[Block]:
+    view = (screen.view("sampled") or {}).get("slow_steps")
+    if not view:
+        return
+    yield blocks.text(
+        f"Slow steps: {words.count(view['slow_steps'])} above {words.milliseconds(view['threshold_ms'])} take "
+        f"{words.milliseconds(view['slow_mean_ms'])}, {words.count(view['typical_steps'])} typical ones "
+        f"{words.milliseconds(view['typical_mean_ms'])}",
+        "head",
+    )
+    rows = [
+        {
+            "extra_ms": line["extra_ms_per_step"],
+            "where": screen.place(line["place"]),
+            "note": words.term(line["phase"]) + (", in slow steps only" if line["only_slow"] else ""),
+        }
+        for line in view["lines"][:SLOW_LINES]
+    ]
+    yield from screen.rows("slow-lines", ": extra_ms ms signed; : where; : note", rows)
+    if not view["lines"]:
+        yield blocks.text("no single line makes them slow", "note")
+
+
+def _rank_lines(screen: Screen) -> Iterator[Block]:
+    view = (screen.view("sampled") or {}).get("rank_lines")
+    if not view or not (view["lines"] or view["straggler"] is not None):
+        return
+    yield blocks.text(f"Where ranks differ: {one_line(view['verdict'], 300)}", "head")
+    show = words.milliseconds if view["unit"] == "ms per step" else words.percent
+    rows = []
+    for line in view["lines"][:RANK_LINES]:
+        values = line["by_rank"].values()
+        phase = f"{words.term(line['phase'])}{', waiting' if line['waiting'] else ''}: " if line["phase"] else ""
+        spread = f"{show(max(values))} on rank {line['most']}, down to {show(min(values))}"
+        rows.append({"where": screen.place(line["place"]), "spread": f"{phase}{spread}"})
+    yield from screen.rows("rank-lines", ": where; : spread", rows)
+
+
+def _stages(screen: Screen) -> Iterator[Block]:
+    view = screen.view("sampled") or {}
+    shares = {words.STAGES.get(row["stage"], words.term(row["stage"])): row["share"] for row in view.get("stages", ())}
+    phases = {words.term(phase): share for phase, share in view.get("phases", {}).items()}
+    for least, text, given in (
+        (2, "Sampled in the main process", shares),
+        # where steps are known their phases are measured, which is better than samples
+        (1, "Sampled in the loop, by what stands on the stack", phases if screen.report.steps is None else {}),
+    ):
+        said = [f"{name} {words.percent(share)}" for name, share in given.items() if share >= SMALLEST_STAGE]
+        if len(said) >= least:
+            yield blocks.text(f"{text}: {', '.join(said)}", "note")
+
+
+SECTIONS: tuple[Callable[[Screen], Iterator[Block]], ...] = (
+    *(headline, partition, _overviews, _gpus, _device_times, _device_lines, _memory, findings, _experiment),
+    *(_compilers, _hot_lines, _waits, _slow_steps, _rank_lines, _stages),
+)
+
+
+def sections(
+    report: Report,
+    shortener: Shortener | None = None,
+    chosen: Sequence[Callable[[Screen], Iterator[Block]]] = SECTIONS,
+) -> list[list[Block]]:
+    """The blocks of each section that has any."""
+    screen = Screen(report=report, shortener=shortener or Shortener(report.run))
+    return [made for section in chosen if (made := list(section(screen)))]
