@@ -105,7 +105,7 @@ def make_tables(
     compiles: Iterable[Row] = (),
     counters: Iterable[Row] = (),
     memory: Iterable[Row] = (),
-    scalars: Iterable[Row] = (),
+    metrics: Iterable[Row] = (),
     run: Mapping[str, Any] | None = None,
     ranks: Sequence[RankInfo] | None = None,
     manifests: Sequence[dict[str, Any]] = (),
@@ -148,7 +148,7 @@ def make_tables(
         compiles=_frame("compiles", [{**in_rank, "time_ns": T0, **_USUAL_COMPILE, **row} for row in compiles]),
         counters=_frame("counters", [{**in_rank, **row} for row in counters]),
         memory=_frame("memory", [{**in_rank, "time_ns": T0, **row} for row in memory]),
-        scalars=_frame("scalars", [{**in_rank, "time_ns": T0, **row} for row in scalars]),
+        metrics=_frame("metrics", [{**in_rank, "time_ns": T0, "source": "log", **row} for row in metrics]),
     )
 
 

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from stepscope.record.agent.losses import Losses
 
 from stepscope.record.agent import losses
-from stepscope.record.agent.losses import Losses
 
 from .agent.fake_agent import FakeAgent, row
 from .knobs.recorded import recorded

@@ -59,7 +59,7 @@ def test_every_table_has_its_schema_empty_or_not(tmp_path: Path):
     for result in (full, bare):
         for name, schema in SCHEMAS.items():
             assert dict(getattr(result, name).schema) == schema, name
-    for name in ("steps", "journal", "events", "stacks", "system", "processes", "compiles", "scalars"):
+    for name in ("steps", "journal", "events", "stacks", "system", "processes", "compiles", "metrics"):
         assert getattr(full, name).height > 0, name
 
 

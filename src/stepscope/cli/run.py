@@ -64,10 +64,6 @@ def run(
         list[str] | None, option("--knob KNOB=VALUE", "Train with a change, the script unedited; repeatable.")
     ] = None,
     seed: Annotated[int | None, option("--seed N", "Seed Python, numpy and torch before the script starts.")] = None,
-    losses: Annotated[
-        bool,
-        option("--losses", "Keep the loss of every step; always with --knob or --seed.", envvar="STEPSCOPE_LOSSES"),
-    ] = False,
     no_report: Annotated[
         bool, option("--no-report", "Record only; `stepscope analyze` makes the report later.")
     ] = False,
@@ -110,7 +106,6 @@ def run(
         max_steps=max_steps,
         knobs=tuple(parse(text) for text in knob or ()),
         seed=seed,
-        losses=losses,
     )
     outcome = launch(options, meanwhile=None if no_report else _import_the_report)
     sys.stderr = cast("TextIO", _MayGoUnread(sys.stderr))

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from msgspec import Struct, field
 
 Row = dict[str, Any]
@@ -161,6 +163,20 @@ class TraceRef(Struct, frozen=True):
     claimed_rank: int | None = None
 
 
+class RawSeries(Struct, frozen=True):
+    """A stretch of one curve: `times_ns` and `values` of n points; NaN and infinities are values.
+
+    `updates` (n or None) counts the optimizer steps that ended before each value; -1 minus that where one is under way.
+    """
+
+    name: str
+    source: str
+    times_ns: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float64]
+    updates: npt.NDArray[np.int64] | None = None
+    about: Row = field(default_factory=dict)  # what is known of all values: the line, the largest norm
+
+
 class RawRank(Struct, frozen=True):
     """One `rank-N` or `rank-N.K` folder; `steps` rows carry every name of `model.STEP_COLUMNS`."""
 
@@ -169,6 +185,7 @@ class RawRank(Struct, frozen=True):
     info: Row | None = None  # rank.json
     steps: tuple[Row, ...] = ()
     journal: tuple[Row, ...] = ()
+    metrics: tuple[RawSeries, ...] = ()
     traces: tuple[TraceRef, ...] = ()
     last_word: Row | None = None  # what the journal had no room for
 

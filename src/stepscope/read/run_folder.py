@@ -19,6 +19,7 @@ from stepscope.errors import UnreadableInputError
 from stepscope.files import open_regular, read_small
 from stepscope.model import PHASES, STEP_COLUMNS
 from stepscope.read import jsonl
+from stepscope.read.metric_series import read_series
 from stepscope.read.raw import Losses, RawHost, RawRank, RawRun, RawSegment, Row, Stretches, TraceRef
 from stepscope.read.stacks.pyspy_raw import PySpyRaw
 from stepscope.read.text import LONGEST_NS, boolean, integer, length_ns, moment_ns, number, string, within
@@ -213,9 +214,13 @@ def _rank(folder: Path, losses: Losses) -> RawRank:
     match = _RANK.fullmatch(folder.name)
     info = files.object("rank.json")
     recorded = integer((info or {}).get("rank"))
+    events = files.rows("events.jsonl", lambda row: string(row.get("kind")) is not None and _has_time(row))
+    series = [found for row in events if row["kind"] == "metrics" for found in read_series(row)]
+    files.losses.add("bad_lines", f"{folder.name}/events.jsonl", series.count(None))
     journal = [
         {**row, "duration_ns": length_ns(row.get("duration_ns")), "step": integer(row.get("step"))}
-        for row in files.rows("events.jsonl", lambda row: string(row.get("kind")) is not None and _has_time(row))
+        for row in events
+        if row["kind"] != "metrics"
     ]
     return RawRank(
         name=folder.name,
@@ -223,6 +228,7 @@ def _rank(folder: Path, losses: Losses) -> RawRank:
         info=info,
         steps=tuple(read_steps(*files.named("steps.jsonl"))),
         journal=tuple(journal),
+        metrics=tuple(found for found in series if found is not None),
         traces=tuple(_traces(folder, journal, losses)),
         last_word=files.last_word(),
     )

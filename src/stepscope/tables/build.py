@@ -20,6 +20,7 @@ from stepscope.tables.arrays import return_freed_memory
 from stepscope.tables.cache import BuildOptions
 from stepscope.tables.events import EventsTable, events_table
 from stepscope.tables.journal import steps_table
+from stepscope.tables.metrics import metrics_table
 from stepscope.tables.processes import HostProcesses, host_processes, processes_table
 from stepscope.tables.quality import quality
 from stepscope.tables.schema import RankInfo, Tables
@@ -54,6 +55,7 @@ def build(raw: RawRun, options: BuildOptions | None = None) -> Tables:
         manifests=tuple(host.manifest for host in raw.hosts if host.manifest is not None),
         steps=steps,
         **journal.journal_tables(raw.ranks),
+        metrics=metrics_table(raw.ranks),
         events=traces.events,
         links=traces.links,
         traces=traces.traces,

@@ -1,4 +1,4 @@
-"""The tables that come from the journal's events and from telemetry: journal, scalars, counters, system.
+"""The tables that come from the journal's events and from telemetry: journal, counters, system.
 
 The table of steps, the steps of a trace that comes without a journal, and the step each moment falls into.
 """
@@ -24,17 +24,15 @@ _COLUMNS = ("kind", "time_ns", "duration_ns", "step")
 
 
 def journal_tables(ranks: Iterable[RawRank]) -> dict[str, pl.DataFrame]:
-    """`journal`: all events, `data` is the JSON text of an event's own fields. `scalars`: values the user logged, null
-    where they are no finite number. `counters`: a compiler's own report, one row each, as of each such event."""
-    rows: dict[str, list[dict[str, Any]]] = {"journal": [], "scalars": [], "counters": []}
+    """`journal`: all events, `data` is the JSON text of an event's own fields. `counters`: a compiler's own report, one
+    row each, as of each such event."""
+    rows: dict[str, list[dict[str, Any]]] = {"journal": [], "counters": []}
     for rank in ranks:
         for event in rank.journal:
             own = {key: value for key, value in event.items() if key not in _COLUMNS}
             row = {"rank": rank.rank, "process": rank.name, **{key: event[key] for key in _COLUMNS}}
             rows["journal"].append({**row, "data": msgspec.json.encode(own).decode()})
-            if event["kind"] == "scalar":
-                rows["scalars"].append(row | {"name": string(event.get("name")), "value": number(event.get("value"))})
-            elif event["kind"] == "counters":
+            if event["kind"] == "counters":
                 rows["counters"] += (row | counter for counter in _counters(event))
     return {name: pl.DataFrame(found, schema=SCHEMAS[name]) for name, found in rows.items()}
 

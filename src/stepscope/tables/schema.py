@@ -270,13 +270,14 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "trace": pl.String,
         "track": pl.String,
     },
-    "scalars": {
+    "metrics": {
         "rank": pl.Int32,
         "process": pl.String,
-        "step": pl.Int64,
+        "step": pl.Int64,  # whose interval holds the time; null where none does
         "time_ns": pl.Int64,
-        "name": pl.String,
-        "value": pl.Float64,
+        "name": pl.String,  # "train/loss": the group is what stands before the last slash
+        "value": pl.Float64,  # NaN and infinities are values
+        "source": pl.String,  # backward | optimizer | clipping | scaler | loader | log | watch | the tool that logged it
     },
 }
 
@@ -318,7 +319,7 @@ class Tables(Struct, frozen=True):
     compiles: pl.DataFrame
     counters: pl.DataFrame
     memory: pl.DataFrame
-    scalars: pl.DataFrame
+    metrics: pl.DataFrame
 
 
 def empty(name: str) -> pl.DataFrame:

@@ -459,11 +459,11 @@ def _series_logged(context: PageContext) -> Iterator[tuple[str, list[tuple[int, 
         losses = [point for point in trial.losses if chosen is None or chosen[0] <= point[0] <= chosen[1]]
         if len(losses) > 1:
             yield "Loss", losses
-    scalars = context.run.tables.scalars.drop_nulls(["step", "name", "value"])
-    if scalars.is_empty():
+    metrics = context.run.tables.metrics.drop_nulls(["step"])
+    if metrics.is_empty():
         return
-    lead = scalars.sort("rank", "process")["process"][0]
-    own = scalars.filter(pl.col("process") == lead).sort("name", "step")
+    lead = metrics.sort("rank", "process")["process"][0]
+    own = metrics.filter(pl.col("process") == lead).sort("name", "step")
     for (name,), rows in list(own.partition_by("name", as_dict=True, maintain_order=True).items())[:MAX_LOGGED]:
         if rows.height > 1:
             yield str(name), rows.select("step", "value").rows()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional, Tuple
 from stepscope.record.agent.config import Clock
 from stepscope.record.agent.guard import Guard, HookList
 from stepscope.record.agent.journal import Journal, append_line, masked_command, rank_identity
+from stepscope.record.agent.metrics import Metrics
 from stepscope.record.agent.segments import StepRow
 from stepscope.record.agent.step_queue import QueuedCutter
 from stepscope.record.agent.step_readings import DeviceTimer, FrameworkSteps, PageFaults
@@ -144,6 +145,7 @@ class Agent:
         self._limit_reached = False
         self.faults: dict[str, str] = {}  # what a probe has failed with
         self._finished = False
+        self.metrics = Metrics(self)
 
     # ------------------------------------------------------------------------------------------------ life cycle
 

@@ -50,7 +50,6 @@ class Config:
     faults: str | None = None
     knobs: tuple[Knob, ...] = ()
     seed: int | None = None
-    losses: bool = False  # keep the loss of every step
 
 
 class Clock:
@@ -103,7 +102,6 @@ def parse(text: str) -> Config | None:
         faults=_typed(data, "faults", str, None),
         knobs=tuple(Knob(*pair) for pair in pairs if _is_knob(pair)),
         seed=_typed(data, "seed", int, None),
-        losses=_typed(data, "losses", bool, False),
     )
 
 

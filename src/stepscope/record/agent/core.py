@@ -31,7 +31,6 @@ _PARTS: tuple[tuple[str, bool, Callable[[Config], bool]], ...] = (
     ("window", True, lambda config: config.window.mode in ("auto", "schedule")),
     ("sampler", True, lambda _: True),
     ("memory", False, lambda _: True),
-    ("losses", False, lambda config: config.losses),
     ("source_log", False, lambda _: True),
 )
 _SEEDS = 1 << 32  # what numpy takes

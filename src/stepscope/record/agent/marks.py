@@ -7,7 +7,6 @@ one.
 
 from __future__ import annotations
 
-import math
 import sys
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Callable, Mapping, TypeVar
@@ -23,7 +22,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # Regions written one by one in a step; more of the same name are summed up in one event at the step's end.
 REGIONS_PER_STEP = 50
-ON_A_DEVICE = "stepscope.log: values on a device are not recorded, reading them would wait for it"
 
 
 class _Recorder:
@@ -33,7 +31,6 @@ class _Recorder:
         self._agent = agent
         self._written = 0
         self._sums: dict[tuple[str, str], tuple[int, int, int]] = {}  # (kind, name) -> count, duration, first start
-        self._warned_device = False
         guarded = partial(agent.guard.wrap, "marks")
         self.now = agent.clock.now
         self.step, self.region, self.log, self.flush = map(guarded, (self._step, self._region, self._log, self._flush))
@@ -58,25 +55,9 @@ class _Recorder:
         self._agent.journal.write("region", start_ns, duration_ns, name=name, **fields, **source)
 
     def _log(self, values: Mapping[str, Any]) -> None:
+        metrics, now = self._agent.metrics, self.now()
         for name, value in values.items():
-            number = self._as_float(value)
-            if number is not None:
-                finite = math.isfinite(number)
-                shown = {"value": number} if finite else {"value": None, "text": str(number)}
-                self._agent.journal.write("scalar", name=str(name), **shown)
-
-    def _as_float(self, value: Any) -> float | None:
-        """`value` as a float, or None when reading it would wait for a device or it is no single number."""
-        if isinstance(value, (bool, int, float)):
-            return float(value)
-        device = getattr(value, "device", None)
-        if device is not None and getattr(device, "type", device) != "cpu":
-            if not self._warned_device:
-                self._warned_device = True
-                self._agent.journal.write("mark", name=ON_A_DEVICE)
-            return None
-        item = getattr(value, "item", None)
-        return float(item()) if item is not None else None
+            metrics.keep(metrics.series(str(name), "log"), now, value)
 
     def _flush(self) -> None:
         self._written = 0
@@ -125,9 +106,9 @@ def mark(name: str) -> None:
 
 
 def log(values: str | Mapping[str, Any], value: Any = None) -> None:
-    """Record scalars: `log("loss", 0.3)` or `log({"loss": 0.3, "lr": 1e-4})`.
+    """Record metrics: `log("loss", 0.3)` or `log({"train/loss": 0.3, "train/lr": 1e-4})`.
 
-    Numbers and CPU tensors of one element; a tensor on a device is left out, because reading it would wait.
+    Numbers and tensors of one element; one on a device is read later, behind an event, so that nothing waits for it.
     """
     if _recorder is not None:
         _recorder.log({values: value} if isinstance(values, str) else values)

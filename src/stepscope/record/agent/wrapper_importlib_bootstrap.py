@@ -85,6 +85,29 @@ def make_wrapper(
     return stepscope_wrapper
 
 
+def make_traceable_wrapper(
+    owner: Patches, original: Callable[..., Any], pair: Pair, is_compiling: Callable[[], bool]
+) -> Callable[..., Any]:
+    """`original`, with the first hook of `pair`, guarded, told of each call that returned (args, kwargs, result).
+
+    Dynamo traces through it as through the user's code, which the name of the inner function stands for.
+    """
+    switch, told = pair.switch, pair.before
+
+    @functools.wraps(original)
+    def inside(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if is_compiling() or switch.off or not owner.enabled:
+            return result
+        try:
+            told(args, kwargs, result)
+        except Exception as defect:  # noqa: BLE001 - the guard, see `Pair`
+            switch.trip(defect)
+        return result
+
+    return inside
+
+
 def _offer(
     original: Callable[..., Any],
     changed: Call,

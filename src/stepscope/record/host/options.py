@@ -26,7 +26,7 @@ HIGHEST_SEED = (1 << 32) - 1  # of numpy, and of PYTHONHASHSEED
 class RecordOptions:
     """One call of `stepscope run`. `command` is argv; `out` None means the default name in the working directory.
 
-    `knobs` change the training without its script (`record.agent.knobs`); with knobs or a seed, losses are kept.
+    `knobs` change the training without its script (`record.agent.knobs`).
     """
 
     command: tuple[str, ...]
@@ -38,7 +38,6 @@ class RecordOptions:
     max_steps: int | None = None
     knobs: tuple[Knob, ...] = ()
     seed: int | None = None
-    losses: bool = False
 
     def __post_init__(self) -> None:
         if not self.command:
@@ -51,11 +50,6 @@ class RecordOptions:
             raise UsageError(f"--seed must lie between 0 and {HIGHEST_SEED}, not {self.seed}")
         check_all(self.knobs)
 
-    @property
-    def keeps_losses(self) -> bool:
-        """Whether the loss of every step is kept: asked for, or needed to see that a change left training alone."""
-        return self.losses or bool(self.knobs) or self.seed is not None
-
     def for_manifest(self) -> dict[str, Any]:
         """The `options` object of the manifest."""
         return {
@@ -64,7 +58,6 @@ class RecordOptions:
             "max_steps": self.max_steps,
             "knobs": [[knob.knob, masked(knob.knob, knob.value)] for knob in self.knobs],
             "seed": self.seed,
-            "losses": self.keeps_losses,
         }
 
 

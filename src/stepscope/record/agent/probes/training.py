@@ -15,6 +15,7 @@ from threading import get_ident
 from time import monotonic_ns
 from typing import Any
 
+from stepscope.record.agent import metrics
 from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.compiling import is_dynamo_compiling_check
 from stepscope.record.agent.frames import user_place
@@ -107,12 +108,18 @@ class AutogradProbe(Probe):
         agent = self._agent
         steps, offset_ns = agent.steps, agent.clock.epoch_offset_ns
         gradients = Gradients()
+        keep_loss = agent.guard.wrap(metrics.NAME, agent.metrics.loss)
+        depth = 0  # backward passes inside one another, as reentrant checkpoints make them
 
         # Closures: what they need is at hand, where every attribute would be looked up with cold caches.
         def before(*args: Any, **kwargs: Any) -> bool | None:
+            nonlocal depth
             if get_ident() != agent.training_thread and not agent.accepts(strong=True):
                 return None
             now = monotonic_ns() + offset_ns
+            depth += 1
+            if depth == 1:
+                keep_loss(args[0] if args else kwargs.get("tensors"), now)
             if agent.framework_steps is not None:
                 agent.framework_steps.sample(now)
             if self._functional.enabled:
@@ -127,6 +134,8 @@ class AutogradProbe(Probe):
             return wants_roots
 
         def after(wanted_roots: bool, _result: Any, _error: BaseException | None) -> None:
+            nonlocal depth
+            depth = max(0, depth - 1)
             steps.backward_end(monotonic_ns() + offset_ns)
             if wanted_roots:
                 gradients.after()
@@ -165,16 +174,20 @@ class OptimizerProbe(Probe):
         steps, offset_ns = agent.steps, agent.clock.epoch_offset_ns
         faults = agent.page_faults
         is_compiling = is_dynamo_compiling_check()
+        update_begins = agent.guard.wrap(metrics.NAME, agent.metrics.update_begins)
 
         def start(optimizer: Any) -> None:
             if get_ident() == agent.training_thread or agent.accepts(strong=True):
                 agent.optimizer_events += 1
-                steps.optimizer_start(id(optimizer), monotonic_ns() + offset_ns)
+                now = monotonic_ns() + offset_ns
+                steps.optimizer_start(id(optimizer), now)
+                update_begins(optimizer, now)
 
         def end(optimizer: Any, _result: Any, _error: BaseException | None) -> None:
             if get_ident() == agent.training_thread or agent.accepts(strong=True):
                 now = monotonic_ns() + offset_ns
                 faults.optimizer_ended(now)
+                agent.metrics.update_ended()
                 steps.optimizer_end(id(optimizer), now)
 
         switch, before, after = agent.guard.pair(self.name, start, end)

@@ -1,0 +1,156 @@
+"""The table of metrics: what was found in the training by itself, logged by the script or tapped from its log calls.
+
+The loss of an update is the sum of what `backward` was called on since the update before, as frameworks and scripts
+divide it that accumulate gradients; where a script accumulates and does not divide, their mean. Which of the two it is
+tells the root's last node: a division, or a product with one over their number. Both are kept beside it. What an
+optimizer's step evaluates again, as LBFGS does, is no loss of another batch. Several losses of a step, as of a GAN, are
+told apart by the line that calls `backward` last before an optimizer steps.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import PurePath
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from stepscope.read.raw import RawRank, RawSeries
+from stepscope.read.text import number, string
+from stepscope.tables.arrays import NONE, Floats, Int64
+from stepscope.tables.journal import step_at
+from stepscope.tables.schema import SCHEMAS, empty
+
+LOSS = "train/loss"
+NORM, NORM_CLIPPED = "train/grad_norm", "train/grad_norm_clipped"
+BACKWARD, CLIPPING = "backward", "clipping"  # sources
+CLIP_EPSILON = 1e-6  # torch's own, in `clip_grads_with_norm_`
+
+
+class Curve(NamedTuple):
+    """Values of one name."""
+
+    name: str
+    source: str
+    times_ns: Int64
+    values: Floats
+
+
+def metrics_table(ranks: Iterable[RawRank]) -> pl.DataFrame:
+    """One row per value of each rank, in order of time."""
+    frames = [_of_rank(rank) for rank in ranks if rank.metrics]
+    return pl.concat(frames) if frames else empty("metrics")
+
+
+def _of_rank(rank: RawRank) -> pl.DataFrame:
+    rows = [(step["start_ns"], step["wall_ns"], step["step"], step["fetches"] or 0) for step in rank.steps]
+    starts, walls, numbers, fetches = (np.array([row[column] for row in rows], np.int64) for column in range(4))
+    losses = [series for series in rank.metrics if series.source == BACKWARD and series.updates is not None]
+    curves = [curve for series in rank.metrics if series.source != BACKWARD for curve in _curves(series)]
+    if losses:
+        passes = _passes(losses, starts, walls)
+        in_framework = any(event["kind"] == "framework" for event in rank.journal)
+        curves += _losses(losses, passes, fetches, in_framework)
+    times = np.concatenate([curve.times_ns for curve in curves])
+    order = np.argsort(times, kind="stable")
+    which = np.repeat(np.arange(len(curves)), [len(curve.times_ns) for curve in curves])[order]
+    steps = step_at(times[order], starts, walls, numbers)
+    columns = {
+        "rank": np.full(len(times), rank.rank),
+        "process": pl.repeat(rank.name, len(times), eager=True),
+        "step": pl.Series(steps).set(pl.Series(steps == NONE), None),
+        "time_ns": times[order],
+        "name": pl.Series([curve.name for curve in curves], dtype=pl.String).gather(which),
+        "value": np.concatenate([curve.values for curve in curves])[order],
+        "source": pl.Series([curve.source for curve in curves], dtype=pl.String).gather(which),
+    }
+    return pl.DataFrame(columns, schema=SCHEMAS["metrics"])
+
+
+def _curves(series: RawSeries) -> Iterator[Curve]:
+    """The series; of a norm that gradients were clipped by, the norm afterwards as well."""
+    if not series.about.get("again"):
+        yield Curve(series.name, series.source, series.times_ns, series.values)
+    most = number(series.about.get("max_norm"))
+    if series.source == CLIPPING and series.name == NORM and most is not None:
+        with np.errstate(invalid="ignore"):
+            clipped = series.values * np.minimum(1.0, most / (series.values + CLIP_EPSILON))
+        yield Curve(NORM_CLIPPED, CLIPPING, series.times_ns, clipped)
+
+
+# ----------------------------------------------------------------------------------------------------- the loss
+
+
+class _Passes(NamedTuple):
+    """Backward passes in order of time, those left out that an optimizer's step made again.
+
+    `sites` are positions in the list of series; `firsts` are the positions of each update's first pass.
+    """
+
+    times_ns: Int64
+    values: Floats
+    sites: Int64
+    rows: Int64  # of the steps they are in, `NONE` where in none
+    firsts: Int64
+
+
+def _passes(losses: list[RawSeries], starts: Int64, walls: Int64) -> _Passes:
+    """The passes of all lines, grouped by update: a new one begins with a step and after an optimizer's step."""
+    times = np.concatenate([series.times_ns for series in losses])
+    order = np.argsort(times, kind="stable")
+    times, values = times[order], np.concatenate([series.values for series in losses])[order]
+    sites = np.repeat(np.arange(len(losses)), [len(series.values) for series in losses])[order]
+    told = np.concatenate([series.updates for series in losses if series.updates is not None])[order]
+    updates, inside = np.where(told < 0, -1 - told, told), told < 0
+    rows = step_at(times, starts, walls, np.arange(len(starts), dtype=np.int64))
+    begins = np.ones(len(times), np.bool_)
+    begins[1:] = (updates[1:] != updates[:-1]) | (rows[1:] != rows[:-1])
+    again = np.zeros(len(times), np.bool_)
+    again[1:] = inside[1:] & inside[:-1] & ~begins[1:]
+    kept = ~again
+    return _Passes(times[kept], values[kept], sites[kept], rows[kept], np.flatnonzero(begins[kept]))
+
+
+def _losses(losses: list[RawSeries], passes: _Passes, fetches: Int64, in_framework: bool) -> Iterator[Curve]:
+    """`train/loss` of the line with most updates, and of each other line a curve under its name."""
+    if not len(passes.times_ns):
+        return
+    firsts = passes.firsts
+    lasts = np.append(firsts[1:], len(passes.times_ns)) - 1
+    counts = lasts - firsts + 1
+    sums = np.add.reduceat(passes.values, firsts)
+    ends = passes.sites[lasts]
+    several = np.add.reduceat((passes.sites != np.repeat(ends, counts)).astype(np.int64), firsts) > 0
+    fed = np.where(passes.rows[lasts] == NONE, 0, fetches[passes.rows[lasts]] if len(fetches) else 0)
+    by_place: dict[str, list[int]] = defaultdict(list)
+    for site in np.unique(ends).tolist():
+        by_place[_place(losses[site])].append(site)
+    groups = {place: np.isin(ends, sites) for place, sites in by_place.items()}
+    main = max(groups, key=lambda place: (groups[place].sum(), -int(np.argmax(groups[place]))))
+    for place, own in groups.items():
+        suffix = "" if place == main else "/" + place
+        number_of = int(np.median(counts[own]))
+        # Passes of one line, or of as many batches, are parts of one mean; those of several lines are added by intent.
+        accumulates = number_of > 1 and (not several[own].any() or bool(np.median(fed[own]) >= 2))
+        divides = in_framework or any(_divides(losses[site], number_of) for site in by_place[place])
+        times, total = passes.times_ns[lasts[own]], sums[own]
+        mean = total / counts[own]
+        yield Curve(LOSS + suffix, BACKWARD, times, mean if accumulates and not divides else total)
+        if number_of > 1:
+            yield Curve(f"{LOSS}_sum{suffix}", BACKWARD, times, total)
+            yield Curve(f"{LOSS}_mean{suffix}", BACKWARD, times, mean)
+
+
+def _place(series: RawSeries) -> str:
+    file, line = string(series.about.get("file")), series.about.get("line")
+    return f"{PurePath(file).name}:{line}" if file else "?"
+
+
+def _divides(series: RawSeries, passes: int) -> bool:
+    """Whether the root of the backward pass was divided by `passes`, or by what is not known."""
+    node, factor = string(series.about.get("node")) or "", number(series.about.get("factor"))
+    if node.startswith("DivBackward"):
+        return True
+    return node.startswith("MulBackward") and factor is not None and abs(factor * passes - 1) < 1e-6
