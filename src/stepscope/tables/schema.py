@@ -277,7 +277,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "time_ns": pl.Int64,
         "name": pl.String,  # "train/loss": the group is what stands before the last slash
         "value": pl.Float64,  # NaN and infinities are values
-        "source": pl.String,  # backward | optimizer | clipping | scaler | loader | log | watch | the tool that logged it
+        "source": pl.String,  # backward | optimizer | clipping | scaler | loader | log | watch | the tool logged with
     },
 }
 
