@@ -362,7 +362,7 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section(machine.RankWait, "What steps wait for: each rank", "not in the report; as above"),
     Section(run_facts.FileReads, "Files the loader reads", "views.loader.files"),
-    Section(comparison.TrialFacts, "Knobs, seed and losses of a run", "views.trial"),
+    Section(comparison.TrialFacts, "Knobs and seed of a run", "views.trial"),
     Section(comparison.AppliedKnob, "What became of a knob", f"views.trial.knobs, {_BOTH}"),
     Section(
         comparison.Measure,

@@ -131,14 +131,14 @@ def _losses(losses: list[RawSeries], passes: _Passes, fetches: Int64, in_framewo
     main = max(groups, key=lambda place: (groups[place].sum(), -int(np.argmax(groups[place]))))
     for place, own in groups.items():
         suffix = "" if place == main else "/" + place
-        number_of = int(np.median(counts[own]))
+        most = int(counts[own].max())
+        divides = in_framework or any(_divides(losses[site], most) for site in by_place[place])
         # Passes of one line, or of as many batches, are parts of one mean; those of several lines are added by intent.
-        accumulates = number_of > 1 and (not several[own].any() or bool(np.median(fed[own]) >= 2))
-        divides = in_framework or any(_divides(losses[site], number_of) for site in by_place[place])
+        averaged = ~several[own] | (fed[own] >= 2) if not divides else np.False_
         times, total = passes.times_ns[lasts[own]], sums[own]
         mean = total / counts[own]
-        yield Curve(LOSS + suffix, BACKWARD, times, mean if accumulates and not divides else total)
-        if number_of > 1:
+        yield Curve(LOSS + suffix, BACKWARD, times, np.where(averaged, mean, total))
+        if most > 1:
             yield Curve(f"{LOSS}_sum{suffix}", BACKWARD, times, total)
             yield Curve(f"{LOSS}_mean{suffix}", BACKWARD, times, mean)
 

@@ -136,11 +136,15 @@ def test_nvtx_ranges_are_regions(captured: Captured, agent: Agent, monkeypatch: 
     agent.probes.uninstall_all()
 
 
-def test_scalars_on_a_device_are_left_out_and_said_so_once(captured: Captured) -> None:
+def test_metrics_of_a_strange_device_are_left_out_and_said_so_once(captured: Captured) -> None:
     meta = torch.zeros((), device="meta")
-    for value in (1, torch.tensor(2.5), float("nan"), meta, meta):
+    for value in (1, torch.tensor(2.5), float("nan"), meta, meta, "text", None, torch.zeros(3)):
         marks.log("loss", value)
-    assert [event["value"] for event in captured.of("scalar")] == [1.0, 2.5, None]
+    captured.finish()
+    (event,) = captured.of("metrics")
+    assert [(one["name"], one["source"], one["values"]) for one in event["series"]] == [
+        ("loss", "log", [1.0, 2.5, "nan"])
+    ]
     assert len(captured.of("mark")) == 1
     assert captured.of("probe_error") == []
 

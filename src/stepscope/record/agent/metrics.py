@@ -29,6 +29,7 @@ NAME = "metrics"
 SIZE = 64  # values that are read together
 EVERY_NS = 500_000_000  # values older than this are read at the end of a step: `kill -9` loses a second at most
 HELD_LIMIT = 4_096  # values that wait for the end of a step; a step with more of them is read in the middle
+SERIES_LIMIT = 20_000  # a script may put the step into the names that it logs under
 RINGS_LIMIT = 8  # full rings of a device that is far behind; beyond them values are left out
 PATIENCE_S = 5.0  # at the end, for a device that has not finished
 OPTIMIZERS_LIMIT, GROUPS_LIMIT = 8, 32  # whose learning rates are kept; an optimizer per parameter has hundreds alike
@@ -71,7 +72,7 @@ class Metrics:
         self._rings: dict[Any, Ring | None] = {}  # by device; None of one that is left out
         self._oldest_ns = 0
         self._lost = 0
-        self._sites: dict[Any, int] = {}  # (code, instruction) of a line that calls backward -> series
+        self._sites: dict[Any, int | None] = {}  # (code, instruction) of a line that calls backward -> series
         self._rates: dict[int, tuple[Any, ...]] = {}  # id of an optimizer -> its groups' last rates
         self._scaled: tuple[Any, Any] | None = None  # (what GradScaler.scale returned last, what it was given)
         self._updates = 0  # optimizer steps that ended
@@ -84,22 +85,28 @@ class Metrics:
 
     # ------------------------------------------------------------------------------------------ what probes tell
 
-    def series(self, name: str, source: str, by_update: bool = False, **about: Any) -> int:
-        """The number of the curve `name`, for `keep`."""
+    def series(self, name: str, source: str, by_update: bool = False, **about: Any) -> int | None:
+        """The number of the curve `name`, for `keep`; None where there are too many."""
         key = (name, source, *about.items())
         number = self._series.get(key)
-        if number is None:
+        if number is None and len(self._all) < SERIES_LIMIT:
             number = self._series[key] = len(self._all)
             self._all.append(Series(name, source, about, by_update))
         return number
 
-    def keep(self, series: int, time_ns: int, value: Any, update: int = 0) -> None:
-        """Keep a value: a number, or a tensor of one element, of which a copy is made. On any thread."""
+    def keep(self, series: int | None, time_ns: int, value: Any, update: int = 0) -> None:
+        """Keep a value: a number, or a tensor of one element, of which a copy is made. On any thread.
+
+        What is neither is passed over.
+        """
+        if series is None:
+            self._lost += 1
+            return
         with self._lock:
             if not self._oldest_ns:
                 self._oldest_ns = time_ns
-            if value.__class__ is float or isinstance(value, (int, float)) or type(value).__module__ == "numpy":
-                self._numbers.append(Entry(series, time_ns, float(value), update))
+            if value.__class__ is float or isinstance(value, (int, float)):
+                self._numbers.append(Entry(series, time_ns, value, update))
                 if len(self._numbers) >= HELD_LIMIT:
                     self._drain()
                 return
@@ -222,7 +229,7 @@ class Metrics:
         name = name if isinstance(name, str) and name else str(index)
         self.keep(self.series(f"train/lr/{f'{number}.' if number else ''}{name}", "optimizer"), now_ns, rate)
 
-    def _site(self, root: Any) -> int:
+    def _site(self, root: Any) -> int | None:
         """The series of the user's line that calls backward, found without making its name each time."""
         frame: FrameType | None = sys._getframe(4)
         for _ in range(FRAMES_LIMIT):
@@ -231,11 +238,10 @@ class Metrics:
             frame = frame.f_back
         key = None if frame is None else (frame.f_code, frame.f_lasti)
         series = self._sites.get(key)
-        if series is None:
+        if series is None and len(self._sites) < SITES_LIMIT:
             place = place_fields(user_place(4))
             series = self.series("train/loss", "backward", by_update=True, **place, **_division(root))
-            if len(self._sites) < SITES_LIMIT:
-                self._sites[key] = series
+            self._sites[key] = series
         return series
 
 
