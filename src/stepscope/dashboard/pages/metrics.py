@@ -211,28 +211,27 @@ def _chart(shown: Shown, title: str, names: Sequence[str], ids: Counter[str]) ->
     for run in (Other("", shown.curves, shown.origin_ns), *shown.others):
         for name in (each for each in names[:LINES] if each in run.curves):
             points = shown.points(run.curves[name], run.origin_ns)
-            if holds:
-                points = curve_lines.held(points, shown.end(run.curves, run.origin_ns))
+            until = shown.end(run.curves, run.origin_ns) if holds else -np.inf
             label = _label(title, name, len(names)) + (f": {run.name}" if run.name else "")
-            drawn += [(label, run.curves[name], points)] if len(points.x) else []
+            drawn += [(label, run.curves[name], points, until)] if len(points.x) else []
     if not drawn:
         return None
     limit = EMBEDDED_POINTS if shown.context.embedded else POINTS
     window = 0 if holds else shown.window
-    made = curve_lines.lines([points for _, _, points in drawn], max(limit // len(drawn), 80), window)
+    made = curve_lines.lines([curve_lines.held(points, end) for *_, points, end in drawn], max(limit // len(drawn), 80), window)
     unit = blocks.unit_of(names[0]) or "number"
     series = []
     joined = len(drawn) > 1
-    for at, (label, _, _) in enumerate(drawn):
+    for at, (label, *_) in enumerate(drawn):
         series.append(_series(label, unit, made.lines[at], joined=joined, faint=bool(window), held=holds))
         if window:
             series.append(_series(f"{label}, mean of the last {window} values", unit, made.smooth[at], joined=joined))
-    sentences = [_sentence(label, curve, points, unit, shown.over) for label, curve, points in drawn[:3]]
+    sentences = [_sentence(label, curve, points, unit, shown.over) for label, curve, points, _ in drawn[:3]]
     if window:
         sentences.append(f"Smoothed: mean of the last {window} values, in front of the values themselves.")
     ids[slug := _slug(title)] += 1
     notes = []
-    longest = max(len(points.x) for _, _, points in drawn)
+    longest = max(len(points.x) for *_, points, _ in drawn)
     if len(made.x) < longest:
         kept = "of each stretch the lowest, the highest and the first not finite"
         notes.append(f"{len(made.x):,} of {longest:,} points: {kept}.")
@@ -263,7 +262,7 @@ def _label(title: str, name: str, several: int) -> str:
     return name.rpartition("/")[2].rpartition(".")[0] or "host"  # a reading of several subjects
 
 
-def _series(label: str, unit: str, line: Line, **more: bool) -> dict[str, Any]:
+def _series(label: str, unit: str, line: Line, **more: Any) -> dict[str, Any]:
     return blocks.series(label, unit, line.values, odd=line.odd, **more)
 
 
