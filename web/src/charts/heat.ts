@@ -51,7 +51,7 @@ export function painted({ block, shape, shown, geometry, theme, ink }: View): HT
   paper.scale(ratio, ratio);
   const scale = heatScale(block);
   const row = height / Math.max(1, block.series.length);
-  const edges = edgesOf(shape.at, shape.domain).map((x) => pixelOf(x, shown, geometry) - geometry.left);
+  const edges = edgesOf(shape.at, shape.domain).map((x) => Math.round((pixelOf(x, shown, geometry) - geometry.left) * ratio) / ratio);
   block.series.forEach((series, at) => {
     const odd = new Set((series.odd ?? []).map(([position]) => position));
     series.values.forEach((value, position) => {

@@ -1,8 +1,8 @@
 /** The series of a chart block as series of ECharts, one drawing per type. */
 
 import type { CustomSeriesRenderItem } from 'echarts';
-import type { Look } from '../lib/colours';
-import type { Series } from '../lib/types';
+import { looks, type Look, type Theme } from '../lib/colours';
+import type { ChartBlock, Series } from '../lib/types';
 import { isolated, stack } from './data';
 import { plotHeight, plotWidth } from './geometry';
 import { painted } from './heat';
@@ -29,6 +29,13 @@ export function seriesOf(view: View): Drawing[] {
   if (shape.drawn === 'line') return shown(view).flatMap(({ series, look, at }) => line(view, series, look, at));
   if (shape.stacked) return stacked(view);
   return shape.numeric ? numberBars(view) : nameBars(view);
+}
+
+/** How the series look: faint values as the line that smooths them. */
+export function pairedLooks(block: ChartBlock, theme: Theme): Look[] {
+  const own = looks(block.series.filter((series) => series.faint !== true).map((series) => series.role), theme);
+  let next = 0;
+  return block.series.flatMap((series) => own[series.faint === true ? next : next++] ?? []);
 }
 
 interface Shown { series: Series; look: Look; at: number }

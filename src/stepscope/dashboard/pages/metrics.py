@@ -28,8 +28,8 @@ from stepscope.report import words
 if TYPE_CHECKING:
     from stepscope.api import Run
 
-POINTS, EMBEDDED_POINTS = 500, 150  # of a curve
-CHARTS, EMBEDDED_CHARTS = 8, 5  # of a group, where all groups are shown
+POINTS, EMBEDDED_POINTS = 600, 150  # of a curve
+CHARTS, EMBEDDED_CHARTS = 6, 5  # of a group, where all groups are shown
 MOST_CHARTS = 60
 LINES = 10  # of a chart, of one run
 LAYERS, EMBEDDED_LAYERS = 120, 60  # rows of a heat map
@@ -43,10 +43,11 @@ WITH = ("with", "with2", "with3")  # other runs; the next can be chosen once the
 SYNC = {STEP: "steps", TIME: "time"}
 WATCHED = "layers"
 RECORD = "stepscope run keeps losses, learning rates and norms by itself; stepscope.log(name, value) keeps others."
+IN_UNIT = ("first", "last", "lowest", "highest")
 _SUMMARY = blocks.columns(
     "Name: name; Values: points count; First: first number; Last: last number; Lowest: lowest number; "
     "Highest: highest number; Not finite: not_finite count quiet; From step: not_finite_step count; Source: source; "
-    "Rank: rank number",
+    "Rank: rank number; Unit: unit hidden",
     first=lambda row: _value(row["first"]),
     last=lambda row: _value(row["last"]),
 )
@@ -218,7 +219,9 @@ def _chart(shown: Shown, title: str, names: Sequence[str], ids: Counter[str]) ->
         return None
     limit = EMBEDDED_POINTS if shown.context.embedded else POINTS
     window = 0 if holds else shown.window
-    made = curve_lines.lines([curve_lines.held(points, end) for *_, points, end in drawn], max(limit // len(drawn), 80), window)
+    made = curve_lines.lines(
+        [curve_lines.held(points, end) for *_, points, end in drawn], max(limit // len(drawn), 80), window
+    )
     unit = blocks.unit_of(names[0]) or "number"
     series = []
     joined = len(drawn) > 1
@@ -301,17 +304,17 @@ def _value(value: float) -> float | str:
 
 def _marks(found: Sequence[Moment], over: str, origin_ns: int) -> tuple[list[Mapping[str, Any]], list[str]]:
     """At most some of each kind, evenly, and what was left out."""
-    made: list[Mapping[str, Any]] = []
+    labels: dict[float, list[str]] = {}
     left_out = []
     for kind in dict.fromkeys(moment.kind for moment in found):
         own = [moment for moment in found if moment.kind == kind]
         every = -(-len(own) // MARKS)
         for moment in own[::every]:
             x = moment.step if over == STEP else (moment.time_ns - origin_ns) / SECOND
-            made.append(blocks.mark(x, x, moment.label, event=True))
+            labels.setdefault(x, []).append(moment.label)
         if every > 1:
             left_out.append(f"every {every}th of {words.things(len(own), _PLURAL.get(kind, kind))}")
-    return sorted(made, key=lambda mark: float(mark["from"])), left_out
+    return [blocks.mark(x, x, ", ".join(said), event=True) for x, said in sorted(labels.items())], left_out
 
 
 _PLURAL = {curve_lines.RECOMPILED: "recompilation", curve_lines.RATE: "jump of the learning rate"}
@@ -397,6 +400,9 @@ def _matrix(
 
 
 def _summary(context: PageContext, own: Mapping[str, Curve]) -> list[Block]:
-    rows = [asdict(curves.summary(curve)) for curve in own.values()]
+    rows = [{**asdict(curves.summary(curve)), "unit": blocks.unit_of(name)} for name, curve in own.items()]
     notes = ["stepscope analyze RUN --table metrics has every value."]
-    return blocks.rows_table(context, "curves", "All curves", "CurveSummary", _SUMMARY, rows, notes=notes)
+    made = blocks.rows_table(context, "curves", "All curves", "CurveSummary", _SUMMARY, rows, notes=notes)
+    for column in (column for table in made for column in table["columns"] if column["key"] in IN_UNIT):
+        column["unit_key"] = "unit"
+    return made
