@@ -66,7 +66,7 @@ def curves(tables: Tables, process: str | None, *, narrow: bool = False) -> dict
 
     `narrow`: of a run of which few steps were read, what was measured while these ran.
     """
-    own = rows(tables).filter(pl.col("process").is_null() | (pl.col("process") == process)).drop_nulls("value")
+    own = rows(tables).filter(pl.col("process").is_null() | pl.col("process").eq_missing(process)).drop_nulls("value")
     if narrow:
         starts, ends, _ = _steps(tables, process)
         own = (
@@ -136,8 +136,8 @@ def summary(curve: Curve) -> CurveSummary:
         source=curve.source,
         rank=curve.rank,
         points=len(curve.values),
-        first=float(curve.values[0]),
-        last=float(curve.values[-1]),
+        first=float(known[0]) if len(known) else None,
+        last=float(known[-1]) if len(known) else None,
         lowest=float(known.min()) if len(known) else None,
         highest=float(known.max()) if len(known) else None,
         not_finite=len(odd),
@@ -160,7 +160,9 @@ def matching(found: pl.DataFrame, pattern: str) -> pl.DataFrame:
 
 def _steps(tables: Tables, process: str | None) -> tuple[Int64, Int64, Int64]:
     """Starts, ends and numbers of the steps of a process, in order of time."""
-    own = tables.steps.filter(pl.col("process") == process).drop_nulls(["start_ns", "wall_ns"]).sort("start_ns")
+    own = (
+        tables.steps.filter(pl.col("process").eq_missing(process)).drop_nulls(["start_ns", "wall_ns"]).sort("start_ns")
+    )
     starts, walls, numbers = (own[name].to_numpy() for name in ("start_ns", "wall_ns", "step"))
     return starts, starts + walls, numbers
 

@@ -284,14 +284,14 @@ class TelemetrySeries(Struct, frozen=True):
 
 
 class CurveSummary(Struct, frozen=True):
-    """A curve of a run in one line. Values are in the unit that its name ends in.
+    """A curve of a run in one line. Values are in the unit that its name ends in; NaN and infinities are counted.
 
     rank: Whose values they are; missing for what is measured of the machine.
     points: Values that it has.
-    first (in unit): The first value.
-    last (in unit): The last value.
-    lowest (in unit): The lowest of those that are finite.
-    highest (in unit): The highest of those that are finite.
+    first (in unit): The first value that is finite.
+    last (in unit): The last that is.
+    lowest (in unit): The lowest of them.
+    highest (in unit): The highest of them.
     not_finite: How many values are NaN or infinite.
     not_finite_step: The step of the first of these.
     """
@@ -300,8 +300,8 @@ class CurveSummary(Struct, frozen=True):
     source: str
     rank: int | None
     points: int
-    first: float
-    last: float
+    first: float | None
+    last: float | None
     lowest: float | None
     highest: float | None
     not_finite: int

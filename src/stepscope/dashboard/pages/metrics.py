@@ -47,9 +47,7 @@ IN_UNIT = ("first", "last", "lowest", "highest")
 _SUMMARY = blocks.columns(
     "Name: name; Values: points count; First: first number; Last: last number; Lowest: lowest number; "
     "Highest: highest number; Not finite: not_finite count quiet; From step: not_finite_step count; Source: source; "
-    "Rank: rank number; Unit: unit hidden",
-    first=lambda row: _value(row["first"]),
-    last=lambda row: _value(row["last"]),
+    "Rank: rank number; Unit: unit hidden"
 )
 
 
@@ -296,10 +294,6 @@ def _sentence(label: str, curve: Curve, points: Points, unit: str, over: str) ->
 def _said(value: float, unit: str) -> str:
     """With its unit; a plain number with as many digits as tell small ones apart."""
     return f"{value:.4g}" if unit == "number" else blocks.value_text(float(value), unit)
-
-
-def _value(value: float) -> float | str:
-    return value if np.isfinite(value) else curve_lines.word(value)
 
 
 def _marks(found: Sequence[Moment], over: str, origin_ns: int) -> tuple[list[Mapping[str, Any]], list[str]]:
