@@ -19,7 +19,7 @@ from operator import itemgetter
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
-from stepscope.record.agent.frames import is_user_file, place_fields, user_place
+from stepscope.record.agent.frames import is_user_file, place_fields, user_places
 
 if TYPE_CHECKING:
     from stepscope.record.agent.agent import Agent
@@ -33,7 +33,7 @@ SERIES_LIMIT = 20_000  # a script may put the step into the names that it logs u
 RINGS_LIMIT = 8  # full rings of a device that is far behind; beyond them values are left out
 PATIENCE_S = 5.0  # at the end, for a device that has not finished
 OPTIMIZERS_LIMIT, GROUPS_LIMIT = 8, 32  # whose learning rates are kept; an optimizer per parameter has hundreds alike
-SITES_LIMIT = 64  # lines that call backward
+SITES_LIMIT = 64  # lines that call backward, each with the line that calls their function
 FRAMES_LIMIT = 60
 
 Listener = Callable[["Series", "list[int]", "list[float]"], None]
@@ -76,6 +76,7 @@ class Metrics:
         self._rates: dict[int, tuple[Any, ...]] = {}  # id of an optimizer -> its groups' last rates
         self._scaled: tuple[Any, Any] | None = None  # (what GradScaler.scale returned last, what it was given)
         self._updates = 0  # optimizer steps that ended
+        self._steppers: dict[int, int] = {}  # of several optimizers, which made each update
         self._updating = False  # one is under way
         self.is_scaled = False  # gradients of the last backward passes are, by a GradScaler
         self.listeners: list[Listener] = []
@@ -132,9 +133,11 @@ class Metrics:
             self.keep(self._site(root), now_ns, root, -1 - self._updates if self._updating else self._updates)
 
     def update_begins(self, optimizer: Any, now_ns: int) -> None:
-        """An optimizer is about to step: keep the learning rates that are new."""
+        """An optimizer, torch's or a framework's, is about to step: keep the learning rates that are new."""
         self._updating = True
-        groups = optimizer.param_groups
+        groups = getattr(optimizer, "param_groups", None) or getattr(optimizer, "hypers", None)
+        if groups is None:  # as Keras has it
+            groups = [{"lr": getattr(getattr(optimizer, "_learning_rate", None), "_value", None)}]
         known = self._rates.get(id(optimizer))
         if known is None:
             if len(self._rates) >= OPTIMIZERS_LIMIT:
@@ -153,9 +156,11 @@ class Metrics:
                     last[index] = version
                     self._keep_rate(number, index, group, now_ns, rate)
 
-    def update_ended(self) -> None:
+    def update_ended(self, optimizer_id: int) -> None:
         """An optimizer has stepped."""
         self._updating = False
+        if len(self._rates) > 1 and optimizer_id in self._rates:
+            self._steppers[self._updates] = self._rates[optimizer_id][0]
         self._updates += 1
 
     def scaled(self, loss: Any, result: Any) -> None:
@@ -213,8 +218,13 @@ class Metrics:
             columns["values"] = [as_json(value) for value in values]
             if series.by_update:
                 columns["updates"] = [entry.update for entry in own]
+                if self._steppers:
+                    updates = [update if update >= 0 else -1 - update for update in columns["updates"]]
+                    columns["optimizers"] = [self._steppers.get(update, 0) for update in updates]
             written.append({"name": series.name, "source": series.source, **series.about, **columns})
         self._agent.journal.write(NAME, step=None, series=written)
+        if len(self._steppers) > HELD_LIMIT:
+            self._steppers = {update: self._steppers[update] for update in list(self._steppers)[-SIZE:]}
 
     # --------------------------------------------------------------------------------------------------- internals
 
@@ -236,11 +246,13 @@ class Metrics:
             if frame is None or is_user_file(frame.f_code.co_filename):
                 break
             frame = frame.f_back
-        key = None if frame is None else (frame.f_code, frame.f_lasti)
+        caller = None if frame is None else frame.f_back
+        key = frame and (frame.f_code, frame.f_lasti, caller and caller.f_code, caller and caller.f_lasti)
         series = self._sites.get(key)
         if series is None and len(self._sites) < SITES_LIMIT:
-            place = place_fields(user_place(4))
-            series = self.series("train/loss", "backward", by_update=True, **place, **_division(root))
+            places = user_places(4, 2)
+            about = {**place_fields(places[0] if places else None), "caller": places[1] if places[1:] else None}
+            series = self.series("train/loss", "backward", by_update=True, **about, **_division(root))
             self._sites[key] = series
         return series
 
