@@ -61,6 +61,11 @@ class Timed(Trainer):
         self.control.loss(loss, at_ns=self.known_ns)  # its part of the step's
         return loss
 
+    def _clip_grad_norm(self, model: Any) -> Any:
+        norm = super()._clip_grad_norm(model)
+        self.control.clipped(norm, model.parameters())
+        return norm
+
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         self.control.evaluated(len(inputs["input_ids"]))
         return super().prediction_step(model, inputs, *args, **kwargs)

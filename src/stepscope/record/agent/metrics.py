@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from stepscope.record.agent.segments import StepRow
 
 NAME = "metrics"
+BATCH_TOKENS = "perf/batch_tokens"  # of the batches from one on, until the next value
 SIZE = 64  # values that are read together
 EVERY_NS = 500_000_000  # values older than this are read at the end of a step: `kill -9` loses a second at most
 HELD_LIMIT = 4_096  # values that wait for the end of a step; a step with more of them is read in the middle
