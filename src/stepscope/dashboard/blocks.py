@@ -513,6 +513,7 @@ class Alone(Struct, frozen=True):
     """What a table must know of a document without a run around it: paths stand as they are."""
 
     limit: int = 200
+    ranked: int | None = None  # rows of a table that begins with its largest figures, `limit` where None
 
     def shorten(self, file: str, line: int | None) -> str:
         """`file:line`."""
