@@ -83,7 +83,7 @@ def test_nothing_is_read_one_by_one_and_no_device_is_waited_for(
     train(model, optimizer)
     marks.log({"a": torch.tensor(1.0)})
     captured.agent.metrics.finish()
-    assert [call for call in calls if call != "tolist"] == usual  # `tolist` reads the host's own memory
+    assert calls == usual
 
 
 def test_a_value_is_kept_without_its_graph_and_without_a_larger_storage(captured: Captured) -> None:
@@ -317,12 +317,12 @@ def test_a_killed_run_has_lost_a_second_at_most(tmp_path: Path) -> None:
         [*line, sys.executable, "-u", "train.py", "0.02"], cwd=tmp_path, stdout=subprocess.PIPE, text=True, bufsize=1
     )
     assert process.stdout is not None
-    printed = []
-    killed_at = time.monotonic() + 4
+    printed: list[tuple[float, float]] = []
     for text in process.stdout:
         printed.append((time.monotonic(), float(text)))
-        if time.monotonic() > killed_at:
+        if printed[-1][0] > printed[0][0] + 3:
             break
+    killed_at = printed[-1][0]
     agents = (tmp_path / "run").glob("host-*/agents.jsonl")
     pid = int(next(agents).read_text().split('"pid":')[1].split(",")[0])
     os.kill(pid, signal.SIGKILL)

@@ -10,7 +10,9 @@ The step of a value is not written: it is the one whose time holds the value's, 
 
 from __future__ import annotations
 
+import ctypes
 import math
+import struct
 import sys
 import threading
 import time
@@ -102,13 +104,12 @@ class Metrics:
             if not self._oldest_ns:
                 self._oldest_ns = time_ns
             if value.__class__ is not float and not isinstance(value, (int, float)):
-                tensor = plain_scalar(value)
-                if tensor is None:
+                value = scalar_of(value)
+                if value is None:
                     return
-                if not tensor.is_cpu:
-                    self._take(tensor, (series, time_ns, None, update))
+                if value.__class__ is not float:
+                    self._take(value, (series, time_ns, None, update))
                     return
-                value = tensor.tolist()
             self._numbers.append((series, time_ns, value, update))
             if len(self._numbers) >= HELD_LIMIT:
                 self._drain()
@@ -120,8 +121,7 @@ class Metrics:
         scaled, self._scaled = self._scaled, None
         if scaled is not None and scaled[0] is root:
             root, self.is_scaled = scaled[1], True
-        numel = getattr(root, "numel", None)
-        if numel is not None and numel() == 1:
+        if getattr(root, "grad_fn", None) is not None or getattr(root, "requires_grad", False):
             self.keep(self._site(root), now_ns, root, -1 - self._updates if self._updating else self._updates)
 
     def update_begins(self, optimizer: Any, now_ns: int) -> None:
@@ -277,7 +277,7 @@ class Ring:
         self._streams[stream.cuda_stream] = stream
         slot = self._buffers[1][len(self._entries)]
         self._entries.append(entry)
-        slot.copy_(tensor.detach(), non_blocking=True)
+        slot.copy_(tensor.detach().reshape(()), non_blocking=True)
         if len(self._entries) == SIZE:
             self.drain()
         return True
@@ -316,26 +316,55 @@ class Ring:
             return buffer, list(buffer.unbind()), pinned
 
 
-def plain_scalar(value: Any) -> Any:
-    """`value` as a plain tensor without dimensions, its own part of a distributed one; None where it is none of these.
+def scalar_of(value: Any) -> Any:
+    """The one number of a tensor that lies in the host's memory; else the tensor itself, and None where it has none.
 
-    The part of a tensor that is a sum or a mean over ranks is this rank's: nothing is communicated.
+    Of a distributed tensor it is this rank's part: nothing is communicated. No operator runs, so that nobody's profiler
+    sees it.
     """
     torch: Any = sys.modules["torch"]
-    if value.__class__ is torch.Tensor and not value.dim() and not value.is_complex():
-        return value
-    if value.__class__ is not torch.Tensor:
-        value = getattr(value, "_local_tensor", value)
-        if not isinstance(value, torch.Tensor):
-            return None
-        if value.__class__ is not torch.Tensor:
-            if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-                return None  # fake, or still on its way from other ranks
-            with torch._C.DisableTorchFunctionSubclass():
-                value = value.detach().as_subclass(torch.Tensor)
-    if value.dim():
-        value = value.detach().reshape(()) if value.numel() == 1 else None
-    return None if value is None or value.is_complex() or str(value.layout) != "torch.strided" else value
+    if value.__class__ is torch.Tensor:
+        return _read(value, torch)
+    value = getattr(value, "_local_tensor", value)
+    if not isinstance(value, torch.Tensor) or type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return None  # no tensor, a fake one, or one still on its way from other ranks
+    with torch._C.DisableTorchFunctionSubclass():
+        found = _read(value, torch)
+        return found if not isinstance(found, torch.Tensor) else found.detach().as_subclass(torch.Tensor)
+
+
+def _read(tensor: Any, torch: Any) -> Any:
+    if tensor.numel() != 1 or tensor.is_complex():
+        return None
+    if not tensor.is_cpu:
+        return tensor
+    if tensor.dtype not in _readers:
+        _readers[tensor.dtype] = _READERS.get(str(tensor.dtype))
+    read = _readers[tensor.dtype]
+    if read is None or tensor.layout is not torch.strided:
+        return None
+    return -read(tensor.data_ptr()) if tensor.is_neg() else read(tensor.data_ptr())
+
+
+def _half(address: int) -> float:
+    return float(struct.unpack("<e", ctypes.string_at(address, 2))[0])
+
+
+def _brain(address: int) -> float:
+    return float(struct.unpack("<f", b"\0\0" + ctypes.string_at(address, 2))[0])
+
+
+_readers: dict[Any, Callable[[int], float] | None] = {}  # by type of torch, as far as met
+# How a number of a type lies in memory.
+_READERS: dict[str, Callable[[int], float]] = {
+    "torch.float32": lambda address: ctypes.c_float.from_address(address).value,
+    "torch.float64": lambda address: ctypes.c_double.from_address(address).value,
+    "torch.float16": _half,
+    "torch.bfloat16": _brain,
+    "torch.int64": lambda address: float(ctypes.c_int64.from_address(address).value),
+    "torch.int32": lambda address: float(ctypes.c_int32.from_address(address).value),
+    "torch.bool": lambda address: float(ctypes.c_bool.from_address(address).value),
+}
 
 
 def _division(root: Any) -> dict[str, Any]:
