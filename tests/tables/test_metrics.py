@@ -15,13 +15,21 @@ from stepscope.tables.metrics import metrics_table
 from tests.builders import MS, T0, full_steps
 
 UNDIVIDED, DIVIDED = {"node": "MseLossBackward0"}, {"node": "DivBackward0", "factor": 2.0}
-LINE_D, LINE_G = {"file": "/x/gan.py", "line": 41}, {"file": "/x/gan.py", "line": 50}
+LINE_D, LINE_E, LINE_G = ({"file": "/x/gan.py", "line": number} for number in (41, 44, 50))
 
 
-def line(points: list[tuple[float, float, int]], **about: Any) -> RawSeries:
+def line(points: list[tuple[float, float, int]], optimizers: list[int] | None = None, **about: Any) -> RawSeries:
     """Backward passes of a line: (ms after the start, value, optimizer steps before, -1 minus that inside one)."""
     times, values, updates = (np.array(column) for column in zip(*points, strict=True))
-    return RawSeries("train/loss", "backward", (times * MS).astype(np.int64) + T0, values, updates, about)
+    return RawSeries(
+        "train/loss",
+        "backward",
+        (times * MS).astype(np.int64) + T0,
+        values,
+        updates,
+        None if optimizers is None else np.array(optimizers),
+        about,
+    )
 
 
 def found(*series: RawSeries, steps: int = 3, fetches: int = 1, journal: Any = ()) -> dict[str, list[Any]]:
@@ -62,9 +70,28 @@ def test_a_line_for_the_batches_before_the_last_is_of_the_same_loss() -> None:
     assert found(without, synced, fetches=1)["train/loss"] == [(0, 4.0), (1, 12.0)]
 
 
-def test_the_losses_of_two_optimizers_are_two_curves() -> None:
-    seen = found(line([(1, 0.5, 0), (11, 0.6, 2)], **LINE_D), line([(3, 9.0, 1), (13, 8.0, 3)], **LINE_G))
-    assert seen == {"train/loss": [(0, 0.5), (1, 0.6)], "train/loss/gan.py:50": [(0, 9.0), (1, 8.0)]}
+def test_the_losses_of_two_optimizers_are_of_the_first_and_of_each_line() -> None:
+    """As in a GAN: two passes of the critic are added, the generator has an update of its own."""
+    real, fake = (
+        line([(1, 0.5, 0), (11, 0.6, 2)], [0, 0], **LINE_D),
+        line([(2, 0.2, 0), (12, 0.1, 2)], [0, 0], **LINE_E),
+    )
+    of_generator = line([(3, 9.0, 1), (13, 8.0, 3)], [1, 1], **LINE_G)
+    assert found(real, fake, of_generator) == {
+        "train/loss": [(0, 0.7), (1, 0.7)],
+        "train/loss_sum": [(0, 0.7), (1, 0.7)],
+        "train/loss_mean": [(0, 0.35), (1, 0.35)],
+        "train/loss/gan.py:41": [(0, 0.5), (1, 0.6)],
+        "train/loss/gan.py:44": [(0, 0.2), (1, 0.1)],
+        "train/loss/gan.py:50": [(0, 9.0), (1, 8.0)],
+    }
+
+
+def test_a_function_that_calls_backward_for_several_lines_is_told_apart_by_them() -> None:
+    real, fake = (line([(at, 1.0, 0)], file="/x/a.py", line=7, caller=["/x/a.py", at]) for at in (1, 2))
+    seen = found(real, fake)
+    assert seen["train/loss"] == [(0, 2.0)]
+    assert seen["train/loss/a.py:1"] == seen["train/loss/a.py:2"] == [(0, 1.0)]
 
 
 def test_what_an_optimizers_step_evaluates_again_is_left_out() -> None:
