@@ -33,12 +33,15 @@ def run(tmp_path: Path) -> api.Run:
     for row in steps:
         row["forward_ns"] = None
     steps[9] |= {"kind": "eval"}
+    steps[3] |= {"fetches": 2}
+    steps[6] |= {"fetches": 2}
     gpu = [["gpu_power_w", "W", 200.0, None, "gpu:0"], ["gpu_power_w", "W", 100.0, None, "gpu:1"]]
     whole = [["busy_cores", "cores", 1.5, None, None], ["cpu_pct", "pct", 90.0, PID, None]]
     memory = {"kind": "memory", "device": "cuda:0", "allocated_bytes": 1, "peak_allocated_bytes": 7_000}
     events = [
         metrics_event(("train/loss", "log", TIMES[:3], [2.0, math.nan, -math.inf])),
         metrics_event(("perf/samples_per_s", "loader", TIMES[:1], [123.0])),
+        metrics_event(("perf/batch_tokens", "loader", [TIMES[1], TIMES[5], TIMES[6]], [512.0, 256.0, 128.0])),
         {**memory, "time_ns": TIMES[4], "step": 4},
         {"kind": "memory", "time_ns": TIMES[5], "step": 5, "private_bytes": 5},
     ]
@@ -56,6 +59,11 @@ def test_what_steps_took_are_curves(run: api.Run) -> None:
     assert points(run, "perf/forward_ms") == []  # no phase was told
     assert points(run, "perf/samples_per_s") == [(0, 123.0)]  # what is stored is not made again
     assert {row["source"] for row in rows(run, name="^perf/.*_ms")} == {"steps"}
+
+
+def test_tokens_a_second_stand_on_the_batches_of_a_step(run: api.Run) -> None:
+    tokens = {1: 512, 2: 512, 3: 1024, 4: 512, 5: 256, 7: 128, 8: 128}  # step 6 had two batches that differ
+    assert points(run, "perf/tokens_per_s") == [(step, pytest.approx(count * 100)) for step, count in tokens.items()]
 
 
 def test_telemetry_is_laid_on_the_steps(run: api.Run) -> None:

@@ -27,7 +27,7 @@ from stepscope.tables.schema import SCHEMAS, Tables, empty
 
 STEPS, TELEMETRY, ALLOCATOR = "steps", "telemetry", "allocator"  # sources of what is not stored
 PERFORMANCE, SYSTEM, WATCHED, TRAINING = "perf", "sys", "watch", "train"  # first words of names
-RATES, SCALE = "train/lr", "train/scale"  # kept when they change
+RATES, TOKENS = "train/lr", "perf/batch_tokens"  # kept when they change
 PEAKS = ("peak_allocated_bytes", "peak_reserved_bytes")
 _SHORT = {WORKERS: "workers", OTHERS: "others"}
 _LAST = (PERFORMANCE, SYSTEM, WATCHED)  # groups behind what was learned
@@ -116,6 +116,11 @@ def charts(names: Iterable[str]) -> dict[str, dict[str, list[str]]]:
     return found
 
 
+def holds(name: str) -> bool:
+    """Whether a value of the curve stands until the next."""
+    return name == TOKENS or name.startswith(f"{RATES}/")
+
+
 def layers(found: Mapping[str, Curve]) -> dict[str, dict[str, Curve]]:
     """By what is watched the curves of parameters or modules, in their order."""
     made: dict[str, dict[str, Curve]] = {}
@@ -173,10 +178,11 @@ def _performance(tables: Tables) -> pl.DataFrame:
     columns = {"step" if name == "wall" else name: pl.col(f"{name}_ns") / 1e6 for name in parts}
     made = {f"{name}_ms": value for name, value in columns.items()}
     made["samples_per_s"] = pl.col("samples") / (pl.col("wall_ns") / 1e9)
+    made["tokens_per_s"] = pl.col("tokens") / (pl.col("wall_ns") / 1e9)
     kind = pl.col("kind").fill_null("train")
     below = pl.when(kind == "train").then(pl.lit("")).otherwise(pl.concat_str([kind, pl.lit("/")]))
     return (
-        tables.steps.filter((pl.col("wall_ns") > 0) & pl.col("start_ns").is_not_null())
+        _with_tokens(tables.steps.filter((pl.col("wall_ns") > 0) & pl.col("start_ns").is_not_null()), tables.metrics)
         .select("rank", "process", "step", pl.col("start_ns").alias("time_ns"), below.alias("below"), **made)
         .unpivot(list(made), index=["rank", "process", "step", "time_ns", "below"], variable_name="name")
         .drop_nulls("value")
@@ -187,6 +193,21 @@ def _performance(tables: Tables) -> pl.DataFrame:
             pl.lit(STEPS).alias("source"),
         )
     )
+
+
+def _with_tokens(steps: pl.DataFrame, metrics: pl.DataFrame) -> pl.DataFrame:
+    """With the tokens of each step: those of its batch, and of several batches where all had as many."""
+    kept = metrics.filter(pl.col("name") == TOKENS).select("process", pl.col("time_ns").alias("until_ns"), "value")
+    if kept.is_empty():
+        return steps.with_columns(tokens=pl.lit(None, pl.Float64))
+    ends = steps.with_columns(until_ns=pl.col("start_ns") + pl.col("wall_ns")).sort("until_ns")
+    known = ends.join_asof(kept.sort("until_ns"), on="until_ns", by="process", check_sortedness=False).rename(
+        {"until_ns": "end_ns"}
+    )
+    before = kept.rename({"value": "before", "until_ns": "start_ns"}).sort("start_ns")
+    both = known.sort("start_ns").join_asof(before, on="start_ns", by="process", check_sortedness=False)
+    same = (pl.col("fetches") == 1) | (pl.col("value") == pl.col("before"))
+    return both.with_columns(tokens=pl.when(same).then(pl.col("value") * pl.col("fetches")))
 
 
 def _machine(tables: Tables) -> pl.DataFrame:

@@ -205,7 +205,7 @@ def _group(
 
 def _chart(shown: Shown, title: str, names: Sequence[str], ids: Counter[str]) -> Block | None:
     """The chart of curves that stand together; None where no value is on the axis."""
-    holds = names[0] == curves.SCALE or names[0].startswith(f"{curves.RATES}/")
+    holds = curves.holds(names[0])
     drawn = []
     for run in (Other("", shown.curves, shown.origin_ns), *shown.others):
         for name in (each for each in names[:LINES] if each in run.curves):
