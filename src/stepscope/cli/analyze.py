@@ -190,7 +190,7 @@ def analyze(
 
 def _show_table(run: Run, wanted: TableOptions, json_file: str | None) -> None:
     """Print or write the table of `run`."""
-    from stepscope.analyze.views.select import TABLES, Selection
+    from stepscope.analyze.views.select import TABLES, FirstRows, Selection
     from stepscope.report import sentences
     from stepscope.report.table import Choice, document
 
@@ -211,7 +211,8 @@ def _show_table(run: Run, wanted: TableOptions, json_file: str | None) -> None:
     slowed = sentences.profiled(run.profiled) if table in OF_PROFILED else None
     notes = (*found.notes, slowed) if slowed else found.notes
     choice = Choice(wanted.sort, wanted.rows(json_file), None if own else wanted.filter_)
-    shown = document(table, found.rows, choice, notes=notes, absent=found.absent, total=found.total)
+    total = found.total if isinstance(found, FirstRows) else None
+    shown = document(table, found.rows, choice, notes=notes, absent=found.absent, total=total)
     _put([shown], run, wanted, json_file)
 
 

@@ -74,12 +74,17 @@ class Selection(Struct, frozen=True):
 
 
 class Rows(Struct, frozen=True):
-    """Rows as records or mappings, all of one kind; `absent` says why there is none. `total` of those that were cut."""
+    """Rows as records or mappings, all of one kind; `absent` says why there is none."""
 
     rows: Sequence[Any]
     absent: str | None = None
     notes: tuple[str, ...] = ()
-    total: int | None = None
+
+
+class FirstRows(Rows, frozen=True):
+    """The first of `total` rows."""
+
+    total: int = 0
 
 
 class Source(Struct, frozen=True):
@@ -366,7 +371,7 @@ def _values(source: Source, selection: Selection) -> Rows:
     since = (pl.col("time_ns") - origin).alias("since_start_ns")
     shown = found.head(selection.top or found.height)
     columns = shown.select("step", "time_ns", since, "name", "value", "source", "rank", "process")
-    return Rows(columns.to_dicts(), total=found.height)
+    return FirstRows(columns.to_dicts(), total=found.height)
 
 
 def _curves(source: Source, selection: Selection) -> list[CurveSummary]:
