@@ -69,11 +69,18 @@ def curves(tables: Tables, process: str | None, *, narrow: bool = False) -> dict
     own = rows(tables).filter(pl.col("process").is_null() | pl.col("process").eq_missing(process)).drop_nulls("value")
     if narrow:
         starts, ends, _ = _steps(tables, process)
-        own = (
-            own.filter(pl.col("time_ns").is_between(int(starts.min()), int(ends.max()))) if len(starts) else own.clear()
-        )
+        own = _between(own, int(starts[0]), int(ends.max())) if len(starts) else own.clear()
     found = {**of_process(tables, own, process), **of_process(tables, own, None)}
     return dict(sorted(found.items(), key=lambda item: _place(item[0])))
+
+
+def _between(values: pl.DataFrame, first_ns: int, last_ns: int) -> pl.DataFrame:
+    """What lies between two moments; what holds from before stands at the first of them."""
+    names = [name for name in values["name"].unique().to_list() if holds(name)]
+    before = values.filter((pl.col("time_ns") < first_ns) & pl.col("name").is_in(names))
+    held = before.group_by("name", maintain_order=True).last().select(values.columns)
+    still = held.with_columns(time_ns=pl.lit(first_ns, pl.Int64), step=pl.lit(None, pl.Int64))
+    return pl.concat([still, values.filter(pl.col("time_ns").is_between(first_ns, last_ns))])
 
 
 def of_process(tables: Tables, values: pl.DataFrame, process: str | None) -> dict[str, Curve]:
