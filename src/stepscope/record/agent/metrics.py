@@ -174,7 +174,7 @@ class Metrics:
         if self._oldest_ns and now_ns - self._oldest_ns >= EVERY_NS:
             self._drain()
         for ring in self._rings.values():
-            if ring is not None and ring.waiting:
+            if ring is not None and (ring.waiting or ring.read):
                 self._collect()
 
     def _drain(self) -> None:
@@ -249,7 +249,7 @@ class Ring:
         self._spare: list[tuple[Any, list[Any], Any]] = []  # (buffer, its elements, pinned memory)
         self._entries: list[Entry] = []
         self._streams: dict[Any, Any] = {}  # those that values were copied on
-        self._read: list[Entry] = []
+        self.read: list[Entry] = []  # values that are known, full rings of them
         self.waiting: list[tuple[Any, tuple[Any, list[Any], Any], list[Entry]]] = []
         self._buffers = self._new()
 
@@ -275,7 +275,7 @@ class Ring:
             return
         if self._cuda is None:
             values = buffer.tolist()
-            self._read += (entry._replace(value=value) for entry, value in zip(entries, values))
+            self.read += (entry._replace(value=value) for entry, value in zip(entries, values))
             return
         stream = self._cuda.current_stream(self._device)
         for other in self._streams.values():
@@ -293,8 +293,8 @@ class Ring:
         while self.waiting and self.waiting[0][0].query():
             _, buffers, entries = self.waiting.pop(0)
             self._spare.append(buffers)
-            self._read += (entry._replace(value=value) for entry, value in zip(entries, buffers[2].tolist()))
-        read, self._read = self._read, []
+            self.read += (entry._replace(value=value) for entry, value in zip(entries, buffers[2].tolist()))
+        read, self.read = self.read, []
         return read
 
     def _new(self) -> tuple[Any, list[Any], Any]:

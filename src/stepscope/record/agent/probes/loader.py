@@ -122,6 +122,8 @@ class LoaderProbe(Probe):
         self._around(dataloader.DataLoader, "_get_iterator", self._before_make, self._after_make)
         self._around(several, "_reset", self._before_reset, self._after_make)
         self._around(several, "__del__", self._before_delete)
+        asked = self._agent.batches.asked
+        self._around(dataloader._BaseDataLoaderIter, "_next_index", lambda iterator: iterator, asked)
 
     def remaining(self) -> int | None:
         """Batches the iterator fetched from last still holds for this epoch; None where that is unknown."""
@@ -191,6 +193,7 @@ class LoaderProbe(Probe):
         token = self._before_make(loader)
         if token is not _NOT_OURS:
             iterator.__dict__[_SERIAL] = token[0]
+            self._agent.batches.adopt(token[0], iterator, anew=True)
         return token
 
     def _before_make(self, loader: Any) -> tuple[int, int, Any]:
@@ -219,6 +222,8 @@ class LoaderProbe(Probe):
         known.loader = self.serial_of(loader) or 0
         if iterator is not None:  # None after a reset, where the iterator is known already
             self._watch(iterator, serial)
+        epoch = self._agent.steps.epoch_of(serial)
+        self._agent.batches.known(serial, known.loader, epoch)
         known.length = length = _length(loader)
         if length is not None:
             self._agent.steps.loader_length(serial, length)
@@ -229,7 +234,7 @@ class LoaderProbe(Probe):
             step=None,
             id=known.loader,
             dataset=self.serial_of(getattr(loader, "dataset", None)),
-            epoch=self._agent.steps.epoch_of(serial),
+            epoch=epoch,
             length=length,
             num_workers=getattr(loader, "num_workers", None),
             batch_size=size,
@@ -255,6 +260,7 @@ class LoaderProbe(Probe):
     def _watch(self, iterator: Any, serial: int) -> None:
         dead = self._dead
         iterator.__dict__[_SERIAL] = serial
+        self._agent.batches.adopt(serial, iterator)
         self._iterated.setdefault(serial, _Iterated()).reference = weakref.ref(iterator, lambda _: dead(serial))
 
     def serial_of(self, thing: Any) -> int | None:
