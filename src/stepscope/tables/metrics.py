@@ -53,6 +53,8 @@ def _of_rank(rank: RawRank) -> pl.DataFrame:
         passes = _passes(losses, starts, walls)
         in_framework = any(event["kind"] == "framework" for event in rank.journal)
         curves += _losses(losses, passes, fetches, in_framework)
+    if not curves:  # losses of which nobody knows the updates
+        return empty("metrics")
     times = np.concatenate([curve.times_ns for curve in curves])
     order = np.argsort(times, kind="stable")
     which = np.repeat(np.arange(len(curves)), [len(curve.times_ns) for curve in curves])[order]
