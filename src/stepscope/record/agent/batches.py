@@ -21,9 +21,9 @@ from stepscope.record.agent.masking import mask_text
 # Of an iterator. Short steps are cut 256 at a time at most and their values read then, 64 together; workers are sent
 # some batches ahead.
 BATCHES_LIMIT = 512
-INTS_LIMIT = 131_072  # of an iterator: 5 MB, where nothing else holds them
+INTS_LIMIT = 131_072  # of an iterator, batches being alike: 5 MB, where nothing else holds them
 LEAST_BATCHES = 8  # kept whatever their size, beside those that workers have been sent
-COPIED_LIMIT = 4_096  # indices that are copied of a list that is not torch's own, which may fill it anew
+COPIED_LIMIT = 4_096  # indices of a list that is copied if it is not torch's own, as it may be filled anew
 ITERATORS_LIMIT = 8  # that are remembered, the living ones before the others
 NAMES_LIMIT = 1_000  # in an event
 TEXT_LIMIT = 300  # characters of a name
@@ -36,6 +36,7 @@ _LISTS = (list, tuple, range)
 
 NO_INDICES = "an iterable data set has no indices, only the position of the batch"
 NOT_IN_ORDER = "workers hand batches out in any order"
+REFILLED = "its sampler fills one large list again and again"
 FORGOTTEN = "too many batches ago, or never asked of a sampler"
 
 
@@ -44,13 +45,15 @@ class Kept:
 
     def __init__(self, iterator: Any) -> None:
         state: dict[str, Any] = iterator.__dict__
-        self._lists: deque[Any] = deque()
-        self._first = 0  # the number of the oldest
-        self._ints = 0
+        self._lists: deque[Any] = deque(maxlen=BATCHES_LIMIT)
+        self._next = 0  # the number of the batch that is asked for next
         self._least = LEAST_BATCHES + (state.get("_prefetch_factor") or 0) * (state.get("_num_workers") or 0)
         self._is_torchs = type(state.get("_index_sampler")).__module__ == "torch.utils.data.sampler"
-        self._in_order = state.get("_in_order", True) or not state.get("_num_workers")
-        self._is_iterable = state.get("_dataset_kind") == 1
+        self._reason: str | None = None  # why no batch's indices are known
+        if state.get("_dataset_kind") == 1:
+            self._reason = NO_INDICES
+        elif state.get("_num_workers") and not state.get("_in_order", True):
+            self._reason = NOT_IN_ORDER
         self.seen_from = 0  # batches handed out before we came
         self.loader: int | None = None
         self.epoch: int | None = None
@@ -63,34 +66,29 @@ class Kept:
     def add(self, number: int, indices: Any) -> None:
         """The sampler gave `indices` for batch `number`."""
         lists = self._lists
-        if number != self._first + len(lists):
+        if number != self._next:
             lists.clear()
-            self._first, self._ints = number, 0
+        self._next = number + 1
         if indices.__class__ is list and not self._is_torchs:
-            indices = tuple(indices[:COPIED_LIMIT])
+            if len(indices) <= COPIED_LIMIT:
+                indices = tuple(indices)
+            elif lists and lists[-1] is indices:
+                self._reason = REFILLED
         lists.append(indices)
-        self._ints += _size(indices)
-        while len(lists) > BATCHES_LIMIT or (self._ints > INTS_LIMIT and len(lists) > self._least):
-            self._ints -= _size(lists.popleft())
-            self._first += 1
+        size = len(indices) if indices.__class__ in _PLAIN else 1
+        while size * len(lists) > INTS_LIMIT and len(lists) > self._least:
+            lists.popleft()
 
     def told(self, number: int) -> tuple[list[int] | None, int, str | None]:
         """(indices, how many samples the sampler named, why there are none) of batch `number`."""
-        at = number - self._first
-        if self._is_iterable:
-            return None, 0, NO_INDICES
-        if not self._in_order:
-            return None, 0, NOT_IN_ORDER
-        if not 0 <= at < len(self._lists):
-            return None, 0, FORGOTTEN
+        at = number - self._next + len(self._lists)
+        if self._reason is not None or not 0 <= at < len(self._lists):
+            return None, 0, self._reason or FORGOTTEN
         indices = self._lists[at]
         given = indices if isinstance(indices, _PLAIN) else (indices,)
         found = [int(index) for index in given if isinstance(index, Integral)]
-        return (found or None), len(given), None if found else f"its sampler gives {type(given[0]).__name__}s"[:80]
-
-
-def _size(indices: Any) -> int:
-    return len(indices) if indices.__class__ in _PLAIN else 1
+        names = sorted({type(index).__name__ for index in given})
+        return (found or None), len(given), f"its sampler gives {', '.join(names) or 'nothing'}"[:TEXT_LIMIT]
 
 
 class Batches:
