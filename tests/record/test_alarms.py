@@ -334,6 +334,23 @@ def test_no_alarm_in_a_healthy_run(captured: Captured, kind: str) -> None:
     assert captured.of("alarm") == []
 
 
+def test_a_scaler_that_looks_for_its_scale_is_no_alarm(captured: Captured) -> None:
+    script, scaler = Script(), torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    norms = []
+    for rows, targets, _ in loader(Samples()):
+        loss = (script.model(rows).squeeze(1) - targets).abs().mean()
+        scaler.scale(64 * loss).backward()
+        scaler.unscale_(script.optimizer)
+        norms.append(torch.nn.utils.clip_grad_norm_(script.model.parameters(), 1.0))
+        scaler.step(script.optimizer)
+        scaler.update()
+        script.optimizer.zero_grad()
+    captured.finish()
+    assert not math.isfinite(norms[0])
+    assert math.isfinite(norms[-1])
+    assert captured.of("alarm") == []
+
+
 def test_a_lasting_trouble_is_one_alarm_and_a_run_has_few(captured: Captured) -> None:
     script = Script()
     for _ in range(4):
