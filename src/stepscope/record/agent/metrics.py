@@ -16,12 +16,9 @@ import struct
 import sys
 import threading
 import time
-from itertools import groupby
-from operator import itemgetter
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Tuple
 
-from stepscope.record.agent.frames import is_user_file, place_fields, user_places
+from stepscope.record.agent.frames import place_fields, user_frame, user_places
 
 if TYPE_CHECKING:
     from stepscope.record.agent.agent import Agent
@@ -37,7 +34,6 @@ RINGS_LIMIT = 8  # full rings of a device that is far behind; beyond them values
 PATIENCE_S = 5.0  # at the end, for a device that has not finished
 OPTIMIZERS_LIMIT, GROUPS_LIMIT = 8, 32  # whose learning rates are kept; an optimizer per parameter has hundreds alike
 SITES_LIMIT = 64  # lines that call backward, each with the line that calls their function
-FRAMES_LIMIT = 60
 
 Listener = Callable[["Series", "list[int]", "list[float]"], None]
 
@@ -51,9 +47,10 @@ class Series(NamedTuple):
     by_update: bool = False  # the number of optimizer steps before each value is written as well
 
 
-# A value that is kept: series, time in ns, value, and the number of optimizer steps that ended before it; where one is
-# under way, as around a closure, -1 minus that number.
+# A value on a device that is kept: series, time in ns, nothing yet, and the number of optimizer steps that ended before
+# it; where one is under way, as around a closure, -1 minus that number.
 Entry = Tuple[int, int, Any, int]
+FIELDS = 4
 
 
 class Metrics:
@@ -61,12 +58,13 @@ class Metrics:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._lock = threading.RLock()  # a script may log on any thread, and in `__del__`
+        self._lock = threading.RLock()  # of the rings: a script may log on any thread, and in `__del__`
         self._series: dict[Any, int] = {}
         self._all: list[Series] = []
-        self._numbers: list[Entry] = []  # that were plain numbers
+        # The fields of all numbers one after the other: no object that the garbage collector would look at. It is only
+        # ever extended, and cut at its beginning, each of which no other thread comes between.
+        self._numbers: list[Any] = []
         self._rings: dict[Any, Ring | None] = {}  # by device; None of one that is left out
-        self._oldest_ns = 0
         self._lost = 0
         self._sites: dict[Any, int | None] = {}  # (code, instruction) of a line that calls backward -> series
         self._codes: list[Any] = []
@@ -100,19 +98,17 @@ class Metrics:
         if series is None:
             self._lost += 1
             return
-        with self._lock:
-            if not self._oldest_ns:
-                self._oldest_ns = time_ns
-            if value.__class__ is not float and not isinstance(value, (int, float)):
-                value = scalar_of(value)
-                if value is None:
-                    return
-                if value.__class__ is not float:
+        if value.__class__ is not float and not isinstance(value, (int, float)):
+            value = scalar_of(value)
+            if value is None:
+                return
+            if value.__class__ is not float:
+                with self._lock:
                     self._take(value, (series, time_ns, None, update))
-                    return
-            self._numbers.append((series, time_ns, value, update))
-            if len(self._numbers) >= HELD_LIMIT:
-                self._drain()
+                return
+        self._numbers.extend((series, time_ns, value, update))
+        if len(self._numbers) >= HELD_LIMIT * FIELDS:
+            self._drain()
 
     def loss(self, tensors: Any, now_ns: int) -> None:
         """`backward` is about to be called on `tensors`."""
@@ -175,43 +171,48 @@ class Metrics:
             self._agent.journal.write("metrics_lost", step=None, number=lost)
 
     def _at_boundary(self, _row: StepRow | None, now_ns: int) -> None:
-        if self._oldest_ns and now_ns - self._oldest_ns >= EVERY_NS:
+        numbers = self._numbers
+        if numbers and now_ns - numbers[1] >= EVERY_NS:
             self._drain()
         elif len(self._numbers) >= SIZE:
             self._collect()
         for ring in self._rings.values():
-            if ring is not None and ring.waiting:
-                self._collect()
+            if ring is not None and (ring.waiting or now_ns - ring.oldest_ns >= EVERY_NS):
+                self._drain()
 
     def _drain(self) -> None:
         """Read all that is kept, as far as no device has to be waited for."""
         with self._lock:
-            self._oldest_ns = 0
             for ring in self._rings.values():
                 if ring is not None:
                     ring.drain()
             self._collect()
 
     def _collect(self) -> None:
-        numbers, self._numbers = self._numbers, []
+        length = len(self._numbers)
+        numbers = self._numbers[:length]
+        del self._numbers[:length]
         for ring in self._rings.values():
             if ring is not None:
                 numbers += ring.collect()
         if numbers:
             self._write(numbers)
 
-    def _write(self, entries: list[Entry]) -> None:
-        entries.sort(key=itemgetter(0, 1))
+    def _write(self, numbers: list[Any]) -> None:
+        by_series: dict[int, list[int]] = {}
+        for at in range(0, len(numbers), FIELDS):
+            by_series.setdefault(numbers[at], []).append(at)
         written = []
-        for number, group in groupby(entries, key=itemgetter(0)):
-            series, own = self._all[number], list(group)
-            times, values = [entry[1] for entry in own], [float(entry[2]) for entry in own]
+        for number, places in by_series.items():
+            series = self._all[number]
+            places.sort(key=lambda at: numbers[at + 1])
+            times, values = [numbers[at + 1] for at in places], [float(numbers[at + 2]) for at in places]
             for listener in self.listeners:
                 listener(series, times, values)
             columns: dict[str, Any] = {"start_ns": times[0], "after_ns": [time - times[0] for time in times]}
             columns["values"] = [as_json(value) for value in values]
             if series.by_update:
-                columns["updates"] = [entry[3] for entry in own]
+                columns["updates"] = [numbers[at + 3] for at in places]
                 if self._steppers:
                     updates = [update if update >= 0 else -1 - update for update in columns["updates"]]
                     columns["optimizers"] = [self._steppers.get(update, 0) for update in updates]
@@ -240,11 +241,7 @@ class Metrics:
 
     def _site(self, root: Any) -> int | None:
         """The series of the user's line that calls backward, found without making its name each time."""
-        frame: FrameType | None = sys._getframe(5)
-        for _ in range(FRAMES_LIMIT):
-            if frame is None or is_user_file(frame.f_code.co_filename):
-                break
-            frame = frame.f_back
+        frame = user_frame(sys._getframe(5))
         caller = None if frame is None else frame.f_back
         # A code object's own hash goes over all that it holds; `_codes` keeps each alive, and its number its own.
         key = frame and (id(frame.f_code), frame.f_lasti, caller and id(caller.f_code), caller and caller.f_lasti)
@@ -301,13 +298,19 @@ class Ring:
         self.waiting.append((event, self._buffers, entries))
         self._buffers = self._spare.pop() if self._spare else self._new()
 
-    def collect(self) -> list[Entry]:
-        """What has arrived since the last call."""
-        read: list[Entry] = []
+    @property
+    def oldest_ns(self) -> int:
+        """The time of the first value in the ring, that of no moment where it is empty."""
+        return self._entries[0][1] if self._entries else 1 << 63
+
+    def collect(self) -> list[Any]:
+        """The fields of what has arrived since the last call, one after the other."""
+        read: list[Any] = []
         while self.waiting and self.waiting[0][0].query():
             _, buffers, entries = self.waiting.pop(0)
             self._spare.append(buffers)
-            read += ((*entry[:2], value, entry[3]) for entry, value in zip(entries, buffers[2].tolist()))
+            for (series, time_ns, _, update), value in zip(entries, buffers[2].tolist()):
+                read += (series, time_ns, value, update)
         return read
 
     def _new(self) -> tuple[Any, list[Any], Any]:
