@@ -291,8 +291,8 @@ def healthy(seed: int) -> list[float]:
     """A loss that falls and levels off; its noise is normal, heavy-tailed, of factors, or grows as it falls."""
     draw = random.Random(seed)
     values = []
-    for step in range(3_000):
-        level = 2.5 * math.exp(-step / (100 + 40 * seed)) + (0.02, 0.3, 1.0)[seed % 3]
+    for step in range(1_500):
+        level = 2.5 * math.exp(-step / (50 + 20 * seed)) + (0.02, 0.3, 1.0)[seed % 3]
         noise = draw.gauss(0, 1)
         if seed % 4 == 1:
             noise /= math.sqrt(draw.gammavariate(2.5, 0.4))  # Student's t with 5 degrees of freedom

@@ -27,9 +27,10 @@ WINDOW = 200  # values before, that one is held against
 LEAST_BEFORE = 30  # with fewer the spread is not known to better than a third
 SCORE = 8.0  # robust standard deviations: normal noise reaches 5 once in a million values
 TAIL = 1.5  # times what the highest of the values before was above their median: heavy tails have such neighbours
+SMALLEST_CHANGE = 0.1  # of what is usual: runs of one script differ by a few percent
 SMALLEST = 0.01  # of the level the series began with: a loss near 0 leaps by large factors, and means nothing
 SIGMA = 1.4826  # a median distance from the median as a standard deviation (of a normal distribution)
-DUE = 32  # new values after which the rough limit is made anew: 60 us then, 2 us a value
+DUE = 64  # new values after which the rough limit is made anew: 70 us then, 1 us a value
 QUIET_VALUES = 20  # of a series after a leap: a new level is no row of leaps
 QUIET_STEPS = 50
 EVENTS_LIMIT = 20
@@ -83,7 +84,7 @@ class Watched:
                 continue
             self._values.append(value)
             self._new += 1
-            if self._new >= DUE or self._new * 8 >= len(self._values) >= LEAST_BEFORE:
+            if self._new >= DUE or self._new * 8 >= len(self._values) < WINDOW:
                 self._make_limit()
         return found
 
@@ -101,35 +102,45 @@ class Watched:
     def _make_limit(self) -> None:
         """Half the score, for what is judged against the last values exactly."""
         self._new = 0
-        values = sorted(self._values)
+        values = list(self._values)
         if len(values) >= LEAST_BEFORE:
             if not self._smallest:
-                self._smallest = SMALLEST * _median(sorted(map(abs, self._values)))
-            middle, spread = _spread(values)
-            self._limit = middle + SCORE / 2 * spread
+                self._smallest = SMALLEST * _median(sorted(map(abs, values)))
+            usual, spread, _ = _expected(values)
+            self._limit = usual + SCORE / 2 * spread
 
     def _leaps(self, value: float) -> bool:
-        values = sorted(self._values)
-        middle, spread = _spread(values)
-        above = value - middle
-        if above < max(SCORE * spread, TAIL * (values[-1] - middle), self._smallest):
+        values = list(self._values)
+        usual = _median(sorted(values))
+        if value - usual < max(self._smallest, SMALLEST_CHANGE * abs(usual)) or not _stands_out(value, values):
             return False
-        if values[0] <= 0:
-            return True
-        middle, spread = _spread([math.log(other) for other in values])
-        return math.log(value) - middle >= SCORE * spread
+        return min(values) <= 0 or _stands_out(math.log(value), [math.log(other) for other in values])
+
+
+def _stands_out(value: float, values: list[float]) -> bool:
+    usual, spread, highest = _expected(values)
+    return value - usual >= max(SCORE * spread, TAIL * highest)
+
+
+def _expected(values: list[float]) -> tuple[float, float, float]:
+    """(what `values` lead to expect, robust spread, highest) about the line through the medians of both halves.
+
+    A series that falls fast is not noisy. Where most values are equal, the spread is a part of their size that no
+    rounding reaches.
+    """
+    half = len(values) // 2
+    early, late = _median(sorted(values[:half])), _median(sorted(values[half:]))
+    slope = (late - early) / half
+    first = early - slope * half / 2
+    rest = sorted([value - first - slope * at for at, value in enumerate(values)])
+    usual, middle = max(late, first + slope * (len(values) - 1)), _median(rest)
+    distance = _median(sorted([abs(value - middle) for value in rest]))
+    return usual, max(SIGMA * distance, 1e-3 * abs(usual), 1e-12), rest[-1]
 
 
 def _median(ordered: list[float]) -> float:
     half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
-
-
-def _spread(ordered: list[float]) -> tuple[float, float]:
-    """(median, robust spread); where most values are equal, a part of their size that no rounding reaches."""
-    middle = _median(ordered)
-    distance = _median(sorted([abs(value - middle) for value in ordered]))
-    return middle, max(SIGMA * distance, 1e-3 * abs(middle), 1e-12)
 
 
 class Alarms:
