@@ -128,6 +128,25 @@ def far_off_and_one_ahead() -> Planted:
     return script, script.step_with(POISONED), "train/loss"
 
 
+def fetched_ahead_and_accumulated() -> Planted:
+    """As Accelerate's own loaders, which are told by their module, with a last update of fewer batches."""
+
+    class Shard(DataLoader[Any]):
+        __module__ = "accelerate.data_loader"
+
+        def __iter__(self) -> Any:
+            return one_ahead(super().__iter__())
+
+    script, ahead = Script(), Shard(Samples(math.nan), batch_size=BATCH)
+    ALIVE[:] = [ahead]
+    for _ in range(2):
+        for number, batch in enumerate(ahead, 1):
+            script.backward(batch)
+            if number % 4 == 0 or number == len(ahead):
+                script.update()
+    return script, script.step_with(POISONED), "train/loss"
+
+
 def far_off_while_accumulating() -> Planted:
     script = Script()
     for number, batch in enumerate(loader(Samples(9_000.0), num_workers=2), 1):
@@ -178,6 +197,7 @@ PLANTED = {
     "a batch, no workers": poisoned(0),
     "a batch, two workers": poisoned(2),
     "a batch, fetched one ahead": far_off_and_one_ahead,
+    "a batch, fetched ahead and accumulated": fetched_ahead_and_accumulated,
     "a batch, gradients accumulated": far_off_while_accumulating,
     "a layer, batches fetched before": fetched_before_trained,
     "a layer's gradient": gradient_lost,
@@ -349,6 +369,21 @@ def test_a_scaler_that_looks_for_its_scale_is_no_alarm(captured: Captured) -> No
     assert not math.isfinite(norms[0])
     assert math.isfinite(norms[-1])
     assert captured.of("alarm") == []
+
+
+@pytest.mark.parametrize("fault", ["batches", "alarms"])
+def test_a_defect_of_ours_costs_the_data_alone(tmp_path: Path, fault: str) -> None:
+    captured = Captured(tmp_path, faults=fault)
+    captured.agent.probes.install_all()
+    try:
+        script, _, _ = poisoned(0)()
+    finally:
+        captured.finish()
+    alarms_told = captured.of("alarm")
+    assert [event["probe"] for event in captured.of("probe_error")] == [fault]
+    assert [alarm["step"] for alarm in alarms_told] == ([script.step_with(POISONED)] if fault == "batches" else [])
+    assert len(captured.of("loader")) == 1
+    assert captured.of("metrics")
 
 
 def test_a_lasting_trouble_is_one_alarm_and_a_run_has_few(captured: Captured) -> None:

@@ -108,7 +108,7 @@ class Batches:
             number = state.get("_send_idx")
             kept.add(state.get("_num_yielded", 0) if number is None else number, indices)
 
-    def adopt(self, serial: int, iterator: Any, anew: bool = False) -> Kept:
+    def adopt(self, serial: int, iterator: Any, anew: bool = False) -> None:
         """From now on `serial` is the number of the iterator; `anew`: it is about to begin a further pass."""
         state = iterator.__dict__
         kept: Kept | None = None if anew else state.get(KEPT)
@@ -120,7 +120,6 @@ class Batches:
         if len(self._kept) > ITERATORS_LIMIT:
             gone = [number for number, other in self._kept.items() if other.iterator() is None]
             del self._kept[min(gone or self._kept)]
-        return kept
 
     def known(self, serial: int, loader: int | None, epoch: int | None) -> None:
         """Which loader the iterator is of, and how often that was iterated before."""
