@@ -99,9 +99,11 @@ def of_process(tables: Tables, values: pl.DataFrame, process: str | None) -> dic
     return dict(sorted(found.items(), key=lambda item: _place(item[0])))
 
 
-def _place(name: str) -> int:
-    first = name.partition("/")[0]
-    return _LAST.index(first) + 2 if first in _LAST else int(first != TRAINING)
+def _place(name: str) -> tuple[int, bool]:
+    """By group; of the system, devices before all else."""
+    first, _, rest = name.partition("/")
+    group = _LAST.index(first) + 2 if first in _LAST else int(first != TRAINING)
+    return group, first == SYSTEM and not rest.startswith(("gpu.", "cuda."))
 
 
 def charts(names: Iterable[str]) -> dict[str, dict[str, list[str]]]:
