@@ -17,6 +17,7 @@ class StepBatch(Struct, frozen=True):
     samples: How many the sampler named; more than `indices` where these were cut.
     indices: Of its samples in the data set, None where they are not known, for the `reason`.
     files: Names of the samples, where a plain list of the data set has them; None for each that has none.
+    targets: Their classes, where the data set has them in a plain list.
     loader: Where the script makes the loader.
     """
 
@@ -35,7 +36,9 @@ class StepBatch(Struct, frozen=True):
 class Alarm(Struct, frozen=True):
     """A value that is not finite, or leaps.
 
+    rank: Its number.
     step: None where the step was never finished.
+    time_ns: When the value was known.
     value: A text where it is not finite: nan, inf, -inf.
     low: The lowest of the (at most 200) values before it, None where they were too few to say what is usual.
     high: The highest of them.
