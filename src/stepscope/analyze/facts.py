@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from stepscope.analyze import compilers, memory_losses, ranks, redundant, sites, step_times, trial
+from stepscope.analyze import compilers, memory_losses, metrics, ranks, redundant, sites, step_times, trial
 from stepscope.analyze.context import Context
 from stepscope.analyze.device import device_losses, device_time, replay
 from stepscope.analyze.device.device_losses import TraceLosses
@@ -91,6 +91,7 @@ class Facts(Analysis):
         return sites.settings(tables, loader.feeding_loader(tables, self._context.labelled), self._framework)
 
     trial = _made(lambda facts: trial.facts(facts._context.tables))
+    metrics = _made(lambda facts: metrics.facts(facts._context.tables, facts._context.labelled))
     source_files = _made(
         lambda facts: SourceFiles(facts._context.options.source_roots, facts._context.tables.run.source_hashes)
     )
