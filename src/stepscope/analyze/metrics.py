@@ -95,7 +95,6 @@ class _Run:
     def facts(self) -> MetricFacts | None:
         if self._tables.metrics.is_empty() and self._labelled.frame.is_empty():
             return None
-        own = self._own
         return MetricFacts(
             series=tuple(map(_summary, self._all)),
             non_finite=self._non_finite(),
@@ -103,7 +102,7 @@ class _Run:
             changes=tuple(self._changes()),
             clipping=self._clipping(),
             scaling=self._scaling(),
-            accumulation=tuple(self._accumulation()) if any(one.name.startswith(LOSS) for one in own) else None,
+            accumulation=self._accumulation(),
             zeros=tuple(_watched(self._all, ZEROS)),
             update_ratios=tuple(_watched(self._all, RATIOS)),
         )
@@ -336,31 +335,18 @@ class _Run:
             collapsed_step=int(of_steps[below[0]]) if len(below) else None,
         )
 
-    def _accumulation(self) -> Iterator[Accumulation]:
-        """Losses that are means over several passes, which the table makes where nothing divides them."""
-        for one in self._own:
-            if one.source != "backward" or not (one.name == LOSS or one.name.startswith(f"{LOSS}/")):
-                continue
-            suffix = one.name.removeprefix(LOSS)
-            parts = [
-                each
-                for of in ("sum", "mean")
-                for each in self._own
-                if each.name == f"{LOSS}_{of}{suffix}" and each.process == one.process
-            ]
-            if len(parts) != 2 or any(len(part.values) != len(one.values) for part in parts):
-                continue
-            total, mean = (part.values for part in parts)
-            known = np.isfinite(total) & (mean != 0) & np.isfinite(mean)
-            passes = np.rint(total[known] / mean[known])
-            undivided = np.array_equal(one.values, mean, equal_nan=True) and not np.array_equal(total, mean)
-            if not undivided or not len(passes):
-                continue
-            usual = int(np.median(passes))
-            place = self._places.get(one.process, {}).get(one.name)
-            node = self._nodes.get((one.process, place), "")
-            yield Accumulation(one.name, usual, len(passes), float((passes == usual).mean()), node, place)
-            return  # the same script runs on all ranks
+    def _accumulation(self) -> tuple[Accumulation, ...] | None:
+        """A loss that is the mean over several passes, which the table makes where nothing divides them."""
+        loss, total = self._of(LOSS), self._of(f"{LOSS}_sum")
+        if loss is None or total is None or len(total.values) != len(loss.values):
+            return None
+        known = np.isfinite(loss.values) & np.isfinite(total.values) & (loss.values != 0)
+        passes = np.rint(total.values[known] / loss.values[known])
+        if not len(passes) or (usual := int(np.median(passes))) < 2:
+            return ()
+        place = self._places.get(loss.process, {}).get(LOSS)
+        node = self._nodes.get((loss.process, place), "")
+        return (Accumulation(LOSS, usual, len(passes), float((passes == usual).mean()), node, place),)
 
     @cached_property
     def _nodes(self) -> dict[tuple[str, Place | None], str]:

@@ -195,6 +195,6 @@ class MetricFacts(Struct, frozen=True):
     changes: tuple[LevelChange, ...]
     clipping: Clipping | None
     scaling: Scaling | None
-    accumulation: tuple[Accumulation, ...] | None  # None where no loss was recorded
+    accumulation: tuple[Accumulation, ...] | None  # None where no update has several passes
     zeros: tuple[Watched, ...]
     update_ratios: tuple[Watched, ...]

@@ -1,9 +1,9 @@
 """What the run learns beside what it costs: losses, learning rates, norms, what the script logs; as `metrics` events.
 
-A tensor is copied on its device, without its graph, into a ring of 64 scalars. A full ring, or one with values older
-than `EVERY_NS` at the end of a step, is read as a whole: on the CPU from memory, on a CUDA device by one copy to pinned
-memory behind an event that is asked, never waited for. Nothing here synchronises a device, in a graph's capture nothing
-is copied, and what lies on a device of another kind is left out, which is said once.
+A number in the host's memory is read where it is. On a CUDA device a scalar is copied, without its graph, into a ring
+of 64. A full ring, or one with values older than `EVERY_NS` at the end of a step, is copied as a whole to pinned memory
+behind an event that is asked, never waited for. Nothing here synchronises a device, in a graph's capture nothing is
+copied, and what lies on a device of another kind is left out, which is said once.
 
 The step of a value is not written: it is the one whose time holds the value's, known when the step has ended.
 """
@@ -17,22 +17,24 @@ import time
 from itertools import groupby
 from operator import itemgetter
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Tuple
 
-from stepscope.record.agent.frames import is_user_file, place_fields, user_place
+from stepscope.record.agent.frames import is_user_file, place_fields, user_places
 
 if TYPE_CHECKING:
     from stepscope.record.agent.agent import Agent
     from stepscope.record.agent.segments import StepRow
 
 NAME = "metrics"
+BATCH_TOKENS = "perf/batch_tokens"  # of the batches from one on, until the next value
 SIZE = 64  # values that are read together
 EVERY_NS = 500_000_000  # values older than this are read at the end of a step: `kill -9` loses a second at most
 HELD_LIMIT = 4_096  # values that wait for the end of a step; a step with more of them is read in the middle
+SERIES_LIMIT = 20_000  # a script may put the step into the names that it logs under
 RINGS_LIMIT = 8  # full rings of a device that is far behind; beyond them values are left out
 PATIENCE_S = 5.0  # at the end, for a device that has not finished
 OPTIMIZERS_LIMIT, GROUPS_LIMIT = 8, 32  # whose learning rates are kept; an optimizer per parameter has hundreds alike
-SITES_LIMIT = 64  # lines that call backward
+SITES_LIMIT = 64  # lines that call backward, each with the line that calls their function
 FRAMES_LIMIT = 60
 
 Listener = Callable[["Series", "list[int]", "list[float]"], None]
@@ -47,16 +49,9 @@ class Series(NamedTuple):
     by_update: bool = False  # the number of optimizer steps before each value is written as well
 
 
-class Entry(NamedTuple):
-    """A value that is kept; `update` is the number of optimizer steps that ended before it.
-
-    Where one is under way, as around a closure, it is -1 minus that number.
-    """
-
-    series: int
-    time_ns: int
-    value: Any
-    update: int = 0
+# A value that is kept: series, time in ns, value, and the number of optimizer steps that ended before it; where one is
+# under way, as around a closure, -1 minus that number.
+Entry = Tuple[int, int, Any, int]
 
 
 class Metrics:
@@ -71,10 +66,12 @@ class Metrics:
         self._rings: dict[Any, Ring | None] = {}  # by device; None of one that is left out
         self._oldest_ns = 0
         self._lost = 0
-        self._sites: dict[Any, int] = {}  # (code, instruction) of a line that calls backward -> series
+        self._sites: dict[Any, int | None] = {}  # (code, instruction) of a line that calls backward -> series
+        self._codes: list[Any] = []
         self._rates: dict[int, tuple[Any, ...]] = {}  # id of an optimizer -> its groups' last rates
         self._scaled: tuple[Any, Any] | None = None  # (what GradScaler.scale returned last, what it was given)
         self._updates = 0  # optimizer steps that ended
+        self._steppers: dict[int, int] = {}  # of several optimizers, which made each update
         self._updating = False  # one is under way
         self.is_scaled = False  # gradients of the last backward passes are, by a GradScaler
         self.listeners: list[Listener] = []
@@ -84,34 +81,37 @@ class Metrics:
 
     # ------------------------------------------------------------------------------------------ what probes tell
 
-    def series(self, name: str, source: str, by_update: bool = False, **about: Any) -> int:
-        """The number of the curve `name`, for `keep`."""
+    def series(self, name: str, source: str, by_update: bool = False, **about: Any) -> int | None:
+        """The number of the curve `name`, for `keep`; None where there are too many."""
         key = (name, source, *about.items())
         number = self._series.get(key)
-        if number is None:
+        if number is None and len(self._all) < SERIES_LIMIT:
             number = self._series[key] = len(self._all)
             self._all.append(Series(name, source, about, by_update))
         return number
 
-    def keep(self, series: int, time_ns: int, value: Any, update: int = 0) -> None:
-        """Keep a value: a number, or a tensor of one element, of which a copy is made. On any thread."""
+    def keep(self, series: int | None, time_ns: int, value: Any, update: int = 0) -> None:
+        """Keep a value: a number, or a tensor of one element, of which a copy is made. On any thread.
+
+        What is neither is passed over.
+        """
+        if series is None:
+            self._lost += 1
+            return
         with self._lock:
             if not self._oldest_ns:
                 self._oldest_ns = time_ns
-            if value.__class__ is float or isinstance(value, (int, float)) or type(value).__module__ == "numpy":
-                self._numbers.append(Entry(series, time_ns, float(value), update))
-                if len(self._numbers) >= HELD_LIMIT:
-                    self._drain()
-                return
-            tensor = plain_scalar(value)
-            if tensor is None:
-                return
-            device = tensor.device
-            ring = self._rings.get(device)
-            if ring is None and device not in self._rings:
-                ring = self._rings[device] = self._made(device)
-            if ring is not None and not ring.take(tensor, Entry(series, time_ns, None, update)):
-                self._lost += 1
+            if value.__class__ is not float and not isinstance(value, (int, float)):
+                tensor = plain_scalar(value)
+                if tensor is None:
+                    return
+                if not tensor.is_cpu:
+                    self._take(tensor, (series, time_ns, None, update))
+                    return
+                value = tensor.tolist()
+            self._numbers.append((series, time_ns, value, update))
+            if len(self._numbers) >= HELD_LIMIT:
+                self._drain()
 
     def loss(self, tensors: Any, now_ns: int) -> None:
         """`backward` is about to be called on `tensors`."""
@@ -125,9 +125,11 @@ class Metrics:
             self.keep(self._site(root), now_ns, root, -1 - self._updates if self._updating else self._updates)
 
     def update_begins(self, optimizer: Any, now_ns: int) -> None:
-        """An optimizer is about to step: keep the learning rates that are new."""
+        """An optimizer, torch's or a framework's, is about to step: keep the learning rates that are new."""
         self._updating = True
-        groups = optimizer.param_groups
+        groups = getattr(optimizer, "param_groups", None) or getattr(optimizer, "hypers", None)
+        if groups is None:  # as Keras has it
+            groups = [{"lr": getattr(getattr(optimizer, "_learning_rate", None), "_value", None)}]
         known = self._rates.get(id(optimizer))
         if known is None:
             if len(self._rates) >= OPTIMIZERS_LIMIT:
@@ -146,9 +148,11 @@ class Metrics:
                     last[index] = version
                     self._keep_rate(number, index, group, now_ns, rate)
 
-    def update_ended(self) -> None:
+    def update_ended(self, optimizer_id: int) -> None:
         """An optimizer has stepped."""
         self._updating = False
+        if len(self._rates) > 1 and optimizer_id in self._rates:
+            self._steppers[self._updates] = self._rates[optimizer_id][0]
         self._updates += 1
 
     def scaled(self, loss: Any, result: Any) -> None:
@@ -199,67 +203,78 @@ class Metrics:
         written = []
         for number, group in groupby(entries, key=itemgetter(0)):
             series, own = self._all[number], list(group)
-            times, values = [entry.time_ns for entry in own], [float(entry.value) for entry in own]
+            times, values = [entry[1] for entry in own], [float(entry[2]) for entry in own]
             for listener in self.listeners:
                 listener(series, times, values)
             columns: dict[str, Any] = {"start_ns": times[0], "after_ns": [time - times[0] for time in times]}
             columns["values"] = [as_json(value) for value in values]
             if series.by_update:
-                columns["updates"] = [entry.update for entry in own]
+                columns["updates"] = [entry[3] for entry in own]
+                if self._steppers:
+                    updates = [update if update >= 0 else -1 - update for update in columns["updates"]]
+                    columns["optimizers"] = [self._steppers.get(update, 0) for update in updates]
             written.append({"name": series.name, "source": series.source, **series.about, **columns})
         self._agent.journal.write(NAME, step=None, series=written)
+        if len(self._steppers) > HELD_LIMIT:
+            self._steppers = {update: self._steppers[update] for update in list(self._steppers)[-SIZE:]}
 
     # --------------------------------------------------------------------------------------------------- internals
 
-    def _made(self, device: Any) -> Ring | None:
-        if device.type in ("cpu", "cuda"):
-            return Ring(device)
-        self._agent.journal.write("mark", name=f"metrics: values on {device.type} devices are not recorded")
-        return None
+    def _take(self, tensor: Any, entry: Entry) -> None:
+        """Keep what lies on a device."""
+        device = tensor.device
+        if device not in self._rings:
+            self._rings[device] = Ring(device) if device.type == "cuda" else None
+            if device.type != "cuda":
+                self._agent.journal.write("mark", name=f"metrics: values on {device.type} devices are not recorded")
+        ring = self._rings[device]
+        if ring is not None and not ring.take(tensor, entry):
+            self._lost += 1
 
     def _keep_rate(self, number: int, index: int, group: dict[str, Any], now_ns: int, rate: Any) -> None:
         name = group.get("name")
         name = name if isinstance(name, str) and name else str(index)
         self.keep(self.series(f"train/lr/{f'{number}.' if number else ''}{name}", "optimizer"), now_ns, rate)
 
-    def _site(self, root: Any) -> int:
+    def _site(self, root: Any) -> int | None:
         """The series of the user's line that calls backward, found without making its name each time."""
-        frame: FrameType | None = sys._getframe(4)
+        frame: FrameType | None = sys._getframe(5)
         for _ in range(FRAMES_LIMIT):
             if frame is None or is_user_file(frame.f_code.co_filename):
                 break
             frame = frame.f_back
-        key = None if frame is None else (frame.f_code, frame.f_lasti)
+        caller = None if frame is None else frame.f_back
+        # A code object's own hash goes over all that it holds; `_codes` keeps each alive, and its number its own.
+        key = frame and (id(frame.f_code), frame.f_lasti, caller and id(caller.f_code), caller and caller.f_lasti)
         series = self._sites.get(key)
-        if series is None:
-            place = place_fields(user_place(4))
-            series = self.series("train/loss", "backward", by_update=True, **place, **_division(root))
-            if len(self._sites) < SITES_LIMIT:
-                self._sites[key] = series
+        if series is None and len(self._sites) < SITES_LIMIT:
+            self._codes += (frame and frame.f_code, caller and caller.f_code)
+            places = user_places(4, 2)
+            about = {**place_fields(places[0] if places else None), "caller": places[1] if places[1:] else None}
+            series = self.series("train/loss", "backward", by_update=True, **about, **_division(root))
+            self._sites[key] = series
         return series
 
 
 class Ring:
-    """The last scalars of one device, in its memory. `waiting` are full ones whose copies the device has to make."""
+    """The last scalars of one CUDA device, in its memory. `waiting` are full ones whose copies it has to make."""
 
     def __init__(self, device: Any) -> None:
         self._device = device
         self._torch: Any = sys.modules["torch"]
-        self._cuda = self._torch.cuda if device.type == "cuda" else None
+        self._cuda: Any = self._torch.cuda
         self._spare: list[tuple[Any, list[Any], Any]] = []  # (buffer, its elements, pinned memory)
         self._entries: list[Entry] = []
         self._streams: dict[Any, Any] = {}  # those that values were copied on
-        self._read: list[Entry] = []
         self.waiting: list[tuple[Any, tuple[Any, list[Any], Any], list[Entry]]] = []
         self._buffers = self._new()
 
     def take(self, tensor: Any, entry: Entry) -> bool:
         """Copy `tensor`, without its graph; False where there is no room, or a graph is being captured."""
-        if self._cuda is not None:
-            if len(self.waiting) >= RINGS_LIMIT or self._cuda.is_current_stream_capturing():
-                return False
-            stream = self._cuda.current_stream(self._device)
-            self._streams[stream.cuda_stream] = stream
+        if len(self.waiting) >= RINGS_LIMIT or self._cuda.is_current_stream_capturing():
+            return False
+        stream = self._cuda.current_stream(self._device)
+        self._streams[stream.cuda_stream] = stream
         slot = self._buffers[1][len(self._entries)]
         self._entries.append(entry)
         slot.copy_(tensor.detach(), non_blocking=True)
@@ -268,14 +283,10 @@ class Ring:
         return True
 
     def drain(self) -> None:
-        """Have what is in the ring read."""
+        """Have what is in the ring copied to the host."""
         entries, self._entries = self._entries, []
         buffer, _, pinned = self._buffers
         if not entries:
-            return
-        if self._cuda is None:
-            values = buffer.tolist()
-            self._read += (entry._replace(value=value) for entry, value in zip(entries, values))
             return
         stream = self._cuda.current_stream(self._device)
         for other in self._streams.values():
@@ -289,21 +300,19 @@ class Ring:
         self._buffers = self._spare.pop() if self._spare else self._new()
 
     def collect(self) -> list[Entry]:
-        """What has been read since the last call."""
+        """What has arrived since the last call."""
+        read: list[Entry] = []
         while self.waiting and self.waiting[0][0].query():
             _, buffers, entries = self.waiting.pop(0)
             self._spare.append(buffers)
-            self._read += (entry._replace(value=value) for entry, value in zip(entries, buffers[2].tolist()))
-        read, self._read = self._read, []
+            read += ((*entry[:2], value, entry[3]) for entry, value in zip(entries, buffers[2].tolist()))
         return read
 
     def _new(self) -> tuple[Any, list[Any], Any]:
         torch = self._torch
         with torch.no_grad():
             buffer = torch.zeros(SIZE, dtype=torch.float64, device=self._device)
-            pinned = None
-            if self._cuda is not None:
-                pinned = torch.empty(SIZE, dtype=torch.float64, pin_memory=True)
+            pinned = torch.empty(SIZE, dtype=torch.float64, pin_memory=True)
             return buffer, list(buffer.unbind()), pinned
 
 
@@ -313,6 +322,8 @@ def plain_scalar(value: Any) -> Any:
     The part of a tensor that is a sum or a mean over ranks is this rank's: nothing is communicated.
     """
     torch: Any = sys.modules["torch"]
+    if value.__class__ is torch.Tensor and not value.dim() and not value.is_complex():
+        return value
     if value.__class__ is not torch.Tensor:
         value = getattr(value, "_local_tensor", value)
         if not isinstance(value, torch.Tensor):

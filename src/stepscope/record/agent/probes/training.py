@@ -187,7 +187,7 @@ class OptimizerProbe(Probe):
             if get_ident() == agent.training_thread or agent.accepts(strong=True):
                 now = monotonic_ns() + offset_ns
                 faults.optimizer_ended(now)
-                agent.metrics.update_ended()
+                agent.metrics.update_ended(id(optimizer))
                 steps.optimizer_end(id(optimizer), now)
 
         switch, before, after = agent.guard.pair(self.name, start, end)
