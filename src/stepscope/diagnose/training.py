@@ -68,13 +68,16 @@ def _not_finite(analysis: Analysis, _findings: Sequence[Finding]) -> list[Risk]:
         "batch with such values",
         "backward": "the backward pass: the square root or norm of zero, an overflow in half precision",
     }.get(found.stage, "the scaler")
+    since = f" from step {found.step} on" if lasting else f" in step {found.step}"
+    since = since if found.step is not None else ""
     doubt = "" if found.sure else " No norm was taken: the backward pass of the step before may have made it."
     return [
         _risk(
             not_finite,
             "loss",
             found.place,
-            title=found.sentence,
+            title=f"{'Nothing is learned' if lasting else 'An update is lost'}{since}: {found.name} is {found.value}, "
+            f"first in {where.partition(':')[0]}{at(found.place)}",
             severity="critical" if lasting else "warning",
             confidence="high" if found.sure else "medium",
             ranks=(found.rank,),
