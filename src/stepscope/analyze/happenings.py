@@ -165,7 +165,7 @@ class Happenings:
         firsts = np.flatnonzero(np.diff(between, prepend=-1))
         counts = np.diff(np.append(firsts, len(times)))
         for first, count in zip(firsts.tolist(), counts.tolist(), strict=True):
-            yield self._made(int(times[first]), EVALUATION, f"evaluation ({count:,} steps)")
+            yield self._made(int(times[first]), EVALUATION, f"evaluation ({count:,} step{'s' * (count > 1)})")
 
     # ----------------------------------------------------------------------------------------------- telemetry
 

@@ -78,10 +78,12 @@ def spikes(values: Floats) -> list[Leap]:
         history = own[max(0, at - 2 * WINDOW) : at]
         history = history[~taken[max(0, at - 2 * WINDOW) : at]][-WINDOW:]
         score, usual = _score(float(own[at]), history)
-        if score < SCORE or own[at] - usual < max(SMALLEST * start, SMALLEST_CHANGE * abs(usual)):
+        goes_on = bool(found) and at - found[-1][-1] <= 2
+        least = max(SMALLEST * start, SMALLEST_CHANGE * abs(usual))
+        if score < (SCORE / 2 if goes_on else SCORE) or own[at] - usual < least:
             continue
         taken[at], scores[at] = True, (score, usual)
-        if found and at - found[-1][-1] <= 2:
+        if goes_on:
             found[-1].append(at)
             if at - found[-1][0] >= LONGEST:  # no spike, and what is usual from now on
                 taken[found[-1][0] : at + 1] = False
@@ -178,7 +180,12 @@ def _jumps(own: Floats, scale: int) -> Iterator[int]:
     spread = np.maximum((high - low)[at - scale], (high - low)[at]) / QUARTILES
     error = np.maximum(spread * MEDIAN_ERROR * math.sqrt(2.0 / scale), 1e-9 * np.abs(before))
     size = np.abs(jump)
-    counts = (size >= STEP_SCORE * error) & (size >= ABRUPT * trend) & (size >= SMALLEST_CHANGE * np.abs(before))
+    counts = (
+        (size > 0)
+        & (size >= STEP_SCORE * error)
+        & (size >= ABRUPT * trend)
+        & (size >= SMALLEST_CHANGE * np.abs(before))
+    )
     relative = size / np.maximum(np.abs(before), 1e-300)
     counts &= relative >= UNUSUAL * float(np.median(relative))
     for group in _groups(counts, scale):

@@ -1,7 +1,7 @@
 """The health of what is trained, by its metrics: none of it costs time that could be measured, so all of it is a risk.
 
 A loss that is not finite, gradients that are added up and not divided, clipped in nearly every update or left out by a
-GradScaler, modules that answer with zeros, updates of the wrong size.
+GradScaler, modules that return zeros, updates of the wrong size.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def _dead(analysis: Analysis, _findings: Sequence[Finding]) -> list[Risk]:
         _risk(
             dead_units,
             found[0].name,
-            title=f"{len(found)} of {len(watched)} modules answer with zeros in {found[-1].value:.0%} of their outputs "
+            title=f"{len(found)} of {len(watched)} modules return zeros in {found[-1].value:.0%} of their outputs "
             f"or more, all through the later half of the run: {_listed(found)}",
             evidence=tuple(figure(f"zeros of {one.name}", one.value, "share", SOURCE) for one in found[:5]),
             fix="Lower the learning rate or warm it up, look at how these modules are initialised, or use an "
