@@ -138,3 +138,41 @@ def test_a_healthy_run_and_one_without_series() -> None:
             *("dead_units", "update_ratio"),
         )
     }
+
+
+def sampled(*below: tuple[str, int], waiting: bool = False) -> Diagnosis:
+    """Of a loop that stands in a model, and for a fifth of its samples in each of these below the script's line 40."""
+    train = f"main ({LINE['file']}:40)"
+    stacks = [
+        {"frames": [train, frame], "samples": count, "waiting": waiting, "phase": "other"} for frame, count in below
+    ]
+    stacks.append({"frames": [f"main ({LINE['file']}:20)", "linear (torch/nn/functional.py:9)"], "samples": 400})
+    stacks[-1]["phase"] = "forward"
+    return diagnose(analyze(make_tables(steps=step_rows(500), stacks=stacks)))
+
+
+@pytest.mark.parametrize(
+    ("file", "tool"),
+    [
+        ("site-packages/wandb/integration/torch/wandb_torch.py", "wandb.watch"),
+        ("site-packages/wandb/sdk/wandb_run.py", "W&B"),
+        ("site-packages/torch/utils/tensorboard/writer.py", "TensorBoard"),
+        ("site-packages/lightning/pytorch/callbacks/throughput_monitor.py", "Lightning's ThroughputMonitor"),
+    ],
+)
+def test_a_logging_tool_is_named_with_the_line_that_calls_it(file: str, tool: str) -> None:
+    found = sampled((f"log (/usr/lib/python3/{file}:70)", 100), waiting=True)
+    (finding,) = (one for one in found.findings if one.rule == "host.logging")
+    assert finding.title.startswith(f"Logging with {tool} takes ")
+    assert finding.title.endswith("of the step, mostly waiting: log (train.py:40)")
+    assert [place.line for place in finding.where] == [40]
+    # nobody tells the same time as Python of that line
+    assert [one for one in found.findings if one.rule == "host.python_on_critical_path"] == []
+
+
+def test_logging_that_costs_little_and_a_script_of_such_a_name_are_no_finding() -> None:
+    for found in (
+        sampled(("log (/usr/lib/python3/site-packages/wandb/sdk/wandb_run.py:70)", 4)),
+        sampled(("log (/home/user/project/wandb/mine.py:70)", 100)),
+    ):
+        assert [one for one in found.findings if one.rule == "host.logging"] == []

@@ -25,7 +25,7 @@ _FILES = (input, host, machine, device, compute, memory, ranks, needless_work)
 # The order in which rules stand in `docs/findings.md` and abstain; those that are not listed follow, as in their files.
 _ORDER = (
     *("input.loader_bound", "host.per_item_loop", "host.python_on_critical_path"),
-    *("io.blocking_in_step", "input.prefetch_waves", "input.first_batch"),
+    *("host.logging", "io.blocking_in_step", "input.prefetch_waves", "input.first_batch"),
     *("host.step_drift", "system.garbage_collection", "system.threads_beyond_cores"),
     *("system.cpu_throttled", "system.children_hold_cores", "system.other_processes", "system.swapping_or_faults"),
     *("system.profiler_overhead", "compile.limit_hit", "compile.close_to_limit"),

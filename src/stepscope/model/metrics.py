@@ -183,6 +183,24 @@ class Watched(Struct, frozen=True):
     count: int
 
 
+class LoggingCost(Struct, frozen=True):
+    """What a logging tool takes of the main thread in steady steps, called from one line of the user's.
+
+    ms_per_step: Sampled time in a steady step.
+    at_most_ms_per_step: The same with what chance (95 %) and missed samples may add.
+    samples: Samples it stands on.
+    waiting_share: Of these, samples in which the thread waited.
+    """
+
+    tool: str
+    function: str  # the tool's, that is called
+    place: Place | None
+    ms_per_step: float
+    at_most_ms_per_step: float
+    samples: int
+    waiting_share: float | None
+
+
 class MetricFacts(Struct, frozen=True):
     """All that is known of what a run learned.
 

@@ -388,6 +388,7 @@ SECTIONS: tuple[Section, ...] = (
     Section(metrics.Scaling, "What the run learned: GradScaler", "views.metrics.scaling"),
     Section(metrics.Accumulation, "What the run learned: several passes of an update", "views.metrics.accumulation"),
     Section(metrics.Watched, "What the run learned: watched", "views.metrics.zeros, .update_ratios"),
+    Section(metrics.LoggingCost, "What logging takes", "views.logging"),
     Section(comparison.TrialFacts, "Knobs and seed of a run", "views.trial"),
     Section(comparison.AppliedKnob, "What became of a knob", f"views.trial.knobs, {_BOTH}"),
     Section(
