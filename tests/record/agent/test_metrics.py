@@ -83,7 +83,7 @@ def test_nothing_is_read_one_by_one_and_no_device_is_waited_for(
     train(model, optimizer)
     marks.log({"a": torch.tensor(1.0)})
     captured.agent.metrics.finish()
-    assert [call for call in calls if call != "tolist"] == usual  # `tolist` reads the host's own memory
+    assert calls == usual
 
 
 def test_a_value_is_kept_without_its_graph_and_without_a_larger_storage(captured: Captured) -> None:
@@ -264,10 +264,10 @@ def test_a_device_is_asked_and_never_waited_for(monkeypatch: pytest.MonkeyPatch)
     assert ring.collect() == []
     FakeEvent.done = True
     read = ring.collect()
-    assert [(time_ns, value) for _, time_ns, value, _ in read] == [(n, float(n)) for n in range(SIZE * RINGS_LIMIT)]
+    assert list(zip(read[1::4], read[2::4], strict=True)) == [(n, float(n)) for n in range(SIZE * RINGS_LIMIT)]
     assert ring.take(torch.tensor(5.0), (0, 9, None, 0))
     ring.drain()
-    assert [value for _, _, value, _ in ring.collect()] == [5.0]
+    assert ring.collect()[2::4] == [5.0]
 
 
 def test_values_are_written_while_the_run_goes_on(captured: Captured) -> None:
@@ -317,12 +317,12 @@ def test_a_killed_run_has_lost_a_second_at_most(tmp_path: Path) -> None:
         [*line, sys.executable, "-u", "train.py", "0.02"], cwd=tmp_path, stdout=subprocess.PIPE, text=True, bufsize=1
     )
     assert process.stdout is not None
-    printed = []
-    killed_at = time.monotonic() + 4
+    printed: list[tuple[float, float]] = []
     for text in process.stdout:
         printed.append((time.monotonic(), float(text)))
-        if time.monotonic() > killed_at:
+        if printed[-1][0] > printed[0][0] + 3:
             break
+    killed_at = printed[-1][0]
     agents = (tmp_path / "run").glob("host-*/agents.jsonl")
     pid = int(next(agents).read_text().split('"pid":')[1].split(",")[0])
     os.kill(pid, signal.SIGKILL)

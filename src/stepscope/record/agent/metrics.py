@@ -10,16 +10,15 @@ The step of a value is not written: it is the one whose time holds the value's, 
 
 from __future__ import annotations
 
+import ctypes
 import math
+import struct
 import sys
 import threading
 import time
-from itertools import groupby
-from operator import itemgetter
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Tuple
 
-from stepscope.record.agent.frames import is_user_file, place_fields, user_places
+from stepscope.record.agent.frames import place_fields, user_frame, user_places
 
 if TYPE_CHECKING:
     from stepscope.record.agent.agent import Agent
@@ -35,7 +34,6 @@ RINGS_LIMIT = 8  # full rings of a device that is far behind; beyond them values
 PATIENCE_S = 5.0  # at the end, for a device that has not finished
 OPTIMIZERS_LIMIT, GROUPS_LIMIT = 8, 32  # whose learning rates are kept; an optimizer per parameter has hundreds alike
 SITES_LIMIT = 64  # lines that call backward, each with the line that calls their function
-FRAMES_LIMIT = 60
 
 Listener = Callable[["Series", "list[int]", "list[float]"], None]
 
@@ -49,9 +47,10 @@ class Series(NamedTuple):
     by_update: bool = False  # the number of optimizer steps before each value is written as well
 
 
-# A value that is kept: series, time in ns, value, and the number of optimizer steps that ended before it; where one is
-# under way, as around a closure, -1 minus that number.
+# A value on a device that is kept: series, time in ns, nothing yet, and the number of optimizer steps that ended before
+# it; where one is under way, as around a closure, -1 minus that number.
 Entry = Tuple[int, int, Any, int]
+FIELDS = 4
 
 
 class Metrics:
@@ -59,12 +58,13 @@ class Metrics:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._lock = threading.RLock()  # a script may log on any thread, and in `__del__`
+        self._lock = threading.RLock()  # of the rings: a script may log on any thread, and in `__del__`
         self._series: dict[Any, int] = {}
         self._all: list[Series] = []
-        self._numbers: list[Entry] = []  # that were plain numbers
+        # The fields of all numbers one after the other: no object that the garbage collector would look at. It is only
+        # ever extended, and cut at its beginning, each of which no other thread comes between.
+        self._numbers: list[Any] = []
         self._rings: dict[Any, Ring | None] = {}  # by device; None of one that is left out
-        self._oldest_ns = 0
         self._lost = 0
         self._sites: dict[Any, int | None] = {}  # (code, instruction) of a line that calls backward -> series
         self._codes: list[Any] = []
@@ -98,20 +98,17 @@ class Metrics:
         if series is None:
             self._lost += 1
             return
-        with self._lock:
-            if not self._oldest_ns:
-                self._oldest_ns = time_ns
-            if value.__class__ is not float and not isinstance(value, (int, float)):
-                tensor = plain_scalar(value)
-                if tensor is None:
-                    return
-                if not tensor.is_cpu:
-                    self._take(tensor, (series, time_ns, None, update))
-                    return
-                value = tensor.tolist()
-            self._numbers.append((series, time_ns, value, update))
-            if len(self._numbers) >= HELD_LIMIT:
-                self._drain()
+        if value.__class__ is not float and not isinstance(value, (int, float)):
+            value = scalar_of(value)
+            if value is None:
+                return
+            if value.__class__ is not float:
+                with self._lock:
+                    self._take(value, (series, time_ns, None, update))
+                return
+        self._numbers.extend((series, time_ns, value, update))
+        if len(self._numbers) >= HELD_LIMIT * FIELDS:
+            self._drain()
 
     def loss(self, tensors: Any, now_ns: int) -> None:
         """`backward` is about to be called on `tensors`."""
@@ -120,8 +117,7 @@ class Metrics:
         scaled, self._scaled = self._scaled, None
         if scaled is not None and scaled[0] is root:
             root, self.is_scaled = scaled[1], True
-        numel = getattr(root, "numel", None)
-        if numel is not None and numel() == 1:
+        if getattr(root, "grad_fn", None) is not None or getattr(root, "requires_grad", False):
             self.keep(self._site(root), now_ns, root, -1 - self._updates if self._updating else self._updates)
 
     def update_begins(self, optimizer: Any, now_ns: int) -> None:
@@ -175,41 +171,46 @@ class Metrics:
             self._agent.journal.write("metrics_lost", step=None, number=lost)
 
     def _at_boundary(self, _row: StepRow | None, now_ns: int) -> None:
-        if self._oldest_ns and now_ns - self._oldest_ns >= EVERY_NS:
+        numbers = self._numbers
+        if numbers and now_ns - numbers[1] >= EVERY_NS:
             self._drain()
         for ring in self._rings.values():
-            if ring is not None and ring.waiting:
-                self._collect()
+            if ring is not None and (ring.waiting or now_ns - ring.oldest_ns >= EVERY_NS):
+                self._drain()
 
     def _drain(self) -> None:
         """Read all that is kept, as far as no device has to be waited for."""
         with self._lock:
-            self._oldest_ns = 0
             for ring in self._rings.values():
                 if ring is not None:
                     ring.drain()
             self._collect()
 
     def _collect(self) -> None:
-        numbers, self._numbers = self._numbers, []
+        length = len(self._numbers)
+        numbers = self._numbers[:length]
+        del self._numbers[:length]
         for ring in self._rings.values():
             if ring is not None:
                 numbers += ring.collect()
         if numbers:
             self._write(numbers)
 
-    def _write(self, entries: list[Entry]) -> None:
-        entries.sort(key=itemgetter(0, 1))
+    def _write(self, numbers: list[Any]) -> None:
+        by_series: dict[int, list[int]] = {}
+        for at in range(0, len(numbers), FIELDS):
+            by_series.setdefault(numbers[at], []).append(at)
         written = []
-        for number, group in groupby(entries, key=itemgetter(0)):
-            series, own = self._all[number], list(group)
-            times, values = [entry[1] for entry in own], [float(entry[2]) for entry in own]
+        for number, places in by_series.items():
+            series = self._all[number]
+            places.sort(key=lambda at: numbers[at + 1])
+            times, values = [numbers[at + 1] for at in places], [float(numbers[at + 2]) for at in places]
             for listener in self.listeners:
                 listener(series, times, values)
             columns: dict[str, Any] = {"start_ns": times[0], "after_ns": [time - times[0] for time in times]}
             columns["values"] = [as_json(value) for value in values]
             if series.by_update:
-                columns["updates"] = [entry[3] for entry in own]
+                columns["updates"] = [numbers[at + 3] for at in places]
                 if self._steppers:
                     updates = [update if update >= 0 else -1 - update for update in columns["updates"]]
                     columns["optimizers"] = [self._steppers.get(update, 0) for update in updates]
@@ -238,11 +239,7 @@ class Metrics:
 
     def _site(self, root: Any) -> int | None:
         """The series of the user's line that calls backward, found without making its name each time."""
-        frame: FrameType | None = sys._getframe(5)
-        for _ in range(FRAMES_LIMIT):
-            if frame is None or is_user_file(frame.f_code.co_filename):
-                break
-            frame = frame.f_back
+        frame = user_frame(sys._getframe(5))
         caller = None if frame is None else frame.f_back
         # A code object's own hash goes over all that it holds; `_codes` keeps each alive, and its number its own.
         key = frame and (id(frame.f_code), frame.f_lasti, caller and id(caller.f_code), caller and caller.f_lasti)
@@ -277,7 +274,7 @@ class Ring:
         self._streams[stream.cuda_stream] = stream
         slot = self._buffers[1][len(self._entries)]
         self._entries.append(entry)
-        slot.copy_(tensor.detach(), non_blocking=True)
+        slot.copy_(tensor.detach().reshape(()), non_blocking=True)
         if len(self._entries) == SIZE:
             self.drain()
         return True
@@ -299,13 +296,19 @@ class Ring:
         self.waiting.append((event, self._buffers, entries))
         self._buffers = self._spare.pop() if self._spare else self._new()
 
-    def collect(self) -> list[Entry]:
-        """What has arrived since the last call."""
-        read: list[Entry] = []
+    @property
+    def oldest_ns(self) -> int:
+        """The time of the first value in the ring, that of no moment where it is empty."""
+        return self._entries[0][1] if self._entries else 1 << 63
+
+    def collect(self) -> list[Any]:
+        """The fields of what has arrived since the last call, one after the other."""
+        read: list[Any] = []
         while self.waiting and self.waiting[0][0].query():
             _, buffers, entries = self.waiting.pop(0)
             self._spare.append(buffers)
-            read += ((*entry[:2], value, entry[3]) for entry, value in zip(entries, buffers[2].tolist()))
+            for (series, time_ns, _, update), value in zip(entries, buffers[2].tolist()):
+                read += (series, time_ns, value, update)
         return read
 
     def _new(self) -> tuple[Any, list[Any], Any]:
@@ -316,26 +319,55 @@ class Ring:
             return buffer, list(buffer.unbind()), pinned
 
 
-def plain_scalar(value: Any) -> Any:
-    """`value` as a plain tensor without dimensions, its own part of a distributed one; None where it is none of these.
+def scalar_of(value: Any) -> Any:
+    """The one number of a tensor that lies in the host's memory; else the tensor itself, and None where it has none.
 
-    The part of a tensor that is a sum or a mean over ranks is this rank's: nothing is communicated.
+    Of a distributed tensor it is this rank's part: nothing is communicated. No operator runs, so that nobody's profiler
+    sees it.
     """
     torch: Any = sys.modules["torch"]
-    if value.__class__ is torch.Tensor and not value.dim() and not value.is_complex():
-        return value
-    if value.__class__ is not torch.Tensor:
-        value = getattr(value, "_local_tensor", value)
-        if not isinstance(value, torch.Tensor):
-            return None
-        if value.__class__ is not torch.Tensor:
-            if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-                return None  # fake, or still on its way from other ranks
-            with torch._C.DisableTorchFunctionSubclass():
-                value = value.detach().as_subclass(torch.Tensor)
-    if value.dim():
-        value = value.detach().reshape(()) if value.numel() == 1 else None
-    return None if value is None or value.is_complex() or str(value.layout) != "torch.strided" else value
+    if value.__class__ is torch.Tensor:
+        return _read(value, torch)
+    value = getattr(value, "_local_tensor", value)
+    if not isinstance(value, torch.Tensor) or type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return None  # no tensor, a fake one, or one still on its way from other ranks
+    with torch._C.DisableTorchFunctionSubclass():
+        found = _read(value, torch)
+        return found if not isinstance(found, torch.Tensor) else found.detach().as_subclass(torch.Tensor)
+
+
+def _read(tensor: Any, torch: Any) -> Any:
+    if tensor.numel() != 1 or tensor.is_complex():
+        return None
+    if not tensor.is_cpu:
+        return tensor
+    if tensor.dtype not in _readers:
+        _readers[tensor.dtype] = _READERS.get(str(tensor.dtype))
+    read = _readers[tensor.dtype]
+    if read is None or tensor.layout is not torch.strided:
+        return None
+    return -read(tensor.data_ptr()) if tensor.is_neg() else read(tensor.data_ptr())
+
+
+def _half(address: int) -> float:
+    return float(struct.unpack("<e", ctypes.string_at(address, 2))[0])
+
+
+def _brain(address: int) -> float:
+    return float(struct.unpack("<f", b"\0\0" + ctypes.string_at(address, 2))[0])
+
+
+_readers: dict[Any, Callable[[int], float] | None] = {}  # by type of torch, as far as met
+# How a number of a type lies in memory.
+_READERS: dict[str, Callable[[int], float]] = {
+    "torch.float32": lambda address: ctypes.c_float.from_address(address).value,
+    "torch.float64": lambda address: ctypes.c_double.from_address(address).value,
+    "torch.float16": _half,
+    "torch.bfloat16": _brain,
+    "torch.int64": lambda address: float(ctypes.c_int64.from_address(address).value),
+    "torch.int32": lambda address: float(ctypes.c_int32.from_address(address).value),
+    "torch.bool": lambda address: float(ctypes.c_bool.from_address(address).value),
+}
 
 
 def _division(root: Any) -> dict[str, Any]:
