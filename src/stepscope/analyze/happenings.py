@@ -229,6 +229,6 @@ def _lowered(readings: pl.DataFrame) -> dict[str, dict[str, float]]:
     """Of each GPU, the part of readings with each reason for a lower clock that somebody could remove."""
     found: dict[str, dict[str, float]] = {}
     for (device,), rows in of(readings, "gpu_clock_reasons").partition_by("device", as_dict=True).items():
-        bits = rows["value"].cast(pl.Int64).to_numpy()
+        bits = rows["value"].cast(pl.Int64, strict=False).fill_null(0).to_numpy()
         found[str(device)] = {name: float(((bits & bit) != 0).mean()) for bit, name in REASONS.items()}
     return found

@@ -70,6 +70,13 @@ def _not_finite(analysis: Analysis, _findings: Sequence[Finding]) -> list[Risk]:
     }.get(found.stage, "the scaler")
     since = f" from step {found.step} on" if lasting else f" in step {found.step}"
     since = since if found.step is not None else ""
+    framework = analysis.run.framework
+    hidden = ""
+    if framework is not None and framework.package == "transformers":
+        hidden = (
+            " The Trainer's own log shows the mean of other losses in its place (logging_nan_inf_filter, which also "
+        )
+        hidden += "reads the loss back in every pass)."
     doubt = "" if found.sure else " No norm was taken: the backward pass of the step before may have made it."
     return [
         _risk(
@@ -90,7 +97,7 @@ def _not_finite(analysis: Analysis, _findings: Sequence[Finding]) -> list[Risk]:
             fix=f"Look at {where}. torch.autograd.detect_anomaly() around that step names the operator, at about three "
             "times the time"
             + ("; every step since trains nothing: go back to a checkpoint from before" if lasting else ""),
-            caveat=f"Where it shows first need not be where it was made.{doubt}",
+            caveat=f"Where it shows first need not be where it was made.{doubt}{hidden}",
             learn="https://docs.pytorch.org/docs/stable/autograd.html#anomaly-detection",
             falsified_by="With the batch of that step left out, the same step is not finite again",
         )
