@@ -18,6 +18,7 @@ from stepscope.tables.arrays import Bools, Floats, Int64
 WINDOW = 200  # values before, that a spike is held against
 LEAST_BEFORE = 30  # with fewer the spread is not known to better than a third
 SCORE = 8.0  # robust standard deviations: normal noise reaches 5 once in a million values, heavy tails 7
+RECENT = 50  # of these, which alone tell a series that fell fast before; their tail is short, so twice as far above it
 TAIL = 1.5  # times what the highest of the values before was above the usual: heavy tails have such neighbours
 SMALLEST = 0.01  # of the level the series began with: a loss near 0 leaps by large factors, and means nothing
 LONGEST = 20  # values; what lasts longer is another level
@@ -119,13 +120,16 @@ def _score(value: float, history: Floats) -> tuple[float, float]:
     usual = float(np.median(history))
     if len(history) < LEAST_BEFORE:
         return 0.0, usual
-    score = _above(value, history)
-    if usual > 0 and history.min() > 0:
-        score = min(score, _above(math.log(value), np.log(history)))
+    score = 0.0
+    for before, tail in ((history, TAIL), (history[-RECENT:], 2 * TAIL)):
+        above = _above(value, before, tail)
+        if usual > 0 and before.min() > 0 and above:
+            above = min(above, _above(math.log(value), np.log(before), tail))
+        score = max(score, above)
     return score, usual
 
 
-def _above(value: float, history: Floats) -> float:
+def _above(value: float, history: Floats, tail: float) -> float:
     """By the spread about the line through the medians of both halves: a series that falls fast is not noisy."""
     half = len(history) // 2
     early, late = (float(np.median(part)) for part in (history[:half], history[half:]))
@@ -135,7 +139,7 @@ def _above(value: float, history: Floats) -> float:
     spread = SIGMA * float(np.median(np.abs(rest - np.median(rest))))
     # where most values are equal, a part of their size that no rounding reaches
     score = (value - usual) / max(spread, 1e-3 * abs(usual), 1e-12)
-    return score if value - usual >= TAIL * float(rest.max()) else 0.0
+    return score if value - usual >= tail * float(rest.max()) else 0.0
 
 
 # ---------------------------------------------------------------------------------------------------------- levels
