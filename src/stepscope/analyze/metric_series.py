@@ -19,6 +19,7 @@ WINDOW = 200  # values before, that a spike is held against
 LEAST_BEFORE = 30  # with fewer the spread is not known to better than a third
 SCORE = 8.0  # robust standard deviations: normal noise reaches 5 once in a million values, heavy tails 7
 RECENT = 50  # of these, which alone tell a series that fell fast before; their tail is short, so twice as far above it
+FALLEN = 2.0  # times that the first of the window are above the last
 TAIL = 1.5  # times what the highest of the values before was above the usual: heavy tails have such neighbours
 SMALLEST = 0.01  # of the level the series began with: a loss near 0 leaps by large factors, and means nothing
 LONGEST = 20  # values; what lasts longer is another level
@@ -120,8 +121,10 @@ def _score(value: float, history: Floats) -> tuple[float, float]:
     usual = float(np.median(history))
     if len(history) < LEAST_BEFORE:
         return 0.0, usual
-    score = 0.0
-    for before, tail in ((history, TAIL), (history[-RECENT:], 2 * TAIL)):
+    score, windows = 0.0, [(history, TAIL)]
+    if float(np.median(history[:RECENT])) >= FALLEN * float(np.median(history[-RECENT:])):
+        windows.append((history[-RECENT:], 2 * TAIL))
+    for before, tail in windows:
         above = _above(value, before, tail)
         if usual > 0 and before.min() > 0 and above:
             above = min(above, _above(math.log(value), np.log(before), tail))
