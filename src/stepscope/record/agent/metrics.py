@@ -28,6 +28,7 @@ NAME = "metrics"
 BATCH_TOKENS = "perf/batch_tokens"  # of the batches from one on, until the next value
 SIZE = 64  # values that are read together
 EVERY_NS = 500_000_000  # values older than this are read at the end of a step: `kill -9` loses a second at most
+LATE = 256  # values of short steps that are read at the next end of one: the batches of 512 are remembered
 HELD_LIMIT = 4_096  # values that wait for the end of a step; a step with more of them is read in the middle
 SERIES_LIMIT = 20_000  # a script may put the step into the names that it logs under
 RINGS_LIMIT = 8  # full rings of a device that is far behind; beyond them values are left out
@@ -174,6 +175,8 @@ class Metrics:
         numbers = self._numbers
         if numbers and now_ns - numbers[1] >= EVERY_NS:
             self._drain()
+        elif len(numbers) >= LATE * FIELDS:  # a listener must not hear of a short step hundreds later
+            self._collect()
         for ring in self._rings.values():
             if ring is not None and (ring.waiting or now_ns - ring.oldest_ns >= EVERY_NS):
                 self._drain()
