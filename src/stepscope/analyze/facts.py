@@ -12,12 +12,13 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from stepscope.analyze import compilers, memory_losses, ranks, redundant, sites, step_times, trial
+from stepscope.analyze import compilers, memory_losses, metrics, ranks, redundant, sites, step_times, trial
 from stepscope.analyze.context import Context
 from stepscope.analyze.device import device_losses, device_time, replay
 from stepscope.analyze.device.device_losses import TraceLosses
 from stepscope.analyze.host import (
     file_io,
+    logging_tools,
     loops,
     python_time,
     removable_calls,
@@ -91,6 +92,7 @@ class Facts(Analysis):
         return sites.settings(tables, loader.feeding_loader(tables, self._context.labelled), self._framework)
 
     trial = _made(lambda facts: trial.facts(facts._context.tables))
+    metrics = _made(lambda facts: metrics.facts(facts._context.tables, facts._context.labelled))
     source_files = _made(
         lambda facts: SourceFiles(facts._context.options.source_roots, facts._context.tables.run.source_hashes)
     )
@@ -107,6 +109,8 @@ class Facts(Analysis):
     _calls: Calls | None = _made(
         lambda facts: removable_calls.removable_calls(facts._context.sampled, facts._sampled_time)
     )
+
+    logging = _made(lambda facts: logging_tools.logging_costs(facts._context, facts._calls))
 
     # --------------------------------------------------------------------------------------- slices of the traces
 

@@ -145,6 +145,20 @@ def _overview(item: Row, screen: Screen, *, several: bool) -> Iterator[Block]:
     yield from _split(title, parts, f"As the TensorBoard plugin split it: {', '.join(plugin)}", screen)
 
 
+# ---- what was learned ------------------------------------------------------------------------------------------------
+
+STOOD_OUT = 3
+
+
+def _learned(screen: Screen) -> Iterator[Block]:
+    """Loss and norm, and where a series broke, leapt or changed."""
+    if text := sentences.learned(screen.report):
+        yield blocks.text(one_line(text, 200))
+    found = sentences.stood_out(screen.report)
+    yield from (blocks.text(one_line(text, 300), "warning") for text in found[:STOOD_OUT])
+    yield from _more(len(found) - STOOD_OUT, "and {} more changes and spikes in the report's files")
+
+
 # ---- devices and memory ----------------------------------------------------------------------------------------------
 
 GPUS = 6
@@ -541,7 +555,7 @@ def _stages(screen: Screen) -> Iterator[Block]:
 
 
 SECTIONS: tuple[Callable[[Screen], Iterator[Block]], ...] = (
-    *(headline, partition, _overviews, _gpus, _device_times, _device_lines, _memory, findings, _experiment),
+    *(headline, partition, _learned, _overviews, _gpus, _device_times, _device_lines, _memory, findings, _experiment),
     *(_compilers, _hot_lines, _waits, _slow_steps, _rank_lines, _stages),
 )
 

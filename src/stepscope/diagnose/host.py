@@ -23,6 +23,7 @@ from stepscope.diagnose.rule import (
     Need,
     Thresholds,
     always,
+    at,
     bare,
     clip_share,
     device_doubt,
@@ -70,6 +71,7 @@ class DRIFT(Thresholds):
     phase: float = 0.5  # a phase with more than half of the growth is named
 
 
+LOGGED = Need("a logging tool in the sampled stacks", lambda a: a.logging, quiet=True)
 STACKS = Need("sampled stacks of steady steps", lambda a: a.python is not None)
 WINDOW = Need("a profiler window with complete steps and Python stacks", lambda a: a.loops is not None, traced=always)
 PYTHON_TOLD = Need(
@@ -219,13 +221,16 @@ def python_on_critical_path(analysis: Analysis) -> Iterator[Claim]:
     loops = {spot(loop.place): _loop_ms(loop) for loop in reported_loops(analysis)}
     explained = {line for line, cost in loops.items() if cost >= inside[line] * CAUSES.part}
     collected = {spot(line.place): line.ms_per_step for line in pauses.lines} if pauses is not None else {}
+    for claim in logging.judge(analysis) if LOGGED.present(analysis) else ():  # told by the tool's name
+        for place in claim.where:
+            collected[spot(place)] = collected.get(spot(place), 0.0) + claim.cost_ms
     functions: dict[tuple[str, str], list[PythonFacts]] = {}
     for fact in analysis.python or ():
         if _told(told, fact.place, fact.call) or (fact.inside_loop is not None and spot(fact.inside_loop) in explained):
             continue
         line = spot(fact.place)
         struck_ms = min(fact.ms_per_step, collected.get(line, 0.0))
-        if struck_ms:  # the garbage collector's time at this line is the collector's
+        if struck_ms:  # the garbage collector's time at this line is the collector's, a logging tool's is its own
             collected[line] -= struck_ms
         blamed = fact.call or fact.place
         functions.setdefault((blamed.file, bare(blamed.function)), []).append(
@@ -328,6 +333,46 @@ def _python_evidence(analysis: Analysis, train: StepFacts, facts: list[PythonFac
         if fact.python_fraction is not None:
             name = bare(fact.library_leaf or fact.place.function)
             yield figure(f"time of {name} outside torch operators", fact.python_fraction, "fraction", fact.source)
+
+
+# -------------------------------------------------------------------------------------------------------- logging
+
+_LOGGING_FIXES = {
+    "wandb.watch": "raise log_freq, or leave wandb.watch out: it reads five figures of each parameter back from the "
+    "device each time",
+    "Lightning's ThroughputMonitor": "leave it out: it waits for the device in every batch, and samples per second are "
+    "known without it",
+}
+
+
+@rule("host.logging", STEPS, LOGGED, learn="https://docs.wandb.ai/guides/track/limits/")
+def logging(analysis: Analysis) -> Iterator[Claim]:
+    """A logging tool takes more than the floor of the main thread, called from a line of the user's."""
+    train = STEPS.of(analysis)
+    for one in LOGGED.of(analysis):
+        if one.samples < PYTHON.samples:
+            continue
+        waits = (one.waiting_share or 0.0) >= PYTHON.waiting
+        doubt, words = device_doubt(analysis)
+        source = f"{stacks_source(analysis)}, {one.samples} samples"
+        yield Claim(
+            title=f"Logging with {one.tool} takes {clip_share(one.ms_per_step, train.mean_ms):.0%} of the step"
+            f"{', mostly waiting' if waits else ''}: {bare(one.function)}{at(one.place)}",
+            steps=train,
+            cost_ms=one.ms_per_step,
+            ceiling_ms=gains.without_main(analysis, one.at_most_ms_per_step),
+            levels=(sampled_confidence(one.samples), *doubt),
+            where=(one.place,) if one.place is not None else (),
+            key=f"{one.tool.replace(' ', '-')}-{shown(one.place)}" if one.place is not None else one.tool,
+            evidence=(
+                ms(f"main thread in {bare(one.function)}", one.ms_per_step, source),
+                *figures(source, ("of it the thread waits", one.waiting_share, "share", 3)),
+            ),
+            fix=f"{at(one.place).strip(' ()') or 'There'}: "
+            + _LOGGING_FIXES.get(one.tool, "log every N steps only, and many values in one call"),
+            caveat=f"What is logged less often is seen less often.{words}",
+            falsified_by=f"With {one.tool} switched off, the mean step does not get shorter",
+        )
 
 
 # ------------------------------------------------------------------------------------------------------- file I/O

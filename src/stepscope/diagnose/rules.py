@@ -6,7 +6,18 @@ finding: it has no cost, no share and no rank among the losses.
 
 from __future__ import annotations
 
-from stepscope.diagnose import compiled_run, compute, device, host, input, machine, memory, needless_work, ranks
+from stepscope.diagnose import (
+    compiled_run,
+    compute,
+    device,
+    host,
+    input,
+    machine,
+    memory,
+    needless_work,
+    ranks,
+    training,
+)
 from stepscope.diagnose.rule import Rule
 
 _FILES = (input, host, machine, device, compute, memory, ranks, needless_work)
@@ -14,7 +25,7 @@ _FILES = (input, host, machine, device, compute, memory, ranks, needless_work)
 # The order in which rules stand in `docs/findings.md` and abstain; those that are not listed follow, as in their files.
 _ORDER = (
     *("input.loader_bound", "host.per_item_loop", "host.python_on_critical_path"),
-    *("io.blocking_in_step", "input.prefetch_waves", "input.first_batch"),
+    *("host.logging", "io.blocking_in_step", "input.prefetch_waves", "input.first_batch"),
     *("host.step_drift", "system.garbage_collection", "system.threads_beyond_cores"),
     *("system.cpu_throttled", "system.children_hold_cores", "system.other_processes", "system.swapping_or_faults"),
     *("system.profiler_overhead", "compile.limit_hit", "compile.close_to_limit"),
@@ -35,4 +46,4 @@ _ORDER = (
 _found = [*compiled_run.ON_COMPILERS, *(value for file in _FILES for value in vars(file).values())]
 _FOUND = {value.name: value for value in _found if isinstance(value, Rule)}
 RULES: tuple[Rule, ...] = tuple(_FOUND[name] for name in dict.fromkeys((*_ORDER, *_FOUND)))
-RISKS = memory.RISKS
+RISKS = (*memory.RISKS, *training.RISKS)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from stepscope.model.device_losses import DeviceLosses, PassesFacts, Replay
     from stepscope.model.machine import MachineFacts, Pipeline, RanksFacts
     from stepscope.model.memory import MemoryLosses
+    from stepscope.model.metrics import LoggingCost, MetricFacts
     from stepscope.model.sampled import SampledViews
     from stepscope.model.views import Views
 
@@ -514,6 +515,8 @@ class Analysis:
     machine: MachineFacts = dataclasses.field(kw_only=True)  # pauses, cores, drift, profilers, the loader's rhythm
     settings: Settings | None = None  # of the training framework; None where none was seen to be told any
     trial: TrialFacts | None = None  # knobs and seed; None of a run without either
+    logging: tuple[LoggingCost, ...] | None = None  # by tool and line; None without stacks
+    metrics: MetricFacts | None = None  # what the run learned, and how its steps changed; None without either
     source_files: SourceFiles = dataclasses.field(default_factory=SourceFiles)
 
 

@@ -437,3 +437,45 @@ def _why(row: Row) -> str:
 def _place(row: Row, shorten: Shortener) -> str:
     place = row["place"]
     return shorten(place["file"], place["line"]) if place is not None else "another place"
+
+
+# ---- what the run learned --------------------------------------------------------------------------------------------
+
+LOSS, NORM, RATE = "train/loss", "train/grad_norm", "train/lr/"
+
+
+def learned(report: Report) -> str | None:
+    """`Loss 2.31 -> 0.42 over 1,000 steps; gradient norm 1.2 (median), ...`; None where nothing tells of it."""
+    view = report.views.get("metrics") or {}
+    by_name: dict[str, Row] = {}
+    for row in view.get("series", ()):
+        by_name.setdefault(row["name"], row)
+    rates = [row for name, row in by_name.items() if name.startswith(RATE)]
+    parts = []
+    if (loss := by_name.get(LOSS)) and loss["last"] is not None:
+        parts.append(f"loss {_course(loss)} over {words.count(loss['count'])} updates")
+    if (norm := by_name.get(NORM)) and norm["median"] is not None:
+        clipped = view.get("clipping")
+        share = f", clipped in {words.percent(clipped['clipped_share'])} of updates" if clipped else ""
+        parts.append(f"gradient norm {norm['median']:.3g} (median){share}")
+    if rates and rates[0]["last"] is not None:
+        more = len({(row["first"], row["last"]) for row in rates}) > 1
+        parts.append(f"lr {_course(rates[0])}{f' (first of {len(rates)} groups)' if more else ''}")
+    text = "; ".join(parts)
+    return text[:1].upper() + text[1:] if text else None
+
+
+def _course(row: Row) -> str:
+    first, last = f"{row['first']:.3g}", f"{row['last']:.3g}"
+    return first if first == last else f"{first} -> {last}"
+
+
+def stood_out(report: Report) -> list[str]:
+    """What of the series broke, leapt or changed its level: the first value lost, then the largest of each."""
+    view = report.views.get("metrics") or {}
+    spikes = sorted(view.get("spikes", ()), key=lambda row: -(row["score"] or 0))
+    changes = sorted(view.get("changes", ()), key=lambda row: -abs(row["change"] or 0))
+    lost = view.get("non_finite")
+    return [
+        row["sentence"] for row in (*((lost,) if lost else ()), *spikes[:1], *changes[:1], *spikes[1:], *changes[1:])
+    ]

@@ -24,8 +24,10 @@ _COLUMNS = ("kind", "time_ns", "duration_ns", "step")
 
 
 def journal_tables(ranks: Iterable[RawRank]) -> dict[str, pl.DataFrame]:
-    """`journal`: all events, `data` is the JSON text of an event's own fields. `counters`: a compiler's own report, one
-    row each, as of each such event."""
+    """`journal`: all events, `data` is the JSON text of an event's own fields; of metrics a row for each series.
+
+    `counters`: a compiler's own report, one row each, as of each such event.
+    """
     rows: dict[str, list[dict[str, Any]]] = {"journal": [], "counters": []}
     for rank in ranks:
         for event in rank.journal:
@@ -34,7 +36,21 @@ def journal_tables(ranks: Iterable[RawRank]) -> dict[str, pl.DataFrame]:
             rows["journal"].append({**row, "data": msgspec.json.encode(own).decode()})
             if event["kind"] == "counters":
                 rows["counters"] += (row | counter for counter in _counters(event))
+        rows["journal"] += _series(rank)
     return {name: pl.DataFrame(found, schema=SCHEMAS[name]) for name, found in rows.items()}
+
+
+def _series(rank: RawRank) -> Iterator[dict[str, Any]]:
+    """A row for each series of metrics, with what holds for all its values; the values are rows of `metrics`."""
+    found: dict[bytes, tuple[dict[str, Any], int, int]] = {}
+    for series in rank.metrics:
+        about = {"name": series.name, "source": series.source, **series.about}
+        key = msgspec.json.encode(about)
+        _, first_ns, count = found.get(key, (about, int(series.times_ns[0]) if len(series.times_ns) else 0, 0))
+        found[key] = about, first_ns, count + len(series.times_ns)
+    for about, first_ns, count in found.values():
+        data = msgspec.json.encode({**about, "values": count}).decode()
+        yield {"rank": rank.rank, "process": rank.name, "kind": "metric_series", "time_ns": first_ns, "data": data}
 
 
 def _counters(event: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -51,11 +51,11 @@ def cpu_facts(tables: Tables, readings: pl.DataFrame | None, mean_ms: float | No
         return None
     pids = rank_pids(tables)
     delay_ns = average(growths(readings, "run_delay_ns", pids))
-    own = _own_cores(readings)
+    own = own_cores(readings)
     if delay_ns is None or own is None:
         return None
     delay = min(1.0, delay_ns / 1e9)
-    throttled = _throttled(readings)
+    throttled = throttled_share(readings)
     held = 0.0 if throttled is None else min(delay, throttled)
     rest = delay - held
     taken = others(readings, own)
@@ -107,14 +107,14 @@ def memory_pressure(tables: Tables, readings: pl.DataFrame | None, mean_ms: floa
     )
 
 
-def _own_cores(readings: pl.DataFrame) -> float | None:
+def own_cores(readings: pl.DataFrame) -> float | None:
     """CPU use of all processes of the run on a host, in cores, mean over readings and hosts."""
     cpu = of(readings, "cpu_pct").group_by("host", "time_ns").agg(pl.col("value").sum())
     cpu = cpu.sort("host", "time_ns")  # sums of another order differ in the last digit
     return mean(cpu["value"]) / 100.0 if cpu.height else None
 
 
-def _throttled(readings: pl.DataFrame) -> float | None:
+def throttled_share(readings: pl.DataFrame) -> float | None:
     """Growth of the cgroup's throttled time by wall time, mean over hosts."""
     time, value = pl.col("time_ns"), pl.col("value")
     by_host = of(readings, "cgroup_throttled_ns").sort("time_ns").group_by("host", maintain_order=True)

@@ -1,0 +1,431 @@
+"""What the run learned: each series in short, where it breaks or changes, and what happened in the same steps.
+
+The table of metrics holds what the run learned; the time of a step, its samples per second and the memory held are
+series as well, of the steps and the journal. Steps of profiler windows, and those in which something was measured that
+is not measured in every step, are in none of the latter. What is found of one rank's series stands for all: of the
+lowest that has it; what is not finite, and spikes, are looked for on the first 16.
+"""
+
+from __future__ import annotations
+
+import math
+import posixpath
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+from msgspec.structs import replace
+
+from stepscope.analyze.happenings import SCALE, Happenings, joined
+from stepscope.analyze.metric_series import Leap, Level, first_non_finite, levels, spikes
+from stepscope.engine.journal import event_data, place_of
+from stepscope.engine.step_labels import EDGE, INCOMPLETE, LabelledSteps
+from stepscope.model import Place
+from stepscope.model.metrics import (
+    Accumulation,
+    Clipping,
+    Happening,
+    LevelChange,
+    MetricFacts,
+    MetricSeries,
+    NonFinite,
+    Scaling,
+    Spike,
+    Watched,
+)
+from stepscope.read.text import integer, number
+from stepscope.tables.arrays import NONE, Floats, Int64
+from stepscope.tables.metrics import LOSS, NORM, NORM_CLIPPED
+from stepscope.tables.schema import Tables
+
+PROCESSES = 16
+SOURCES = ("backward", "clipping", "scaler")  # of what training itself made, in the order in which a pass makes it
+STAGES = {"backward": "forward", "clipping": "backward", "scaler": "scaler"}
+NORM_SCALED = "train/grad_norm_scaled"
+SEARCH = 20  # updates: GradScaler starts at 2**16 and halves its scale, which is 1 after as many as 16 that it left out
+SAME = 0.95  # of the updates have as many passes: the last one of an epoch may have fewer
+WATCH = "watch/"
+ZEROS, RATIOS = "watch/zeros/", "watch/update_ratio/"
+MAX_SPIKES, MAX_CHANGES = 50, 50
+TIMES = 10.0  # a change by more is told as a factor
+STEP_MS, RATE = "perf/step_ms", "perf/samples_per_s"
+NAMES = {
+    STEP_MS: "step time",
+    RATE: "samples per second",
+    LOSS: "loss",
+    NORM: "gradient norm",
+    NORM_SCALED: "gradient norm (scaled)",
+}
+MEMORY = {
+    "allocated_bytes": "memory of the device",
+    "private_bytes": "memory of the process",
+}
+
+
+class _Series(NamedTuple):
+    """Values of one name and process, in order of time; `steps` are `NONE` where a value lies in none."""
+
+    name: str
+    source: str
+    rank: int
+    process: str
+    steps: Int64
+    times_ns: Int64
+    values: Floats
+
+    def step(self, at: int) -> int | None:
+        number = int(self.steps[at])
+        return None if number == NONE else number
+
+
+def facts(tables: Tables, labelled: LabelledSteps) -> MetricFacts | None:
+    """None of a run of which neither metrics nor training steps are known."""
+    return _Run(tables, labelled).facts()
+
+
+class _Run:
+    """What the facts have in common."""
+
+    def __init__(self, tables: Tables, labelled: LabelledSteps) -> None:
+        self._tables, self._labelled = tables, labelled
+        self._near: dict[str, Happenings] = {}
+
+    def facts(self) -> MetricFacts | None:
+        if self._tables.metrics.is_empty() and self._labelled.frame.is_empty():
+            return None
+        return MetricFacts(
+            series=tuple(map(_summary, self._all)),
+            non_finite=self._non_finite(),
+            spikes=tuple(self._spikes()),
+            changes=tuple(self._changes()),
+            clipping=self._clipping(),
+            scaling=self._scaling(),
+            accumulation=self._accumulation(),
+            zeros=tuple(_watched(self._all, ZEROS)),
+            update_ratios=tuple(_watched(self._all, RATIOS)),
+        )
+
+    # -------------------------------------------------------------------------------------------------- series
+
+    @cached_property
+    def _all(self) -> list[_Series]:
+        """The table, by name, then by rank."""
+        metrics = self._tables.metrics
+        if metrics.is_empty():
+            return []
+        rows = metrics.with_columns(pl.col("step").fill_null(NONE)).sort("name", "rank", "process", maintain_order=True)
+        steps, times, values = (rows[name].to_numpy() for name in ("step", "time_ns", "value"))
+        found, first = [], 0
+        for count, key in rows.select(pl.struct("name", "rank", "process").rle().struct.unnest()).rows():
+            part, head = slice(first, first + count), (key["name"], str(rows["source"][first]))
+            found.append(_Series(*head, key["rank"], key["process"], steps[part], times[part], values[part]))
+            first += count
+        return found
+
+    @cached_property
+    def _own(self) -> list[_Series]:
+        """Those that training itself made: of losses, norms and scales."""
+        return [one for one in self._all if one.source in SOURCES]
+
+    def _of(self, name: str) -> _Series | None:
+        """The series of the lowest rank that has one."""
+        return next((one for one in self._all if one.name == name), None)
+
+    @cached_property
+    def _train(self) -> pl.DataFrame:
+        """The training steps of the lowest rank, by start."""
+        frame = self._labelled.frame
+        frame = frame.filter((pl.col("kind") == "train") & pl.col("start_ns").is_not_null())
+        if frame.is_empty():
+            return frame
+        lead = frame.sort("rank", "process")["process"][0]
+        return frame.filter(pl.col("process") == lead).sort("start_ns")
+
+    def _measured(self) -> Iterator[_Series]:
+        """What steps took, and the memory held after them."""
+        train = self._train
+        if train.is_empty():
+            return
+        process, rank = str(train["process"][0]), int(train["rank"][0] or 0)
+        left_out = train["in_window"].fill_null(False) | train["reason"].is_in([EDGE, INCOMPLETE]) | train["warmup"]
+        kept = train.filter(~left_out & ~train["step"].is_in(self._monitored(process)))
+        steps, starts, walls = (kept[name].to_numpy() for name in ("step", "start_ns", "wall_ns"))
+        yield _Series(STEP_MS, "steps", rank, process, steps, starts, walls / 1e6)
+        samples = kept["samples"].cast(pl.Float64).fill_null(math.nan).to_numpy()
+        yield _Series(RATE, "steps", rank, process, steps, starts, samples / (walls / 1e9))
+        rows = [
+            (time_ns, step, data)
+            for row, data in event_data(self._tables, "memory")
+            if row["process"] == process and (time_ns := row["time_ns"]) and (step := row["step"]) is not None
+        ]
+        numbers = np.array([step for _, step, _ in rows], np.int64)
+        times = np.array([time_ns for time_ns, _, _ in rows], np.int64)
+        for name in MEMORY:
+            values = np.array([_float(data.get(name)) for _, _, data in rows])
+            yield _Series(f"sys/{name}", "journal", rank, process, numbers, times, values)
+
+    def _monitored(self, process: str) -> list[int]:
+        """Steps in which something was watched that is not watched in every step."""
+        watched = [one.steps for one in self._all if one.process == process and one.name.startswith(WATCH)]
+        return np.unique(np.concatenate(watched)).tolist() if watched else []
+
+    def _happenings(self, process: str) -> Happenings:
+        if process not in self._near:
+            own = pl.col("process") == process
+            frame = self._labelled.frame.filter(own & (pl.col("kind") == "train") & pl.col("start_ns").is_not_null())
+            self._near[process] = Happenings(self._tables, self._labelled, process, frame.sort("start_ns"))
+        return self._near[process]
+
+    # -------------------------------------------------------------------------------------------- what stands out
+
+    @cached_property
+    def _skipped(self) -> dict[str, set[int]]:
+        """By process the steps in which a GradScaler left an update out."""
+        found: dict[str, set[int]] = {}
+        for row, _ in event_data(self._tables, "scaler_skip"):
+            if row["step"] is not None:
+                found.setdefault(row["process"], set()).add(row["step"])
+        return found
+
+    def _non_finite(self) -> NonFinite | None:
+        found = []
+        for one in self._all:
+            at = self._first_lost(one)
+            if at is not None:
+                ours = one.source in SOURCES
+                order = SOURCES.index(one.source) if ours else len(SOURCES)
+                step = one.step(at)
+                found.append((step if step is not None else math.inf, not ours, int(one.times_ns[at]), order, one, at))
+        if not found:
+            return None
+        *_, one, at = min(found, key=lambda each: each[:4])
+        step, process = one.step(at), one.process
+        loss = next((each for each in self._all if each.name == LOSS and each.process == process), None)
+        later = loss.values[loss.times_ns >= one.times_ns[at]] if loss is not None else np.zeros(0)
+        told = self._happenings(process).near(step)
+        has_norm = any(each.source == "clipping" and each.process == process for each in self._all)
+        stage = STAGES.get(one.source, "logged")
+        first = loss is not None and one.name == LOSS and at == 0
+        made = NonFinite(
+            name=one.name,
+            value=str(float(one.values[at])),
+            stage=stage,
+            step=step,
+            rank=one.rank,
+            losses=len(later),
+            losses_lost=int((~np.isfinite(later)).sum()),
+            sure=stage != "forward" or has_norm or first,
+            skipped=step in self._skipped.get(process, ()),
+            place=self._places.get(one.process, {}).get(one.name),
+            happenings=told,
+            sentence="",
+        )
+        return _with_sentence(made)
+
+    def _first_lost(self, one: _Series) -> int | None:
+        """The first value that is not finite; of norms, those that a GradScaler left out are its search for a scale."""
+        if one.name == NORM_CLIPPED or (one.name.startswith("train/lr/")):
+            return None
+        values = one.values
+        if one.source == "clipping" and one.process in self._skipped:
+            caught = np.isin(one.steps, list(self._skipped[one.process]))
+            values = np.where(caught, 0.0, values)
+        return first_non_finite(values)
+
+    @cached_property
+    def _places(self) -> dict[str, dict[str, Place]]:
+        """By process and name the line that calls backward; of `train/loss` the one with most passes."""
+        most: dict[tuple[str, str], int] = {}
+        found: dict[str, dict[str, Place]] = {}
+        for row, data in event_data(self._tables, "metric_series"):
+            place, count = place_of(data), integer(data.get("values")) or 0
+            if data.get("source") != "backward" or place is None:
+                continue
+            own = found.setdefault(row["process"], {})
+            own[f"{LOSS}/{posixpath.basename(place.file)}:{place.line}"] = place
+            if count > most.get((row["process"], LOSS), 0):
+                most[row["process"], LOSS] = count
+                own[LOSS] = place
+        return found
+
+    def _spikes(self) -> Iterator[Spike]:
+        """Of losses and norms, in order of steps."""
+        wanted = [one for one in self._own if one.name in (NORM, NORM_SCALED, LOSS) or one.name.startswith(f"{LOSS}/")]
+        processes = sorted({(one.rank, one.process) for one in wanted})[:PROCESSES]
+        found: dict[tuple[str, int], tuple[_Series, Leap]] = {}  # by name and step, once for all ranks
+        for one in wanted:
+            if (one.rank, one.process) in processes:
+                for leap in spikes(one.values):
+                    found.setdefault((one.name, int(one.steps[leap.at])), (one, leap))
+        in_order = sorted(found.values(), key=lambda each: (each[0].steps[each[1].at], each[0].name))
+        for one, leap in in_order[:MAX_SPIKES]:
+            step = one.step(leap.at)
+            told = self._happenings(one.process).near(step, before=2, after=0)
+            size = f", {leap.value / leap.usual:.3g} times the usual {leap.usual:.4g}" if leap.usual > 0 else ""
+            lasting = f" for {leap.lasts} values" if leap.lasts > 1 else ""
+            of = _capital(_named(one.name))
+            text = f"{of} leaps to {leap.value:.4g} in step {step}{lasting}{size}; {joined(told)}"
+            yield Spike(one.name, one.rank, step, leap.lasts, leap.value, leap.usual, min(leap.score, 1e6), told, text)
+
+    def _changes(self) -> Iterator[LevelChange]:
+        """Of losses, norms and what steps take, in order of steps."""
+        lead = {one.name: one for one in reversed(self._own) if one.name in (NORM, NORM_SCALED, LOSS)}
+        found = [(one, level) for one in (*lead.values(), *self._measured()) for level in levels(one.values)]
+        walls = [one.steps[level.at] for one, level in found if one.name == STEP_MS]
+        # a rate that changes with the time of a step says nothing in addition
+        found = [
+            (one, level)
+            for one, level in found
+            if one.name != RATE or all(abs(one.steps[level.at] - step) > level.near for step in walls)
+        ]
+        found.sort(key=lambda each: (each[0].steps[each[1].at], each[0].name))
+        for one, level in found[:MAX_CHANGES]:
+            yield self._change(one, level)
+
+    def _change(self, one: _Series, level: Level) -> LevelChange:
+        at = level.at
+        # what was left out between the two levels belongs to the change
+        gap = int(one.steps[at] - one.steps[at - 1]) if one.source in ("steps", "journal") else 1
+        step = int(one.steps[at])
+        told = self._happenings(one.process).near(step, before=max(level.near, gap), after=1)
+        if one.source == "steps":
+            told = (*told, *_batches(self._train, step))
+        change = (level.after - level.before) / abs(level.before) if level.before else math.copysign(1e6, level.after)
+        size = f"{change:+.0%}" if abs(change) < TIMES or not level.before else f"{change + 1:.3g} times"
+        text = (
+            f"{_capital(_named(one.name))} {size} from step {step} on "
+            f"({_value(one.name, level.before)} -> {_value(one.name, level.after)}); {joined(told)}"
+        )
+        return LevelChange(one.name, one.rank, step, level.before, level.after, change, told, text)
+
+    # ------------------------------------------------------------------------------------------ clipping and scale
+
+    def _clipping(self) -> Clipping | None:
+        clipped = self._of(NORM_CLIPPED)
+        if clipped is None:
+            return None
+        norm = next(one for one in self._all if one.name == NORM and one.process == clipped.process)
+        # a norm is written once, and once more for each time it was clipped by
+        at = np.searchsorted(norm.times_ns, clipped.times_ns, side="right") - 1
+        before, after = norm.values[np.maximum(at, 0)], clipped.values
+        known = np.isfinite(before) & (at >= 0)
+        if not known.any():
+            return None
+        before, after = before[known], after[known]
+        cut = after < before * (1 - 1e-4)
+        factor = float(np.median(after[cut] / before[cut])) if cut.any() else None
+        return Clipping(len(before), float(cut.mean()), float(np.median(before)), factor)
+
+    def _scaling(self) -> Scaling | None:
+        scale = self._of(SCALE)
+        if scale is None:
+            return None
+        values, of_steps = scale.values[SEARCH:], scale.steps[SEARCH:]
+        skipped = int(np.isin(of_steps, list(self._skipped.get(scale.process, ()))).sum())
+        finite = values[np.isfinite(values)]
+        below = np.flatnonzero(values < 1)
+        return Scaling(
+            updates=len(values),
+            skipped=skipped,
+            skipped_share=skipped / len(values) if len(values) else 0.0,
+            least=float(finite.min()) if len(finite) else None,
+            last=float(finite[-1]) if len(finite) else None,
+            collapsed_step=int(of_steps[below[0]]) if len(below) else None,
+        )
+
+    def _accumulation(self) -> tuple[Accumulation, ...] | None:
+        """A loss that is the mean over several passes, which the table makes where nothing divides them."""
+        loss, total = self._of(LOSS), self._of(f"{LOSS}_sum")
+        if loss is None or total is None or len(total.values) != len(loss.values):
+            return None
+        known = np.isfinite(loss.values) & np.isfinite(total.values) & (loss.values != 0)
+        passes = np.rint(total.values[known] / loss.values[known])
+        if not len(passes) or (usual := int(np.median(passes))) < 2:
+            return ()
+        place = self._places.get(loss.process, {}).get(LOSS)
+        node = self._nodes.get((loss.process, place), "")
+        return (Accumulation(LOSS, usual, len(passes), float((passes == usual).mean()), node, place),)
+
+    @cached_property
+    def _nodes(self) -> dict[tuple[str, Place | None], str]:
+        """By process and line the last operator of what backward was called on."""
+        events = event_data(self._tables, "metric_series")
+        return {(row["process"], place_of(data)): str(data.get("node") or "") for row, data in events}
+
+
+def _summary(one: _Series) -> MetricSeries:
+    known, steps = one.values[np.isfinite(one.values)], one.steps[one.steps != NONE]
+    return MetricSeries(
+        name=one.name,
+        source=one.source,
+        rank=one.rank,
+        process=one.process,
+        count=len(one.values),
+        first=float(known[0]) if len(known) else None,
+        last=float(known[-1]) if len(known) else None,
+        least=float(known.min()) if len(known) else None,
+        median=float(np.median(known)) if len(known) else None,
+        non_finite=len(one.values) - len(known),
+        first_step=int(steps[0]) if len(steps) else None,
+        last_step=int(steps[-1]) if len(steps) else None,
+    )
+
+
+def _watched(series: Sequence[_Series], prefix: str) -> Iterator[Watched]:
+    """Of each name the later half of its values, on the lowest rank that has it."""
+    seen = set()
+    for one in series:
+        half = one.values[len(one.values) // 2 :]
+        half = half[np.isfinite(half)]
+        if one.name.startswith(prefix) and one.name not in seen and len(half):
+            seen.add(one.name)
+            yield Watched(one.name.removeprefix(prefix), float(np.median(half)), len(half))
+
+
+def _batches(train: pl.DataFrame, step: int) -> Iterator[Happening]:
+    """Another size of the batches from this step on."""
+    steps, samples = train["step"].to_numpy(), train["samples"].cast(pl.Float64).fill_null(math.nan).to_numpy()
+    before, after = samples[steps < step][-10:], samples[steps >= step][:10]
+    if np.isfinite(before).any() and np.isfinite(after).any():
+        old, new = float(np.nanmedian(before)), float(np.nanmedian(after))
+        if old != new:
+            yield Happening("batch", step, f"batches of {old:g} -> {new:g} samples")
+
+
+def _with_sentence(found: NonFinite) -> NonFinite:
+    where = f" of step {found.step}" if found.step is not None else ""
+    by = {"forward": "the forward pass", "backward": "the backward pass", "scaler": "the scaler"}.get(found.stage)
+    text = f"{_capital(_named(found.name))}{where} is {found.value}, the first value that is not finite"
+    text += f": it shows first in {by}" if by else ": only what the script logs tells of it"
+    if not found.sure:
+        text += ", or in the backward pass before, whose gradients' norm nobody took"
+    if found.losses > 1:
+        lost = "all" if found.losses_lost == found.losses else f"{found.losses_lost:,} of"
+        text += f"; {lost} {found.losses:,} losses from there on are not finite"
+    if found.skipped:
+        text += "; GradScaler left the update out"
+    return replace(found, sentence=f"{text}; {joined(found.happenings)}" if found.happenings else text)
+
+
+def _named(name: str) -> str:
+    """As a sentence calls the series."""
+    if name.startswith(f"{LOSS}/"):
+        return f"loss of {name.removeprefix(f'{LOSS}/')}"
+    return NAMES.get(name) or MEMORY.get(name.removeprefix("sys/")) or name
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _value(name: str, value: float) -> str:
+    if name == STEP_MS:
+        return f"{value:.4g} ms"
+    return f"{value / 2**20:,.0f} MiB" if name.endswith("_bytes") else f"{value:.4g}"
+
+
+def _float(value: object) -> float:
+    found = number(value)
+    return math.nan if found is None else found

@@ -1,0 +1,218 @@
+"""What the run learned, in figures: its series, where they stop being finite, leap, or change their level, and why.
+
+What happened in the same steps stands beside each: it is no proof of a cause, and is never called one. A part is None
+or empty where nothing tells of it.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from stepscope.model.findings import Place
+
+
+class MetricSeries(Struct, frozen=True):
+    """One series of one process of a rank.
+
+    rank: Rank it is of.
+    count: Values, those that are not finite among them.
+    first (as the series): The first finite value; missing without any, as the next three.
+    last (as the series): The last one.
+    least (as the series): The least one.
+    median (as the series): The median of the finite ones.
+    non_finite: Values that are NaN or infinite.
+    first_step: Step of the first value that lies in one.
+    last_step: Step of the last.
+    """
+
+    name: str
+    source: str
+    rank: int
+    process: str
+    count: int
+    first: float | None
+    last: float | None
+    least: float | None
+    median: float | None
+    non_finite: int
+    first_step: int | None
+    last_step: int | None
+
+
+class Happening(Struct, frozen=True):
+    """What happened near a step: an lr jump, a recompilation, a checkpoint. `text` names it with its line.
+
+    step: Step it began in.
+    """
+
+    kind: str  # lr | compile | gc | save | evaluation | epoch | batch | throttling | scale | others | window
+    step: int | None
+    text: str
+    place: Place | None = None
+
+
+class NonFinite(Struct, frozen=True):
+    """The first value that is NaN or infinite, of all ranks and series; one that a GradScaler caught is none.
+
+    `stage` says where it shows first: forward (a loss), backward (a norm), scaler, or logged by the script alone.
+    `sure` is False where an earlier pass may have made it, whose norm nobody took. `place` calls backward.
+
+    step: Step of it; missing where it lies in none.
+    rank: Rank that had it.
+    losses: Values of the loss from there on.
+    losses_lost: Of these, those that are not finite either.
+    """
+
+    name: str
+    value: str  # "nan", "inf" or "-inf"
+    stage: str
+    step: int | None
+    rank: int
+    losses: int
+    losses_lost: int
+    sure: bool
+    skipped: bool  # GradScaler left the update out
+    place: Place | None
+    happenings: tuple[Happening, ...]
+    sentence: str
+
+
+class Spike(Struct, frozen=True):
+    """A loss or norm far above what it was before, that came down again.
+
+    rank: Rank that had it.
+    step: Its first step.
+    steps: Values it lasted for.
+    value (as the series): Its highest.
+    usual (as the series): The median of the 200 values before.
+    score (standard deviations): How far above that, by the robust spread of the same values.
+    """
+
+    name: str
+    rank: int
+    step: int | None
+    steps: int
+    value: float
+    usual: float
+    score: float
+    happenings: tuple[Happening, ...]
+    sentence: str
+
+
+class LevelChange(Struct, frozen=True):
+    """A series that goes on at another level, of the first rank that has it.
+
+    rank: Rank it is of.
+    step: First step of the new level.
+    before (as the series): Median before.
+    after (as the series): Median after.
+    change (share): What is added, by the level before; 0.4 is 40 % more.
+    """
+
+    name: str
+    rank: int
+    step: int | None
+    before: float
+    after: float
+    change: float
+    happenings: tuple[Happening, ...]
+    sentence: str
+
+
+class Clipping(Struct, frozen=True):
+    """Norms that gradients were clipped by, of the first rank that has any.
+
+    updates: Norms that were taken to clip by.
+    clipped_share: Of these, those above the largest norm allowed.
+    median_norm (as the series): Their median.
+    median_factor (ratio): What is left of the gradients in the median clipped update.
+    """
+
+    updates: int
+    clipped_share: float
+    median_norm: float
+    median_factor: float | None
+
+
+class Scaling(Struct, frozen=True):
+    """A GradScaler's scale, and the updates that it left out; the first are its search for a scale, and not counted.
+
+    updates: Updates after the search.
+    skipped: Of these, those it left out.
+    skipped_share: The same by updates.
+    least (ratio): The least scale after the search.
+    last (ratio): The last one.
+    collapsed_step: First step after the search with a scale below 1; missing without any.
+    """
+
+    updates: int
+    skipped: int
+    skipped_share: float
+    least: float | None
+    last: float | None
+    collapsed_step: int | None
+
+
+class Accumulation(Struct, frozen=True):
+    """A loss whose gradients are added up over several passes without being divided by their number.
+
+    `node` is the last operator of what `backward` was called on, as autograd names it.
+
+    passes: Backward passes of an update.
+    updates: Updates looked at.
+    share: Of these, those with that many passes.
+    """
+
+    name: str
+    passes: int
+    updates: int
+    share: float
+    node: str
+    place: Place | None
+
+
+class Watched(Struct, frozen=True):
+    """A module or parameter whose values stay out of the healthy range.
+
+    value (as the series): Median over the later half of its values.
+    count: Values in that half.
+    """
+
+    name: str
+    value: float
+    count: int
+
+
+class LoggingCost(Struct, frozen=True):
+    """What a logging tool takes of the main thread in steady steps, called from one line of the user's.
+
+    ms_per_step: Sampled time in a steady step.
+    at_most_ms_per_step: The same with what chance (95 %) and missed samples may add.
+    samples: Samples it stands on.
+    waiting_share: Of these, samples in which the thread waited.
+    """
+
+    tool: str
+    function: str  # the tool's, that is called
+    place: Place | None
+    ms_per_step: float
+    at_most_ms_per_step: float
+    samples: int
+    waiting_share: float | None
+
+
+class MetricFacts(Struct, frozen=True):
+    """All that is known of what a run learned.
+
+    `zeros` and `update_ratios` hold every module and parameter that was watched.
+    """
+
+    series: tuple[MetricSeries, ...]
+    non_finite: NonFinite | None
+    spikes: tuple[Spike, ...]
+    changes: tuple[LevelChange, ...]
+    clipping: Clipping | None
+    scaling: Scaling | None
+    accumulation: tuple[Accumulation, ...] | None  # None where no update has several passes
+    zeros: tuple[Watched, ...]
+    update_ratios: tuple[Watched, ...]
