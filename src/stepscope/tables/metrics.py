@@ -58,7 +58,9 @@ def _of_rank(rank: RawRank) -> pl.DataFrame:
     times = np.concatenate([curve.times_ns for curve in curves])
     order = np.argsort(times, kind="stable")
     which = np.repeat(np.arange(len(curves)), [len(curve.times_ns) for curve in curves])[order]
-    steps = step_at(times[order], starts, walls, numbers)
+    # What is logged between steps, as a validation's loss is, belongs to the last that began before.
+    begun = np.searchsorted(starts, times[order], side="right")
+    steps = np.append(NONE, numbers)[begun]
     columns = {
         "rank": np.full(len(times), rank.rank),
         "process": pl.repeat(rank.name, len(times), eager=True),
