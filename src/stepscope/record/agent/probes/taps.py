@@ -49,6 +49,7 @@ class Tap(NamedTuple):
     read: Callable[..., Any] = _values
     timed: bool = True  # the call does nothing but log
     apart: Callable[..., Any] | None = None  # of what it takes: which of several, that may log other things by one name
+    rest: bool = False  # only names that no other call tells
     filtered: str = ""  # attributes of its object: whether a loss that is not finite was replaced before
 
 
@@ -59,10 +60,18 @@ def _writer(module: str, folder: str) -> tuple[Tap, ...]:
     return scalar, scalar._replace(name="add_scalars", takes="main_tag tag_scalar_dict self")
 
 
-def _lightning(package: str) -> Tap:
+def _lightning(package: str) -> tuple[Tap, ...]:
+    """What loggers are given, called without one as well; and what is for the progress bar alone, or rarely logged."""
     module = f"{package}.trainer.connectors.logger_connector.logger_connector"
-    # Called without a logger as well.
-    return Tap("Lightning", module, "_LoggerConnector", "log_metrics", "metrics")
+    log = Tap("Lightning", module, "_LoggerConnector", "log_metrics", "metrics")
+    epoch = log._replace(name="update_train_epoch_metrics", takes="self", timed=False, rest=True)
+    return log, epoch._replace(read=lambda connector: connector._callback_metrics)
+
+
+def _history(owner: Any) -> Any:
+    """What was logged last, which callbacks may have taken from what they were given."""
+    logged = owner.state.log_history[-1:]
+    return {name: value for name, value in logged[0].items() if name != "step"} if logged else {}
 
 
 def _recorded(recorder: Any) -> Any:
@@ -87,9 +96,10 @@ TAPS: tuple[Tap, ...] = (
     Tap("mlflow", f"{_MLFLOW}.client", "MlflowClient", "log_batch", "metrics",
         lambda metrics: {metric.key: metric.value for metric in metrics}),
     Tap("trackio", "trackio.run", "Run", "log", "metrics"),
-    Tap("HF Trainer", "transformers.trainer", "Trainer", "log", "logs", filtered="args.logging_nan_inf_filter"),
-    _lightning("lightning.pytorch"),
-    _lightning("pytorch_lightning"),
+    Tap("HF Trainer", "transformers.trainer", "Trainer", "log", "self", _history,
+        filtered="args.logging_nan_inf_filter"),
+    *_lightning("lightning.pytorch"),
+    *_lightning("pytorch_lightning"),
     Tap("Fabric", "lightning.fabric.fabric", "Fabric", "log_dict", "metrics"),
     Tap("Fabric", "lightning_fabric.fabric", "Fabric", "log_dict", "metrics"),
     Tap("Accelerate", "accelerate.accelerator", "Accelerator", "log", "values"),
@@ -140,6 +150,7 @@ class TapsProbe(Probe):
         self._seams: dict[Tap, Patches] = {}
         self._inside: dict[int, _Call] = {}  # by thread
         self._series: dict[tuple[str, str], int] = {}
+        self._rest: set[tuple[str, str]] = set()  # series of names that no other call has told
         self._sources: dict[tuple[str, Any], str] = {}
         self._lines: dict[tuple[int, int], dict[str, Any]] = {}
         self._codes: list[CodeType] = []
@@ -158,12 +169,16 @@ class TapsProbe(Probe):
     def module_imported(self, name: str) -> None:
         """Tap the calls of the module `name`; its code has been executed."""
         module = sys.modules.get(name)
-        for tap in self._table:
-            owner = None if tap.module != name else getattr(module, tap.owner, None) if tap.owner else module
-            taken = _taker(getattr(owner, tap.name, None), tap.takes.split())
+        own = [tap for tap in self._table if tap.module == name and module is not None]
+        for tap in own:
+            owner = getattr(module, tap.owner, None) if tap.owner else module
+            taken = _taker(getattr(owner, tap.name, None), tap.takes.split(), bool(tap.owner))
             if taken is not None:
                 patches = self._seams.setdefault(tap, Patches(self._agent.guard, self.name))
                 patches.install(partial(patches.look, owner, tap.name, self._before(tap, taken), self._ends))
+        if own and self._seams.keys().isdisjoint(own):
+            text = f"metrics: what is logged with this version of {own[0].source} is not recorded"
+            self._agent.journal.write("mark", name=text)
 
     # --------------------------------------------------------------------------------------------------------- calls
 
@@ -211,11 +226,18 @@ class TapsProbe(Probe):
             value = _number(value)
             if value is None or name in known:
                 continue
-            series = self._series.get((source, name))
+            key = (source, name)
+            series = self._series.get(key)
+            if call.tap.rest:
+                if series is not None and key not in self._rest:
+                    continue
+                self._rest.add(key)
+            elif self._rest:
+                self._rest.discard(key)
             if series is None:
                 series = metrics.series(name, source, **_about(call, name))
                 if series is not None:
-                    self._series[source, name] = series
+                    self._series[key] = series
             metrics.keep(series, call.start_ns, value)
 
     def _source(self, call: _Call) -> str:
@@ -243,12 +265,16 @@ def _about(call: _Call, name: str) -> dict[str, Any]:
     return {"filtered": True} if flag else {}
 
 
-def _taker(function: Any, names: list[str]) -> Callable[[tuple[Any, ...], dict[str, Any]], list[Any]] | None:
+def _taker(
+    function: Any, names: list[str], is_method: bool
+) -> Callable[[tuple[Any, ...], dict[str, Any]], list[Any]] | None:
     """What finds the parameters called `names` in a call of `function`; None where it has no such parameter."""
     if not callable(function):
         return None
-    parameters = list(inspect.signature(function).parameters.items())
-    places = {name: (position, name, known.default) for position, (name, known) in enumerate(parameters)}
+    parameters = inspect.signature(function).parameters.values()
+    places = {known.name: (position, known.name, known.default) for position, known in enumerate(parameters)}
+    if all(known.kind in (known.VAR_POSITIONAL, known.VAR_KEYWORD) for known in parameters):  # a decorator's, of any
+        places = {name: (position, name, None) for position, name in enumerate(names, is_method)}
     if not all(name in places for name in names):
         return None
     wanted = [places[name] for name in names]
