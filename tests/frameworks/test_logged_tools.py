@@ -46,4 +46,4 @@ def test_files_of_the_loggers_are_the_same_but_for_times(compared: Compared) -> 
     files = compared.truth["files"]
     assert len(files["tensorboard"]["train"]["loss"]) == len(files["mlflow"]["loss"]) == len(files["trackio"]) == 20
     assert len(files["wandb"]) == 22
-    assert (compared.recorded.status, compared.recorded.stdout) == (0, compared.plain.stdout)
+    assert compared.recorded.status == 0

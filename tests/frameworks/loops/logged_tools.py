@@ -12,24 +12,28 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import mlflow
-import tensorboardX
-import torch
-import trackio
-import wandb
-from control import TRUTH, Vectors, network
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch.nn import functional as F
-from torch.utils.data import DataLoader
-from torch.utils.tensorboard import SummaryWriter
-from wandb.proto import wandb_internal_pb2
+PLACE = tempfile.TemporaryDirectory()  # some read their settings when they are imported
+os.environ.update(TRACKIO_DIR=PLACE.name + "/trackio", MLFLOW_ALLOW_FILE_STORE="true", WANDB_SILENT="true")
+os.environ.update(HF_HUB_OFFLINE="1", WANDB_ERROR_REPORTING="false")
+
+import mlflow  # noqa: E402
+import tensorboardX  # noqa: E402
+import torch  # noqa: E402
+import trackio  # noqa: E402
+import wandb  # noqa: E402
+from control import TRUTH, Vectors, network  # noqa: E402
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
+from torch.utils.tensorboard import SummaryWriter  # noqa: E402
+from wandb.proto import wandb_internal_pb2  # noqa: E402
 
 BATCH, EPOCHS = 64, 2
 
 
 def main() -> None:
     torch.manual_seed(0)
-    folder = Path.cwd() / "logged"
+    folder = Path(PLACE.name)
     mlflow.set_tracking_uri(f"file://{folder}/mlflow")
     run = wandb.init(mode="offline", dir=folder, project="p", settings=wandb.Settings(x_disable_stats=True))
     writers = (
@@ -59,7 +63,7 @@ def train(run: Any, writers: Any, logged: dict[str, dict[str, list[float]]]) -> 
     held_out = DataLoader(Vectors(4 * BATCH), batch_size=BATCH)
 
     def told(source: str, name: str, value: Any) -> None:
-        logged[source][name].append(float(value))
+        logged[source][name].append(torch.as_tensor(value).item())
 
     step = 0
     for _ in range(EPOCHS):
@@ -133,12 +137,9 @@ def rows() -> Any:
     """What Trackio's database holds."""
     (path,) = Path(os.environ["TRACKIO_DIR"]).glob("p*.db")
     with sqlite3.connect(path) as database:
-        return [list(row) for row in database.execute("select step, metrics from metrics order by step")]
+        return [list(row) for row in database.execute("select step, cast(metrics as text) from metrics order by step")]
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as place:
-        os.chdir(place)
-        os.environ.update(TRACKIO_DIR=place + "/trackio", MLFLOW_ALLOW_FILE_STORE="true", WANDB_SILENT="true")
-        os.environ.update(HF_HUB_OFFLINE="1", WANDB_ERROR_REPORTING="false")
+    with PLACE:
         main()

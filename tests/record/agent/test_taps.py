@@ -221,10 +221,13 @@ def test_parameters_that_a_decorator_hides_and_calls_of_another_version(record: 
 
 def test_writers_to_several_folders_are_told_apart(record: Any, library: Any) -> None:
     recorded = record()
-    writers = [library.Writer(f"/runs/1/{name}") for name in ("train", "val/", "train")]
-    for value, writer in enumerate(writers):
-        writer.add("loss", value=value)
-    assert recorded.kept() == {("writer", "loss"): [0.0, 2.0], ("writer val", "loss"): [1.0]}
+    for value, folder in enumerate(["/runs/1/train", Path("/runs/1/val"), "/runs/1/train", "/runs/1/test/"]):
+        library.Writer(folder).add("loss", value=value)
+    assert recorded.kept() == {
+        ("writer", "loss"): [0.0, 2.0],
+        ("writer val", "loss"): [1.0],
+        ("writer test", "loss"): [3.0],
+    }
 
 
 def test_another_thread_s_values_are_kept_and_its_time_is_not_the_training_s(record: Any, library: Any) -> None:

@@ -250,7 +250,8 @@ class TapsProbe(Probe):
         known = self._sources.get((source, which))
         if known is None:
             number = sum(name == source for name, _ in self._sources)
-            own = os.path.basename(which.rstrip("/")) if isinstance(which, str) else str(number + 1)
+            is_path = isinstance(which, (str, os.PathLike))
+            own = os.path.basename(str(which).rstrip("/")) if is_path else str(number + 1)
             known = self._sources[source, which] = f"{source} {own}" if number else source
         return known
 
