@@ -68,9 +68,9 @@ def interpreter() -> Path:
     return Path(os.environ.get(PYTHON) or REPOSITORY / ".venv-frameworks" / "bin" / "python")
 
 
-def missing(python: Path) -> set[str]:
+def missing(python: Path, loops: tuple[Loop, ...] = ALL) -> set[str]:
     """Of all modules that loops need, those that `python` lacks; all of them where there is no such Python."""
-    names = {"torch", *(name for loop in ALL for name in loop.needs)}
+    names = {"torch", *(name for loop in loops for name in loop.needs)}
     if not python.is_file():
         return names
     ask = "import importlib.util, json, sys; find = importlib.util.find_spec"

@@ -90,6 +90,14 @@ def test_norms_are_those_that_clipping_returned_and_left(compared: Compared) -> 
     assert compared.by_step("train/grad_norm_clipped") == pytest.approx(after, rel=1e-5)
 
 
+def test_every_value_that_was_logged_is_there(compared: Compared) -> None:
+    logged = compared.truth["logged"]
+    if not logged:
+        pytest.skip("nothing is logged")
+    kept = {name: compared.values(name)["value"].to_list() for name in logged}
+    assert kept == {name: pytest.approx(values, rel=1e-7) for name, values in logged.items()}
+
+
 def test_a_loss_has_the_time_at_which_the_script_had_it(compared: Compared) -> None:
     told = compared.values("train/loss")["time_ns"].to_list()
     if not told:

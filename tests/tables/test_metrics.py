@@ -109,6 +109,13 @@ def test_values_outside_of_steps_have_none() -> None:
     assert found(line([(1, 1.0, 0), (2, 2.0, 1)]), steps=0)["train/loss"] == [(None, 1.0), (None, 2.0)]
 
 
+def test_what_is_logged_between_steps_is_of_the_last() -> None:
+    """A validation's loss, after a loop has ended."""
+    logged = RawSeries("val/loss", "wandb", np.array([-1, 5, 35]) * MS + T0, np.arange(3.0))
+    assert found(logged)["val/loss"] == [(None, 0.0), (0, 1.0), (2, 2.0)]
+    assert found(logged, steps=0)["val/loss"] == [(None, 0.0), (None, 1.0), (None, 2.0)]
+
+
 def test_the_norm_after_clipping_is_torchs() -> None:
     torch = pytest.importorskip("torch")
     parameter = torch.nn.Parameter(torch.zeros(3))

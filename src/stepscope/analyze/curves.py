@@ -23,6 +23,7 @@ from stepscope.model.timeline import CurveSummary
 from stepscope.read.text import integer, string
 from stepscope.tables.arrays import NONE, Floats, Int64
 from stepscope.tables.journal import step_at
+from stepscope.tables.metrics import FOUND
 from stepscope.tables.schema import SCHEMAS, Tables, empty
 
 STEPS, TELEMETRY, ALLOCATOR = "steps", "telemetry", "allocator"  # sources of what is not stored
@@ -84,17 +85,23 @@ def _between(values: pl.DataFrame, first_ns: int, last_ns: int) -> pl.DataFrame:
 
 
 def of_process(tables: Tables, values: pl.DataFrame, process: str | None) -> dict[str, Curve]:
-    """By name the curves of a process in `values`, which are some of `rows`; of the machine for None."""
+    """By name the curves of a process in `values`, which are some of `rows`; of the machine for None.
+
+    A name under which several tools log is of the first of them, and of what stepscope found before all; the curves of
+    the others have the tool behind it.
+    """
     starts, _, numbers = _steps(tables, process or next(iter(processes(tables)), None))
     own = values.filter(pl.col("process").eq_missing(process))
-    found = {}
-    for part in own.partition_by("name", maintain_order=True):
+    found: dict[str, Curve] = {}
+    parts = own.partition_by("name", "source", maintain_order=True)
+    for part in sorted(parts, key=lambda part: part["source"][0] not in FOUND):
         times = part["time_ns"].to_numpy()
         begun = np.searchsorted(starts, times, side="right") - 1
         before = np.where(begun >= 0, numbers[begun], NONE) if len(starts) else np.full(len(times), NONE)
         steps = part["step"].fill_null(NONE).to_numpy()
         steps = np.where(steps == NONE, before, steps)
         name, source, rank = part["name"][0], part["source"][0], part["rank"][0]
+        name = f"{name} ({source})" if name in found else name
         found[name] = Curve(name, source, rank, steps, times, part["value"].to_numpy())
     return dict(sorted(found.items(), key=lambda item: _place(item[0])))
 

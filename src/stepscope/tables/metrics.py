@@ -25,6 +25,8 @@ from stepscope.tables.schema import SCHEMAS, empty
 LOSS = "train/loss"
 NORM, NORM_CLIPPED = "train/grad_norm", "train/grad_norm_clipped"
 BACKWARD, CLIPPING = "backward", "clipping"  # sources
+# Sources that are found in the training. What the script logs between steps, as a validation's loss, is of the last.
+FOUND = {BACKWARD, "optimizer", CLIPPING, "scaler", "loader", "watch"}
 DIVIDING = {"HF Trainer", "Lightning", "Accelerate", "Composer", "torchtitan"}  # frameworks that divide the loss
 CLIP_EPSILON = 1e-6  # torch's own, in `clip_grads_with_norm_`
 
@@ -58,12 +60,15 @@ def _of_rank(rank: RawRank) -> pl.DataFrame:
     times = np.concatenate([curve.times_ns for curve in curves])
     order = np.argsort(times, kind="stable")
     which = np.repeat(np.arange(len(curves)), [len(curve.times_ns) for curve in curves])[order]
-    steps = step_at(times[order], starts, walls, numbers)
+    times = times[order]
+    steps = step_at(times, starts, walls, numbers)
+    logged = np.array([curve.source not in FOUND for curve in curves])[which]
+    steps[logged] = np.append(NONE, numbers)[np.searchsorted(starts, times[logged], side="right")]
     columns = {
         "rank": np.full(len(times), rank.rank),
         "process": pl.repeat(rank.name, len(times), eager=True),
         "step": pl.Series(steps).set(pl.Series(steps == NONE), None),
-        "time_ns": times[order],
+        "time_ns": times,
         "name": pl.Series([curve.name for curve in curves], dtype=pl.String).gather(which),
         "value": np.concatenate([curve.values for curve in curves])[order],
         "source": pl.Series([curve.source for curve in curves], dtype=pl.String).gather(which),

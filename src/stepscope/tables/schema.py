@@ -273,7 +273,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "metrics": {
         "rank": pl.Int32,
         "process": pl.String,
-        "step": pl.Int64,  # whose interval holds the time; null where none does
+        "step": pl.Int64,  # whose interval holds the time, else null; of what is logged the last that began before
         "time_ns": pl.Int64,
         "name": pl.String,  # "train/loss": the group is what stands before the last slash
         "value": pl.Float64,  # NaN and infinities are values

@@ -41,6 +41,8 @@ def main() -> None:
             for inputs, labels in held_out:
                 total += F.cross_entropy(model(inputs), labels).item()
                 control.evaluated(len(labels))
+        accelerator.log({"validation": {"loss": torch.tensor(total)}, "note": "no number"}, step=epoch)
+        control.logs({"validation/loss": torch.tensor(total)})
         accelerator.print(f"epoch {epoch} evaluation {total:.6f}")
     control.tell(loss=loss.item())
 

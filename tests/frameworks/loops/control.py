@@ -13,7 +13,7 @@ import os
 import statistics
 import time
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ class Control:
         self._samples: list[int] | None = [] if loader else None
         self._evaluated: list[int] | None = [] if evaluation_seen else None
         self._steps: list[float] = []
+        self._logged: dict[str, list[float]] = {}
         self._updates = 0
         self._pending = 0
         self._phases: list[str] = []
@@ -114,6 +115,11 @@ class Control:
         if self._evaluated is not None:
             self._evaluated.append(samples)
 
+    def logs(self, values: Mapping[str, Any]) -> None:
+        """What is logged, or what the framework says that it has logged."""
+        for name, value in values.items():
+            self._logged.setdefault(name, []).append(float(value))
+
     def timed(self, function: Callable[..., Any], phase: str) -> Callable[..., Any]:
         """`function` in a phase."""
 
@@ -160,6 +166,7 @@ class Control:
             "rates": self._rates,
             "norms": [(before.item(), after.item()) for before, after in self._norms],
             "told_ns": self._told,
+            "logged": self._logged,
         }
         Path(where).write_text(json.dumps(truth))
 

@@ -32,6 +32,8 @@ def main() -> None:
             if not accumulates:
                 optimizer.step()
                 optimizer.zero_grad()
+        fabric.log("loss", loss)
+        control.logs({"loss": loss})
     control.tell(loss=loss.item())
 
 

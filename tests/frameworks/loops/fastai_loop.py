@@ -52,6 +52,8 @@ def main() -> None:
     model.forward = control.timed(model.forward, "forward")  # type: ignore[method-assign]
     with learner.no_bar(), learner.no_logging():
         learner.fit(2, 1e-4)
+    for train_loss, valid_loss in learner.recorder.values:
+        control.logs({"train_loss": train_loss, "valid_loss": valid_loss})
     control.tell(loss=float(torch.stack(learner.recorder.losses)[-1]), framework_step=learner.train_iter)
 
 

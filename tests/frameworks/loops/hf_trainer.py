@@ -110,6 +110,8 @@ def main() -> None:
         trainer.control = control
         trainer.accelerator.backward = control.timed(trainer.accelerator.backward, "backward")
         result = trainer.train()
+    for entry in trainer.state.log_history:
+        control.logs({name: value for name, value in entry.items() if name != "step"})
     control.tell(loss=result.training_loss, framework_step=trainer.state.global_step)
 
 

@@ -44,6 +44,7 @@ def main() -> None:
     def evaluate(_: Engine) -> None:
         with control.evaluation():
             evaluator.run(held_out)
+        control.logs(evaluator.state.metrics)
         print(f"accuracy {evaluator.state.metrics['accuracy']:.4f}")
 
     trainer.run(DataLoader(Vectors(30 * BATCH, control), batch_size=BATCH, shuffle=True), max_epochs=2)

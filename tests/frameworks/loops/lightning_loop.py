@@ -37,6 +37,9 @@ class Module(lightning.LightningModule):
         self.control.evaluated(len(batch[1]))
         self.log("validation_loss", F.cross_entropy(self.network(batch[0]), batch[1]))
 
+    def on_train_epoch_end(self) -> None:
+        self.control.logs(self.trainer.callback_metrics)
+
     def on_validation_epoch_end(self) -> None:
         with self.control.evaluation():
             pass  # what follows is training again

@@ -61,6 +61,8 @@ def main() -> None:
         verbose=0,
     )
     net.fit(data.inputs.numpy(), data.labels.numpy())
+    for epoch in net.history:
+        control.logs({name: value for name, value in epoch.items() if name != "batches"})
     control.tell(loss=net.history[-1, "train_loss"])
 
 

@@ -23,6 +23,7 @@ from stepscope.record.agent.journal import rank_identity
 from stepscope.record.agent.probes import PROBES
 from stepscope.record.agent.probes.frameworks import FrameworkSeamsProbe
 from stepscope.record.agent.probes.side_events import allow_tracing
+from stepscope.record.agent.probes.taps import TapsProbe
 
 # What adds itself to an agent by its `attach`, in this order, where the configuration wants it: (module, not in a
 # forked child, wanted). A forked child opens no window: the profiler's threads are the parent's, and waiting for them
@@ -57,7 +58,7 @@ def start(config: Config | None = None) -> Agent | None:
 
 
 def imported(name: str) -> None:
-    """Told by the import hook that `name` (torch, torch_xla or a framework's module) has just been imported."""
+    """Told by the import hook that `name` (torch, torch_xla, a framework's or logger's module) was just imported."""
     agent = _agent
     if name == "torch":
         start()
@@ -65,9 +66,9 @@ def imported(name: str) -> None:
         agent.probes.install_for(name)
         agent.guard.wrap("compiling", skip_own_code, inject=False)()
     elif agent is not None and not agent.probes.suspended:
-        probe = agent.probes.get(FrameworkSeamsProbe.name)
-        if isinstance(probe, FrameworkSeamsProbe):
-            agent.guard.wrap(probe.name, probe.module_imported)(name)
+        for probe in map(agent.probes.get, (TapsProbe.name, FrameworkSeamsProbe.name)):
+            if isinstance(probe, (TapsProbe, FrameworkSeamsProbe)):
+                agent.guard.wrap(probe.name, probe.module_imported)(name)
 
 
 def stop(reason: str) -> None:

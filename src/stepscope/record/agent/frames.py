@@ -69,7 +69,7 @@ def user_places(skip: int, most: int) -> list[Place]:
         if frame is None or len(places) == most:
             break
         if is_user_file(frame.f_code.co_filename):
-            places.append(_place(frame))
+            places.append(place_of(frame))
         frame = frame.f_back
     return places
 
@@ -86,7 +86,7 @@ def caller(skip: int = 1) -> tuple[Place | None, str | None]:
             break
         path = frame.f_code.co_filename
         if is_user_file(path):
-            return _place(frame), via
+            return place_of(frame), via
         for marker in _MARKERS:
             _, found, name = path.rpartition(marker)
             if found and not name.startswith(_TORCH) and not path.startswith(_PACKAGE):
@@ -95,7 +95,8 @@ def caller(skip: int = 1) -> tuple[Place | None, str | None]:
     return None, via
 
 
-def _place(frame: FrameType) -> Place:
+def place_of(frame: FrameType) -> Place:
+    """Where `frame` is now."""
     code = frame.f_code
     file = code.co_filename if code.co_filename.startswith("<") else os.path.abspath(code.co_filename)
     return file, frame.f_lineno, getattr(code, "co_qualname", code.co_name)

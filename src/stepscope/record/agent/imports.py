@@ -15,25 +15,31 @@ from types import ModuleType
 from typing import Any, Callable
 
 HOOKED = ("torch", "torch_xla")
-# Where training frameworks have their seams, as in the table `probes/frameworks.py`, which a test compares. Known from
-# the start: such a module may import torch in the middle of its own import, which is over only later.
+# Where training frameworks have their seams and loggers their calls, as in the tables `probes/frameworks.py` and
+# `probes/taps.py`, which a test compares. Known from the start: such a module may import torch in the middle of its own
+# import, which is over only later.
 _LIGHTNING = "loops.evaluation_loop loops.fit_loop trainer.connectors.logger_connector.logger_connector trainer.trainer"
 _MODULES = {
     "accelerate": "accelerator",
     "composer": "callbacks.checkpoint_saver loggers.logger trainer.trainer",
     "deepspeed": "monitor.monitor runtime.engine runtime.pipe.engine",
     "fastai": "learner optimizer",
-    "ignite": "engine.engine handlers.checkpoint",
+    "ignite": "engine.engine handlers.checkpoint metrics.metric",
     "keras.src": "backend.torch.trainer callbacks.callback_list models.model optimizers.base_optimizer",
     "lightning.fabric": "fabric",
     "lightning.pytorch": _LIGHTNING,
     "lightning_fabric": "fabric",
+    "mlflow.tracking": "client fluent",
     "pytorch_lightning": _LIGHTNING,
-    "skorch": "net",
+    "skorch": "history net",
+    "tensorboardX": "writer",
+    "torch.utils.tensorboard": "writer",
     "torchtitan.components": "checkpoint checkpointer.base metrics validate",
     "torchtitan": "train trainer",
+    "trackio": "run",
     "transformers": "trainer",
     "ultralytics": "engine.trainer",
+    "wandb.sdk": "wandb_run",
 }
 FRAMEWORK_MODULES = frozenset(f"{package}.{name}" for package, names in _MODULES.items() for name in names.split())
 

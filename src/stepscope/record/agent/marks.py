@@ -22,6 +22,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # Regions written one by one in a step; more of the same name are summed up in one event at the step's end.
 REGIONS_PER_STEP = 50
+SHORTEST_NS = 200_000  # shorter regions of `RegionSums` are summed up
+SUM_NS = 2_000_000  # and written once they come to so much: a hundredth of it is what writing takes
 
 
 class _Recorder:
@@ -30,7 +32,7 @@ class _Recorder:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._written = 0
-        self._sums: dict[tuple[str, str], tuple[int, int, int]] = {}  # (kind, name) -> count, duration, first start
+        self._sums: dict[tuple[Any, ...], tuple[int, int, int]] = {}  # (kind, name, …) -> count, duration, first start
         guarded = partial(agent.guard.wrap, "marks")
         self.now = agent.clock.now
         self.step, self.region, self.log, self.flush = map(guarded, (self._step, self._region, self._log, self._flush))
@@ -40,15 +42,16 @@ class _Recorder:
         if self._agent.accepts():
             self._agent.steps.mark("user", self._agent.page_faults.now())
 
-    def _region(self, name: str, start_ns: int, end_ns: int, kind: str) -> None:
+    def _region(self, name: str, start_ns: int, end_ns: int, kind: str, **place: Any) -> None:
         self._agent.regions_written = True
         self._agent.steps.hurry()  # regions are counted by step
         if self._written < REGIONS_PER_STEP:
             self._written += 1
-            self._write_region(kind, name, start_ns, end_ns - start_ns)
+            self._write_region(kind, name, start_ns, end_ns - start_ns, **place)
             return
-        count, duration_ns, first_ns = self._sums.get((kind, name), (0, 0, start_ns))
-        self._sums[kind, name] = count + 1, duration_ns + end_ns - start_ns, first_ns
+        key = (kind, name, *place.items())
+        count, duration_ns, first_ns = self._sums.get(key, (0, 0, start_ns))
+        self._sums[key] = count + 1, duration_ns + end_ns - start_ns, first_ns
 
     def _write_region(self, kind: str, name: str, start_ns: int, duration_ns: int, **fields: Any) -> None:
         source = {} if kind == "region" else {"source": kind}
@@ -64,8 +67,39 @@ class _Recorder:
     def _flush(self) -> None:
         self._written = 0
         sums, self._sums = self._sums, {}
-        for (kind, name), (count, duration, start) in sums.items():
-            self._write_region(kind, name, start, duration, count=count)
+        for (kind, name, *place), (count, duration, start) in sums.items():
+            self._write_region(kind, name, start, duration, count=count, **dict(place))
+
+
+class RegionSums:
+    """Regions that may come in every step: long ones are written each, short ones summed up."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._journal = agent.journal
+        self._sums: dict[tuple[Any, ...], list[int]] = {}  # (name, kind, …) -> [calls, duration, first start]
+
+    def add(self, name: str, start_ns: int, end_ns: int, kind: str, place: Mapping[str, Any] | None = None) -> None:
+        """One more; `place` are the fields of the line it is told with."""
+        duration, place = end_ns - start_ns, place or {}
+        if duration >= SHORTEST_NS:
+            record_region(name, start_ns, end_ns, kind, **place)
+            return
+        key = (name, kind, *place.items())
+        total = self._sums.setdefault(key, [0, 0, start_ns])
+        total[0] += 1
+        total[1] += duration
+        if total[1] >= SUM_NS:
+            self._write(key)
+
+    def flush(self) -> None:
+        """Write what is summed up."""
+        for key in list(self._sums):
+            self._write(key)
+
+    def _write(self, key: tuple[Any, ...]) -> None:
+        count, duration, start = self._sums.pop(key)
+        name, kind, *place = key
+        self._journal.write("region", start, duration, name=name, source=kind, count=count, **dict(place))
 
 
 _recorder: _Recorder | None = None
@@ -86,10 +120,10 @@ def deactivate() -> None:
     _recorder = None
 
 
-def record_region(name: str, start_ns: int, end_ns: int, kind: str) -> None:
+def record_region(name: str, start_ns: int, end_ns: int, kind: str, **place: Any) -> None:
     """A range some other source has timed (`kind` names it, e.g. "nvtx"), on the epoch clock."""
     if _recorder is not None:
-        _recorder.region(name, start_ns, end_ns, kind)
+        _recorder.region(name, start_ns, end_ns, kind, **place)
 
 
 # ------------------------------------------------------------------------------------------------------ public

@@ -6,6 +6,7 @@ A wrapper that someone else has wrapped since cannot be taken out any more; it t
 from __future__ import annotations
 
 import inspect
+import sys
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 from stepscope.record.agent.compiling import is_compiling_check
@@ -155,6 +156,12 @@ class ModuleHook:
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
+
+
+def is_whole(module: str) -> bool:
+    """Whether `module` is imported, and not in the middle of it."""
+    loaded = sys.modules.get(module)
+    return loaded is not None and not getattr(getattr(loaded, "__spec__", None), "_initializing", False)
 
 
 def scaler_home(torch: Any) -> Any:

@@ -22,6 +22,7 @@ PROBES: tuple[tuple[str, str, str], ...] = (
     ("side_events", "ChildrenProbe", "torch"),
     ("compiles", "CompilesProbe", "torch"),
     ("side_events", "NvtxProbe", "torch"),
+    ("taps", "TapsProbe", "torch"),  # before the next, whose wrappers may lie around the same functions
     ("frameworks", "FrameworkSeamsProbe", "torch"),
     ("user_profiler", "UserProfilerProbe", "torch"),
     ("xla", "XlaProbe", "torch_xla"),

@@ -20,7 +20,7 @@ from typing import Any, Iterator, NamedTuple
 from stepscope.record.agent import marks, metrics
 from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.guard import After, Before
-from stepscope.record.agent.patches import Patches, Probe
+from stepscope.record.agent.patches import Patches, Probe, is_whole
 from stepscope.record.agent.segments import StepRow
 from stepscope.record.agent.step_readings import FrameworkSteps, reader
 
@@ -69,18 +69,16 @@ def _at(module: str, owner: str, path: str = "", unless: str = "", **methods: st
 
 
 def _lightning(package: str, top: str) -> Framework:
-    connector = f"{package}.trainer.connectors.logger_connector.logger_connector"
     return Framework("Lightning", top, ("2.6",), (
         *_at(f"{package}.trainer.trainer", "Trainer", train="fit"),
         *_at(f"{package}.loops.fit_loop", "_FitLoop", "trainer.callbacks", callbacks="run"),
         *_at(f"{package}.loops.evaluation_loop", "_EvaluationLoop", evaluation="run"),
         *_at(f"{package}.trainer.trainer", "Trainer", checkpoint="save_checkpoint"),
-        *_at(connector, "_LoggerConnector", logging="log_metrics"),
     ), counter="global_step", counts="optimizer steps")  # fmt: skip
 
 
 def _fabric(package: str, top: str) -> Framework:
-    seams = _at(f"{package}.fabric", "Fabric", "_callbacks", call="backward", checkpoint="save", logging="log_dict")
+    seams = _at(f"{package}.fabric", "Fabric", "_callbacks", call="backward", checkpoint="save")
     return Framework("Fabric", top, ("2.6",), seams)
 
 
@@ -88,7 +86,7 @@ def _fabric(package: str, top: str) -> Framework:
 FRAMEWORKS: tuple[Framework, ...] = (
     Framework("HF Trainer", "transformers", ("5.23",), _at(
         "transformers.trainer", "Trainer", "callback_handler.callbacks", train="train", evaluation="evaluate predict",
-        checkpoint="_save_checkpoint save_model", logging="log",
+        checkpoint="_save_checkpoint save_model",
     ), counter="state.global_step"),
     _lightning("lightning.pytorch", "lightning"),
     _lightning("pytorch_lightning", "pytorch_lightning"),
@@ -119,14 +117,12 @@ FRAMEWORKS: tuple[Framework, ...] = (
     Framework("Composer", "composer", ("0.33",), (
         *_at("composer.trainer.trainer", "Trainer", "state.callbacks", train="fit", evaluation="_eval_loop"),
         *_at("composer.callbacks.checkpoint_saver", "CheckpointSaver", checkpoint="_save_checkpoint"),
-        *_at("composer.loggers.logger", "Logger", logging="log_metrics"),
     ), counter="state.timestamp.batch.value",
         hooks=("run_event", "before_", "after_", "fit_", "iteration_", "epoch_", "batch_", "eval_")),
     Framework("Ultralytics", "ultralytics", ("8.4",), (
         *_at("ultralytics.engine.trainer", "BaseTrainer", train="_do_train"),
         *_at("ultralytics.engine.trainer", "BaseTrainer", "callbacks", event="run_callbacks"),
-        *_at("ultralytics.engine.trainer", "BaseTrainer", evaluation="validate", checkpoint="save_model",
-             logging="save_metrics"),
+        *_at("ultralytics.engine.trainer", "BaseTrainer", evaluation="validate", checkpoint="save_model"),
     )),
     Framework("torchtitan", "torchtitan", ("0.2",), (
         *_at("torchtitan.trainer", "Trainer", train="train"),
@@ -134,16 +130,14 @@ FRAMEWORKS: tuple[Framework, ...] = (
         *_at("torchtitan.components.validate", "Validator", evaluation="validate"),
         *_at("torchtitan.components.checkpointer.base", "BaseCheckpointManager", checkpoint="save"),
         *_at("torchtitan.components.checkpoint", "CheckpointManager", checkpoint="save"),
-        *_at("torchtitan.components.metrics", "MetricsProcessor", logging="log"),
     ), counter="step", begun=True),
     Framework("DeepSpeed", "deepspeed", ("0.19",), (
         *_at("deepspeed.runtime.engine", "DeepSpeedEngine", call="backward step"),
         *_at("deepspeed.runtime.pipe.engine", "PipelineEngine", call="train_batch", evaluation="eval_batch"),
         *_at("deepspeed.runtime.engine", "DeepSpeedEngine", checkpoint="save_checkpoint"),
-        *_at("deepspeed.monitor.monitor", "MonitorMaster", logging="write_events"),
     ), counter="global_steps"),
     Framework("Accelerate", "accelerate", ("1.15",), _at(
-        "accelerate.accelerator", "Accelerator", call="backward", checkpoint="save_state save_model", logging="log",
+        "accelerate.accelerator", "Accelerator", call="backward", checkpoint="save_state save_model",
     )),
 )  # fmt: skip
 
@@ -151,8 +145,6 @@ FRAMEWORKS: tuple[Framework, ...] = (
 ON_TOP = ("trl", "peft", "accelerate", "deepspeed")
 
 
-SHORTEST_NS = 200_000  # shorter regions are summed up
-SUM_NS = 2_000_000  # and written once they come to so much: a hundredth of it is what writing takes
 CALLBACKS_LIMIT = 500  # methods that are wrapped
 BASES = ("Callback", "TrainerCallback")
 
@@ -185,14 +177,14 @@ class FrameworkSeamsProbe(Probe):
         self._training: _Training | None = None
         self._open: set[str] = set()  # regions we are in
         self._written: set[tuple[str, type]] = set()
-        self._sums: dict[str, list[int]] = {}  # name -> [calls, duration, first start]
+        self._sums = marks.RegionSums(agent)
         self._rates = agent.guard.wrap(metrics.NAME, agent.metrics.update_begins)
         agent.add_boundary_hook(self._step_cut, self.name)
         agent.add_finish_hook(self._finish, self.name)
 
     def install(self) -> None:
         for module in {seam.module for framework in self._table for seam in framework.seams}:
-            if not getattr(getattr(sys.modules.get(module), "__spec__", None), "_initializing", False):
+            if is_whole(module):
                 self.module_imported(module)
         for (cls, name), patches in self._callbacks.items():  # a training went on while the probes were out
             self._wrap_callback(patches, cls, name)
@@ -274,8 +266,7 @@ class FrameworkSeamsProbe(Probe):
         training = self._training
         if training is not None and self._agent.optimizer_events > training.optimizer_events:
             self._write_framework(training)  # its only step was never cut between two steps
-        for name in list(self._sums):
-            self._write_sum(name)
+        self._sums.flush()
 
     def _write_framework(self, training: _Training) -> None:
         framework, cls = training.framework, training.cls
@@ -326,14 +317,7 @@ class FrameworkSeamsProbe(Probe):
         now = agent.clock.now()
         if name == EVALUATION:
             agent.steps.evaluation_end(now)
-        if now - start >= SHORTEST_NS:
-            marks.record_region(name, start, now, "framework")
-            return
-        total = self._sums.setdefault(name, [0, 0, start])
-        total[0] += 1
-        total[1] += now - start
-        if total[1] >= SUM_NS:
-            self._write_sum(name)
+        self._sums.add(name, start, now, "framework")
 
     def _update_begins(self, optimizer: Any, *_args: Any, **_kwargs: Any) -> int | None:
         agent = self._agent
@@ -352,10 +336,6 @@ class FrameworkSeamsProbe(Probe):
     def _event(self, handlers: Any, event: Any) -> tuple[str, int] | None:
         called = bool(handlers) and bool(handlers.get(event))
         return self._region_begins(f"callback:{getattr(event, 'name', event)}") if called else None
-
-    def _write_sum(self, name: str) -> None:
-        count, duration, start = self._sums.pop(name)
-        self._agent.journal.write("region", start, duration, name=name, source="framework", count=count)
 
     def _on_training_thread(self) -> bool:
         return self._agent.training_thread in (None, get_ident())
