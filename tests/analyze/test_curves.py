@@ -113,3 +113,25 @@ def test_ranks_and_hosts_are_told_apart(tmp_path: Path) -> None:
     cores = {row["name"]: row["value"] for row in rows(run, name="busy_cores")}
     assert sorted(cores.values()) == [1.0, 2.0]
     assert all(name.startswith("sys/") and name.count("/") == 1 for name in cores)
+
+
+def test_a_name_that_several_tools_log_under_is_several_curves(tmp_path: Path) -> None:
+    logged = [
+        metrics_event((name, source, TIMES[:1], [value]))
+        for name, source, value in (
+            ("train/loss", "wandb", 2.0),
+            ("train/loss", "backward", 1.0),
+            ("train/loss", "tensorboard", 3.0),
+            ("acc", "wandb", 4.0),
+            ("acc", "mlflow", 5.0),
+        )
+    ]
+    run = api.open_run(make_run_folder(tmp_path, steps=step_rows(10, start_ns=START), events=logged), options=OPTIONS)
+    found = {row["name"]: row["value"] for row in rows(run) if row["source"] not in ("steps", "telemetry")}
+    assert found == {
+        "train/loss": 1.0,
+        "train/loss (wandb)": 2.0,
+        "train/loss (tensorboard)": 3.0,
+        "acc": 4.0,
+        "acc (mlflow)": 5.0,
+    }

@@ -94,14 +94,16 @@ def of_process(tables: Tables, values: pl.DataFrame, process: str | None) -> dic
     own = values.filter(pl.col("process").eq_missing(process))
     found: dict[str, Curve] = {}
     parts = own.partition_by("name", "source", maintain_order=True)
-    for part in sorted(parts, key=lambda part: part["source"][0] not in FOUND):
+    keys = [(str(part["name"][0]), str(part["source"][0])) for part in parts]
+    owners = {**dict(reversed(keys)), **{name: source for name, source in keys if source in FOUND}}
+    for part in parts:
         times = part["time_ns"].to_numpy()
         begun = np.searchsorted(starts, times, side="right") - 1
         before = np.where(begun >= 0, numbers[begun], NONE) if len(starts) else np.full(len(times), NONE)
         steps = part["step"].fill_null(NONE).to_numpy()
         steps = np.where(steps == NONE, before, steps)
         name, source, rank = part["name"][0], part["source"][0], part["rank"][0]
-        name = f"{name} ({source})" if name in found else name
+        name = name if owners[name] == source else f"{name} ({source})"
         found[name] = Curve(name, source, rank, steps, times, part["value"].to_numpy())
     return dict(sorted(found.items(), key=lambda item: _place(item[0])))
 
