@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from stepscope import api
+from stepscope.analyze import curves
 from stepscope.analyze.views.select import Selection
 from stepscope.errors import UsageError
 from tests.builders import MS, PID, T0, step_rows
@@ -127,8 +128,8 @@ def test_a_name_that_several_tools_log_under_is_several_curves(tmp_path: Path) -
         )
     ]
     run = api.open_run(make_run_folder(tmp_path, steps=step_rows(10, start_ns=START), events=logged), options=OPTIONS)
-    found = {row["name"]: row["value"] for row in rows(run) if row["source"] not in ("steps", "telemetry")}
-    assert found == {
+    found = curves.of_process(run.tables, run.tables.metrics, "rank-0")
+    assert {name: curve.values.tolist()[0] for name, curve in found.items()} == {
         "train/loss": 1.0,
         "train/loss (wandb)": 2.0,
         "train/loss (tensorboard)": 3.0,
