@@ -121,7 +121,7 @@ def test_a_name_that_several_tools_log_under_is_several_curves(tmp_path: Path) -
         metrics_event((name, source, TIMES[:1], [value]))
         for name, source, value in (
             ("train/loss", "wandb", 2.0),
-            ("train/loss", "backward", 1.0),
+            ("train/loss", "clipping", 1.0),
             ("train/loss", "tensorboard", 3.0),
             ("acc", "wandb", 4.0),
             ("acc", "mlflow", 5.0),
