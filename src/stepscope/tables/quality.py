@@ -198,6 +198,7 @@ def _rank_notes(rank: RawRank, events: EventsTable) -> Iterator[Note]:
         text = f"probe {probe} failed in {rank.name} and was off from then on: {error}"
         yield Note(WARNING, text, source)
     yield from _missing_notes(rank)
+    yield from _watch_notes(rank)
     traces = {trace.name for trace in rank.traces if f"{rank.name}/{trace.name}" not in events.unreadable}
     for event in _events(rank, "window"):
         name = (string(event.get("trace")) or "").removesuffix(".gz")
@@ -214,6 +215,24 @@ def _rank_notes(rank: RawRank, events: EventsTable) -> Iterator[Note]:
         for reason, asked in reasons.items():
             where = f"{rank.name} where one was asked for" if asked else rank.name
             yield Note(WARNING if asked else INFO, f"{text} {where}: {reason}", source)
+
+
+def _watch_notes(rank: RawRank) -> Iterator[Note]:
+    """How many steps carried monitors and what these cost, and what was not measured."""
+    source = f"{rank.name}/events.jsonl"
+    told = _events(rank, "watch")
+    lists = [why for event in told if isinstance(why := event.get("not_measured"), list)]
+    reasons = [why for own in lists for why in own]
+    for why in dict.fromkeys(map(_quoted, reasons)):
+        yield Note(INFO, f"not watched in {rank.name}: {why}", source)
+    last = told[-1] if told else {}
+    steps, every, spent, elapsed = (integer(last.get(key)) for key in ("steps", "every", "spent_ns", "elapsed_ns"))
+    if steps and every and spent is not None and elapsed:
+        text = (
+            f"{steps} of the steps of {rank.name} carried monitors, at the end every {every}th: they took "
+            f"{100 * spent / elapsed:.2g} % of the time and are left out of all figures of steps"
+        )
+        yield Note(INFO, text, source)
 
 
 def _missing_notes(rank: RawRank) -> list[Note]:

@@ -35,7 +35,10 @@ OPTIMIZERS_LIMIT, GROUPS_LIMIT = 8, 32  # whose learning rates are kept; an opti
 SITES_LIMIT = 64  # lines that call backward
 FRAMES_LIMIT = 60
 
+SETS_LIMIT = 64  # lists of names that an event may refer to by number
+
 Listener = Callable[["Series", "list[int]", "list[float]"], None]
+VectorReader = Callable[["list[float]"], None]
 
 
 class Series(NamedTuple):
@@ -77,6 +80,8 @@ class Metrics:
         self._updates = 0  # optimizer steps that ended
         self._updating = False  # one is under way
         self.is_scaled = False  # gradients of the last backward passes are, by a GradScaler
+        self._vectors: list[tuple[Any, Any, VectorReader]] = []  # (event, pinned memory, who reads it)
+        self._sets: dict[tuple[str, ...], int] = {}  # names of values that are written together
         self.listeners: list[Listener] = []
         agent.add_boundary_hook(self._at_boundary, NAME)
         agent.add_end_hook(self.finish, NAME)
@@ -112,6 +117,38 @@ class Metrics:
                 ring = self._rings[device] = self._made(device)
             if ring is not None and not ring.take(tensor, Entry(series, time_ns, None, update)):
                 self._lost += 1
+
+    def keep_all(self, vector: Any, then: VectorReader) -> None:
+        """Have `then` called with the values of `vector`, which nobody writes to any more, once its device has them.
+
+        On the training thread: at once on the CPU, else between two steps after one copy to pinned memory.
+        """
+        if vector.device.type == "cpu":
+            then(vector.tolist())
+            return
+        torch: Any = sys.modules["torch"]
+        with torch.cuda.device(vector.device):
+            pinned = torch.empty(vector.shape, dtype=vector.dtype, pin_memory=True)
+            pinned.copy_(vector, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+        self._vectors.append((event, pinned, then))
+
+    def tell_all(self, source: str, time_ns: int, values: dict[str, float]) -> None:
+        """Write values of one moment by name. The names are written once for all moments that have the same."""
+        names = tuple(values)
+        entry: dict[str, Any] = {"source": source, "time_ns": time_ns}
+        number = self._sets.get(names)
+        if number is None:
+            entry["names"] = names
+            if len(self._sets) < SETS_LIMIT:
+                number = self._sets[names] = len(self._sets)
+        # Nine digits are all that a single-precision number has.
+        told = [as_json(float(f"{value:.9g}")) for value in values.values()]
+        self._agent.journal.write(NAME, step=None, together={**entry, "set": number, "values": told})
+        for listener in self.listeners:
+            for name, value in values.items():
+                listener(Series(name, source, {}), [time_ns], [value])
 
     def loss(self, tensors: Any, now_ns: int) -> None:
         """`backward` is about to be called on `tensors`."""
@@ -153,7 +190,7 @@ class Metrics:
 
     def scaled(self, loss: Any, result: Any) -> None:
         """`GradScaler.scale` made `result` of `loss`."""
-        self._scaled = (result, loss)
+        self._scaled = None if result is loss else (result, loss)  # a scaler that is off returns what it is given
 
     # ------------------------------------------------------------------------------------------------- reading out
 
@@ -161,7 +198,7 @@ class Metrics:
         """Read everything out, and wait for devices a while at most. What comes later is kept as before."""
         self._drain()
         deadline = time.monotonic() + PATIENCE_S
-        while any(ring is not None and ring.waiting for ring in self._rings.values()):
+        while self._vectors or any(ring is not None and ring.waiting for ring in self._rings.values()):
             self._collect()
             if time.monotonic() > deadline:
                 break
@@ -173,6 +210,8 @@ class Metrics:
     def _at_boundary(self, _row: StepRow | None, now_ns: int) -> None:
         if self._oldest_ns and now_ns - self._oldest_ns >= EVERY_NS:
             self._drain()
+        if self._vectors:
+            self._collect()
         for ring in self._rings.values():
             if ring is not None and ring.waiting:
                 self._collect()
@@ -187,6 +226,9 @@ class Metrics:
             self._collect()
 
     def _collect(self) -> None:
+        while self._vectors and self._vectors[0][0].query():
+            _, pinned, then = self._vectors.pop(0)
+            then(pinned.tolist())
         numbers, self._numbers = self._numbers, []
         for ring in self._rings.values():
             if ring is not None:
@@ -307,8 +349,8 @@ class Ring:
             return buffer, list(buffer.unbind()), pinned
 
 
-def plain_scalar(value: Any) -> Any:
-    """`value` as a plain tensor without dimensions, its own part of a distributed one; None where it is none of these.
+def plain_tensor(value: Any) -> Any:
+    """`value` as a plain tensor, its own part of a distributed one; None where it is none of these.
 
     The part of a tensor that is a sum or a mean over ranks is this rank's: nothing is communicated.
     """
@@ -322,9 +364,15 @@ def plain_scalar(value: Any) -> Any:
                 return None  # fake, or still on its way from other ranks
             with torch._C.DisableTorchFunctionSubclass():
                 value = value.detach().as_subclass(torch.Tensor)
-    if value.dim():
+    return None if value.is_complex() or str(value.layout) != "torch.strided" else value
+
+
+def plain_scalar(value: Any) -> Any:
+    """The same of a tensor with one element, without dimensions."""
+    value = plain_tensor(value)
+    if value is not None and value.dim():
         value = value.detach().reshape(()) if value.numel() == 1 else None
-    return None if value is None or value.is_complex() or str(value.layout) != "torch.strided" else value
+    return value
 
 
 def _division(root: Any) -> dict[str, Any]:
