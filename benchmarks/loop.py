@@ -3,14 +3,15 @@
     python loop.py '{"mode": "calibrate", "threads": N, "out": FILE}'
     python loop.py '{"mode": "mixed", "threads": N, "repeats": {...}, "seconds": S, "out": FILE}'
     python loop.py '{"mode": "switched", "threads": N, "repeats": {...}, "rounds": R, "block_ms": M, "clock": CLOCK,
-                     "beside": FILE or null, "out": FILE}'
+                     "beside": FILE or null, "metrics": BOOL, "out": FILE}'
 
 `mixed` goes round steps of several lengths, giving each length the same time, so that one process measures all of
 them under the same conditions. A step's length is set by how often one layer is applied, which is calibrated once and
 then the same for every arm. The result in `out` is {"<length>": [[start_ns, end_ns], …]} on the monotonic clock.
 `switched` needs the recorder's agent in this process and takes its hooks out and in again between blocks of the same
 loop: {"<length>": [{"A": ns, "B": ns, "C": ns}, …]}, the mean step of each block of a round, hooks in for B, by the
-"wall" clock or by this "thread"'s processor time. `beside` will hold the number of a process that A and C stop.
+"wall" clock or by this "thread"'s processor time. `beside` will hold the number of a process that A and C stop. With
+`metrics` it is these alone that go in and out, and a step clips its gradients.
 There the length "noop" trains a single weight: what is left of a step is what PyTorch, and a recorder, cost.
 """
 
@@ -103,7 +104,7 @@ def mixed(trainer: Trainer, repeats: dict[str, int], seconds: float) -> dict[str
     return rows
 
 
-def noop() -> Callable[[], None]:
+def noop(clips: bool) -> Callable[[], None]:
     """A step that trains a single weight."""
     weight = nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], lr=1e-3)
@@ -113,6 +114,8 @@ def noop() -> Callable[[], None]:
         next(source)
         optimizer.zero_grad()
         weight.sum().backward()
+        if clips:
+            torch.nn.utils.clip_grad_norm_([weight], 1.0)
         optimizer.step()
 
     return step
@@ -121,20 +124,23 @@ def noop() -> Callable[[], None]:
 class Switch:
     """Recording of this process, and a process beside it, on and off."""
 
-    def __init__(self, beside: str | None) -> None:
+    def __init__(self, beside: str | None, metrics: bool) -> None:
         from stepscope.record.agent import core
 
         agent = core.current()
         if agent is None:
             raise SystemExit("the agent is not in this process, so there is nothing to switch")
         self._probes = agent.probes
+        self._metrics = agent.guard.pair("metrics", print).switch if metrics else None
         self._beside = _number_in(beside) if beside else None
 
     def turn(self, on: bool) -> None:
         """On or off, after both, so that every block begins alike."""
         self._probes.resume()
         self._probes.suspend("benchmark")
-        if on:
+        if self._metrics is not None:
+            self._metrics.off = not on
+        if on or self._metrics is not None:
             self._probes.resume()
         if self._beside is not None:
             os.kill(self._beside, signal.SIGCONT if on else signal.SIGSTOP)
@@ -153,9 +159,11 @@ def _number_in(path: str) -> int:
 
 def switched(trainer: Trainer, config: dict[str, Any]) -> dict[str, list[dict[str, float]]]:
     """Blocks with (B) and without (A, C) recording, in another order every round."""
-    switch = Switch(config["beside"])
+    switch = Switch(config["beside"], config.get("metrics", False))
     clock = time.monotonic_ns if config["clock"] == "wall" else time.thread_time_ns
-    steps: dict[str, Callable[[], None]] = {NOOP: noop()} if config["clock"] == "thread" else {}
+    steps: dict[str, Callable[[], None]] = (
+        {NOOP: noop(config.get("metrics", False))} if config["clock"] == "thread" else {}
+    )
     for length, count in config["repeats"].items():
         steps[length] = lambda count=count: trainer.step(count)  # type: ignore[misc]
     shuffle = random.Random(0)

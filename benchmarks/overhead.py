@@ -1,6 +1,6 @@
 """What recording costs a training loop: `python benchmarks/overhead.py [--quick] [--only PART …]`.
 
-Three parts, each for one thread and for as many threads as there are cores, each with A against A beside it:
+Four parts, each for one thread and for as many threads as there are cores, each with A against A beside it:
 
 - recording   one loop in one process; the agent's hooks are taken out and the telemetry process is stopped (A, C), or
               put in and let go on (B), for blocks of a second: the wall time of a step, as two processes that do the
@@ -9,6 +9,8 @@ Three parts, each for one thread and for as many threads as there are cores, eac
 - hooks       one loop in one process; the agent's hooks are taken out (A, C) and put in (B) for short blocks of it, on
               a step that trains a single weight and on one of 1 ms: microseconds per step, of the training thread's
               processor time, of which other processes take nothing; the hooks never wait
+- metrics     the same with all hooks in, of which those that keep losses, rates and norms are put in (B) and taken out;
+              the steps clip their gradients
 
 A pair is B against A of the same round; the control is C against A. Keep the machine idle. The result goes between
 the markers of benchmarks/RESULTS.md, except with --quick.
@@ -29,6 +31,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +46,11 @@ from stepscope.record.host.telemetry import TelemetryConfig
 
 HERE = Path(__file__).resolve().parent
 ORDERS = tuple(itertools.permutations("ABC"))
-PARTS = ("recording", "sampling", "hooks")
+PARTS = ("recording", "sampling", "hooks", "metrics")
 
 RECORDING_LIMIT = 0.01  # of the step time …
 SHORT_STEP_MS, SHORT_STEP_LIMIT_US = 3.0, 30.0  # … or this much a step, where steps are shorter
+METRICS_LIMIT_US = 6.0
 SAMPLING_LIMIT = 0.02
 
 
@@ -198,22 +202,23 @@ def ratio_row(
     return Row(part, threads, length, base_ms, effect, control, "ratio", limit, judged)
 
 
-def hooks(plan: Plan, threads: int, repeats: dict[str, int], folder: Path) -> list[Row]:
+def hooks(plan: Plan, threads: int, repeats: dict[str, int], folder: Path, *, metrics: bool = False) -> list[Row]:
     """Microseconds the hooks add to a step. Within one process, for two processes differ by more than that."""
     shortest = min(repeats, key=int)
     config = {"mode": "switched", "threads": threads, "repeats": {shortest: repeats[shortest]}, "clock": "thread"}
-    config |= {"rounds": plan.hook_rounds, "block_ms": plan.hook_ms}
+    config |= {"rounds": plan.hook_rounds, "block_ms": plan.hook_ms, "metrics": metrics}
     measured = run_loop(config, folder, recorded=True)
-    return [hooks_row(threads, length, rounds_ns) for length, rounds_ns in measured.items()]
+    part, limit = ("metrics", METRICS_LIMIT_US) if metrics else ("hooks", SHORT_STEP_LIMIT_US)
+    return [hooks_row(part, limit, threads, length, rounds_ns) for length, rounds_ns in measured.items()]
 
 
-def hooks_row(threads: int, length: str, rounds_ns: list[dict[str, float]]) -> Row:
+def hooks_row(part: str, limit: float, threads: int, length: str, rounds_ns: list[dict[str, float]]) -> Row:
     """B minus A and C minus A of every round, from the processor time of a step in nanoseconds."""
     effect = estimate([(arms["B"] - arms["A"]) / 1e3 for arms in rounds_ns])
     control = estimate([(arms["C"] - arms["A"]) / 1e3 for arms in rounds_ns])
-    judged = verdict(effect, control, limit=SHORT_STEP_LIMIT_US, neutral=0)
+    judged = verdict(effect, control, limit=limit, neutral=0)
     base_ms = statistics.median(arms["A"] for arms in rounds_ns) / 1e6
-    return Row("hooks", threads, length, base_ms, effect, control, "us", SHORT_STEP_LIMIT_US, judged)
+    return Row(part, threads, length, base_ms, effect, control, "us", limit, judged)
 
 
 def sampling(plan: Plan, threads: int, repeats: dict[str, int], folder: Path) -> list[Row]:
@@ -340,7 +345,10 @@ def main() -> None:
             repeats = run_loop({"mode": "calibrate", "threads": threads}, folder)
             for part in args.only:
                 print(f"{part}, {threads} threads", file=sys.stderr, flush=True)
-                measure = {"recording": recording, "sampling": sampling, "hooks": hooks}[part]
+                measure = {
+                    "recording": recording, "sampling": sampling, "hooks": hooks,
+                    "metrics": partial(hooks, metrics=True),
+                }[part]  # fmt: skip
                 rows += measure(plan, threads, repeats, folder)
     command = " ".join(["python", "benchmarks/overhead.py", *sys.argv[1:]])
     text = table(rows, plan, command, about)

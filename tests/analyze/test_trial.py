@@ -1,9 +1,8 @@
-"""Knobs, seed and losses of a run, from events that may hold anything."""
+"""Knobs and seed of a run, from events that may hold anything."""
 
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 import polars as pl
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import asdict
 
 from stepscope.analyze import trial
-from stepscope.analyze.trial import MAX_LOSSES, MAX_TEXT, SILENT, SILENT_RANK
+from stepscope.analyze.trial import MAX_TEXT, SILENT, SILENT_RANK
 from stepscope.model.comparison import APPLIED, PARTLY, REFUSED, AppliedKnob, TrialFacts, standing
 from stepscope.tables.schema import SCHEMAS, Tables
 from tests.builders import T0, make_tables, rank_info
@@ -24,10 +23,6 @@ TRAIN, VALID = "/home/user/project/train.py", "/home/user/project/valid.py"
 
 def knob(name: str = "loader.num_workers", value: str = "2", applied: Any = True, **fields: Any) -> dict[str, Any]:
     return {"kind": "knob", "knob": name, "value": value, "applied": applied, **fields}
-
-
-def loss(steps: Any, values: Any, **fields: Any) -> dict[str, Any]:
-    return {"kind": "loss", "steps": steps, "values": values, **fields}
 
 
 def manifest(**options: Any) -> dict[str, Any]:
@@ -53,26 +48,13 @@ def test_a_knob_with_its_place_and_what_was_seen() -> None:
         AppliedKnob("loader.num_workers", "2", True, observed="2", file=TRAIN, line=77, rank=0),
         AppliedKnob("b", "1", False, reason=SILENT),
     )
-    assert (found.seed, found.losses, found.losses_rank, found.skipped) == (7, (), None, 2)
+    assert (found.seed, found.skipped) == (7, 2)
 
 
 def test_every_rank_has_to_speak() -> None:
     found = facts([knob(observed="2")], ranks=(rank_info(0), rank_info(1)))
 
     assert [(one.rank, one.applied, one.reason) for one in found.knobs] == [(0, True, None), (1, False, SILENT_RANK)]
-
-
-def test_losses_are_of_the_first_rank_and_in_order_of_steps() -> None:
-    found = facts(
-        [
-            loss([2, 3], [0.5, "nan"], rank=1, process="rank-1"),
-            loss([3, 4], [1.5, "inf"]),
-            loss([0, 1, 1], [4, 2.0, 3.0]),
-        ]
-    )
-
-    assert found.losses_rank == 0
-    assert found.losses == ((0, 4.0), (1, 2.5), (3, 1.5), (4, math.inf))
 
 
 @pytest.mark.parametrize(
@@ -82,29 +64,21 @@ def test_losses_are_of_the_first_rank_and_in_order_of_steps() -> None:
         {"kind": "knob"},
         knob(applied=1),
         knob(name={"a": 1}),  # type: ignore[arg-type]
-        loss([0], [1.0, 2.0]),
-        loss(None, [1.0]),
-        loss([True], [1.0]),
-        loss([-1], [1.0]),
-        loss([0], ["-nan"]),
-        loss([2**70], [1.0]),
     ],
 )
 def test_an_entry_that_makes_no_sense_is_counted(event: dict[str, Any]) -> None:
     found = facts([event])
 
-    assert (found.knobs, found.losses, found.skipped) == ((), (), 1)
+    assert (found.knobs, found.skipped) == ((), 1)
 
 
 def test_texts_and_lists_are_bounded() -> None:
     long = "x" * (MAX_TEXT + 100)
-    points = MAX_LOSSES + 3
-    found = facts([knob(long, long, reason=long, file=long), loss([1] * points, [1.0] * points)])
+    found = facts([knob(long, long, reason=long, file=long)])
 
     assert {len(text or "") for one in found.knobs for text in (one.knob, one.value, one.reason, one.file)} == {
         MAX_TEXT
     }
-    assert (found.losses, found.skipped) == (((1, 1.0),), 3)
 
 
 def report(applied: bool = True, file: str | None = None, rank: int = 0) -> AppliedKnob:
@@ -135,9 +109,7 @@ JSON = st.recursive(
 )
 ANY = st.fixed_dictionaries(
     {},
-    optional=dict.fromkeys(
-        ("knob", "value", "applied", "observed", "reason", "file", "line", "steps", "values", "seed"), JSON
-    ),
+    optional=dict.fromkeys(("knob", "value", "applied", "observed", "reason", "file", "line", "seed"), JSON),
 )
 
 
@@ -151,10 +123,9 @@ def with_journal(rows: list[tuple[str, str]]) -> Tables:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(["knob", "loss", "seed"]), ANY), max_size=6))
+@given(st.lists(st.tuples(st.sampled_from(["knob", "seed"]), ANY), max_size=6))
 def test_anything_in_the_journal_is_taken_or_passed_over(events: list[tuple[str, dict[str, Any]]]) -> None:
     found = trial.facts(with_journal([(kind, json.dumps(data)) for kind, data in events]))
 
     assert found is not None
-    assert [step for step, _ in found.losses] == sorted({step for step, _ in found.losses})
     assert all(isinstance(one.applied, bool) and len(one.knob) <= MAX_TEXT for one in found.knobs)

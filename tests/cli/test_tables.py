@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stepscope.analyze.views.select import TABLES
-from stepscope.report.metrics import metric
+from stepscope.report.definitions import definition
 from stepscope.report.table import SHOWN
 from tests import gpu_traces
 from tests.cli.calls import call, json_of
@@ -42,7 +42,7 @@ def test_every_table_has_rows_or_a_reason_in_all_forms(
     assert document["table"] == table
     assert (document["absent"] is None) == bool(document["rows"])
     figures = {key for row in document["rows"] for key, value in row.items() if type(value) in (int, float)}
-    assert {key for key in figures - NUMBERED if metric(table, key) is None} == set()
+    assert {key for key in figures - NUMBERED if definition(table, key) is None} == set()
     assert main(trace, "--table", table, "--csv", "out.csv") == 0
     rows = list(csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text())))
     assert [list(row) for row in rows] == [list(row) for row in document["rows"]]

@@ -178,7 +178,7 @@ def test_a_folder_with_traces_of_several_runs_has_no_one_step_time() -> None:
 
 
 def test_a_knob_that_was_tried_by_hand_is_named(tmp_path: Path) -> None:
-    options = {"knobs": [["loader.num_workers", "2"]], "seed": 1, "losses": True}
+    options = {"knobs": [["loader.num_workers", "2"]], "seed": 1}
     report = {"kind": "knob", "knob": "loader.num_workers", "value": "2", "applied": True, "observed": "2"}
     report |= {"reason": None, "file": None, "line": None}
     a = make_run(tmp_path / "a")

@@ -113,9 +113,9 @@ def test_a_run_that_nobody_explained_is_not_called_healthy(fabricated: Report, n
 def test_long_runs_are_thinned_with_their_stalls(tmp_path: Path) -> None:
     rows = step_rows(5_000)
     rows[3_333] = {**rows[3_333], "wall_ns": 900 * MS, "other_ns": 891 * MS}
-    logged = [
-        {"kind": "scalar", "name": "loss", "value": 2.0 - s / 100, "step": s, "time_ns": T0 + s} for s in range(50)
-    ]
+    curve = {"name": "loss", "source": "log", "start_ns": rows[0]["start_ns"]}
+    curve |= {"after_ns": [row["start_ns"] - rows[0]["start_ns"] for row in rows[:50]]}
+    logged = [{"kind": "metrics", "series": [{**curve, "values": [2.0 - s / 100 for s in range(50)]}]}]
     run = api.open_run(make_run_folder(tmp_path, steps=rows, events=logged), options=OPTIONS)
     found = page(run, "steps")
     chart, loss = part(found, "steps"), part(found, "logged-0")

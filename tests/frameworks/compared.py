@@ -61,6 +61,17 @@ class Compared:
         """The rows of one kind, `train` or `eval`."""
         return self.rows.filter(pl.col("kind") == kind)
 
+    def values(self, metric: str) -> pl.DataFrame:
+        """The values of a metric of the first rank, in the order of time."""
+        metrics = pl.read_parquet(self.folder / "tables" / "metrics.parquet")
+        return metrics.filter((pl.col("rank") == 0) & (pl.col("name") == metric)).sort("time_ns")
+
+    def by_step(self, metric: str, *, holds: bool = False) -> list[float | None]:
+        """The last value in each trained step; with `holds` that of an earlier one where the step has none."""
+        values = self.values(metric).group_by("step").agg(pl.col("value").last())
+        joined = self.steps("train").select("step").join(values, on="step", how="left", maintain_order="left")["value"]
+        return (joined.forward_fill() if holds else joined).to_list()
+
     @property
     def samples(self) -> tuple[list[int | None], list[int | None]]:
         """Samples of each trained and of each evaluation step."""

@@ -66,3 +66,33 @@ def test_the_number_of_the_framework_is_ours(compared: Compared) -> None:
     if compared.framework_step is None:
         pytest.skip("no number of a framework is recorded")
     assert compared.framework_step == compared.truth["framework_step"]
+
+
+def test_the_loss_of_each_step_is_the_scripts(compared: Compared) -> None:
+    losses = compared.truth["losses"]
+    if all(loss is None for loss in losses):
+        pytest.skip("no backward pass tells a loss")
+    assert compared.by_step("train/loss") == [pytest.approx(loss, rel=1e-6) for loss in losses]
+
+
+def test_learning_rates_are_the_scripts_bit_for_bit(compared: Compared) -> None:
+    if not compared.truth["rates"]:
+        pytest.skip("the optimizer is none of torch's")
+    assert compared.by_step("train/lr/0", holds=True) == compared.truth["rates"]
+
+
+def test_norms_are_those_that_clipping_returned_and_left(compared: Compared) -> None:
+    norms = compared.truth["norms"]
+    if not norms:
+        pytest.skip("nothing is clipped")
+    before, after = ([norm[which] for norm in norms] for which in (0, 1))
+    assert compared.by_step("train/grad_norm") == pytest.approx(before, rel=1e-6)
+    assert compared.by_step("train/grad_norm_clipped") == pytest.approx(after, rel=1e-5)
+
+
+def test_a_loss_has_the_time_at_which_the_script_had_it(compared: Compared) -> None:
+    told = compared.values("train/loss")["time_ns"].to_list()
+    if not told:
+        pytest.skip("no backward pass tells a loss")
+    late_ms = sorted((at - had) / 1e6 for at, had in zip(told, compared.truth["told_ns"], strict=True))
+    assert abs(late_ms[len(late_ms) // 2]) <= 5

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.process, pytest.mark.torch, pytest.mark.thorough]
 
 FAULTS = (
     *("*", "autograd optimizer", "loader collector", "module_forward scaler", "window user_profiler", "sites saves"),
-    *("sampler memory_log", "losses source_log", "children nvtx compiles", "frameworks framework_seams step exit"),
+    *("sampler memory_log", "metrics source_log", "children nvtx compiles", "frameworks framework_seams step exit"),
 )
 
 
@@ -41,6 +41,6 @@ def test_hooks_that_fail_change_nothing(
     assert expected[1].count(b"\n") > 12
     line = [PYTHON, str(SCRIPTS / "harmless.py"), name]
     window = ["--window", "wait=1,warmup=1,active=3,repeat=2"]
-    options = [*window, "--no-report", "--losses", "--quiet"]
+    options = [*window, "--no-report", "--quiet"]
     recorded = record(tmp_path / "run", line, options=options, env={"STEPSCOPE_FAULTS": faults})
     assert (recorded.status, recorded.stdout) == expected, recorded.text

@@ -145,7 +145,7 @@ def _knobs(folder: Path) -> dict[str, str]:
         return AppliedKnob(name, value, applied, file=file, line=line, **{"rank": 0, **fields})
 
     def of(*knobs: AppliedKnob, **fields: Any) -> str:
-        text = _run(folder, trial=TrialFacts(knobs, **{"losses": (), "seed": None, **fields}))
+        text = _run(folder, trial=TrialFacts(knobs, **{"seed": None, **fields}))
         return text.split("\n\n")[0]
 
     workers, amp = knob("loader.num_workers", "2", line=7), knob("amp.dtype", "bf16", False, reason="no autocast runs")
@@ -154,7 +154,7 @@ def _knobs(folder: Path) -> dict[str, str]:
         knob("loader.num_workers", "2", False, 14, reason="has its own"),
     )
     return {
-        "knobs, one not applied": of(workers, amp, seed=3, losses=((0, 1.0), (1, 0.5))),
+        "knobs, one not applied": of(workers, amp, seed=3),
         "a knob at some places": of(workers, *elsewhere),
         "a knob that a rank refused": of(knob("gc", "off"), knob("gc", "off", applied=False, rank=3)),
         "a seed alone": of(seed=9, skipped=2),

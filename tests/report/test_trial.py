@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ def knob(
 
 def test_hostile_names_do_no_harm(folder: Path) -> None:
     bad = AppliedKnob(HOSTILE, HOSTILE, False, reason=HOSTILE, file=HOSTILE, line=3)
-    facts = TrialFacts((bad,), ((0, math.nan), (1, -math.inf), (2, 1.5)), None)
+    facts = TrialFacts((bad,), None)
     report = build(replace(analysis(folder), trial=facts), diagnosis(folder))
     page, terminal = page_of(report), shown(report)
 
@@ -44,14 +43,11 @@ def test_hostile_names_do_no_harm(folder: Path) -> None:
 
 
 def test_the_document_holds_it_all_and_is_json(folder: Path) -> None:
-    facts = TrialFacts(
-        (knob(folder, "gc", "off", line=7),), ((0, math.nan), (1, -math.inf), (2, 1.5)), 5, losses_rank=0
-    )
+    facts = TrialFacts((knob(folder, "gc", "off", line=7),), 5)
     report = build(replace(analysis(folder), trial=facts), diagnosis(folder))
     view = json.loads(report_bytes(report))["views"]["trial"]
 
-    assert view["losses"] == [[0, "nan"], [1, "-inf"], [2, 1.5]]
-    assert (view["seed"], view["losses_rank"], view["skipped"]) == (5, 0, 0)
+    assert (view["seed"], view["skipped"]) == (5, 0)
     assert view["standing"] == {"gc": "applied"}
     assert view["knobs"][0]["place"] == {"file": str(folder / "train.py"), "line": 7}
     assert view["knobs"][0]["code"].startswith("image = Image.open")

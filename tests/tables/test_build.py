@@ -26,8 +26,13 @@ SYSTEM = [
     {"time_ns": "?", "metrics": []},
 ]
 EVENTS = [
-    {"kind": "scalar", "name": "loss", "value": 0.5, "step": 3},
-    {"kind": "scalar", "name": "loss", "value": None, "text": "nan", "step": 4},
+    {
+        "kind": "metrics",
+        "series": [
+            {"name": "loss", "source": "log", "start_ns": T0, "after_ns": [0, 4], "values": [0.5, "nan"]},
+            {"name": "loss", "source": "log", "start_ns": T0, "after_ns": [0, 4], "values": [0.5]},
+        ],
+    },
     {"kind": "compile", "count": 2, "step": 1, "duration_ns": 5 * MS},
     {"kind": "device_step", "step": 2, "device_ns": 9 * MS},
     {"kind": "gc", "generation": 2, "file": "/x/é\n.py", "line": 3},

@@ -1,38 +1,34 @@
-"""What a run was started with to be compared: the knobs and what became of them, the seed, the loss of every step.
+"""What a run was started with to be compared: the knobs and what became of them, the seed.
 
 All of it is input of unknown origin: entries that make no sense are passed over and counted, lengths are bounded.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from typing import Any
 
 from stepscope.analyze.machine.readings import manifest_objects
 from stepscope.engine.journal import event_data
 from stepscope.model.comparison import AppliedKnob, TrialFacts
-from stepscope.read.text import integer, number, string
+from stepscope.read.text import integer, string
 from stepscope.tables.schema import Tables
 
 MAX_KNOBS = 1_000  # reports of one run
 MAX_TEXT = 400  # characters of a name, a value or a reason
-MAX_LOSSES = 50_000  # values of one rank: ten times what is recorded
 SILENT = "no process of the run said what became of it"
 SILENT_RANK = "this rank never said what became of it"
-_WORDS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 
 
 def facts(tables: Tables) -> TrialFacts | None:
-    """None of a run without knobs, seed and losses."""
+    """None of a run without knobs and seed."""
     skipped: list[Any] = []  # entries that were passed over
     wanted, seed = _wanted(tables, skipped)
     knobs = _applied(tables, wanted, skipped)
-    rank, losses = _losses(tables, skipped)
     told = [integer(data.get("value")) for _, data in event_data(tables, "seed")]
     seed = next((value for value in (seed, *told) if value is not None), None)
-    if not (knobs or losses or skipped) and seed is None:
+    if not (knobs or skipped) and seed is None:
         return None
-    return TrialFacts(knobs=knobs, losses=losses, seed=seed, losses_rank=rank, skipped=len(skipped))
+    return TrialFacts(knobs=knobs, seed=seed, skipped=len(skipped))
 
 
 def _wanted(tables: Tables, skipped: list[Any]) -> tuple[dict[str, str], int | None]:
@@ -89,27 +85,3 @@ def _applied(tables: Tables, wanted: dict[str, str], skipped: list[Any]) -> tupl
 
 def _text(value: Any) -> str | None:
     return value[:MAX_TEXT] if isinstance(value, str) and value else None
-
-
-def _losses(tables: Tables, skipped: list[Any]) -> tuple[int | None, tuple[tuple[int, float], ...]]:
-    """(rank, step and loss) of the first rank that has any; of a step's several backward passes the mean."""
-    by_rank: dict[int, dict[int, list[float]]] = defaultdict(dict)
-    counts: Counter[int] = Counter()
-    for row, data in event_data(tables, "loss"):
-        rank = row["rank"] if row["rank"] is not None else 0
-        steps, values = data.get("steps"), data.get("values")
-        if not isinstance(steps, list) or not isinstance(values, list) or len(steps) != len(values):
-            skipped.append(row)
-            continue
-        for step, value in zip(steps, values, strict=True):
-            at = integer(step)
-            loss = _WORDS.get(value) if isinstance(value, str) else number(value)
-            known = at is not None and at >= 0 and loss is not None
-            counts[rank] += known
-            if at is None or loss is None or not known or counts[rank] > MAX_LOSSES:
-                skipped.append(step)
-            else:
-                by_rank[rank].setdefault(at, []).append(loss)
-    for rank, own in sorted(by_rank.items()):
-        return rank, tuple((step, sum(values) / len(values)) for step, values in sorted(own.items()))
-    return None, ()

@@ -139,9 +139,9 @@ def analyze(
     write that table. With `--diff PATH` two traces, spans or runs are set side by side. Memory snapshots
     (`_dump_snapshot`) and files of `export_memory_timeline` may be given as PATH too, alone or beside traces.
 
-    `--define` says below a table what its columns mean, as docs/metrics.md does for every figure. Of GPUs: utilisation
-    is the part of the time in which at least one kernel runs; 100 % does not mean that the GPU is full. SM efficiency
-    and occupancy are estimates from the sizes of launches; tensor cores are detected by kernel name.
+    `--define` says below a table what its columns mean, as docs/definitions.md does for every figure. Of GPUs:
+    utilisation is the part of the time in which at least one kernel runs; 100 % does not mean that the GPU is full. SM
+    efficiency and occupancy are estimates from the sizes of launches; tensor cores are detected by kernel name.
 
     With `--fail-on recompile` or `--fail-on graph-break` the exit status is 1 if the run holds one, and a line on
     stderr says which and where; 4 if nothing in it could tell. A report of torch_xla does not tell a recompile from a

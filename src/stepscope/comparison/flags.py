@@ -50,7 +50,7 @@ def readings(tables: Tables, measured: MeasuredSteps) -> pl.DataFrame | None:
 
 
 def conditions(tables: Tables, measured: MeasuredSteps) -> dict[str, float]:
-    """Figures by name, those that were read; docs/metrics.md defines each."""
+    """Figures by name, those that were read; docs/definitions.md defines each."""
     mapped = measured.rows["minor_faults"].drop_nulls()
     by_step = {MAPPED: mean(mapped)} if len(mapped) else {}
     found = readings(tables, measured)

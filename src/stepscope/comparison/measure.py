@@ -16,11 +16,13 @@ from stepscope.comparison.measured_steps import restarts_ns, select
 from stepscope.model import PHASES, Analysis
 from stepscope.model.comparison import Measure, PhaseTime, SteadyStep
 from stepscope.model.views import Overview
+from stepscope.tables.metrics import BACKWARD, LOSS
 from stepscope.tables.schema import Tables
 
 UNATTRIBUTED = "unattributed"  # wall time of phases whose probe was off
 RESTART = "loader_restart"  # between steps: a loader's old workers ended, its new iterator made
 QUANTILES = {"p5_ms": 5, "p25_ms": 25, "p75_ms": 75, "p99_ms": 99}  # beside median and p95, which a measure has
+MAX_LOSSES = 50_000  # steps of which the loss is compared
 _ROUNDING = 1e-9  # of the mean; what is below it is no time but the end of a float
 
 
@@ -65,7 +67,7 @@ def measure(
         samples_per_second=None if samples is None else samples * 1e3 / mean_ms,
         fixed_cost_s=analysis.fixed.before_first_step_s,
         phases=_phases(together, float(wall_ms.mean()), restarts_ms),
-        losses=trial.losses if trial is not None else (),
+        losses=losses(tables),
         knobs=trial.knobs if trial is not None else (),
         flags=flags(tables, analysis, steps, figures, asked=asked),
         started_ns=analysis.run.started_ns,
@@ -115,6 +117,16 @@ def of_overviews(overviews: Sequence[Overview], *, label: str, path: str) -> Mea
         fixed_cost_s=None,
         phases=_fitted({name: ms for name, ms in parts.items() if ms > 0}, mean_ms),
     )
+
+
+def losses(tables: Tables) -> tuple[tuple[int, float], ...]:
+    """(step, loss) of the first rank that has any, in order; of a step's several updates the mean."""
+    if tables.metrics.is_empty():
+        return ()
+    found = tables.metrics.filter((pl.col("name") == LOSS) & (pl.col("source") == BACKWARD) & (pl.col("step") >= 0))
+    found = found.filter(pl.col("rank") == found["rank"].min())
+    by_step = found.group_by("step").agg(pl.col("value").mean()).sort("step").head(MAX_LOSSES)
+    return tuple(zip(by_step["step"].to_list(), by_step["value"].to_list(), strict=True))
 
 
 def percentiles(walls_ns: Sequence[float]) -> dict[str, float]:

@@ -4,7 +4,7 @@ Their shapes are those of `web/src/lib/types.ts`. Every text passes `report.esca
 harmless text wherever they end up; numbers that are not finite become None, which is "missing". Nothing is computed.
 
 What a page says of the figures of a record or of its rows is declared in a text: `Label: key unit`, separated by
-semicolons (`columns`). Units and definitions are those of docs/metrics.md where the text names none.
+semicolons (`columns`). Units and definitions are those of docs/definitions.md where the text names none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stepscope.report.escape import plain
 
 if TYPE_CHECKING:
     from stepscope.dashboard.pages import PageContext
-    from stepscope.report.metrics import Metric
+    from stepscope.report.definitions import Definition
 
 Block: TypeAlias = dict[str, Any]
 Help: TypeAlias = dict[str, Any]
@@ -32,7 +32,7 @@ MAX_TEXT: Final = 4_000  # characters of a sentence or a paragraph
 MAX_NAME: Final = 400  # characters of a name or a cell
 MAX_DEPTH: Final = 12  # of what `cleaned` looks into
 
-# units as docs/metrics.md words them, in the words of the front end
+# units as docs/definitions.md words them, in the words of the front end
 UNITS: Final = {
     **{unit: unit for unit in ("ns", "us", "ms", "s", "bytes", "share", "pct", "count", "per_s", "bytes_per_s")},
     **{unit: unit for unit in ("celsius", "W", "MHz", "number", "text", "")},
@@ -253,26 +253,26 @@ def help_(text: str, picture: str | None = None) -> Help:
 
 
 def meaning(record: str, key: str) -> Help | None:
-    """The definition of a figure of a record of the analysis ("StepFacts"), as docs/metrics.md has it; None of ""."""
-    return _defined(key, _metric_of(record, key))
+    """The definition of a figure of a record of the analysis ("StepFacts"), as in docs/definitions.md; None of ""."""
+    return _defined(key, _definition_of(record, key))
 
 
 def column_meaning(table: str, key: str) -> Help | None:
     """The definition of a column of a table of `stepscope analyze --table`."""
-    from stepscope.report.metrics import metric
+    from stepscope.report.definitions import definition
 
-    return _defined(key, metric(table, key))
+    return _defined(key, definition(table, key))
 
 
-def _metric_of(record: str, key: str) -> Metric | None:
+def _definition_of(record: str, key: str) -> Definition | None:
     if not record:
         return None
-    from stepscope.report.metrics import metric_of  # reads all definitions, which a terminal does not need
+    from stepscope.report.definitions import definition_of  # reads all definitions, which a terminal does not need
 
-    return metric_of(record, key)
+    return definition_of(record, key)
 
 
-def _defined(key: str, found: Metric | None) -> Help | None:
+def _defined(key: str, found: Definition | None) -> Help | None:
     picture = "utilisation" if "utilization" in key or "sm_efficiency" in key else None
     return help_(found.definition, picture) if found else None
 
@@ -408,7 +408,7 @@ def measures(record: Any, text: str, *, of: str = "", missing: str | None = None
 
 
 def _stated(record: str, key: str) -> str:
-    found = _metric_of(record, key)
+    found = _definition_of(record, key)
     return found.unit if found else ""
 
 
@@ -513,6 +513,7 @@ class Alone(Struct, frozen=True):
     """What a table must know of a document without a run around it: paths stand as they are."""
 
     limit: int = 200
+    ranked: int | None = None  # rows of a table that begins with its largest figures, `limit` where None
 
     def shorten(self, file: str, line: int | None) -> str:
         """`file:line`."""

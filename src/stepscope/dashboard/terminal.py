@@ -32,7 +32,7 @@ MAX_WIDTH = 100  # longer lines are hard to read
 LONG = 60  # characters: a text of a table from which on it is broken over lines instead of being cut
 QUOTED = 7  # characters before a line of source below a row
 MAX_TEXT = 800
-ROWS = 5  # of each kind of change, when no number was asked for
+RANKED, LISTED = 5, 12  # rows of changed figures, and of any other list, when no number was asked for
 Item = Mapping[str, Any]
 Rows = Iterator[RenderableType | None]
 Steps = Iterable[tuple[str, str]]  # (what for, command or path) of what comes next
@@ -68,7 +68,7 @@ def render(report: Report, console: Console, *, page: str | None = None, again: 
 
 def show_comparison(document: dict[str, Any], console: Console, *, top: int | None = None) -> None:
     """Print what `compare` found; `top` rows of each kind, 0 for all, a few by default."""
-    rows = Alone(ROWS if top is None else top or sys.maxsize)
+    rows = Alone(LISTED, RANKED) if top is None else Alone(top or sys.maxsize)
     show([compare.comparison(rows, document)], console, least=110, most=140)
 
 

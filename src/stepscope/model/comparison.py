@@ -272,17 +272,12 @@ APPLIED, PARTLY, REFUSED = "applied", "partly", "not applied"
 class TrialFacts(Struct, frozen=True):
     """Knobs as each process reported them, one entry for each place; those that no process reported are not applied.
 
-    losses (loss): (step, value) of the tensor that `backward` was called on, of a step's several calls the mean. What
-        is no finite number is the text nan, inf or -inf.
     seed: The number that the generators of Python, numpy and torch were started from.
-    losses_rank: Rank that the losses are of, the first that has any.
-    skipped: Entries of the recording about knobs and losses that make no sense.
+    skipped: Entries of the recording about knobs that make no sense.
     """
 
     knobs: tuple[AppliedKnob, ...]
-    losses: tuple[tuple[int, float], ...]
     seed: int | None
-    losses_rank: int | None = None
     skipped: int = 0
 
 

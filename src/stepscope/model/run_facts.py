@@ -513,7 +513,7 @@ class Analysis:
     pipeline: Pipeline | None = None  # what the steps wait for and share; None without training steps
     machine: MachineFacts = dataclasses.field(kw_only=True)  # pauses, cores, drift, profilers, the loader's rhythm
     settings: Settings | None = None  # of the training framework; None where none was seen to be told any
-    trial: TrialFacts | None = None  # knobs, seed and losses; None of a run without any of them
+    trial: TrialFacts | None = None  # knobs and seed; None of a run without either
     source_files: SourceFiles = dataclasses.field(default_factory=SourceFiles)
 
 

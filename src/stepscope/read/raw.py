@@ -174,6 +174,7 @@ class RawSeries(Struct, frozen=True):
     times_ns: npt.NDArray[np.int64]
     values: npt.NDArray[np.float64]
     updates: npt.NDArray[np.int64] | None = None
+    optimizers: npt.NDArray[np.int64] | None = None  # the number of the one that made the update
     about: Row = field(default_factory=dict)  # what is known of all values: the line, the largest norm
 
 

@@ -9,7 +9,6 @@ of another schema is refused by name, so that a reader never shows figures whose
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -41,7 +40,6 @@ MAX_NOTES = 200
 MAX_PLACES = 20  # of one finding
 MAX_EVIDENCE = 40  # of one finding
 MAX_KNOBS = 100  # reports
-MAX_LOSSES = 5_000  # as many as are recorded
 # of compilers
 MAX_COMPILER_ROWS = 100
 MAX_OF = {"points": 1_000, "metrics": 1_000}
@@ -282,7 +280,7 @@ def _cut_texts(value: Any, text: int = MAX_TEXT) -> Any:
 
 
 def _trial(trial: TrialFacts | None) -> Row | None:
-    """`views.trial`. A loss that is no finite number is the text "nan", "inf" or "-inf"."""
+    """`views.trial`."""
     if trial is None:
         return None
     reports = []
@@ -290,12 +288,9 @@ def _trial(trial: TrialFacts | None) -> Row | None:
         file, line = row.pop("file"), row.pop("line")
         reports.append({**row, "place": None if file is None else {"file": file, "line": line}})
     names = dict.fromkeys(knob.knob for knob in trial.knobs)
-    losses = trial.losses[:MAX_LOSSES]
     return {
         "standing": {plain_value(name): standing([k for k in trial.knobs if k.knob == name]) for name in names},
         "knobs": reports,
         "seed": plain_value(trial.seed),
-        "losses": [[step, value if math.isfinite(value) else str(value)] for step, value in losses],
-        "losses_rank": trial.losses_rank,
         "skipped": trial.skipped,
     }

@@ -394,15 +394,13 @@ def refused(report: Report) -> bool:
 
 
 def trial_line(report: Report, shorten: Shortener) -> str | None:
-    """Knobs, seed and losses in a sentence without a head; None of a run without any. Not escaped for HTML."""
+    """Knobs and seed in a sentence without a head; None of a run without any. Not escaped for HTML."""
     trial = report.views.get("trial")
     if not trial:
         return None
     parts = list(_knobs(trial, shorten)) or ["none"]
     if trial["seed"] is not None:
         parts.append(f"seed {trial['seed']}")
-    if trial["losses"]:
-        parts.append(f"the loss of {words.count(len(trial['losses']))} steps is kept")
     if trial["skipped"]:
         parts.append(f"{words.count(trial['skipped'])} entries could not be read")
     return "; ".join(parts)

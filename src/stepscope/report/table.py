@@ -22,8 +22,8 @@ from rich.text import Text
 from stepscope.errors import UsageError
 from stepscope.model.views import PARTS, Diff
 from stepscope.report import words
+from stepscope.report.definitions import definition
 from stepscope.report.escape import one_line, plain, visible
-from stepscope.report.metrics import metric
 from stepscope.report.text_columns import TextColumn, lines, soft
 from stepscope.report.values import field_names, is_record, json_bytes
 from stepscope.report.words import Shortener
@@ -246,7 +246,7 @@ SORTS = {
 
 
 class Column(Struct, frozen=True):
-    """`unit` and `definition` as docs/metrics.md gives them; empty for names."""
+    """`unit` and `definition` as docs/definitions.md gives them; empty for names."""
 
     key: str
     unit: str
@@ -383,7 +383,7 @@ def _size(by: str, value: Any) -> float:
 
 
 def _column(table: str, key: str) -> Column:
-    found = metric(table, key)
+    found = definition(table, key)
     return Column(key, found.unit if found else "", found.definition if found else "")
 
 

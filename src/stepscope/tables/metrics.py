@@ -3,13 +3,12 @@
 The loss of an update is the sum of what `backward` was called on since the update before, as frameworks and scripts
 divide it that accumulate gradients; where a script accumulates and does not divide, their mean. Which of the two it is
 tells the root's last node: a division, or a product with one over their number. Both are kept beside it. What an
-optimizer's step evaluates again, as LBFGS does, is no loss of another batch. Several losses of a step, as of a GAN, are
-told apart by the line that calls `backward` last before an optimizer steps.
+optimizer's step evaluates again, as LBFGS does, is no loss of another batch. Of several optimizers, as of a GAN, the
+loss is that of the one with most updates; each line that calls `backward` has a curve of its own then.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 from typing import NamedTuple
@@ -17,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from stepscope.read.raw import RawRank, RawSeries
+from stepscope.read.raw import RawRank, RawSeries, Row
 from stepscope.read.text import number, string
 from stepscope.tables.arrays import NONE, Floats, Int64
 from stepscope.tables.journal import step_at
@@ -26,6 +25,7 @@ from stepscope.tables.schema import SCHEMAS, empty
 LOSS = "train/loss"
 NORM, NORM_CLIPPED = "train/grad_norm", "train/grad_norm_clipped"
 BACKWARD, CLIPPING = "backward", "clipping"  # sources
+DIVIDING = {"HF Trainer", "Lightning", "Accelerate", "Composer", "torchtitan"}  # frameworks that divide the loss
 CLIP_EPSILON = 1e-6  # torch's own, in `clip_grads_with_norm_`
 
 
@@ -51,8 +51,8 @@ def _of_rank(rank: RawRank) -> pl.DataFrame:
     curves = [curve for series in rank.metrics if series.source != BACKWARD for curve in _curves(series)]
     if losses:
         passes = _passes(losses, starts, walls)
-        in_framework = any(event["kind"] == "framework" for event in rank.journal)
-        curves += _losses(losses, passes, fetches, in_framework)
+        frameworks = {str(event.get("name")) for event in rank.journal if event["kind"] == "framework"}
+        curves += _losses(losses, passes, fetches, frameworks)
     times = np.concatenate([curve.times_ns for curve in curves])
     order = np.argsort(times, kind="stable")
     which = np.repeat(np.arange(len(curves)), [len(curve.times_ns) for curve in curves])[order]
@@ -86,12 +86,13 @@ def _curves(series: RawSeries) -> Iterator[Curve]:
 class _Passes(NamedTuple):
     """Backward passes in order of time, those left out that an optimizer's step made again.
 
-    `sites` are positions in the list of series; `firsts` are the positions of each update's first pass.
+    `sites` are positions in the list of series, `firsts` those of each update's first pass.
     """
 
     times_ns: Int64
     values: Floats
     sites: Int64
+    optimizers: Int64
     rows: Int64  # of the steps they are in, `NONE` where in none
     firsts: Int64
 
@@ -103,6 +104,9 @@ def _passes(losses: list[RawSeries], starts: Int64, walls: Int64) -> _Passes:
     times, values = times[order], np.concatenate([series.values for series in losses])[order]
     sites = np.repeat(np.arange(len(losses)), [len(series.values) for series in losses])[order]
     told = np.concatenate([series.updates for series in losses if series.updates is not None])[order]
+    numbers = [
+        np.zeros(len(series.values), np.int64) if series.optimizers is None else series.optimizers for series in losses
+    ]
     updates, inside = np.where(told < 0, -1 - told, told), told < 0
     rows = step_at(times, starts, walls, np.arange(len(starts), dtype=np.int64))
     begins = np.ones(len(times), np.bool_)
@@ -110,42 +114,61 @@ def _passes(losses: list[RawSeries], starts: Int64, walls: Int64) -> _Passes:
     again = np.zeros(len(times), np.bool_)
     again[1:] = inside[1:] & inside[:-1] & ~begins[1:]
     kept = ~again
-    return _Passes(times[kept], values[kept], sites[kept], rows[kept], np.flatnonzero(begins[kept]))
+    return _Passes(
+        times[kept], values[kept], sites[kept], np.concatenate(numbers)[order][kept], rows[kept],
+        np.flatnonzero(begins[kept]),
+    )  # fmt: skip
 
 
-def _losses(losses: list[RawSeries], passes: _Passes, fetches: Int64, in_framework: bool) -> Iterator[Curve]:
-    """`train/loss` of the line with most updates, and of each other line a curve under its name."""
-    if not len(passes.times_ns):
-        return
+def _losses(losses: list[RawSeries], passes: _Passes, fetches: Int64, divided_by: set[str]) -> Iterator[Curve]:
+    """`train/loss` of the optimizer with most updates; where several lines call backward, a curve of each as well."""
     firsts = passes.firsts
+    if not len(firsts):
+        return
     lasts = np.append(firsts[1:], len(passes.times_ns)) - 1
     counts = lasts - firsts + 1
-    sums = np.add.reduceat(passes.values, firsts)
-    ends = passes.sites[lasts]
-    several = np.add.reduceat((passes.sites != np.repeat(ends, counts)).astype(np.int64), firsts) > 0
+    several = np.add.reduceat((passes.sites != np.repeat(passes.sites[lasts], counts)).astype(np.int64), firsts) > 0
     fed = np.where(passes.rows[lasts] == NONE, 0, fetches[passes.rows[lasts]] if len(fetches) else 0)
-    by_place: dict[str, list[int]] = defaultdict(list)
-    for site in np.unique(ends).tolist():
-        by_place[_place(losses[site])].append(site)
-    groups = {place: np.isin(ends, sites) for place, sites in by_place.items()}
-    main = max(groups, key=lambda place: (groups[place].sum(), -int(np.argmax(groups[place]))))
-    for place, own in groups.items():
-        suffix = "" if place == main else "/" + place
-        number_of = int(np.median(counts[own]))
-        # Passes of one line, or of as many batches, are parts of one mean; those of several lines are added by intent.
-        accumulates = number_of > 1 and (not several[own].any() or bool(np.median(fed[own]) >= 2))
-        divides = in_framework or any(_divides(losses[site], number_of) for site in by_place[place])
-        times, total = passes.times_ns[lasts[own]], sums[own]
-        mean = total / counts[own]
-        yield Curve(LOSS + suffix, BACKWARD, times, mean if accumulates and not divides else total)
-        if number_of > 1:
-            yield Curve(f"{LOSS}_sum{suffix}", BACKWARD, times, total)
-            yield Curve(f"{LOSS}_mean{suffix}", BACKWARD, times, mean)
+    # Passes of one line, or of as many batches, are parts of one mean; those of several lines are added by intent.
+    accumulates = (counts > 1) & (~several | (fed >= 2))
+    optimizers = np.maximum.reduceat(passes.optimizers, firsts)
+    numbers, first_at, sizes = np.unique(optimizers, return_index=True, return_counts=True)
+    main = numbers[max(range(len(numbers)), key=lambda number: (sizes[number], -first_at[number]))]
+    own = optimizers == main
+    most = int(counts[own].max())
+    total = np.add.reduceat(passes.values, firsts)
+    mean = total / counts
+    divides = bool(divided_by & DIVIDING) or any(_divides(losses[site], most) for site in set(passes.sites[lasts[own]]))
+    times = passes.times_ns[lasts[own]]
+    yield Curve(LOSS, BACKWARD, times, total[own] if divides else np.where(accumulates, mean, total)[own])
+    if most > 1:
+        yield Curve(f"{LOSS}_sum", BACKWARD, times, total[own])
+        yield Curve(f"{LOSS}_mean", BACKWARD, times, mean[own])
+    if not accumulates.any():
+        yield from _by_line(losses, passes)
 
 
-def _place(series: RawSeries) -> str:
-    file, line = string(series.about.get("file")), series.about.get("line")
-    return f"{PurePath(file).name}:{line}" if file else "?"
+def _by_line(losses: list[RawSeries], passes: _Passes) -> Iterator[Curve]:
+    """The passes of each line where there are several; lines of one function called from several by their callers."""
+    used = np.unique(passes.sites).tolist()
+    places = {site: _place(losses[site].about) for site in used}
+    shared = {place for place in places.values() if list(places.values()).count(place) > 1}
+    names = {
+        site: _place(losses[site].about, caller=True) if place in shared else place for site, place in places.items()
+    }
+    if len(set(names.values())) < 2:
+        return
+    for name in dict.fromkeys(names.values()):
+        own = np.isin(passes.sites, [site for site in used if names[site] == name])
+        yield Curve(f"{LOSS}/{name}", BACKWARD, passes.times_ns[own], passes.values[own])
+
+
+def _place(about: Row, caller: bool = False) -> str:
+    called = about.get("caller")
+    if caller and isinstance(called, list) and len(called) > 1:
+        about = {"file": called[0], "line": called[1]}
+    file = string(about.get("file"))
+    return f"{PurePath(file).name}:{about.get('line')}" if file else "?"
 
 
 def _divides(series: RawSeries, passes: int) -> bool:

@@ -225,14 +225,16 @@ def _watch_notes(rank: RawRank) -> Iterator[Note]:
     reasons = [why for own in lists for why in own]
     for why in dict.fromkeys(map(_quoted, reasons)):
         yield Note(INFO, f"not watched in {rank.name}: {why}", source)
-    last = told[-1] if told else {}
-    steps, every, spent, elapsed = (integer(last.get(key)) for key in ("steps", "every", "spent_ns", "elapsed_ns"))
-    if steps and every and spent is not None and elapsed:
-        text = (
-            f"{steps} of the steps of {rank.name} carried monitors, at the end every {every}th: they took "
-            f"{100 * spent / elapsed:.2g} % of the time and are left out of all figures of steps"
-        )
-        yield Note(INFO, text, source)
+    monitors, rows = _events(rank, "monitor"), rank.steps
+    if not monitors or not rows:
+        return
+    told_ns = integer(told[-1].get("spent_ns")) if told else None  # a run that was killed did not tell the last
+    spent = max(told_ns or 0, sum(integer(event.get("cost_ns")) or 0 for event in monitors))
+    whole = max(1, max(row["start_ns"] + row["wall_ns"] for row in rows) - min(row["start_ns"] for row in rows))
+    text = (
+        f"{len(monitors)} of {len(rows)} steps of {rank.name} carried monitors, which took {100 * spent / whole:.2g} %"
+    )
+    yield Note(INFO, f"{text} of the time; no figure of steps stands on them", source)
 
 
 def _missing_notes(rank: RawRank) -> list[Note]:

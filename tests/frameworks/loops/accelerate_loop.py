@@ -29,6 +29,7 @@ def main() -> None:
                 control.batch(len(labels))
                 with control.phase("forward"):
                     loss = F.cross_entropy(model(inputs), labels)
+                control.loss(loss, 4)
                 with control.phase("backward"):
                     accelerator.backward(loss)
                 optimizer.step()

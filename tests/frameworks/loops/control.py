@@ -13,7 +13,7 @@ import os
 import statistics
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,12 @@ class Control:
         self._since = 0.0
         self._began: float | None = None
         self._evaluating = False
+        self._parts: list[tuple[torch.Tensor, int]] = []
+        self._losses: list[list[tuple[torch.Tensor, int]]] = []  # of each trained step
+        self._told: list[int] = []  # when the last of them was known (ns since the epoch)
+        self._told_last = 0
+        self._rates: list[float] = []
+        self._norms: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -79,9 +85,22 @@ class Control:
         """A batch, or micro-batch, of the next trained step."""
         self._pending += samples
 
+    def loss(self, loss: torch.Tensor, parts: int = 1, at_ns: int | None = None) -> None:
+        """A loss of the next trained step, as the script knows it: one of so many whose mean is the step's."""
+        self._parts.append((loss.detach().clone(), parts))
+        self._told_last = at_ns or time.time_ns()
+
+    def clipped(self, norm: torch.Tensor, parameters: Iterable[nn.Parameter]) -> None:
+        """The norm of the gradients before they were clipped, as the script was told; and what they have now."""
+        now = torch.cat([parameter.grad.flatten() for parameter in parameters if parameter.grad is not None])
+        self._norms.append((norm.detach().clone(), now.norm()))
+
     def step(self) -> None:
         """A trained step has ended: all batches since the last belong to it."""
         now = time.perf_counter()
+        self._losses.append(self._parts)
+        self._told.append(self._told_last)
+        self._parts = []
         if self._began is not None:
             self._steps.append(now - self._began)
         self._began = now
@@ -112,6 +131,8 @@ class Control:
         own = optimizer.step
 
         def step(_: torch.optim.Optimizer, closure: Callable[..., Any] | None = None) -> Any:
+            if cuts:
+                self._rates.append(optimizer.param_groups[0]["lr"])
             with self.phase("optimizer"):
                 result = own() if closure is None else own(self.timed(closure, "other"))
             if cuts:
@@ -135,6 +156,10 @@ class Control:
             "seconds": self.seconds,
             "median_step_s": statistics.median(self._steps),
             "loss": loss,
+            "losses": [sum(part.item() / parts for part, parts in told) if told else None for told in self._losses],
+            "rates": self._rates,
+            "norms": [(before.item(), after.item()) for before, after in self._norms],
+            "told_ns": self._told,
         }
         Path(where).write_text(json.dumps(truth))
 

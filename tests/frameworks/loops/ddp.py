@@ -28,6 +28,7 @@ def main() -> None:
             model.require_backward_grad_sync = index % 2 == 1
             with control.phase("forward"):
                 loss = F.cross_entropy(model(inputs), labels) / 2
+            control.loss(loss)
             with control.phase("backward"):
                 loss.backward()
             if index % 2 == 1:

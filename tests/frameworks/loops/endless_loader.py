@@ -50,9 +50,11 @@ def main() -> None:
             control.batch(len(labels))
             with control.phase("forward"):
                 loss = F.cross_entropy(model(inputs), labels)
+            control.loss(loss)
             with control.phase("backward"):
                 loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=10.0)
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=10.0)
+            control.clipped(norm, model.parameters())
             optimizer.step()
             optimizer.zero_grad()
         model.eval()

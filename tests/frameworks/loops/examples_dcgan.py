@@ -32,9 +32,9 @@ def main() -> None:
         for index, (real, _) in enumerate(loader):
             control.batch(len(real))
             critic.zero_grad()
-            passed(critic(real), 1.0)
+            control.loss(passed(critic(real), 1.0))
             fake = generator(torch.randn(len(real), LATENT))
-            passed(critic(fake.detach()), 0.0)
+            control.loss(passed(critic(fake.detach()), 0.0))
             of_critic.step()
             generator.zero_grad()
             error = passed(critic(fake), 1.0)

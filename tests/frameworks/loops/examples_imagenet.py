@@ -65,6 +65,7 @@ def train(loader: DataLoader, model: nn.Module, optimizer: torch.optim.Optimizer
         top1.update(output.argmax(1).eq(target).float().mean().item(), len(target))
         losses.update(loss.item(), len(target))
         optimizer.zero_grad()
+        control.loss(loss)
         with control.phase("backward"):
             loss.backward()
         optimizer.step()

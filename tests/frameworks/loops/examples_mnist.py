@@ -51,6 +51,7 @@ def train(model: nn.Module, loader: DataLoader, optimizer: torch.optim.Optimizer
         optimizer.zero_grad()
         with control.phase("forward"):
             loss = F.nll_loss(model(data), target)
+        control.loss(loss)
         with control.phase("backward"):
             loss.backward()
         optimizer.step()

@@ -56,9 +56,11 @@ def main() -> None:
             with control.phase("forward"):
                 output, hidden = model(data, hidden)
                 loss = criterion(output, targets)
+            control.loss(loss)
             with control.phase("backward"):
                 loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.25)
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.25)
+            control.clipped(norm, model.parameters())
             with control.phase("optimizer"):
                 for parameter in model.parameters():
                     parameter.data.add_(parameter.grad, alpha=-rate)

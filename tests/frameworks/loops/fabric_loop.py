@@ -26,6 +26,7 @@ def main() -> None:
             with fabric.no_backward_sync(model, enabled=accumulates):
                 with control.phase("forward"):
                     loss = F.cross_entropy(model(inputs), labels)
+                control.loss(loss, 2)
                 with control.phase("backward"):
                     fabric.backward(loss / 2)
             if not accumulates:

@@ -22,6 +22,7 @@ class Timed(Learner):
         self.opt.step = self.control.timed(self.opt.step, "optimizer")
 
     def _backward(self) -> None:
+        self.control.loss(torch.tensor(self.loss.item()))
         with self.control.phase("backward"):
             super()._backward()
 

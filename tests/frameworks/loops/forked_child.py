@@ -23,6 +23,7 @@ def train() -> None:
             optimizer.zero_grad()
             with control.phase("forward"):
                 loss = F.cross_entropy(model(inputs), labels)
+            control.loss(loss)
             with control.phase("backward"):
                 loss.backward()
             optimizer.step()

@@ -33,6 +33,7 @@ def main() -> None:
             control.batch(len(labels))
             with control.phase("forward"):
                 loss = F.cross_entropy(model(inputs), labels)
+            control.loss(loss)
             with control.phase("backward"):
                 loss.backward()
             optimizer.step()

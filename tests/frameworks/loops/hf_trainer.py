@@ -52,7 +52,19 @@ class Timed(Trainer):
         if model.training:
             self.control.batch(len(inputs["input_ids"]))
         with self.control.phase("forward"):
-            return super().compute_loss(model, inputs, *args, **kwargs)
+            found = super().compute_loss(model, inputs, *args, **kwargs)
+        self.known_ns = time.time_ns()
+        return found
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        loss = super().training_step(*args, **kwargs)
+        self.control.loss(loss, at_ns=self.known_ns)  # its part of the step's
+        return loss
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        norm = super()._clip_grad_norm(model)
+        self.control.clipped(norm, model.parameters())
+        return norm
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         self.control.evaluated(len(inputs["input_ids"]))

@@ -41,6 +41,7 @@ class TimedAdam(keras.optimizers.Adam):
     control: Control
 
     def scale_loss(self, loss: Any) -> Any:
+        self.control.loss(loss)
         self.passing = self.control.phase("backward")
         scaled = super().scale_loss(loss)
         self.passing.__enter__()

@@ -26,6 +26,7 @@ class Module(lightning.LightningModule):
         with self.control.phase("forward"):
             loss = F.cross_entropy(self.network(batch[0]), batch[1])
             self.log("loss", loss)
+        self.control.loss(loss, self.trainer.accumulate_grad_batches)
         return loss
 
     def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:

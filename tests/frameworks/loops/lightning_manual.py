@@ -30,6 +30,7 @@ class Gan(lightning.LightningModule):
         with self.control.phase("forward"):
             fake = self.generator(torch.randn(len(real), LATENT)).detach()
             loss = F.softplus(-self.critic(real)).mean() + F.softplus(self.critic(fake)).mean()
+        self.control.loss(loss)
         self._update(of_critic, loss)
         if index % 2:
             with self.control.phase("forward"):

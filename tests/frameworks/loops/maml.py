@@ -26,6 +26,7 @@ def main() -> None:
                     steps = torch.autograd.grad(inner, list(values.values()), create_graph=True)
                     values = {name: value - 0.01 * g for (name, value), g in zip(values.items(), steps, strict=True)}
                 loss = F.cross_entropy(functional_call(model, values, (inputs[32:],)), labels[32:])
+            control.loss(loss)
             with control.phase("backward"):
                 loss.backward()
             optimizer.step()

@@ -76,11 +76,13 @@ def main() -> None:
             for _ in range(ACCUMULATION):
                 with control.phase("forward"):
                     _, loss = model(x, y)
+                    control.loss(loss, ACCUMULATION)
                     loss = loss / ACCUMULATION
                 x, y = get_batch()  # while the device computes, on a machine with one
                 with control.phase("backward"):
                     loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            control.clipped(norm, model.parameters())
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             iteration += 1

@@ -28,6 +28,7 @@ class Timed(NeuralNetClassifier):
         with control.phase("forward"):
             loss = super().get_loss(*args, **kwargs)
         if self.module_.training:
+            control.loss(loss)
             own = loss.backward
             loss.backward = control.timed(own, "backward")
         return loss

@@ -19,6 +19,7 @@ def main() -> None:
         optimizer.zero_grad()
         with control.phase("forward"):
             loss = F.cross_entropy(model(data.inputs[rows]), data.labels[rows])
+        control.loss(loss)
         with control.phase("backward"):
             loss.backward()
         optimizer.step()

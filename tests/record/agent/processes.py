@@ -52,6 +52,13 @@ class Outcome:
         lines = path.read_text().splitlines() if path.exists() else []
         return [event for event in map(json.loads, lines) if event["kind"] == kind]
 
+    def kept(self, name: str, rank: str = "rank-0") -> list[float]:
+        """The values of a metric as they were recorded, in order of time."""
+        series = [one for event in self.events("metrics", rank) for one in event["series"] if one["name"] == name]
+        points = [(one["start_ns"] + after, float(value)) for one in series
+                  for after, value in zip(one["after_ns"], one["values"], strict=True)]  # fmt: skip
+        return [value for _, value in sorted(points)]
+
     def agents(self) -> list[dict[str, Any]]:
         path = self.run / "host-h" / "agents.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

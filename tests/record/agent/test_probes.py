@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from stepscope.record.agent import core, marks  # noqa: E402 - after the check for torch
 from stepscope.record.agent.agent import Agent  # noqa: E402
-from stepscope.record.agent.probes.loader import batch_rows  # noqa: E402
+from stepscope.record.agent.probes.loader import batch_rows, batch_tokens  # noqa: E402
 from stepscope.record.agent.probes.sites import short_repr  # noqa: E402
 
 from .fake_agent import Captured  # noqa: E402
@@ -136,11 +136,15 @@ def test_nvtx_ranges_are_regions(captured: Captured, agent: Agent, monkeypatch: 
     agent.probes.uninstall_all()
 
 
-def test_scalars_on_a_device_are_left_out_and_said_so_once(captured: Captured) -> None:
+def test_metrics_of_a_strange_device_are_left_out_and_said_so_once(captured: Captured) -> None:
     meta = torch.zeros((), device="meta")
-    for value in (1, torch.tensor(2.5), float("nan"), meta, meta):
+    for value in (1, torch.tensor(2.5), float("nan"), meta, meta, "text", None, torch.zeros(3)):
         marks.log("loss", value)
-    assert [event["value"] for event in captured.of("scalar")] == [1.0, 2.5, None]
+    captured.finish()
+    (event,) = captured.of("metrics")
+    assert [(one["name"], one["source"], one["values"]) for one in event["series"]] == [
+        ("loss", "log", [1.0, 2.5, "nan"])
+    ]
     assert len(captured.of("mark")) == 1
     assert captured.of("probe_error") == []
 
@@ -153,6 +157,36 @@ def test_marks_do_nothing_without_an_agent() -> None:
     with marks.region("x") as region:
         assert region.name == "x"
     assert marks.region("y")(lambda a, b=2: a + b)(1) == 3
+
+
+IDS = torch.zeros(4, 16, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("batch", "tokens"),
+    [
+        ({"input_ids": IDS, "labels": IDS}, 64),
+        ((IDS.int(), IDS), 64),
+        (IDS, 64),
+        ((IDS, torch.zeros(4, dtype=torch.int64)), 0),  # columns of categories
+        ((IDS, IDS.float()), 64),
+        ((IDS.float(), IDS), 0),
+        ({"x": IDS}, 0),
+        ([], 0),
+        ("text", 0),
+    ],
+)
+def test_tokens_of_a_batch(batch: Any, tokens: int) -> None:
+    assert batch_tokens(batch) == tokens
+
+
+def test_tokens_are_written_when_their_number_changes(captured: Captured) -> None:
+    lengths = [8, 8, 5, 8]
+    rows = torch.utils.data.DataLoader(lengths, batch_size=None, collate_fn=lambda n: {"input_ids": IDS[:2, :n]})
+    assert [batch["input_ids"].numel() for batch in rows] == [2 * length for length in lengths]
+    captured.finish()
+    (event,) = captured.of("metrics")
+    assert [(one["name"], one["values"]) for one in event["series"]] == [("perf/batch_tokens", [16, 10, 16])]
 
 
 IMAGE, X, Y = torch.zeros(3, 8, 8), torch.zeros(4, 2), torch.zeros(4)

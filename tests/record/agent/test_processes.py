@@ -44,7 +44,7 @@ def test_a_whole_training_script(tmp_path: Path) -> None:
     assert Path(outcome.events("save", "rank-3")[0]["path"]).name == "model.pt"
     assert outcome.events("save", "rank-3")[0]["bytes"] > 100
     assert outcome.events("region", "rank-3")[0]["name"] == "forward"
-    assert len(outcome.events("scalar", "rank-3")) == 8
+    assert len(outcome.kept("loss", "rank-3")) == 8
     assert [event["reason"] for event in outcome.events("exit", "rank-3")] == ["atexit"]
     assert [event["generation"] for event in outcome.events("gc", "rank-3")].count(2) >= 1
     assert not outcome.events("probe_error", "rank-3")

@@ -89,11 +89,11 @@ def steps_cut(done: Recorded) -> int:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    return recorded(tmp_path_factory.mktemp("plain"), SCRIPT, options=("--losses",))
+    return recorded(tmp_path_factory.mktemp("plain"), SCRIPT)
 
 
 def test_bfloat16_is_around_forward_and_loss_and_nothing_else(tmp_path: Path, plain: Recorded) -> None:
-    done = recorded(tmp_path, SCRIPT, "amp.dtype=bf16", options=("--losses",))
+    done = recorded(tmp_path, SCRIPT, "amp.dtype=bf16")
     seen, before = done.printed(), plain.printed()
     assert set(before["out"]) == set(before["eval"]) == {"torch.float32"}
     assert (set(seen["out"]), set(seen["eval"])) == ({"torch.bfloat16"}, {"torch.bfloat16"})
@@ -104,12 +104,11 @@ def test_bfloat16_is_around_forward_and_loss_and_nothing_else(tmp_path: Path, pl
     row = done.knob("amp.dtype")
     assert (row["applied"], row["observed"]) == (True, "Linear returns torch.bfloat16")
     assert row["line"] == line_of(SCRIPT, "teacher = model(x)")
-    (losses,) = done.events("loss")
-    assert losses["values"] == seen["losses"]
+    assert done.kept("train/loss") == seen["losses"]
 
 
 def test_float16_scales_gradients_and_nobody_sees_it(tmp_path: Path, plain: Recorded) -> None:
-    done = recorded(tmp_path, SCRIPT, "amp.dtype=fp16", options=("--losses",))
+    done = recorded(tmp_path, SCRIPT, "amp.dtype=fp16")
     seen, before = done.printed(), plain.printed()
     assert set(seen["out"]) == {"torch.float16"}
     assert before["scaled"][::2] == pytest.approx([1.0] * 6)
@@ -120,9 +119,7 @@ def test_float16_scales_gradients_and_nobody_sees_it(tmp_path: Path, plain: Reco
     row = done.knob("amp.dtype")
     assert row["applied"]
     assert row["observed"] == "Linear returns torch.float16; gradients are scaled, by 65536 at first"
-    (losses,) = done.events("loss")
-    assert losses["values"] == seen["losses"]
-    assert losses["steps"] == [step // 2 for step in range(12)]
+    assert done.kept("train/loss") == seen["losses"]
 
 
 def test_an_overflow_leaves_the_update_out_and_halves_the_scale(tmp_path: Path) -> None:
@@ -135,7 +132,7 @@ def test_an_overflow_leaves_the_update_out_and_halves_the_scale(tmp_path: Path) 
 
 
 def test_the_scripts_own_autocast_gets_the_type_and_its_own_scaler_stays(tmp_path: Path) -> None:
-    done = recorded(tmp_path, SCRIPT, "amp.dtype=fp16", options=("--losses",), arguments=("own", "scaled"))
+    done = recorded(tmp_path, SCRIPT, "amp.dtype=fp16", arguments=("own", "scaled"))
     seen = done.printed()
     assert set(seen["out"]) == {"torch.float16"}
     row = done.knob("amp.dtype")
@@ -143,8 +140,7 @@ def test_the_scripts_own_autocast_gets_the_type_and_its_own_scaler_stays(tmp_pat
     assert "the script's own autocast got the type" in row["observed"]
     assert "scaled by the script's own GradScaler" in row["observed"]
     assert row["line"] == line_of(SCRIPT, "with torch.autocast(")
-    (losses,) = done.events("loss")
-    assert losses["values"] == seen["losses"]  # before scaling
+    assert done.kept("train/loss") == seen["losses"]  # before scaling
 
 
 def test_the_scripts_own_autocast_is_turned_off(tmp_path: Path, plain: Recorded) -> None:

@@ -107,9 +107,6 @@ def test_options_of_a_recording_take_each_knob_once() -> None:
         RecordOptions(command=("x",), knobs=twice)
     with pytest.raises(UsageError, match="--seed"):
         RecordOptions(command=("x",), seed=-1)
-    assert not RecordOptions(command=("x",)).keeps_losses
-    assert RecordOptions(command=("x",), seed=0).keeps_losses
-    assert RecordOptions(command=("x",), knobs=twice[:1]).keeps_losses
 
 
 def test_secrets_are_not_written_down() -> None:

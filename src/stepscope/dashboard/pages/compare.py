@@ -168,7 +168,8 @@ def comparison(context: PageContext | Alone, document: Document) -> Iterator[Blo
     yield from _phases(context, document)
     for title, rows in said.amounts(document):
         columns = _MS if all(str(row["unit"]).startswith("ms") for row in rows) else _MIXED
-        yield from rows_table(context, f"changed-{rows[0]['kind']}", title, "Change", columns, rows)
+        most = context.ranked if isinstance(context, Alone) else None
+        yield from rows_table(context, f"changed-{rows[0]['kind']}", title, "Change", columns, rows, limit=most)
     for id, title, columns, kind in (
         ("findings", said.FINDINGS, _FINDING, "finding"),
         ("environment", said.ENVIRONMENT, _VALUES, "environment"),

@@ -16,15 +16,15 @@ from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
 from stepscope.dashboard.pages import traced
 from stepscope.report import words
+from stepscope.report.definitions import definition_of
 from stepscope.report.escape import plain
-from stepscope.report.metrics import metric_of
 from stepscope.report.table import SHOWN, flatten
 
 if TYPE_CHECKING:
     from stepscope.dashboard.pages import PageContext
     from stepscope.model.memory import MemoryBlock, MemoryCurve, MemoryLine, MemoryOperator, MemoryView
 
-_LIMIT = metric_of("MemoryLimit", "bytes")
+_LIMIT = definition_of("MemoryLimit", "bytes")
 _PEAKS = blocks.columns(
     "Rank: rank count; Device: device; Allocated: allocated_bytes bytes; Reserved: reserved_bytes bytes; "
     "Limit: limit_bytes bytes; Set by: limit_reason quiet; Retries: retries count; Failed: out_of_memory count; "

@@ -453,14 +453,7 @@ def _logged(context: PageContext) -> Iterator[Block]:
 
 def _series_logged(context: PageContext) -> Iterator[tuple[str, list[tuple[int, float]]]]:
     """(name, (step, value) in order) of what was logged; series of one value draw no line."""
-
-    trial = context.run.analysis.trial
-    if trial is not None and len(trial.losses) > 1:
-        chosen = context.scope.steps
-        losses = [point for point in trial.losses if chosen is None or chosen[0] <= point[0] <= chosen[1]]
-        if len(losses) > 1:
-            yield "Loss", losses
-    metrics = context.run.tables.metrics.drop_nulls(["step"])
+    metrics = context.run.tables.metrics.drop_nulls(["step"]).filter(pl.col("value").is_finite())
     if metrics.is_empty():
         return
     lead = metrics.sort("rank", "process")["process"][0]

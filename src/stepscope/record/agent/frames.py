@@ -42,6 +42,19 @@ def is_user_file(path: str) -> bool:
     return known
 
 
+def user_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost user frame, from `frame` on; None when there is none."""
+    for _ in range(_FRAME_LIMIT):
+        if frame is None:
+            return None
+        path = frame.f_code.co_filename
+        known = _known.get(path)
+        if known or (known is None and is_user_file(path)):
+            return frame
+        frame = frame.f_back
+    return None
+
+
 def user_place(skip: int = 1) -> Place | None:
     """(file, line, function) of the innermost user frame, `skip` frames up at least; None when there is none."""
     places = user_places(skip + 1, 1)

@@ -11,7 +11,7 @@ import sys
 from contextlib import ExitStack
 from typing import Any, Callable, Iterator, Sequence
 
-from stepscope.record.agent.metrics import Metrics, plain_tensor
+from stepscope.record.agent.metrics import Metrics
 
 SLICE = 1 << 22  # elements that are worked on at once: 16 MB in single precision
 COPIED = 1 << 24  # elements of weights that are copied for an update that no state tells: 64 MB
@@ -45,15 +45,23 @@ def obstacle(torch: Any, device_in_use: bool) -> str | None:
 
 
 def measurable(value: Any) -> Any:
-    """`value` as a plain tensor of floating-point numbers whose values can be read later, or None."""
-    tensor = plain_tensor(value)
-    if tensor is None or not tensor.numel() or not tensor.is_floating_point():
+    """`value` as a plain tensor of floating-point numbers that can be read later, or None.
+
+    Of a distributed tensor it is this rank's part: nothing is communicated.
+    """
+    torch: Any = sys.modules["torch"]
+    if value.__class__ is not torch.Tensor:
+        value = getattr(value, "_local_tensor", value)
+        if not isinstance(value, torch.Tensor) or type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            return None  # no tensor, a fake one, or one still on its way from other ranks
+        with torch._C.DisableTorchFunctionSubclass():
+            value = value.detach().as_subclass(torch.Tensor)
+    if str(value.layout) != "torch.strided" or not value.is_floating_point() or not value.numel():
         return None
-    functorch = getattr(getattr(sys.modules["torch"], "_C", None), "_functorch", None)
-    wrapped = getattr(functorch, "is_functorch_wrapped_tensor", None)
-    if wrapped is not None and wrapped(tensor):
+    wrapped = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", None)
+    if wrapped is not None and wrapped(value):
         return None
-    return tensor.detach() if tensor.device.type in ("cpu", "cuda") else None
+    return value.detach() if value.device.type in ("cpu", "cuda") else None
 
 
 class Numbers:

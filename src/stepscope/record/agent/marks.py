@@ -57,6 +57,8 @@ class _Recorder:
     def _log(self, values: Mapping[str, Any]) -> None:
         metrics, now = self._agent.metrics, self.now()
         for name, value in values.items():
+            if type(value).__module__ == "numpy" and getattr(value, "size", 0) == 1 and value.dtype.kind in "fiub":
+                value = float(value)
             metrics.keep(metrics.series(str(name), "log"), now, value)
 
     def _flush(self) -> None:

@@ -17,7 +17,7 @@ from threading import get_ident
 from types import FunctionType
 from typing import Any, Iterator, NamedTuple
 
-from stepscope.record.agent import marks
+from stepscope.record.agent import marks, metrics
 from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.guard import After, Before
 from stepscope.record.agent.patches import Patches, Probe
@@ -186,6 +186,7 @@ class FrameworkSeamsProbe(Probe):
         self._open: set[str] = set()  # regions we are in
         self._written: set[tuple[str, type]] = set()
         self._sums: dict[str, list[int]] = {}  # name -> [calls, duration, first start]
+        self._rates = agent.guard.wrap(metrics.NAME, agent.metrics.update_begins)
         agent.add_boundary_hook(self._step_cut, self.name)
         agent.add_finish_hook(self._finish, self.name)
 
@@ -339,11 +340,14 @@ class FrameworkSeamsProbe(Probe):
         if self._training is None or not agent.accepts(strong=True):
             return None
         agent.optimizer_events += 1
-        agent.steps.optimizer_start(id(optimizer), agent.clock.now())
+        now = agent.clock.now()
+        agent.steps.optimizer_start(id(optimizer), now)
+        self._rates(optimizer, now)
         return id(optimizer)
 
     def _update_ends(self, optimizer_id: int, _result: Any, _error: BaseException | None) -> None:
         self._agent.steps.optimizer_end(optimizer_id, self._agent.clock.now())
+        self._agent.metrics.update_ended(optimizer_id)
 
     def _event(self, handlers: Any, event: Any) -> tuple[str, int] | None:
         called = bool(handlers) and bool(handlers.get(event))

@@ -15,6 +15,7 @@ from threading import get_ident
 from time import monotonic_ns
 from typing import Any, Callable
 
+from stepscope.record.agent import metrics
 from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.patches import Probe
 
@@ -29,6 +30,8 @@ _NO_LENGTH = (TypeError, NotImplementedError, AttributeError)
 FIRST_LOOKS = 3  # batches of an iterator that are counted, behind its first, which starts workers
 LOOKS_AT_ONCE = 60  # of one loader that may be such; a script may iterate short loaders often
 LOOK_EVERY = 64  # afterwards
+TOKEN_NAMES = ("input_ids", "tokens", "input", "inputs")
+TOKEN_LOOKS = 10  # batches one after the other without tokens: more are not looked at
 CONTENT_DEPTH, CONTENT_WIDTH = 5, 64  # of a longer sequence the first are counted for all
 
 
@@ -55,6 +58,20 @@ def batch_rows(batch: Any, batch_size: int | None = None, depth: int = 3) -> int
         if rows is not None:
             return rows
     return None
+
+
+def batch_tokens(batch: Any) -> int:
+    """Rows times columns of a batch's table of whole numbers: its input by name, or a pair of one shape; else 0."""
+    if isinstance(batch, _PLAIN):
+        alike = len(batch) == 2 and getattr(batch[0], "shape", 0) == getattr(batch[1], "shape", 1)
+        table = batch[0] if alike else None
+    elif hasattr(batch, "keys"):
+        table = next((batch[name] for name in TOKEN_NAMES if name in batch), None)
+    else:
+        table = batch
+    shape: Any = getattr(table, "shape", ())
+    is_whole = str(getattr(table, "dtype", "")).startswith(("torch.int", "torch.long", "torch.uint"))
+    return int(shape[0] * shape[1]) if len(shape) == 2 and is_whole else 0
 
 
 def batch_content(batch: Any, depth: int = CONTENT_DEPTH) -> tuple[float, float, float]:
@@ -110,6 +127,9 @@ class LoaderProbe(Probe):
         self._looks: dict[int | None, int] = {}  # serial of a loader -> its batches that were counted
         self._look = False  # at the batch that is being fetched
         self._began = 0  # when that fetch did
+        self._keep_tokens = agent.guard.wrap(metrics.NAME, self._count_tokens)
+        self._token_looks = TOKEN_LOOKS
+        self._tokens = 0  # of the last batch
         self._deaths: list[int] = []  # told while one of our own functions was running
         self._fetching = 0  # serial of the iterator fetched from last
 
@@ -166,12 +186,23 @@ class LoaderProbe(Probe):
             if rows is None:
                 rows = batch_rows(batch, self._iterated.get(token, _UNKNOWN).size)
             steps.fetch_end(token, rows, now)
+            if self._token_looks:
+                self._keep_tokens(batch, now)
             if self._look:
                 self._count(token, batch, now - self._began)
         elif isinstance(error, StopIteration):
             steps.fetch_stop(token, now)
         else:
             steps.fetch_end(token, None, now)
+
+    def _count_tokens(self, batch: Any, now: int) -> None:
+        """Keep the tokens of a batch, padding included, where they are not as many as of the one before."""
+        tokens = batch_tokens(batch)
+        self._token_looks = TOKEN_LOOKS if tokens else self._token_looks - 1
+        if tokens and tokens != self._tokens:
+            self._tokens = tokens
+            kept = self._agent.metrics
+            kept.keep(kept.series(metrics.BATCH_TOKENS, "loader"), now, tokens)
 
     def _count_content(self, serial: int, batch: Any, waited_ns: int) -> None:
         loader = self._iterated.get(serial, _UNKNOWN).loader

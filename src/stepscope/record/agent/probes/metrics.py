@@ -6,7 +6,6 @@ compiled tells nothing.
 
 from __future__ import annotations
 
-import inspect
 import math
 import sys
 from threading import get_ident
@@ -16,7 +15,7 @@ from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.compiling import is_compiling_check
 from stepscope.record.agent.imports import when_imported
 from stepscope.record.agent.metrics import NAME
-from stepscope.record.agent.patches import Probe, bound, scaler_home
+from stepscope.record.agent.patches import Probe, scaler_home
 from stepscope.record.agent.wrapper_importlib_bootstrap import make_traceable_wrapper
 
 FSDP = "torch.distributed.fsdp.fully_sharded_data_parallel"
@@ -30,7 +29,8 @@ class MetricsProbe(Probe):
     def __init__(self, agent: Agent) -> None:
         super().__init__(agent)
         self._metrics = agent.metrics
-        self._told: Any = None  # the norm that was taken last, and not clipped by yet
+        self._told: Any = None  # the norm that was taken last
+        self._series: dict[tuple[bool, float | None, bool], int | None] = {}
 
     def _wrap_all(self) -> None:
         import torch
@@ -56,12 +56,13 @@ class MetricsProbe(Probe):
         function = getattr(owner, name, None)
         if function is None:
             return
-        signature = inspect.signature(function)
+        takes_most, takes_norm = name != "get_total_norm", name == "clip_grads_with_norm_"
 
         def after(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-            given = bound(signature, args, kwargs)
-            if given is not None and get_ident() == self._agent.training_thread:
-                self._clipped(given.arguments, result)
+            if get_ident() == self._agent.training_thread:
+                most = (args[1] if len(args) > 1 else kwargs.get("max_norm")) if takes_most else None
+                norm = (args[2] if len(args) > 2 else kwargs.get("total_norm")) if takes_norm else result
+                self._clipped(norm, most, takes_norm)
 
         pair = self._agent.guard.pair(self.name, after)
         is_compiling = is_compiling_check()
@@ -69,16 +70,17 @@ class MetricsProbe(Probe):
             owner, name, lambda original: make_traceable_wrapper(self._patches, original, pair, is_compiling)
         )
 
-    def _clipped(self, given: dict[str, Any], result: Any) -> None:
-        """A norm was taken (`result`), or gradients were clipped by one that was taken before."""
-        norm = given.get("total_norm") if result is None else result
-        most = given.get("max_norm")
-        about: dict[str, Any] = {"max_norm": most if isinstance(most, (int, float)) and math.isfinite(most) else None}
-        if result is None and norm is self._told:
-            about["again"] = True
-        self._told = norm if most is None else None
-        name = "train/grad_norm_scaled" if self._metrics.is_scaled else "train/grad_norm"
-        self._metrics.keep(self._metrics.series(name, "clipping", **about), self._agent.clock.now(), norm)
+    def _clipped(self, norm: Any, most: Any, was_told: bool) -> None:
+        """A norm was taken, or was before (`was_told`); gradients are clipped by it where there is a largest."""
+        most = float(most) if isinstance(most, (int, float)) and math.isfinite(most) else None
+        key = (self._metrics.is_scaled, most, was_told and norm is self._told)
+        if key not in self._series:
+            name = "train/grad_norm_scaled" if key[0] else "train/grad_norm"
+            self._series[key] = self._metrics.series(
+                name, "clipping", max_norm=most, **{"again": True} if key[2] else {}
+            )
+        self._told = None if was_told else norm
+        self._metrics.keep(self._series[key], self._agent.clock.now(), norm)
 
     def _after_scale(self, outputs: Any, result: Any, error: BaseException | None) -> None:
         if error is None and get_ident() == (self._agent.training_thread or get_ident()):

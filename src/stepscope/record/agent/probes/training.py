@@ -189,7 +189,7 @@ class OptimizerProbe(Probe):
                 agent.around_update[1](optimizer)
                 now = monotonic_ns() + offset_ns
                 faults.optimizer_ended(now)
-                agent.metrics.update_ended()
+                agent.metrics.update_ended(id(optimizer))
                 steps.optimizer_end(id(optimizer), now)
 
         switch, before, after = agent.guard.pair(self.name, start, end)

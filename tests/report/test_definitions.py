@@ -1,4 +1,4 @@
-"""Every figure that a report or a table can show is defined, and docs/metrics.md is the list of the definitions."""
+"""Every figure that a report or a table can show is defined, and docs/definitions.md is the list of the definitions."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import stepscope.model
-from stepscope.report.metrics import SECTIONS, figures, page
+from stepscope.report.definitions import SECTIONS, figures, page
 from stepscope.report.table import SHOWN
 from tests.records import annotated
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "definitions.md"
 FIGURE = re.compile(r"\b(int|float)\b")
 # records that no report and no table holds
 INTERNAL = {"MemoryRecording", "BlockRows"}
@@ -62,4 +62,4 @@ def test_a_table_has_a_section(table: str) -> None:
 
 
 def test_the_page_is_the_list() -> None:
-    assert PAGE.read_text() == page(), "run: python -m stepscope.report.metrics > docs/metrics.md"
+    assert PAGE.read_text() == page(), "run: python -m stepscope.report.definitions > docs/definitions.md"

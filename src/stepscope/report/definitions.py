@@ -1,8 +1,8 @@
-"""What each figure means, by record: the list behind docs/metrics.md, columns of tables, their legends and tooltips.
+"""What each figure means, by record: the list behind docs/definitions.md, columns of tables, their legends and tooltips.
 
 A figure is declared where its field is: in the last paragraph of the docstring of its record (`stepscope.model`), a
 line for each, as `name: What it is.`, or `name (unit): What it is.` where the name does not say the unit (`UNITS`);
-without either it is a count. `python -m stepscope.report.metrics` prints docs/metrics.md; a test keeps page and records equal, and the
+without either it is a count. `python -m stepscope.report.definitions` prints docs/definitions.md; a test keeps page and records equal, and the
 declarations complete.
 """
 
@@ -42,7 +42,7 @@ UNITS = {  # by a word of a figure's name
 _FIGURE = re.compile(r"(\w+)(?: \(([^)]+)\))?: (.+)")
 
 
-class Metric(Struct, frozen=True):
+class Definition(Struct, frozen=True):
     """`unit` in words ("ns", "bytes", "percent", "share", "count"); `definition` in whole sentences."""
 
     unit: str
@@ -67,20 +67,20 @@ class Section(Struct, frozen=True, dict=True):
         return self.described.partition("\n")[0] if isinstance(self.described, str) else self.described.__name__
 
     @cached_property
-    def metrics(self) -> Mapping[str, Metric]:
+    def definitions(self) -> Mapping[str, Definition]:
         """By name, in the order they are shown."""
         return figures(self.described if isinstance(self.described, str) else self.described.__doc__ or "")
 
 
 @cache
-def figures(text: str) -> Mapping[str, Metric]:
+def figures(text: str) -> Mapping[str, Definition]:
     """The figures that the last paragraph of a docstring declares, if that is what it does."""
     last = inspect.cleandoc(text).rpartition("\n\n")[2]
     found = [_FIGURE.fullmatch(line) for line in re.sub(r"\n +", " ", last).split("\n")]
     if not all(found):
         return {}
     ending = ((match[1], match[2], match[3]) for match in found if match)
-    return {name: Metric(unit or _unit(name), definition) for name, unit, definition in ending}
+    return {name: Definition(unit or _unit(name), definition) for name, unit, definition in ending}
 
 
 def _unit(name: str) -> str:
@@ -89,18 +89,18 @@ def _unit(name: str) -> str:
     return next((UNITS[word] for word in name.split("_") if word in UNITS), "count")
 
 
-def metric(table: str, key: str) -> Metric | None:
+def definition(table: str, key: str) -> Definition | None:
     """The meaning of a column of a table of `analyze --table`; None for names and texts."""
     return _first(key, (section for section in SECTIONS if table in section.tables))
 
 
-def metric_of(record: str, key: str) -> Metric | None:
+def definition_of(record: str, key: str) -> Definition | None:
     """The meaning of a figure of a record by the record's name ("StepFacts"), None of what is no figure."""
     return _first(key, (section for section in SECTIONS if section.record == record))
 
 
-def _first(key: str, sections: Iterator[Section]) -> Metric | None:
-    return next((section.metrics[key] for section in sections if key in section.metrics), None)
+def _first(key: str, sections: Iterator[Section]) -> Definition | None:
+    return next((section.definitions[key] for section in sections if key in section.definitions), None)
 
 
 # figures that are no field of a record
@@ -362,7 +362,7 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section(machine.RankWait, "What steps wait for: each rank", "not in the report; as above"),
     Section(run_facts.FileReads, "Files the loader reads", "views.loader.files"),
-    Section(comparison.TrialFacts, "Knobs, seed and losses of a run", "views.trial"),
+    Section(comparison.TrialFacts, "Knobs and seed of a run", "views.trial"),
     Section(comparison.AppliedKnob, "What became of a knob", f"views.trial.knobs, {_BOTH}"),
     Section(
         comparison.Measure,
@@ -415,12 +415,12 @@ _HEAD = """# What each figure means
 Every figure stepscope shows, by where it stands in `report.json`; tables of `stepscope analyze --table NAME` have the same
 names (`--define` prints the meaning below a table). Names end in their unit. A `share` is a fraction from 0 to 1, a `pct` a
 percentage from 0 to 100. A figure whose source is missing is null, never 0. This page is made by
-`python -m stepscope.report.metrics`, and a test keeps it complete.
+`python -m stepscope.report.definitions`, and a test keeps it complete.
 """
 
 
 def page() -> str:
-    """docs/metrics.md."""
+    """docs/definitions.md."""
     return _HEAD + "".join(f"\n{line}" if line.startswith("#") else line for line in _lines())
 
 
@@ -432,7 +432,7 @@ def _lines() -> Iterator[str]:
         if section.about:
             yield f"\n{section.about}\n"
         yield "\n| figure | unit | meaning |\n|---|---|---|\n"
-        for name, found in section.metrics.items():
+        for name, found in section.definitions.items():
             definition = found.definition.replace("|", "\\|")
             yield f"| `{name}` | {found.unit} | {definition} |\n"
 

@@ -1,0 +1,156 @@
+"""The loss of an update from what backward was called on; norms after clipping; the step of each value."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from stepscope.read.metric_series import read_series
+from stepscope.read.raw import RawRank, RawSeries
+from stepscope.tables.metrics import metrics_table
+from tests.builders import MS, T0, full_steps
+
+UNDIVIDED, DIVIDED = {"node": "MseLossBackward0"}, {"node": "DivBackward0", "factor": 2.0}
+LINE_D, LINE_E, LINE_G = ({"file": "/x/gan.py", "line": number} for number in (41, 44, 50))
+
+
+def line(points: list[tuple[float, float, int]], optimizers: list[int] | None = None, **about: Any) -> RawSeries:
+    """Backward passes of a line: (ms after the start, value, optimizer steps before, -1 minus that inside one)."""
+    times, values, updates = (np.array(column) for column in zip(*points, strict=True))
+    return RawSeries(
+        "train/loss",
+        "backward",
+        (times * MS).astype(np.int64) + T0,
+        values,
+        updates,
+        None if optimizers is None else np.array(optimizers),
+        about,
+    )
+
+
+def found(*series: RawSeries, steps: int = 3, fetches: int = 1, journal: Any = ()) -> dict[str, list[Any]]:
+    """(step, value) of each name, of a run with steps of 10 ms."""
+    rows = full_steps([{"fetches": fetches, "wall_ns": 10 * MS} for _ in range(steps)])
+    table = metrics_table([RawRank("rank-0", 0, steps=tuple(rows), metrics=series, journal=journal)])
+    assert table["time_ns"].is_sorted()
+    parts = table.partition_by("name", as_dict=True, maintain_order=True)
+    return {str(name): part.select("step", "value").rows() for (name,), part in parts.items()}
+
+
+ACCUMULATED = [(1, 1.0, 0), (2, 3.0, 0), (11, 5.0, 1), (12, 7.0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("about", "journal", "losses"),
+    [
+        (DIVIDED, (), [4.0, 12.0]),
+        (UNDIVIDED, (), [2.0, 6.0]),
+        ({"node": "MulBackward0", "factor": 0.5}, (), [4.0, 12.0]),
+        ({"node": "MulBackward0", "factor": 3.0}, (), [2.0, 6.0]),  # a weight of the loss, no number of batches
+        ({"node": "DivBackward0", "factor": None}, (), [4.0, 12.0]),  # by what is known on the device alone
+        (UNDIVIDED, ({"kind": "framework", "name": "HF Trainer"},), [4.0, 12.0]),
+    ],
+)
+def test_gradients_accumulated_over_two_batches(about: Any, journal: Any, losses: list[float]) -> None:
+    seen = found(line(ACCUMULATED, **about), fetches=2, journal=journal)
+    assert [value for _, value in seen["train/loss"]] == losses
+    assert seen["train/loss_sum"] == [(0, 4.0), (1, 12.0)]
+    assert seen["train/loss_mean"] == [(0, 2.0), (1, 6.0)]
+
+
+def test_a_line_for_the_batches_before_the_last_is_of_the_same_loss() -> None:
+    """As with `no_sync` of a model on several ranks."""
+    without, synced = line([(1, 1.0, 0), (11, 5.0, 1)], **UNDIVIDED), line([(2, 3.0, 0), (12, 7.0, 1)], **UNDIVIDED)
+    assert found(without, synced, fetches=2)["train/loss"] == [(0, 2.0), (1, 6.0)]
+    # of one batch they are different losses, added
+    assert found(without, synced, fetches=1)["train/loss"] == [(0, 4.0), (1, 12.0)]
+
+
+def test_the_losses_of_two_optimizers_are_of_the_first_and_of_each_line() -> None:
+    """As in a GAN: two passes of the critic are added, the generator has an update of its own."""
+    real, fake = (
+        line([(1, 0.5, 0), (11, 0.6, 2)], [0, 0], **LINE_D),
+        line([(2, 0.2, 0), (12, 0.1, 2)], [0, 0], **LINE_E),
+    )
+    of_generator = line([(3, 9.0, 1), (13, 8.0, 3)], [1, 1], **LINE_G)
+    assert found(real, fake, of_generator) == {
+        "train/loss": [(0, 0.7), (1, 0.7)],
+        "train/loss_sum": [(0, 0.7), (1, 0.7)],
+        "train/loss_mean": [(0, 0.35), (1, 0.35)],
+        "train/loss/gan.py:41": [(0, 0.5), (1, 0.6)],
+        "train/loss/gan.py:44": [(0, 0.2), (1, 0.1)],
+        "train/loss/gan.py:50": [(0, 9.0), (1, 8.0)],
+    }
+
+
+def test_a_function_that_calls_backward_for_several_lines_is_told_apart_by_them() -> None:
+    real, fake = (line([(at, 1.0, 0)], file="/x/a.py", line=7, caller=["/x/a.py", at]) for at in (1, 2))
+    seen = found(real, fake)
+    assert seen["train/loss"] == [(0, 2.0)]
+    assert seen["train/loss/a.py:1"] == seen["train/loss/a.py:2"] == [(0, 1.0)]
+
+
+def test_what_an_optimizers_step_evaluates_again_is_left_out() -> None:
+    assert found(line([(1, 4.0, -1), (2, 3.0, -1), (3, 2.0, -1), (11, 1.0, -2)]))["train/loss"] == [(0, 4.0), (1, 1.0)]
+    # a closure's pass belongs to the batches accumulated before it
+    assert found(line([(1, 1.0, 0), (2, 3.0, -1)], **DIVIDED), fetches=2)["train/loss"] == [(0, 4.0)]
+
+
+def test_an_update_that_a_scaler_left_out_ends_with_its_step() -> None:
+    assert found(line([(1, 1.0, 0), (11, 2.0, 0), (21, 3.0, 1)]))["train/loss"] == [(0, 1.0), (1, 2.0), (2, 3.0)]
+
+
+def test_values_outside_of_steps_have_none() -> None:
+    assert found(line([(1, 1.0, 0), (35, 2.0, 1)]))["train/loss"] == [(0, 1.0), (None, 2.0)]
+    assert found(line([(1, 1.0, 0), (2, 2.0, 1)]), steps=0)["train/loss"] == [(None, 1.0), (None, 2.0)]
+
+
+def test_the_norm_after_clipping_is_torchs() -> None:
+    torch = pytest.importorskip("torch")
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    norms = []
+    for values in ([3.0, 4.0, 0.0], [0.1, 0.2, 0.2], [math.nan, 0.0, 0.0]):
+        parameter.grad = torch.tensor(values)
+        before = torch.nn.utils.clip_grad_norm_([parameter], 1.5)
+        norms.append((before.item(), parameter.grad.norm().item()))
+    times = np.arange(3) * 10 * MS + T0
+    before, after = (np.array(column) for column in zip(*norms, strict=True))
+    seen = found(
+        RawSeries("train/grad_norm", "clipping", times, before, about={"max_norm": 1.5}),
+        RawSeries("train/grad_norm", "clipping", times, before, about={"max_norm": 1.0, "again": True}),
+    )
+    assert [value for _, value in seen["train/grad_norm"]] == pytest.approx(before, nan_ok=True)
+    assert [value for _, value in seen["train/grad_norm_clipped"]][::2] == pytest.approx(after, rel=1e-6, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"name": ""},
+        {"source": None},
+        {"start_ns": -1},
+        {"after_ns": [0]},
+        {"after_ns": [0, -1]},
+        {"after_ns": [0, True]},
+        {"values": [1.0, "infinite"]},
+        {"values": [1.0, None]},
+        {"updates": [0]},
+        {"updates": [0, 1e3]},
+        {"updates": [0, 2**70]},
+    ],
+)
+def test_a_stretch_that_makes_no_sense_is_counted(broken: dict[str, Any]) -> None:
+    good = {"name": "a", "source": "log", "start_ns": T0, "after_ns": [0, 1], "values": [1.0, "-inf"]}
+    kept, refused = read_series({"series": [good, {**good, **broken}]})
+    assert kept is not None
+    assert refused is None
+    assert kept.values.tolist() == [1.0, -math.inf]
+    assert list(read_series({"series": 7})) == [None]
+
+
+def test_a_run_without_metrics_has_an_empty_table() -> None:
+    assert metrics_table([RawRank("rank-0", 0)]).schema["value"] == pl.Float64
