@@ -120,8 +120,8 @@ def run_loop(config: dict[str, Any], folder: Path, *, recorded: bool = False, te
     return json.loads(out.read_text())
 
 
-def agent_environment(run: Path, offset: int) -> dict[str, str]:
-    """The environment `stepscope run --no-window` gives its command."""
+def agent_environment(run: Path, offset: int, **more: Any) -> dict[str, str]:
+    """The environment `stepscope run --no-window` gives its command, with `more` in its configuration."""
     host = run / "host-bench"
     host.mkdir(parents=True)
     window = asdict(WindowConfig(mode="off"))
@@ -134,6 +134,7 @@ def agent_environment(run: Path, offset: int) -> dict[str, str]:
         "window": window,
         "max_steps": None,
         "faults": None,
+        **more,
     }
     return child_environment(os.environ, configuration)
 
