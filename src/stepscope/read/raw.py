@@ -186,9 +186,9 @@ class RawRank(Struct, frozen=True):
     info: Row | None = None  # rank.json
     steps: tuple[Row, ...] = ()
     journal: tuple[Row, ...] = ()
-    metrics: tuple[RawSeries, ...] = ()
     traces: tuple[TraceRef, ...] = ()
     last_word: Row | None = None  # what the journal had no room for
+    metrics: tuple[RawSeries, ...] = ()
 
 
 class RawRun(Struct, frozen=True):
