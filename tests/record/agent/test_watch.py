@@ -65,6 +65,26 @@ def test_figures_are_those_of_a_hand_computation(tmp_path: Path) -> None:
     assert sum("activations" in measured for measured in monitors.values()) == math.ceil((len(monitors) - 1) / 10)
 
 
+@torch
+@pytest.mark.process
+def test_what_cannot_be_measured_is_missing_and_what_is_not_finite_is_a_value(tmp_path: Path) -> None:
+    done = run_script(tmp_path, "watch_edges.py", watch=ALWAYS, max_steps=MANY)
+    assert (done.status, done.events("probe_error")) == (0, [])
+    (first, own), (second, later) = sorted(values(done.run).items())
+    assert first < 60 < second
+    parameters = {name.split("/")[1] for name in own if name.startswith("grad_norm/")}
+    assert parameters == {"blocks.0.bias", "blocks.1.weight", "blocks.1.bias", "end.weight"}
+    assert {name for name in own if name.startswith("grad_norm_block/")} == {
+        "grad_norm_block/blocks.1",
+        "grad_norm_block/end",
+    }
+    assert own["update_norm/end.weight"] > 0
+    assert math.isnan(later["grad_norm/end.weight"])
+    assert (later["not_finite/end"], later["not_finite/blocks.1"]) == (8 * 5 * 50, 8 * 5 * 16)
+    said = [why for event in done.events("watch") for why in event["not_measured"]]
+    assert said == ["gradients that are sparse, complex or on devices of other kinds"]
+
+
 def ran(folder: Path, *arguments: str, **config: Any) -> Outcome:
     folder.mkdir()
     done = run_script(folder, "watch_harmless.py", *arguments, **config)

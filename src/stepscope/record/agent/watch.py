@@ -145,6 +145,7 @@ class _Reading:
         self.parameters: list[_Parameter] = []
         self.updates: dict[int, tuple[Updates, list[_Parameter]]] = {}  # by optimizer, between its hooks
         self.optimizers: set[int] = set()
+        self.incomplete: set[str] = set()  # blocks with a gradient that cannot be measured
         self.outputs: dict[str, Activation] = {}
 
 
@@ -328,16 +329,17 @@ class Watch:
             for index, parameter in enumerate(group["params"]):
                 if parameter.grad is None:
                     continue
-                gradient, weight = measurable(parameter.grad), measurable(parameter)
-                if gradient is None or weight is None:
-                    self._not_measured("gradients that are sparse, complex or on devices of other kinds")
-                    continue
-                if hasattr(parameter, "_local_tensor"):
-                    self._not_measured("the parts of parameters that other ranks hold: norms are of this rank's")
                 if self._names and id(parameter) not in self._names:
                     self._not_measured("names of parameters whose module was not called in the first step: numbers")
                 shape = "x".join(map(str, parameter.shape))
                 name = self._names.get(id(parameter)) or f"{place}.{index}[{shape}]"
+                gradient, weight = measurable(parameter.grad), measurable(parameter)
+                if gradient is None or weight is None:
+                    self._not_measured("gradients that are sparse, complex or on devices of other kinds")
+                    reading.incomplete.add(_block(name))
+                    continue
+                if hasattr(parameter, "_local_tensor"):
+                    self._not_measured("the parts of parameters that other ranks hold: norms are of this rank's")
                 own.append(_Parameter(name, parameter, group))
                 gradients.append(gradient)
                 weights.append(weight)
@@ -399,6 +401,8 @@ class Watch:
             for kind, size in sizes.items():
                 block[kind].append(size)
         for name, own in blocks.items():
+            if name in reading.incomplete:
+                continue
             found.update(_figures({kind: _together(sizes) for kind, sizes in own.items()}, "_block", name))
         for name, output in reading.outputs.items():
             for kind, figure in output.figures(values).items():
