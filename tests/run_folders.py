@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,21 @@ def make_run_folder(
     for file, content in (traces or {}).items():
         (rank_dir / file).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
     return run
+
+
+def metrics_event(*curves: tuple[str, str, Sequence[int], Sequence[float]]) -> dict[str, Any]:
+    """An event of the journal that holds these: name, source, times (ns) and values."""
+    series = [
+        {
+            "name": name,
+            "source": source,
+            "start_ns": times[0],
+            "after_ns": [time - times[0] for time in times],
+            "values": [value if math.isfinite(value) else str(value) for value in values],
+        }
+        for name, source, times, values in curves
+    ]
+    return {"kind": "metrics", "series": series}
 
 
 def _plain(value: Any) -> Any:

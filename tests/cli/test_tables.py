@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import pickle
 from functools import partial
 from pathlib import Path
@@ -15,8 +16,10 @@ from stepscope.analyze.views.select import TABLES
 from stepscope.report.definitions import definition
 from stepscope.report.table import SHOWN
 from tests import gpu_traces
+from tests.builders import MS, T0
 from tests.cli.calls import call, json_of
 from tests.read.memory_files import Allocator
+from tests.run_folders import make_run_folder, metrics_event
 
 main = partial(call, "analyze")
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -139,3 +142,26 @@ def test_a_memory_snapshot_is_shown_alone_and_beside_a_trace(
         assert states[0]["in_use_bytes"] == 5_004_000
     assert len(json_of(capfd, "analyze", trace, str(snapshot), "--table", "kernels")["rows"]) == 2
     assert "no trace" in json_of(capfd, "analyze", str(snapshot), "--table", "kernels")["absent"]
+
+
+def test_metrics_are_cut_filtered_and_keep_what_is_no_number(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    times = [T0 + at * 10 * MS + MS for at in range(10)]
+    values = [2.0, math.nan, -math.inf, *[1e-5] * 7]
+    run = str(make_run_folder(tmp_path, events=[metrics_event(("train/loss", "log", times, values))]))
+    found = json_of(capfd, "analyze", run, "--table", "metrics", "--filter", "LOSS$", "--top", 4)
+    assert [row["value"] for row in found["rows"]] == [2.0, "nan", "-inf", 1e-5]
+    assert [row["step"] for row in found["rows"]] == [0, 1, 2, 3]
+    assert (found["rows_total"], found["sorted_by"]) == (10, None)
+    assert set(found["rows"][0]) >= {"step", "time_ns", "name", "value", "source", "rank"}
+
+    assert main(run, "--table", "metrics", "--filter", "loss", "--sort", "value", "--csv", "out.csv") == 0
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text())))
+    assert [row["value"] for row in rows][:3] == ["nan", "2.0", "1e-05"]
+    assert rows[-1]["value"] == "-inf"
+    capfd.readouterr()
+    assert main(run, "--table", "metrics", "--filter", "loss", "--top", 4) == 0
+    shown = capfd.readouterr().out
+    assert "Metrics, 4 of 10" in shown
+    assert "1e-05" in shown
+    assert main(run, "--table", "metrics", "--group", "curve", "--filter", "perf") == 0
+    assert "perf/step_ms" in capfd.readouterr().out

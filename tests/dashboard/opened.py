@@ -32,7 +32,7 @@ UNITS = {
     *("ns", "us", "ms", "s", "bytes", "share", "pct", "count", "per_s", "bytes_per_s", "celsius", "W", "MHz"),
     *("number", "text", ""),
 }
-CHARTS = {"line", "stacked_area", "stacked_bars", "bars", "histogram", "scatter", "interval"}
+CHARTS = {"line", "stacked_area", "stacked_bars", "bars", "histogram", "scatter", "interval", "heat", "multiples"}
 KEYS = {
     "text": {"text", "tone"},
     "empty": {"title", "why", "record", "command"},
@@ -193,7 +193,7 @@ def check(document: Mapping[str, Any]) -> None:
     _each_once(block["id"] for block in document["blocks"] if "id" in block)
     for block in document["blocks"]:
         kind = block["kind"]
-        extra = {"tree", "open_depth"} if kind == "table" else set()
+        extra = {"table": {"tree", "open_depth"}, "text": {"link"}}.get(kind, set())
         assert KEYS[kind] <= set(block) - {"kind"} <= KEYS[kind] | extra, block
         if kind == "table":
             _table(block)
@@ -233,5 +233,7 @@ def _chart(block: Mapping[str, Any]) -> None:
     assert block["series"]
     assert {series["unit"] for series in block["series"]} <= UNITS
     assert {len(series["values"]) for series in block["series"]} == {len(along)}
+    for series in block["series"]:
+        assert {series["values"][at] for at, _ in series.get("odd", ())} <= {None}
     shown = [value for series in block["series"] for value in series["values"] if value is not None]
     assert all(abs(value) < LARGEST for value in (*shown, *(at for at in along if isinstance(at, int))))

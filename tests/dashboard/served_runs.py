@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 import time
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ import psutil
 from stepscope.model import STEP_COLUMNS
 from tests import gpu_traces
 from tests.builders import MS, PID, Row, full_steps, step_rows
-from tests.run_folders import make_run_folder
+from tests.run_folders import make_run_folder, metrics_event
 
 START = gpu_traces.BASE_NS + gpu_traces.STEP_US * 1000  # when the first step of `gpu_traces` begins
 PROJECT = "/home/user/project"
@@ -49,7 +50,9 @@ def fuzzed(parent: Path) -> Path:
         trace=_gpu_trace_bytes(parent, more=more),
         manifest={"name": EVIL[0], "command": ["python", *EVIL], "tags": list(EVIL), "cwd": EVIL[1]},
         events=[{"kind": "region", "name": name, "time_ns": START, "duration_ns": MS, "step": 4} for name in EVIL]
-        + [{"kind": "scalar", "name": name, "value": 1.0, "time_ns": START, "step": 4} for name in EVIL],
+        + [
+            metrics_event(*((name, name, [START, START + MS], [1.0, math.nan]) for name in (*EVIL, f"watch/{EVIL[0]}")))
+        ],
         functions=EVIL,
     )
 

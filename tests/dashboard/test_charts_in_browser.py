@@ -14,7 +14,7 @@ from tests.dashboard.browser import View
 
 HOSTILE = ["<img src=x onerror=alert(1)>", "{a|b}</script>", "a\u202eb\u0000c\x1b[31m", "{value}", "n" * 300]
 # the colours that a canvas holds, as many as there are pixels of
-_COLOURS = """canvas => {
+COLOURS = """canvas => {
   const copy = document.createElement('canvas');
   [copy.width, copy.height] = [canvas.width, canvas.height];
   const drawing = copy.getContext('2d', { willReadFrequently: true });
@@ -79,6 +79,7 @@ def one_of_each() -> list[dict[str, Any]]:
         chart("spread", "histogram", [0, 2, 4, 6], counts),
         chart("cloud", "scatter", [1, 5, 2], [series("points", "W", [100, 230, 170])]),
         chart("effect", "interval", names, effects, **told),
+        chart("heat", "heat", at, [series(name, "number", up, odd=[(1, "NaN")]) for name in HOSTILE]),
     ]
 
 
@@ -90,7 +91,7 @@ def section(view: View, id: str) -> Any:
 
 def drawn(view: View, id: str) -> int:
     """Colours of the picture that cover more than a few pixels."""
-    seen = section(view, id).locator("canvas").evaluate(_COLOURS)
+    seen = section(view, id).locator("canvas").evaluate(COLOURS)
     return sum(pixels > 12 for pixels in seen.values())
 
 
@@ -223,8 +224,8 @@ def odd(type: str) -> list[dict[str, Any]]:
 
 
 def test_odd_values_break_nothing(show: Callable[..., View]) -> None:
-    types = ("line", "stacked_area", "stacked_bars", "bars", "histogram", "scatter", "interval")
-    made = [each for type in types for each in odd(type)]
+    types = ("line", "stacked_area", "stacked_bars", "bars", "histogram", "scatter", "interval", "heat")
+    made = [each for type in (*types, "multiples") for each in odd(type)]
     view = show(*made)
     view.until(lambda: view.page.locator("section.chart").count() == len(made))
     for type in types:

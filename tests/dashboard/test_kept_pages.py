@@ -29,6 +29,8 @@ CHOSEN: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
         ("flame", {"by": "line"}),
         ("timeline", {"at": "0:5000000"}),
         ("steps", {"limit": 5}),
+        ("metrics", {"over": "time", "smooth": "10"}),
+        ("metrics", {"group": "perf", "worker": "rank-1"}),
         *((key, {"embedded": True, "limit": 20}) for key in KEYS),
     ),
     "workers": (

@@ -113,17 +113,13 @@ def test_a_run_that_nobody_explained_is_not_called_healthy(fabricated: Report, n
 def test_long_runs_are_thinned_with_their_stalls(tmp_path: Path) -> None:
     rows = step_rows(5_000)
     rows[3_333] = {**rows[3_333], "wall_ns": 900 * MS, "other_ns": 891 * MS}
-    curve = {"name": "loss", "source": "log", "start_ns": rows[0]["start_ns"]}
-    curve |= {"after_ns": [row["start_ns"] - rows[0]["start_ns"] for row in rows[:50]]}
-    logged = [{"kind": "metrics", "series": [{**curve, "values": [2.0 - s / 100 for s in range(50)]}]}]
-    run = api.open_run(make_run_folder(tmp_path, steps=rows, events=logged), options=OPTIONS)
+    run = api.open_run(make_run_folder(tmp_path, steps=rows), options=OPTIONS)
     found = page(run, "steps")
-    chart, loss = part(found, "steps"), part(found, "logged-0")
+    chart = part(found, "steps")
     assert len(chart["x"]["values"]) <= 600
     at = chart["x"]["values"].index(3_333)
     assert sum(values[at] for values in series(chart).values()) == pytest.approx(900)
     assert "of 5,000 steps" in chart["notes"][0]
-    assert (loss["title"], loss["x"]["values"][-1], loss["series"][0]["values"][0]) == ("loss", 49, 2.0)
 
 
 def test_a_range_of_steps_is_what_was_read(small: api.Run) -> None:

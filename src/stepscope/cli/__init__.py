@@ -84,6 +84,10 @@ COMMANDS: dict[str, Command] = {
             "stepscope view logs/worker0.1700000000000.pt.trace.json.gz --no-browser --port 7000",
         ),
     ),
+    "batch": Command(
+        "Name the samples of the step in which a loss or a norm went wrong.",
+        ("stepscope batch RUN", "stepscope batch RUN --step 1040", "stepscope batch RUN --step 1040 --json batch.json"),
+    ),
     "attach": Command(
         "Sample a running job, and show its hotspots.",
         ("stepscope attach 4242", "stepscope attach 4242 --seconds 120 --out runs/slow"),

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from stepscope.report.table import TableDocument
 
 DIFF_TABLES = ("overview", "tensorboard", "operators", "kernels", "modules", "tree")
+OWN_FILTER = ("stacks", "metrics")  # make the rows that `--filter` asks for, and no others
 OF_PROFILED = ("operators", "kernels", "modules", "stacks")  # whose times are of profiled steps alone
 DIFF_SHOWN = ("overview", "operators", "kernels", "modules")  # when none is named
 DIFF_ROWS = 8  # of each table when none is named
@@ -58,13 +59,13 @@ class TableOptions(OptionGroup, frozen=True):
         option(
             "--group BY",
             "Rows of operators: name or shapes; of kernels: name or launch; of compiles: cause or change; of "
-            "compile-steps: kind or step.",
+            "compile-steps: kind or step; of metrics: value or curve.",
         ),
     ] = None
     worker: Annotated[str | None, option("--worker NAME", "The worker a table is of; all by default.")] = None
     span: Annotated[int | None, option("--span N", "The span a table is of, from 1 on; all by default.")] = None
     device: Annotated[int | None, option("--device N", "The device a table is of; all by default.")] = None
-    step: Annotated[int | None, option("--step N", "Operators of one step only.")] = None
+    step: Annotated[int | None, option("--step N", "Operators or metrics of one step only.")] = None
     define: Annotated[bool, option("--define", "Say below a table what its columns mean.")] = False
     csv: CsvFile = None
     diff: Annotated[Path | None, option("--diff PATH", "Compare with this run, trace or folder of traces.")] = None
@@ -135,9 +136,10 @@ def analyze(
     With `--table NAME` one table is shown in full instead: overview, steps, gpus, operators, stacks, kernels, memory,
     memory-curve, memory-operators, memory-lines, memory-blocks, memory-states, out-of-memory, modules, counters,
     communication, distributed, distributed-collectives; of compilers, also without traces: compiles (`--group cause` or
-    `change`), compile-steps (`--group kind` or `step`), graph-breaks, transfers, xla-metrics. `--json` and `--csv` then
-    write that table. With `--diff PATH` two traces, spans or runs are set side by side. Memory snapshots
-    (`_dump_snapshot`) and files of `export_memory_timeline` may be given as PATH too, alone or beside traces.
+    `change`), compile-steps (`--group kind` or `step`), graph-breaks, transfers, xla-metrics; and metrics, the values
+    of all curves (`--group curve`: a line for each). `--json` and `--csv` then write that table. With `--diff PATH` two
+    traces, spans or runs are set side by side. Memory snapshots (`_dump_snapshot`) and files of
+    `export_memory_timeline` may be given as PATH too, alone or beside traces.
 
     `--define` says below a table what its columns mean, as docs/definitions.md does for every figure. Of GPUs:
     utilisation is the part of the time in which at least one kernel runs; 100 % does not mean that the GPU is full. SM
@@ -188,27 +190,30 @@ def analyze(
 
 def _show_table(run: Run, wanted: TableOptions, json_file: str | None) -> None:
     """Print or write the table of `run`."""
-    from stepscope.analyze.views.select import TABLES, Selection
+    from stepscope.analyze.views.select import TABLES, FirstRows, Selection
     from stepscope.report import sentences
     from stepscope.report.table import Choice, document
 
     table = (wanted.table or "").replace("_", "-")
     if table not in TABLES:
         raise UsageError(f"--table {wanted.table}: no such table; there are {', '.join(TABLES)}")
-    of_stacks = table == "stacks"
+    own = table in OWN_FILTER
     selection = Selection(
         worker=wanted.worker,
         span=wanted.span,
         device=wanted.device,
         step=wanted.step,
         group=wanted.group,
-        name=wanted.filter_ if of_stacks else None,
+        name=wanted.filter_ if own else None,
+        top=wanted.rows(json_file) if wanted.sort is None else None,
     )
     found = run.table(table, selection)
     slowed = sentences.profiled(run.profiled) if table in OF_PROFILED else None
     notes = (*found.notes, slowed) if slowed else found.notes
-    choice = Choice(wanted.sort, wanted.rows(json_file), None if of_stacks else wanted.filter_)
-    _put([document(table, found.rows, choice, notes=notes, absent=found.absent)], run, wanted, json_file)
+    choice = Choice(wanted.sort, wanted.rows(json_file), None if own else wanted.filter_)
+    total = found.total if isinstance(found, FirstRows) else None
+    shown = document(table, found.rows, choice, notes=notes, absent=found.absent, total=total)
+    _put([shown], run, wanted, json_file)
 
 
 def _show_diff(run: Run, other: Run, wanted: TableOptions, json_file: str | None) -> None:

@@ -120,10 +120,16 @@ def series(
     high: Iterable[Any] | None = None,
     points: Iterable[Iterable[Any]] | None = None,
     role: str | None = None,
+    odd: Iterable[tuple[int, str]] = (),
+    joined: bool = False,
+    faint: bool = False,
+    held: bool = False,
 ) -> dict[str, Any]:
     """One line, area or set of bars; `role` gives it one colour on all pages.
 
-    Of intervals `low` and `high`, and `points`: for every x the measurements that its value is the mean of.
+    Of intervals `low` and `high`, and `points`: for every x the measurements that its value is the mean of. Of lines
+    `odd`: position and word ("NaN") of values that are not finite; `joined` leads over x at which there is none, `held`
+    stays at a value until the next, and `faint` are the values that the next series smooths.
     """
     made: dict[str, Any] = {
         "name": plain(name),
@@ -136,15 +142,21 @@ def series(
         made["high"] = [number(value) for value in high]
     if points is not None:
         made["points"] = [[number(value) for value in each] for each in points]
-    return made
+    marked = [[at, plain(word)] for at, word in odd]
+    return {
+        **made,
+        **({"odd": marked} if marked else {}),
+        **{name: True for name, is_so in {"joined": joined, "faint": faint, "held": held}.items() if is_so},
+    }
 
 
-def mark(start: float | str, end: float | str, label: str) -> dict[str, Any]:
-    """A point (`start` equal to `end`) or range of x that is pointed out."""
+def mark(start: float | str, end: float | str, label: str, *, event: bool = False) -> dict[str, Any]:
+    """A point (`start` equal to `end`) or range of x to be pointed out; an `event` says nothing of the values there."""
     ends = {"from": start, "to": end}
     return {
         **{key: plain(at) if isinstance(at, str) else number(at) for key, at in ends.items()},
         "label": plain(label),
+        **({"event": True} if event else {}),
     }
 
 
@@ -165,7 +177,9 @@ def chart(
     sync: str | None = None,
     select: str | None = None,
 ) -> Block:
-    """A chart of type line, stacked_area, stacked_bars, bars, histogram, scatter or interval.
+    """A chart of type line, stacked_area, stacked_bars, bars, histogram, scatter, interval, heat or multiples.
+
+    Of a heat map each series is a row of cells, of multiples a small chart; both have one scale for all.
 
     Args:
         sentence: what the picture says, for those who do not see it.
@@ -345,9 +359,10 @@ _UNITS: dict[str, Callable[[Any], str]] = {
 # ---- blocks of text --------------------------------------------------------------------------------------------------
 
 
-def text(words: str, tone: str = "plain") -> Block:
-    """A paragraph. `tone` is "plain", "note", "warning", "good", or "head": a heading up to the first colon."""
-    return {"kind": "text", "text": plain(words, MAX_TEXT), "tone": tone}
+def text(words: str, tone: str = "plain", link: Link | None = None) -> Block:
+    """A paragraph, with a link behind it. `tone` is "plain", "note", "warning", "good", or "head": a heading up to the
+    first colon."""
+    return {"kind": "text", "text": plain(words, MAX_TEXT), "tone": tone, **({"link": link} if link else {})}
 
 
 def empty(title: str, why: str, record: str = "", command: str | None = None) -> Block:

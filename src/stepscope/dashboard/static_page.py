@@ -32,6 +32,7 @@ ROW, NAMES = 26, 330  # height of a line of intervals, and the room that its nam
 NAME = 44  # characters of a name in a drawing
 FEW = 24  # values of x up to which the figures of a chart stand in a table too
 STACKED = ("stacked_area", "stacked_bars")
+LINES = ("line", "multiples", "stacked_area")
 TONES = {"good": "healthy", "warning": "unexplained", "note": "soft", "head": "head"}
 
 Item = Mapping[str, Any]
@@ -104,7 +105,8 @@ def _section(section: Section, level: Level) -> str:
 
 def _text(block: Block, level: Level) -> str:
     style = TONES.get(block["tone"])
-    return f"<p{_class(style)}>{markup(block['text'], level.text)}</p>"
+    link = f" {markup(block['link']['label'])}." if "link" in block else ""
+    return f"<p{_class(style)}>{markup(block['text'], level.text)}{link}</p>"
 
 
 def _empty(block: Block, level: Level) -> str:
@@ -296,19 +298,24 @@ def place(where: Item, level: Level, *, alone: bool) -> str:
 def _chart(block: Block, level: Level) -> str:
     """The sentence, the drawing, and where there are few the figures themselves."""
     along = block["x"]["values"]
-    draw = _intervals if block["type"] == "interval" else _drawing
+    draw = _DRAWINGS.get(block["type"], _drawing)
     parts = [_heading(block["title"]), f"<p>{markup(block['sentence'], level.text)}</p>", draw(block)]
     parts += [f"<p class='soft'>{markup(note, level.text)}</p>" for note in block["notes"]]
-    if len(along) <= FEW and block["series"] and block["type"] != "interval":
+    if len(along) <= FEW and block["series"] and block["type"] not in _DRAWINGS:
         columns = [_plain_column("x", block["x"]["label"], "text" if _is_text(along) else block["x"]["unit"])]
         columns += [_plain_column(str(at), row["name"], row["unit"]) for at, row in enumerate(block["series"])]
         rows = [
-            {"x": x, **{str(at): _at(row["values"], place) for at, row in enumerate(block["series"])}}
+            {"x": x, **{str(at): _said(row, place) for at, row in enumerate(block["series"])}}
             for place, x in enumerate(along)
         ]
         shown = rows[: level.rows]
         parts.append(_rows(columns, shown, _first(len(shown), len(rows)), level))
     return "".join(parts)
+
+
+def _said(row: Item, place: int) -> Any:
+    """A value, or the word for one that is not finite."""
+    return next((word for at, word in row.get("odd", ()) if at == place), _at(row["values"], place))
 
 
 def _is_text(values: Sequence[Any]) -> bool:
@@ -329,7 +336,7 @@ def _drawing(block: Block) -> str:
         return ""
     low, high, first = min(0.0, *known), max(known), min(along)
     wide, tall = (max(along) - first) or 1.0, (high - low) or 1.0
-    slot = 0.0 if block["type"] in ("line", "stacked_area") else (WIDTH - LEFT - 8) / len(along)
+    slot = 0.0 if block["type"] in LINES else (WIDTH - LEFT - 8) / len(along)
 
     def x(value: float) -> float:
         return LEFT + slot / 2 + (value - first) / wide * (WIDTH - LEFT - 8 - slot)
@@ -340,15 +347,21 @@ def _drawing(block: Block) -> str:
     drawn = []
     for number, row in enumerate(series):
         colour = PART_COLOURS[number % len(PART_COLOURS)]
-        for run in _runs(along, row):
+        given_row = block["series"][number]
+        for run in _runs(along, row, given_row):
             over = [f"{x(at):.1f},{y(pair[1]):.1f}" for at, pair in run]
             if slot:
                 drawn += [_bar(x(at), y(pair[0]), y(pair[1]), slot, colour, block["type"]) for at, pair in run]
-            elif block["type"] == "line":
-                drawn.append(f"<polyline points='{' '.join(over)}' fill='none' stroke='{colour}'/>")
+            elif block["type"] in ("line", "multiples"):
+                faint = " stroke-opacity='0.4'" if given_row.get("faint") else ""
+                drawn.append(f"<polyline points='{' '.join(over)}' fill='none' stroke='{colour}'{faint}/>")
             else:
                 under = [f"{x(at):.1f},{y(pair[0]):.1f}" for at, pair in reversed(run)]
                 drawn.append(f"<polygon points='{' '.join(over + under)}' fill='{colour}'/>")
+        drawn += [
+            f"<text x='{x(along[at]):.1f}' y='{TOP + 4}' text-anchor='middle' fill='{colour}'>×</text>"
+            for at, _ in given_row.get("odd", ())
+        ]
     unit, x_unit = block["y"]["unit"], block["x"]["unit"]
     ends = [markup(value_text(value, x_unit), NAME) for value in (given[0], given[-1])]
     legend = "".join(
@@ -391,12 +404,16 @@ def _stacked(series: Iterable[Item]) -> Iterator[_Pairs]:
         yield made
 
 
-def _runs(along: Sequence[float], row: _Pairs) -> Iterator[list[tuple[float, tuple[float, float]]]]:
-    """Stretches without a missing value: a line leads over none."""
+def _runs(along: Sequence[float], row: _Pairs, given: Item) -> Iterator[list[tuple[float, tuple[float, float]]]]:
+    """Stretches without a missing value: a line leads over none, unless its series is `joined`."""
     run: list[tuple[float, tuple[float, float]]] = []
-    for x, pair in zip(along, row, strict=False):
+    odd = {at for at, _ in given.get("odd", ())}
+    for at, (x, pair) in enumerate(zip(along, row, strict=False)):
         if pair is not None:
+            run += [(x, run[-1][1])] if run and given.get("held") else []
             run.append((x, pair))
+        elif given.get("joined") and at not in odd:
+            continue
         elif run:
             yield run
             run = []
@@ -453,6 +470,14 @@ def _intervals(block: Block) -> str:
         f"aria-label='{markup(block['sentence'], 2_000)}'>{''.join(marks)}</svg>"
         f"<p class='soft'>{markup(said)}. {signs}</p>"
     )
+
+
+def _heat(block: Block) -> str:
+    rows, columns = len(block["series"]), len(block["x"]["values"])
+    return f"<p class='soft'>A map of {rows} by {columns} values, which takes a script to draw.</p>"
+
+
+_DRAWINGS = {"interval": _intervals, "heat": _heat}
 
 
 # ---- flame graphs and timelines --------------------------------------------------------------------------------------

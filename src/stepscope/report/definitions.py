@@ -115,6 +115,14 @@ _SYSTEM = """system
 system (in the name): Means and peaks of telemetry in the run; each name carries its unit: docs/run_folder.md says
     where each reading comes from.
 """
+_CURVE_POINT = """CurvePoint
+
+step: Whose interval holds the time; missing where none does.
+time_ns: When it was kept, on the epoch clock.
+since_start_ns: The same since the start of the run.
+value (in unit): In the unit that the name ends in; NaN and infinities are values, which JSON holds as "nan", "inf" and
+    "-inf".
+"""
 _COUNTER_POINT = """CounterPoint
 
 value (in unit): Mean over the bucket. utilization_pct and sm_efficiency_pct as of GPUs; queue_length: launches that
@@ -398,6 +406,8 @@ SECTIONS: tuple[Section, ...] = (
     Section(timeline.LongStep, "The longest steps", "the dashboard's page of steps"),
     Section(timeline.TelemetrySeries, "Telemetry over time", "the dashboard's page of the system"),
     Section(timeline.Telemetry, "Telemetry over time: the axis", "the dashboard's page of the system"),
+    Section(timeline.CurveSummary, "Curves of a run", "the dashboard's page of metrics; `--group curve`", ("metrics",)),
+    Section(_CURVE_POINT, "Curves of a run: a value", "not in the report", ("metrics",)),
     Section(timeline.TimelineTrack, "Timeline: tracks", _TIMELINE),
     Section(timeline.TimelineStep, "Timeline: steps", _TIMELINE),
     Section(timeline.TimelineWindow, "Timeline: a window", _TIMELINE),

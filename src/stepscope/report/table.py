@@ -13,6 +13,7 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import inf, isfinite
 from typing import Any
 
 from msgspec import Struct
@@ -201,6 +202,14 @@ SHOWN: dict[str, Shown] = {
         ),
         notes=("Percentiles and rates stand on the last samples only, 1,024 by default.",),
     ),
+    "metrics": Shown(
+        "Metrics",
+        headed(
+            "step; time: since_start_ns; name; value; points; first; last; lowest; highest; not finite: not_finite; "
+            "from step: not_finite_step; source; rank"
+        ),
+        quiet=("not_finite",),
+    ),
 }
 
 
@@ -220,6 +229,8 @@ def diff_shown(table: str, found: Diff) -> Shown:
 
 IN_UNIT = re.compile(r"total|value_per_second|p\d+(\.\d+)?")  # columns whose unit stands in the row, as `unit`
 TABLE_SCHEMA = "stepscope.table/1"
+CURVE_VALUES = ("value", "first", "last", "lowest", "highest")
+METRICS = "metrics"  # whose values need not be finite
 TEXT_COLUMNS = (
     *("name", "part", "path", "key", "stack", "metric", "file", "function", "operator", "kernel"),
     *("kind", "cause", "subject", "text"),  # of compilers
@@ -283,8 +294,12 @@ def document(
     notes: tuple[str, ...] = (),
     absent: str | None = None,
     shown: Shown | None = None,
+    total: int | None = None,
 ) -> TableDocument:
-    """Rows of an analysis (dataclasses or mappings) as a document; raises `UsageError` for a sort that is no column."""
+    """Rows of an analysis (dataclasses or mappings) as a document; raises `UsageError` for a sort that is no column.
+
+    `total` counts them where `rows` have been cut.
+    """
     shown = shown or SHOWN[table]
     flat = [flatten(row) for row in rows]
     keys = tuple(dict.fromkeys(key for row in flat for key in row))
@@ -299,7 +314,7 @@ def document(
         title=shown.title,
         columns=tuple(_column(table, key) for key in keys),
         rows=tuple(chosen[: choice.top]),
-        total=len(chosen),
+        total=len(chosen) if total is None else total,
         sorted_by=by,
         notes=(*shown.notes, *notes) if flat else notes,
         absent=absent if not flat else None,
@@ -337,13 +352,20 @@ def to_json(found: TableDocument) -> bytes:
             "table": found.table,
             "title": found.title,
             "columns": found.columns,
-            "rows": found.rows,
+            "rows": found.rows if found.table != METRICS else [_worded(row) for row in found.rows],
             "rows_total": found.total,
             "sorted_by": found.sorted_by,
             "notes": found.notes,
             "absent": found.absent,
         }
     )
+
+
+def _worded(row: dict[str, Any]) -> dict[str, Any]:
+    """With words for values that JSON has no number for."""
+    return {
+        key: str(value) if isinstance(value, float) and not isfinite(value) else value for key, value in row.items()
+    }
 
 
 def _matching(rows: list[dict[str, Any]], keys: tuple[str, ...], pattern: str | None) -> list[dict[str, Any]]:
@@ -379,6 +401,8 @@ def _ordered(rows: list[dict[str, Any]], by: str) -> list[dict[str, Any]]:
 
 
 def _size(by: str, value: Any) -> float:
+    if value != value:  # NaN is what one looks for
+        return inf
     return abs(value) if by == "delta_ns" else float(value)
 
 
@@ -494,8 +518,9 @@ def _figure(key: str, value: float) -> str:
         return f"{words.number(value)} %"
     if key.endswith("share"):
         return words.percent(value)
-    if key in ("ratio", "value", "blocks_per_sm", "per_second"):
-        return words.number(value)
+    if key in (*CURVE_VALUES, "ratio", "blocks_per_sm", "per_second"):
+        small = not isfinite(value) or 0 < abs(value) < words.SMALLEST  # as learning rates are
+        return f"{value:.3g}" if small and key in CURVE_VALUES else words.number(value)
     return words.count(value)
 
 

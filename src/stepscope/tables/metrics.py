@@ -53,6 +53,8 @@ def _of_rank(rank: RawRank) -> pl.DataFrame:
         passes = _passes(losses, starts, walls)
         frameworks = {str(event.get("name")) for event in rank.journal if event["kind"] == "framework"}
         curves += _losses(losses, passes, fetches, frameworks)
+    if not curves:  # losses of which nobody knows the updates
+        return empty("metrics")
     times = np.concatenate([curve.times_ns for curve in curves])
     order = np.argsort(times, kind="stable")
     which = np.repeat(np.arange(len(curves)), [len(curve.times_ns) for curve in curves])[order]

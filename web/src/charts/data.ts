@@ -78,14 +78,15 @@ export interface Cut {
 
 /** Where a chart may be cut so that the rest can be told apart; null where nothing flattens it. */
 export function cutOf(block: ChartBlock, shape: Shape, hidden: ReadonlySet<number>, shown: Range): Cut | null {
-  if (shape.lying || shape.drawn === 'scatter' || block.type === 'histogram') return null;
+  if (shape.lying || shape.drawn === 'scatter' || shape.drawn === 'heat' || block.type === 'histogram') return null;
   const tops = reaches(block, shape, hidden).tops;
   const highs = tops.flatMap((each) => within(each, shape, shown));
   const whole = highest(highs, 0);
-  if (block.select === 'steps' && block.marks.length > 0) {
-    const plain = tops.flatMap((each) => within(each.map((value, at) => (marksAt(block, shape, at).length > 0 ? null : value)), shape, shown));
+  const marked = { ...block, marks: block.marks.filter((mark) => mark.event !== true) };
+  if (block.select === 'steps' && marked.marks.length > 0) {
+    const plain = tops.flatMap((each) => within(each.map((value, at) => (marksAt(marked, shape, at).length > 0 ? null : value)), shape, shown));
     const limit = highest(plain, 0);
-    if (plain.length >= FEW && limit > 0 && whole > FLATTENS_MARKED * limit) return { limit, within: beyond(block, shape, tops, limit) };
+    if (plain.length >= FEW && limit > 0 && whole > FLATTENS_MARKED * limit) return { limit, within: beyond(marked, shape, tops, limit) };
   }
   const usual = quantile(highs);
   if (highs.length < MANY || usual === null || whole <= FLATTENS * usual) return null;

@@ -66,7 +66,9 @@ export function bounded([from, to]: Range, shape: Shape): Range {
 
 /** The steps in a range that was drawn over them, also those that a thinned chart leaves out; at least one. */
 export function stepsIn([from, to]: Range, shape: Shape): [number, number] {
-  const [low, high] = [Math.ceil(shape.domain[0]), Math.floor(shape.domain[1])];
+  // the columns of a heat map stand for the steps from theirs on
+  const from0 = shape.drawn === 'heat' ? (shape.at[0] ?? 0) : shape.domain[0];
+  const [low, high] = [Math.ceil(from0), Math.floor(shape.domain[1])];
   const first = Math.max(low, Math.ceil(from - 1e-9));
   const last = Math.min(high, Math.floor(to + 1e-9));
   if (first <= last) return [first, last];

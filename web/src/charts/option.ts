@@ -34,7 +34,7 @@ export function optionOf(view: View): Option {
   const { geometry, shape, ink } = view;
   const { left, right, top, bottom } = geometry;
   const named = shape.numeric ? numberAxis(view) : nameAxis(view);
-  const measured = valueAxis(view);
+  const measured = shape.drawn === 'heat' ? nameAxis(view) : valueAxis(view);
   return {
     animation: false,
     textStyle: { fontFamily: ink.font },
@@ -77,13 +77,14 @@ function numberAxis({ block, shown, ink, geometry }: View): object {
 }
 
 function nameAxis({ shape, ink, geometry }: View): object {
-  const room = shape.lying ? geometry.left - 12 : Math.max(NAME_PX, (geometry.width - geometry.left) / Math.max(shape.names.length, 1) - 6);
+  const below = shape.lying || shape.drawn === 'heat';
+  const room = below ? geometry.left - 12 : Math.max(NAME_PX, (geometry.width - geometry.left) / Math.max(shape.names.length, 1) - 6);
   return {
-    type: 'category', data: shape.names.map((name) => shortened(name, room)), inverse: shape.lying,
+    type: 'category', data: shape.names.map((name) => shortened(name, room)), inverse: below,
     axisLine: { show: true, onZero: false, lineStyle: { color: ink.strong } },
     axisTick: { show: false },
     axisLabel: {
-      ...label(ink), ...(shape.lying ? { color: ink.text, interval: 0 } : {}),
+      ...label(ink), ...(below ? { color: ink.text, interval: 0 } : {}),
       width: room, overflow: 'truncate', ellipsis: '…',
     },
     splitLine: { show: false },

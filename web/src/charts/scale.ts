@@ -13,6 +13,8 @@ const TIME = [[1, 'ns'], [1e3, 'µs'], [1e6, 'ms'], [1e9, 's']] as const;
 const BYTES = [[1, 'B'], [1024, 'KiB'], [1024 ** 2, 'MiB'], [1024 ** 3, 'GiB'], [1024 ** 4, 'TiB']] as const;
 const SIGNS: Partial<Record<Unit, string>> = { per_s: '/s', celsius: '°C', W: 'W', MHz: 'MHz', pct: '%' };
 const LONG_NS = 120e9;
+/** Below it numbers are read as powers of ten, as learning rates are. */
+const TINY = 1e-3;
 
 /** The smallest scale with about `wanted` round steps that holds low and high. */
 export function rounded(low: number, high: number, unit: Unit, wanted: number): Scale {
@@ -36,6 +38,7 @@ export function tickText(scale: Scale, unit: Unit): (value: number) => string {
   if (ns !== undefined && largest * ns >= LONG_NS) return (value) => (value === 0 ? '0' : duration(value * ns));
   const [factor, name] = unitOf(unit, largest);
   const step = scale.step / factor;
+  if (name === '' && largest > 0 && largest < TINY) return (value) => (value === 0 ? '0' : value.toExponential(1).replace('.0e', 'e').replaceAll('-', '−'));
   const decimals = Math.min(6, Math.max(0, -Math.floor(Math.log10(step) + 1e-9)));
   const digits = Number.isInteger(+(step * 10 ** decimals).toPrecision(6)) ? decimals : decimals + 1;
   return (value) => {

@@ -1,10 +1,11 @@
 /** The series of a chart block as series of ECharts, one drawing per type. */
 
 import type { CustomSeriesRenderItem } from 'echarts';
-import type { Look } from '../lib/colours';
-import type { Series } from '../lib/types';
+import { looks, type Look, type Theme } from '../lib/colours';
+import type { ChartBlock, Series } from '../lib/types';
 import { isolated, stack } from './data';
-import { plotWidth } from './geometry';
+import { plotHeight, plotWidth } from './geometry';
+import { painted } from './heat';
 import type { Drawing, View } from './option';
 import { decalOf } from './patterns';
 
@@ -17,15 +18,24 @@ const MIN_BAR = 3;
 const LEAST_BAR = 2;
 const MAX_BAR = 36;
 const DOTS_UP_TO = 40;
+const FAINT = 0.45;
 const SYMBOLS = ['circle', 'rect', 'triangle', 'diamond'] as const;
 
 export function seriesOf(view: View): Drawing[] {
   const { shape } = view;
+  if (shape.drawn === 'heat') return [cells(view)];
   if (shape.drawn === 'interval') return shown(view).map(({ series, look, at }) => interval(view, series, look, at));
   if (shape.drawn === 'scatter') return shown(view).map(({ series, look, at }) => scatter(view, series, look, at));
   if (shape.drawn === 'line') return shown(view).flatMap(({ series, look, at }) => line(view, series, look, at));
   if (shape.stacked) return stacked(view);
   return shape.numeric ? numberBars(view) : nameBars(view);
+}
+
+/** How the series look: faint values as the line that smooths them. */
+export function pairedLooks(block: ChartBlock, theme: Theme): Look[] {
+  const own = looks(block.series.filter((series) => series.faint !== true).map((series) => series.role), theme);
+  let next = 0;
+  return block.series.flatMap((series) => own[series.faint === true ? next : next++] ?? []);
 }
 
 interface Shown { series: Series; look: Look; at: number }
@@ -47,18 +57,39 @@ function common(name: string, z: number): { name: string; z: number; silent: tru
 }
 
 function line(view: View, series: Series, look: Look, at: number): Drawing[] {
-  const few = series.values.length <= DOTS_UP_TO;
-  const alone = isolated(series.values);
-  const single = view.block.series.length === 1;
+  const odd = new Set((series.odd ?? []).map(([position]) => position));
+  const data = points(view, series.values).filter(([, value], position) => series.joined !== true || value !== null || odd.has(position));
+  const few = data.length <= DOTS_UP_TO;
+  const alone = isolated(data.map(([, value]) => value));
+  const single = view.block.series.length === 1 || series.faint === true;
   const drawn: Drawing = {
     ...common(series.name, 3 + at),
-    type: 'line', data: points(view, series.values), symbol: SYMBOLS[at % SYMBOLS.length] ?? 'circle',
+    type: 'line', data, symbol: SYMBOLS[at % SYMBOLS.length] ?? 'circle', ...(series.held === true ? { step: 'end' as const } : {}),
     symbolSize: (_: unknown, item: { dataIndex: number }) => (few ? 5 : alone.has(item.dataIndex) ? 4 : 0),
     showAllSymbol: true, clip: true,
-    lineStyle: { color: look.colour, width: 1.75, type: single || look.dash.length === 0 ? 'solid' : [...look.dash], join: 'round' },
-    itemStyle: { color: look.colour },
+    lineStyle: { color: look.colour, width: series.faint === true ? 1 : 1.75, opacity: series.faint === true ? FAINT : 1, type: single || look.dash.length === 0 ? 'solid' : [...look.dash], join: 'round' },
+    itemStyle: { color: look.colour, opacity: series.faint === true ? FAINT : 1 },
   };
-  return [...band(view, series, look, at), drawn];
+  return [...band(view, series, look, at), drawn, ...oddities(view, series, look, at)];
+}
+
+/** A cross at the upper edge for each value that is not finite, at the lower edge for -inf. */
+function oddities(view: View, series: Series, look: Look, at: number): Drawing[] {
+  const data = (series.odd ?? []).map(([position, word]) => ({
+    value: [view.shape.at[position] ?? 0, word === '-inf' ? view.values.min : view.values.max], symbolOffset: [0, word === '-inf' ? -6 : 6],
+  }));
+  if (data.length === 0) return [];
+  const style = { color: 'transparent', borderColor: look.colour, borderWidth: 2 };
+  return [{ ...common(series.name, 20 + at), type: 'scatter', data, symbol: 'path://M0 0L10 10M10 0L0 10', symbolSize: 9, clip: false, itemStyle: style }];
+}
+
+/** All cells as one picture, so that a map of many layers is no more work than a line. */
+function cells(view: View): Drawing {
+  const { left, top } = view.geometry;
+  const image = painted(view);
+  const style = { image, x: left, y: top, width: plotWidth(view.geometry), height: plotHeight(view.geometry) };
+  const render: CustomSeriesRenderItem = () => ({ type: 'image', style, silent: true });
+  return { ...common(view.block.title, 3), type: 'custom', renderItem: render, data: [[view.shown[0], 0]], clip: true };
 }
 
 /** The interval around a line: its upper edge filled, and what lies below the lower edge covered by the page again. */

@@ -2,7 +2,7 @@
 
 import type { ChartBlock } from '../lib/types';
 
-export type Drawn = 'line' | 'area' | 'bars' | 'scatter' | 'interval';
+export type Drawn = 'line' | 'area' | 'bars' | 'scatter' | 'interval' | 'heat';
 export type Range = readonly [number, number];
 
 export interface Shape {
@@ -18,12 +18,12 @@ export interface Shape {
   width: number;
   /** All that x can show. */
   domain: Range;
-  /** Texts of x that are no numbers, in their order. */
+  /** Texts of x that are no numbers, in their order; of a heat map its rows. */
   names: string[];
 }
 
 const DRAWN: Record<ChartBlock['type'], Drawn> = {
-  line: 'line', stacked_area: 'area', stacked_bars: 'bars', bars: 'bars', histogram: 'bars', scatter: 'scatter', interval: 'interval',
+  line: 'line', stacked_area: 'area', stacked_bars: 'bars', bars: 'bars', histogram: 'bars', scatter: 'scatter', interval: 'interval', heat: 'heat', multiples: 'line',
 };
 
 export function shapeOf(block: ChartBlock): Shape {
@@ -39,8 +39,9 @@ export function shapeOf(block: ChartBlock): Shape {
   }
   const shape = { drawn, stacked, lying: false, numeric: true, names: [] };
   if (block.type === 'histogram') return { ...shape, ...bins(numbers, length(block)) };
-  const width = drawn === 'bars' ? gap(numbers) : 0;
-  return { ...shape, at: numbers, width, domain: domainOf(numbers, width) };
+  const width = drawn === 'bars' || drawn === 'heat' ? gap(numbers) : 0;
+  const rows = drawn === 'heat' ? block.series.map((series) => series.name) : [];
+  return { ...shape, names: rows, at: numbers, width, domain: domainOf(numbers, width) };
 }
 
 /** Bins are given by their lower edges, or by all edges: one more than there are values. */

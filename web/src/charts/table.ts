@@ -23,11 +23,12 @@ function rowsOf(block: ChartBlock, edges: boolean): Record<string, Cell>[] {
   const values = block.x.values;
   const longest = block.series.reduce((most, series) => Math.max(most, series.values.length), 0);
   const count = block.series.length > 0 ? Math.min(values.length, longest) : values.length;
+  const odd = block.series.map((series) => new Map(series.odd ?? []));
   return values.slice(0, count).map((x, at) => {
     const row: Record<string, Cell> = { x };
     if (edges) row['to'] = upper(values, at);
     block.series.forEach((series, index) => {
-      row[`s${index}`] = series.values[at] ?? null;
+      row[`s${index}`] = odd[index]?.get(at) ?? series.values[at] ?? null;
       if (series.low !== undefined) row[`s${index}.low`] = series.low[at] ?? null;
       if (series.high !== undefined) row[`s${index}.high`] = series.high[at] ?? null;
     });

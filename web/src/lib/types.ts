@@ -13,7 +13,7 @@ export interface Place { file: string; line: number | null; function: string | n
 /** Another page of the same run, with parameters. */
 export interface Link { label: string; page: string; params: Record<string, string> }
 
-export interface TextBlock { kind: 'text'; text: string; tone: 'plain' | 'note' | 'warning' | 'good' }
+export interface TextBlock { kind: 'text'; text: string; tone: 'plain' | 'note' | 'warning' | 'good'; link?: Link }
 /** Why there is nothing, and what to record so that there is. */
 export interface EmptyBlock { kind: 'empty'; title: string; why: string; record: string; command: string | null }
 export interface Figure { label: string; value: number | string | null; unit: Unit; help: Help | null; note: string | null; missing: string | null }
@@ -48,19 +48,27 @@ export interface Series {
   low?: (number | null)[]; high?: (number | null)[];
   /** Of intervals: for every x the single measurements that its value is the mean of. */
   points?: (number | null)[][];
+  /** Of lines, position and word of values that are not finite; their value is null. */
+  odd?: [number, string][];
+  /** Null is no point, and no gap: the line leads over it. */
+  joined?: true;
+  /** A value holds until the next. */
+  held?: true;
+  /** Behind the next series, which smooths these values. */
+  faint?: true;
   /** Category of the step's partition or another name that has one colour on all pages. */
   role: string | null;
 }
 export interface ChartBlock {
   kind: 'chart'; id: string; title: string;
-  type: 'line' | 'stacked_area' | 'stacked_bars' | 'bars' | 'histogram' | 'scatter' | 'interval';
+  type: 'line' | 'stacked_area' | 'stacked_bars' | 'bars' | 'histogram' | 'scatter' | 'interval' | 'heat' | 'multiples';
   /** What the picture says, in a sentence; read to those who do not see it. */
   sentence: string;
   x: { label: string; unit: Unit; values: (number | string)[] };
   y: { label: string; unit: Unit; min: number | null; max: number | null };
   series: Series[];
-  /** Points or ranges of x to be pointed out. */
-  marks: { from: number | string; to: number | string; label: string }[];
+  /** Points or ranges of x to be pointed out. Values at an `event` are like all others. */
+  marks: { from: number | string; to: number | string; label: string; event?: true }[];
   help: Help | null; notes: string[];
   /** Charts with the same name zoom together. */
   sync: string | null;

@@ -197,10 +197,10 @@ def telemetry(
     tables: Tables, labelled: LabelledSteps, limit: int, between: tuple[int, int] | None = None
 ) -> Telemetry | None:
     """All figures at `limit` points at most, read between two moments (epoch ns) where given; None without any."""
-    readings = tables.system.filter(pl.col("value").is_not_null() & pl.col("time_ns").is_not_null())
+    readings = tables.system.drop_nulls(["value", "time_ns"])
     if between is not None:
         readings = readings.filter(pl.col("time_ns").is_between(*between))
-    values = _values(_named(readings, tables))
+    values = by_subject(readings, tables)
     if values.is_empty():
         return None
     times = values["time_ns"].unique().sort()
@@ -227,6 +227,11 @@ def telemetry(
         step_process=process,
         hosts=tuple(sorted(readings["host"].drop_nulls().unique().to_list())),
     )
+
+
+def by_subject(readings: pl.DataFrame, tables: Tables) -> pl.DataFrame:
+    """Levels and rates of `readings`, a frame of the table of the system: (time_ns, metric, subject, value)."""
+    return _values(_named(readings, tables))
 
 
 def _named(readings: pl.DataFrame, tables: Tables) -> pl.DataFrame:

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import polars as pl
 from msgspec import Struct
 from msgspec.structs import replace
 
+from stepscope.analyze import curves
 from stepscope.analyze.views import (
     allocated_memory,
     communication,
@@ -28,6 +30,7 @@ from stepscope.errors import UsageError
 from stepscope.model.compilers import CompilerCause, CompilersView
 from stepscope.model.findings import Place
 from stepscope.model.memory import MemoryRecording, MemoryView
+from stepscope.model.timeline import CurveSummary
 from stepscope.model.trace import SpanRef
 from stepscope.model.views import GpuSummary, ModuleNode, Overview, Views
 
@@ -53,6 +56,8 @@ NO_BREAK = "no graph broke"
 BREAKS_UNSEEN = "graph breaks were not watched: they are told by torch.compile in a recording of `stepscope run`"
 NO_TRANSFER = "nothing was moved to the host by what was watched"
 TRANSFERS_UNSEEN = "transfers were not watched: they are told by traces and by reports of torch_xla"
+NO_CURVES = "neither steps nor metrics nor telemetry were recorded"
+NO_SUCH_CURVE = "no metric has a value there: its names are those of --table metrics --group curve"
 NO_METRICS = "no report of torch_xla was read, and torch_xla was not used in the run"
 
 
@@ -64,7 +69,8 @@ class Selection(Struct, frozen=True):
     device: int | None = None
     step: int | None = None
     group: str | None = None
-    name: str | None = None  # of the operator whose call stacks are asked for
+    name: str | None = None  # of the operator whose call stacks are asked for; a pattern for names of metrics
+    top: int | None = None  # of metrics, the first rows alone
 
 
 class Rows(Struct, frozen=True):
@@ -73,6 +79,12 @@ class Rows(Struct, frozen=True):
     rows: Sequence[Any]
     absent: str | None = None
     notes: tuple[str, ...] = ()
+
+
+class FirstRows(Rows, frozen=True):
+    """The first of `total` rows."""
+
+    total: int = 0
 
 
 class Source(Struct, frozen=True):
@@ -116,7 +128,7 @@ class Table(Struct, frozen=True):
     make: _Make
     absent: str | None = None
     groups: tuple[str, ...] = ()
-    takes: tuple[str, ...] = ()  # device, step
+    takes: tuple[str, ...] = ()  # device, step; of tables that are not made from traces worker
 
 
 def rows(source: Source, table: str, selection: Selection) -> Rows:
@@ -128,9 +140,9 @@ def rows(source: Source, table: str, selection: Selection) -> Rows:
     for name in ("device", "step"):
         if getattr(selection, name) is not None and name not in found.takes:
             raise UsageError(f"--{name}: not for the table {table}")
-    if table in COMPILER_TABLES:
+    if table in UNTRACED:
         for name in ("worker", "span"):
-            if getattr(selection, name) is not None:
+            if getattr(selection, name) is not None and name not in found.takes:
                 raise UsageError(f"--{name}: not for the table {table}, which is not made from traces")
     elif not source.base.spans and not (source.recordings and table.startswith(("memory", "out-of-memory"))):
         return Rows((), NO_TRACE)
@@ -349,6 +361,40 @@ def _metrics(view: CompilersView) -> list[dict[str, Any]]:
     ]
 
 
+def _values(source: Source, selection: Selection) -> Rows:
+    """Values of metrics in order of time, those of all curves together."""
+    tables = source.base.tables
+    found = _chosen_values(source, selection).sort("time_ns", maintain_order=True)
+    if found.is_empty():
+        return Rows((), NO_SUCH_CURVE if curves.processes(tables) or tables.system.height else None)
+    origin = tables.run.started_ns or found["time_ns"][0]
+    since = (pl.col("time_ns") - origin).alias("since_start_ns")
+    shown = found.head(selection.top or found.height)
+    columns = shown.select("step", "time_ns", since, "name", "value", "source", "rank", "process")
+    return FirstRows(columns.to_dicts(), total=found.height)
+
+
+def _curves(source: Source, selection: Selection) -> list[CurveSummary]:
+    found = _chosen_values(source, selection)
+    processes = found["process"].unique(maintain_order=True).to_list()
+    by_process = (curves.of_process(source.base.tables, found, process) for process in processes)
+    return [curves.summary(curve) for own in by_process for curve in own.values()]
+
+
+def _chosen_values(source: Source, selection: Selection) -> pl.DataFrame:
+    """Of the worker, the step and the names that are asked for; raises `UsageError` for a worker that there is not."""
+    tables = source.base.tables
+    known = curves.processes(tables)
+    if selection.worker is not None and selection.worker not in known:
+        raise UsageError(f"no such worker; there are {', '.join(known[:8])}")
+    found = curves.rows(tables).drop_nulls("value")
+    if selection.worker is not None:
+        found = found.filter(pl.col("process") == selection.worker)
+    if selection.step is not None:
+        found = found.filter(pl.col("step") == selection.step)
+    return found if selection.name is None else curves.matching(found, selection.name)
+
+
 def _unseen(figure: str, none: str, unseen: str) -> Callable[[CompilersView], str]:
     """Why a table is empty: there was `none`, or where no backend knows that figure it was `unseen`."""
     return lambda view: none if any(getattr(facts, figure) is not None for facts in view.backends) else unseen
@@ -402,5 +448,12 @@ TABLES: dict[str, Table] = {
         _compiler_part(_causes("transfer", "fallback"), _unseen("transfers", NO_TRANSFER, TRANSFERS_UNSEEN))
     ),
     "xla-metrics": Table(_compiler_part(_metrics, NO_METRICS)),
+    "metrics": Table(
+        lambda source, by: (_curves if by.group == "curve" else _values)(source, by),
+        NO_CURVES,
+        ("value", "curve"),
+        ("step", "worker"),
+    ),
 }
 COMPILER_TABLES = frozenset({"compiles", "compile-steps", "graph-breaks", "transfers", "xla-metrics"})
+UNTRACED = frozenset({*COMPILER_TABLES, "metrics"})  # not made from traces

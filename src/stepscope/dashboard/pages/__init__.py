@@ -122,6 +122,7 @@ _EVERY = ("worker", "span", "steps")
 _LIST = (
     Page("findings", "Findings", "Overview", ("steps",)),
     Page("steps", "Steps", "Overview", _EVERY),
+    Page("metrics", "Metrics", "Overview", ("worker", "steps")),
     Page("timeline", "Timeline", "Time", _EVERY),
     Page("flame", "Flame graph", "Time", _EVERY),
     Page("operators", "Operators", "Work", _EVERY, "operators"),

@@ -30,7 +30,6 @@ TITLE = "Flame graph"
 BY = (("function", "Function"), ("line", "Line"))
 NOTHING = "no stack was sampled, and no trace holds Python stacks"
 NONE, OTHERS = "", "others"
-MAX_RUNS = 100  # offered to compare with
 LEAST_BOXES = 300  # of a tree, however many trees there are
 _OPTION = re.compile(r"^--[a-z]+(?: [^:]{0,200})?: ")  # what an error of the command line begins with
 
@@ -92,9 +91,7 @@ def _others(context: PageContext, rank: int | None) -> list[Block]:
     options = [(NONE, "nothing")]
     if rank is not None and len(_sampled_ranks(context)) > 1:
         options.append((OTHERS, "the mean of the other ranks"))
-    entries = context.catalog.runs()[: MAX_RUNS + 1] if context.catalog is not None else ()
-    runs = [entry for entry in entries if entry["id"] != context.key and entry["kind"] != "experiment"]
-    options += [(str(entry["id"]), str(entry["name"])) for entry in runs[:MAX_RUNS]]
+    options += traced.other_runs(context)
     given = context.params.get("with", NONE)
     if given not in dict(options):
         options.append((given, given))  # further down the list of runs, or no run at all

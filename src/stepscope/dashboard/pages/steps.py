@@ -2,7 +2,7 @@
 
 Journals know every step of a run and its phases, traces know what the devices and the host did in a few of them; where
 a run has both, both are shown. Ranks and kinds of steps are shown one at a time and summed up in a table. Below the
-charts stand processes, ranks, logged values, and what sampled stacks say of steps.
+charts stand processes, ranks, and what sampled stacks say of steps.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def build(context: PageContext) -> list[Block]:
     costs = context.base.analysis.fixed
     if costs.total_s is not None:  # what the run paid once
         made.append(blocks.figures(blocks.measures(costs, FIXED), "Fixed costs of the run"))
-    return [*made, *_by_process(context, steps), *_ranks(context), *_logged(context), *_sampled(context)]
+    return [*made, *_by_process(context, steps), *_ranks(context), *_learned(context), *_sampled(context)]
 
 
 def empty(context: PageContext) -> bool:
@@ -343,9 +343,6 @@ def _means(found: list[Overview], context: PageContext) -> Block:
 
 # ---- tables below the charts -----------------------------------------------------------------------------------------
 
-MAX_LOGGED = 6  # charts of values that the script logged
-LOGGED_POINTS = 400
-
 
 def _phase(row: Row) -> str | None:
     return words.term(row["phase"]) if row["phase"] else None
@@ -432,35 +429,12 @@ def _ranks(context: PageContext) -> list[Block]:
     return blocks.rows_table(context, "ranks", title, "RankWork", _RANK, rows, notes=[note])
 
 
-def _logged(context: PageContext) -> Iterator[Block]:
-    """The losses that were kept, and what the script logged, over the steps."""
-
-    for number, (name, points) in enumerate(_series_logged(context)):
-        shown = pick(points, positions([value for _, value in points], LOGGED_POINTS))
-        first, last = (words.number(points[at][1]) for at in (0, -1))
-        yield blocks.chart(
-            f"logged-{number}",
-            name,
-            "line",
-            sentence=f"{name} over {len(points):,} steps, from {first} to {last}.",
-            x=("step", "number", [step for step, _ in shown]),
-            y=(name, "number"),
-            series=[blocks.series(name, "number", [value for _, value in shown])],
-            sync=SYNC,
-            select="steps",
-        )
-
-
-def _series_logged(context: PageContext) -> Iterator[tuple[str, list[tuple[int, float]]]]:
-    """(name, (step, value) in order) of what was logged; series of one value draw no line."""
-    metrics = context.run.tables.metrics.drop_nulls(["step"]).filter(pl.col("value").is_finite())
-    if metrics.is_empty():
-        return
-    lead = metrics.sort("rank", "process")["process"][0]
-    own = metrics.filter(pl.col("process") == lead).sort("name", "step")
-    for (name,), rows in list(own.partition_by("name", as_dict=True, maintain_order=True).items())[:MAX_LOGGED]:
-        if rows.height > 1:
-            yield str(name), rows.select("step", "value").rows()
+def _learned(context: PageContext) -> list[Block]:
+    """Where the curves are."""
+    if context.run.tables.metrics.is_empty():
+        return []
+    said = "Losses, learning rates, norms and what else the run learned stand beside its step times on the page"
+    return [blocks.text(said, link=blocks.link("Metrics", "metrics"))]
 
 
 def _sampled(context: PageContext) -> Iterator[Block]:

@@ -32,6 +32,7 @@ Made = TypeVar("Made")
 KEPT = 12  # results of one run that were made for a page and are not in its analysis
 MAX_COMMAND = 1_000  # characters of a command that can still be copied
 MAX_ROWS = 20_000  # of a table that are laid out at all, the largest first; pages show fewer
+MAX_RUNS = 100  # offered to compare with
 TOP = 12  # bars of a chart of the largest
 
 _OF_UNIT = re.compile(" (ns|ms|bytes)$")
@@ -262,6 +263,13 @@ def choice(context: PageContext, label: str, param: str, value: str, options: Se
     if context.embedded or len(options) < 2:
         return []
     return [blocks.choice(label, param, value, options)]
+
+
+def other_runs(context: PageContext) -> list[tuple[str, str]]:
+    """(id, name) of the runs that this one can be laid beside, the newest; experiments are none."""
+    entries = context.catalog.runs()[: MAX_RUNS + 1] if context.catalog is not None else ()
+    runs = [entry for entry in entries if entry["id"] != context.key and entry["kind"] != "experiment"]
+    return [(str(entry["id"]), str(entry["name"])) for entry in runs[:MAX_RUNS]]
 
 
 def paragraphs(texts: Iterable[str | None], tone: str = "note") -> list[Block]:

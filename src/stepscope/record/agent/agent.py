@@ -14,6 +14,8 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Callable, Optional, Tuple
 
+from stepscope.record.agent.alarms import Alarms
+from stepscope.record.agent.batches import Batches
 from stepscope.record.agent.config import Clock
 from stepscope.record.agent.guard import Guard, HookList
 from stepscope.record.agent.journal import Journal, append_line, masked_command, rank_identity
@@ -148,8 +150,10 @@ class Agent:
         self._limit_reached = False
         self.faults: dict[str, str] = {}  # what a probe has failed with
         self._finished = False
+        self.batches = Batches()
         self.metrics = Metrics(self)
         self.around_update = IDLE
+        self.alarms = Alarms(self)
 
     # ------------------------------------------------------------------------------------------------ life cycle
 
@@ -169,6 +173,7 @@ class Agent:
         for hook in self._finish_hooks:
             hook()
         self.steps.finish(self.clock.now())
+        self.alarms.finish()
         self.journal.flush()
         self.device.drain()
         self.flush_regions()

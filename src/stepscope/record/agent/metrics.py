@@ -28,6 +28,7 @@ NAME = "metrics"
 BATCH_TOKENS = "perf/batch_tokens"  # of the batches from one on, until the next value
 SIZE = 64  # values that are read together
 EVERY_NS = 500_000_000  # values older than this are read at the end of a step: `kill -9` loses a second at most
+LATE = 256  # values of short steps that are read at the next end of one: the batches of 512 are remembered
 HELD_LIMIT = 4_096  # values that wait for the end of a step; a step with more of them is read in the middle
 SERIES_LIMIT = 20_000  # a script may put the step into the names that it logs under
 RINGS_LIMIT = 8  # full rings of a device that is far behind; beyond them values are left out
@@ -78,6 +79,7 @@ class Metrics:
         self.is_scaled = False  # gradients of the last backward passes are, by a GradScaler
         self._vectors: list[tuple[Any, Any, VectorReader]] = []  # (event, pinned memory, who reads it)
         self._sets: dict[tuple[str, ...], int] = {}  # names of values that are written together
+        self._together: dict[tuple[str, str], Series] = {}  # their curves, for listeners
         self.listeners: list[Listener] = []
         agent.add_boundary_hook(self._at_boundary, NAME)
         agent.add_end_hook(self.finish, NAME)
@@ -142,9 +144,11 @@ class Metrics:
         # Nine digits are all that a single-precision number has.
         told = [as_json(float(f"{value:.9g}")) for value in values.values()]
         self._agent.journal.write(NAME, step=None, together={**entry, "set": number, "values": told})
-        for listener in self.listeners:
+        if self.listeners:
             for name, value in values.items():
-                listener(Series(name, source, {}), [time_ns], [value])
+                series = self._together.setdefault((source, name), Series(name, source, {}))
+                for listener in self.listeners:
+                    listener(series, [time_ns], [value])
 
     def loss(self, tensors: Any, now_ns: int) -> None:
         """`backward` is about to be called on `tensors`."""
@@ -211,6 +215,8 @@ class Metrics:
         numbers = self._numbers
         if numbers and now_ns - numbers[1] >= EVERY_NS:
             self._drain()
+        elif len(numbers) >= LATE * FIELDS:  # a listener must not hear of a short step hundreds later
+            self._collect()
         self._hand_over()
         for ring in self._rings.values():
             if ring is not None and (ring.waiting or now_ns - ring.oldest_ns >= EVERY_NS):

@@ -52,6 +52,7 @@ class Segment:
     fetches = 0
     samples: int | None = None
     last_samples: int | None = None  # of the batch fetched last
+    last_batch = -1  # the number of the leader's batch that was fetched last
     first_batch = False
     backward = 0  # passes, nested ones counted once
     use: int | None = None  # UNUSED, WITH_GRADIENTS, WITHOUT_GRADIENTS
@@ -112,6 +113,7 @@ class Iterator:
     step_start = -1  # of the step `step_fetches` counts in
     step_fetches = 0
     count = 0  # batches of this epoch
+    total = 0  # batches that were fetched
     length: int | None = None  # of an epoch, where one iterator may go on to the next
     trained = False  # its batches are trained on
     evaluates = False  # its batches are used, and not trained on

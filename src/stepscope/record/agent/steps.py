@@ -11,7 +11,8 @@ their time is in other. Event methods take `now` in nanoseconds and never raise,
 
 from __future__ import annotations
 
-from typing import Callable, Optional
+from collections import deque
+from typing import Callable, NamedTuple, Optional
 
 from stepscope.record.agent.segments import (
     BACKWARD,
@@ -40,6 +41,9 @@ UNMARKED_LIMIT = 8
 # A second loader that starts this many steps in a row, the first one never fetching, leads from then on.
 STRAY_LIMIT = 8
 
+# Steps whose batches are remembered.
+USES_LIMIT = 512
+
 # Trained modules that are told from a teacher's.
 MODELS_LIMIT = 16
 
@@ -48,6 +52,21 @@ BACKWARD_AS_OPTIMIZER = -1  # stands for all optimizers that step inside backwar
 
 
 Emit = Callable[[Optional[StepRow], bool, int], None]
+
+
+class Use(NamedTuple):
+    """The batches that a step was trained on: `batches` of an iterator's from number `first` on, counted from 0.
+
+    `passes` are the backward passes on them. `iterator` is None where the step had no loader.
+    """
+
+    start_ns: int
+    end_ns: int
+    step: int
+    iterator: int | None
+    first: int
+    batches: int
+    passes: int
 
 
 class StepCutter:
@@ -72,6 +91,7 @@ class StepCutter:
         self._window = False
         self._written_ns = 0  # the end of the last row: no step begins before it, whatever the clock does
         self._iterators: dict[int, Iterator] = {}
+        self.uses: deque[Use] = deque(maxlen=USES_LIMIT)  # of the last trained steps
         self.ask_use: Callable[[], bool] = lambda: False
         self._evaluating = 0
         self._looked_through: list[Segment] = []  # batches that nothing was done with, in a script with no step yet
@@ -150,10 +170,12 @@ class StepCutter:
 
     def fetch_end(self, iterator_id: int, samples: int | None, now: int) -> None:
         """`__next__` returned a batch of `samples` rows (None when unknown), or raised something else than the end."""
+        iterator = self._iterators.get(iterator_id)
+        if iterator is not None:
+            iterator.total += 1
         if not self._leave(DATA_WAIT, now) or self._stack:
             return
         segment = self._segments[-1]
-        iterator = self._iterators.get(iterator_id)
         if iterator is not None and not iterator.fetched:
             iterator.fetched = segment.first_batch = True
         if segment.leader != iterator_id:
@@ -164,6 +186,7 @@ class StepCutter:
             segment.samples = (segment.samples or 0) + samples
         if iterator is not None:
             iterator.batch()
+            segment.last_batch = iterator.total - 1
             segment.epoch = iterator.epoch
             # A loader that trains need not be asked, but for a second batch in a row.
             waits = len(self._segments) > 1 and not self._segments[-2].trained
@@ -611,7 +634,7 @@ class StepCutter:
         segment = Segment(now, self._window)
         if carried:
             segment.carried = True
-            segment.leader, segment.epoch = last.leader, last.epoch
+            segment.leader, segment.epoch, segment.last_batch = last.leader, last.epoch, last.last_batch
         limit = max(UNDECIDED_LIMIT, 4 * self._most_fetches) if self._mark is None else UNMARKED_LIMIT
         if len(self._segments) < limit:
             self._segments.append(segment)
@@ -675,6 +698,7 @@ class StepCutter:
     def _lead(self, segment: Segment, iterator: Iterator) -> None:
         segment.leader = iterator.number
         segment.epoch = iterator.epoch
+        segment.last_batch = iterator.total - 1
         segment.knows_forward = True
 
     def _split_off_last(self, signal: str) -> None:
@@ -718,6 +742,9 @@ class StepCutter:
             iterator = self._iterators.get(segments[0].leader or 0)
             if iterator is not None:
                 row = self._used(iterator, segments, row)
+            if row.kind == "train":
+                held = len(iterator.held) if iterator is not None else 0
+                self.uses.append(self._use(segments, end, row.fetches, held))
             self._written_ns = end
             self._number += 1
             self._most_fetches = max(self._most_fetches, row.fetches)
@@ -752,6 +779,26 @@ class StepCutter:
         return row._replace(
             fetches=row.fetches + len(held) - len(iterator.held), samples=sum(known) if known else row.samples
         )
+
+    def _use(self, segments: list[Segment], end_ns: int, fetches: int, held: int) -> Use:
+        """Of the step that `segments` are, which used `fetches` batches and left `held` for the next."""
+        leader, count = segments[0].leader, max(fetches, 1)
+        last = next((segment.last_batch for segment in reversed(segments) if segment.leader == leader), 0) - held
+        passes = sum(segment.backward for segment in segments)
+        return Use(segments[0].start_ns, end_ns, self._number, leader, max(last + 1 - count, 0), count, passes)
+
+    def open_use(self) -> Use | None:
+        """The batches of the step under way, as far as they are fetched."""
+        segments = self._segments
+        if not segments or self._resting is not None:
+            return None
+        fetches = sum(segment.fetches for segment in segments if segment.leader == segments[0].leader)
+        iterator = self._iterators.get(segments[0].leader or 0)
+        held = 0
+        if iterator is not None and iterator.ahead:
+            held = int(fetches > 0 and not iterator.exhausted)
+            fetches += len(iterator.held) - held
+        return self._use(segments, segments[-1].end_ns, fetches, held)
 
     def _enter(self, phase: int, token: int, now: int, gap: int) -> None:
         if self._segments:

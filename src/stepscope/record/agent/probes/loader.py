@@ -11,6 +11,7 @@ import itertools
 import os
 import sys
 import weakref
+from functools import partial
 from threading import get_ident
 from time import monotonic_ns
 from typing import Any, Callable
@@ -121,6 +122,9 @@ class LoaderProbe(Probe):
         self._offset_ns = agent.clock.epoch_offset_ns
         self._dead = agent.guard.wrap(self.name, self._iterator_dead)
         self._count = agent.guard.wrap("batch", self._count_content)  # a strange batch costs the looks alone
+        guarded = partial(agent.guard.wrap, "batches")
+        self._asked, self._adopt = guarded(agent.batches.asked), guarded(agent.batches.adopt)
+        self._tell_loader = guarded(agent.batches.known)
         self._serials = itertools.count(1)
         self._known: dict[int, tuple[int, Any]] = {}  # id of a loader or a data set -> (serial, weak reference)
         self._iterated: dict[int, _Iterated] = {}  # by the serial of an iterator
@@ -142,6 +146,7 @@ class LoaderProbe(Probe):
         self._around(dataloader.DataLoader, "_get_iterator", self._before_make, self._after_make)
         self._around(several, "_reset", self._before_reset, self._after_make)
         self._around(several, "__del__", self._before_delete)
+        self._around(dataloader._BaseDataLoaderIter, "_next_index", lambda iterator: iterator, self._asked)
 
     def remaining(self) -> int | None:
         """Batches the iterator fetched from last still holds for this epoch; None where that is unknown."""
@@ -222,6 +227,7 @@ class LoaderProbe(Probe):
         token = self._before_make(loader)
         if token is not _NOT_OURS:
             iterator.__dict__[_SERIAL] = token[0]
+            self._adopt(token[0], iterator, anew=True)
         return token
 
     def _before_make(self, loader: Any) -> tuple[int, int, Any]:
@@ -250,6 +256,8 @@ class LoaderProbe(Probe):
         known.loader = self.serial_of(loader) or 0
         if iterator is not None:  # None after a reset, where the iterator is known already
             self._watch(iterator, serial)
+        epoch = self._agent.steps.epoch_of(serial)
+        self._tell_loader(serial, known.loader, epoch)
         known.length = length = _length(loader)
         if length is not None:
             self._agent.steps.loader_length(serial, length)
@@ -260,7 +268,7 @@ class LoaderProbe(Probe):
             step=None,
             id=known.loader,
             dataset=self.serial_of(getattr(loader, "dataset", None)),
-            epoch=self._agent.steps.epoch_of(serial),
+            epoch=epoch,
             length=length,
             num_workers=getattr(loader, "num_workers", None),
             batch_size=size,
@@ -286,6 +294,7 @@ class LoaderProbe(Probe):
     def _watch(self, iterator: Any, serial: int) -> None:
         dead = self._dead
         iterator.__dict__[_SERIAL] = serial
+        self._adopt(serial, iterator)
         self._iterated.setdefault(serial, _Iterated()).reference = weakref.ref(iterator, lambda _: dead(serial))
 
     def serial_of(self, thing: Any) -> int | None:

@@ -1,0 +1,89 @@
+"""The alarms of a run with the data of their steps, as the recorder wrote them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from stepscope.analyze.sites import site_of
+from stepscope.engine.journal import event_data, place_of
+from stepscope.model.alarms import Alarm, StepBatch
+from stepscope.read.text import integer, number, string
+from stepscope.tables.schema import Tables
+
+WORDS = ("nan", "inf", "-inf")
+
+
+def alarms(tables: Tables) -> tuple[Alarm, ...]:
+    """In order of time."""
+    made = []
+    for row, data in event_data(tables, "alarm"):
+        value, series = data.get("value"), string(data.get("series"))
+        known = value if value in WORDS else number(value)
+        if known is None or series is None:
+            continue
+        entries = data.get("batches")
+        found = [_batch(tables, entry, row["process"]) for entry in entries] if isinstance(entries, list) else []
+        made.append(
+            Alarm(
+                rank=row["rank"] or 0,
+                process=row["process"],
+                step=row["step"],
+                time_ns=row["time_ns"],
+                series=series,
+                value=known,
+                low=number(data.get("low")),
+                high=number(data.get("high")),
+                place=place_of(data),
+                batches=tuple(batch for batch in found if batch is not None),
+            )
+        )
+    return tuple(made)
+
+
+def of_step(found: Iterable[Alarm], step: int) -> tuple[Alarm, ...]:
+    """The alarms that tell of data of `step`, each with the batches up to that step alone."""
+    told = []
+    for alarm in found:
+        if alarm.step == step:
+            told.append(alarm)
+            continue
+        batches = tuple(batch for batch in alarm.batches if batch.step <= step)
+        if any(batch.step == step for batch in batches):
+            told.append(replace(alarm, batches=batches))
+    return tuple(told)
+
+
+def steps_told(found: Iterable[Alarm]) -> list[int]:
+    """The steps of which batches are known."""
+    return sorted({batch.step for alarm in found for batch in alarm.batches})
+
+
+def _batch(tables: Tables, entry: object, process: str) -> StepBatch | None:
+    if not isinstance(entry, Mapping) or integer(entry.get("step")) is None:
+        return None
+    loader, indices = integer(entry.get("loader")), entry.get("indices")
+    site = site_of(tables, {"id": loader, "_process": process}) if loader else None
+    known = tuple(index for index in indices if integer(index) is not None) if isinstance(indices, list) else None
+    return StepBatch(
+        step=entry["step"],
+        suspect=entry.get("suspect") is True,
+        epoch=integer(entry.get("epoch")),
+        batch=integer(entry.get("batch")),
+        samples=integer(entry.get("samples")),
+        indices=known,
+        files=_column(entry.get("files"), known, str),
+        targets=_column(entry.get("targets"), known, (int, str)),
+        reason=string(entry.get("reason")),
+        loader=place_of(site),
+    )
+
+
+def _column(values: object, indices: tuple[int, ...] | None, kinds: Any) -> tuple[Any, ...] | None:
+    """One for each index; None where there is none."""
+    if not isinstance(values, list) or indices is None:
+        return None
+    own = [value if isinstance(value, kinds) else None for value in values[: len(indices)]]
+    return (*own, *[None] * (len(indices) - len(own)))

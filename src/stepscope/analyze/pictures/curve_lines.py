@@ -1,0 +1,204 @@
+"""Curves as a page draws them: on one axis, thinned to what a screen can show, smoothed, and what happened meanwhile.
+
+On the axis of steps a step has one value: of several the last, of telemetry the mean, and one that is not finite before
+all others. On the axis of time every value is drawn. What is not finite is a mark of its own: thinning keeps the first
+of each stretch, as it keeps the lowest and the highest value. A smoothed curve is made of all values, not of those that
+are drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import polars as pl
+
+from stepscope.analyze.curves import RATES, TELEMETRY, Curve
+from stepscope.analyze.pictures.series import positions
+from stepscope.engine.journal import json_object
+from stepscope.tables.arrays import NONE, Floats
+from stepscope.tables.schema import Tables
+
+EPOCH, EVALUATION, CHECKPOINT, RECOMPILED, RATE = "epoch", "evaluation", "checkpoint", "recompiled", "learning rate"
+RATE_RATIO = 2.0  # between two kept learning rates: a schedule that glides changes less at a time
+SECOND = 1e9
+
+
+class Points(NamedTuple):
+    """`x` ascends and holds nothing twice."""
+
+    x: Floats
+    values: Floats
+
+
+class Line(NamedTuple):
+    """Values at the x of all lines, None where this one has none; `odd`: position and word of those not finite."""
+
+    values: list[float | None]
+    odd: list[tuple[int, str]]
+
+
+class Lines(NamedTuple):
+    """`lines` in the order of the curves, `smooth` the same smoothed, empty where that was not asked for."""
+
+    x: list[float]
+    lines: list[Line]
+    smooth: list[Line]
+
+
+class Moment(NamedTuple):
+    """What happened, and where: `step` is the one in which or after which it did."""
+
+    kind: str
+    label: str
+    step: int
+    time_ns: int
+
+
+def on_steps(curve: Curve) -> Points:
+    """One value for each step."""
+    known = curve.steps != NONE
+    steps, values = curve.steps[known], curve.values[known]
+    order = np.lexsort((np.arange(len(steps)), ~np.isfinite(values), steps))
+    steps, values = steps[order], values[order]
+    ends = np.flatnonzero(np.append(steps[1:] != steps[:-1], True)) if len(steps) else steps
+    if curve.source == TELEMETRY and len(steps):
+        firsts = np.append(0, ends[:-1] + 1)
+        return Points(steps[ends].astype(np.float64), np.add.reduceat(values, firsts) / (ends - firsts + 1))
+    return Points(steps[ends].astype(np.float64), values[ends])
+
+
+def over_time(curve: Curve, origin_ns: int) -> Points:
+    """Every value, in seconds since `origin_ns`."""
+    last = np.append(curve.times_ns[1:] != curve.times_ns[:-1], True)
+    return Points((curve.times_ns[last] - origin_ns) / SECOND, curve.values[last])
+
+
+def held(points: Points, end: float) -> Points:
+    """With its last value once more at `end`, of a curve that is kept when it changes."""
+    if not len(points.x) or points.x[-1] >= end:
+        return points
+    return Points(np.append(points.x, end), np.append(points.values, points.values[-1]))
+
+
+def lines(drawn: Sequence[Points], limit: int, window: int = 0) -> Lines:
+    """Curves on one axis, of each at most about `limit` points of its own; smoothed over `window` values."""
+    kept = [points.x[_kept(points.values, limit)] for points in drawn]
+    x = np.unique(np.concatenate(kept)) if kept else np.empty(0)
+    made: list[Line] = []
+    smooth: list[Line] = []
+    for points in drawn:
+        at = np.minimum(np.searchsorted(points.x, x), len(points.x) - 1)
+        there = np.flatnonzero(points.x[at] == x)
+        made.append(_line(len(x), there, points.values[at[there]]))
+        if window:
+            smooth.append(_line(len(x), there, _means(points.values, at[there], window))._replace(odd=[]))
+    return Lines(x.tolist(), made, smooth)
+
+
+def _kept(values: Floats, limit: int) -> list[int]:
+    finite = np.where(np.isfinite(values), values, np.nan)
+    kept = set(positions(finite, limit))
+    odd = np.flatnonzero(np.isnan(finite))
+    if len(odd):
+        stretches = odd * limit // len(values)
+        kept.update(odd[np.unique(stretches, return_index=True)[1]].tolist())
+    return sorted(kept)
+
+
+def _line(length: int, there: Any, values: Floats) -> Line:
+    known: list[float | None] = [None] * length
+    odd = []
+    for position, value in zip(there.tolist(), values.tolist(), strict=True):
+        if np.isfinite(value):
+            known[position] = value
+        else:
+            odd.append((position, word(value)))
+    return Line(known, odd)
+
+
+def word(value: float) -> str:
+    """What a value that is not finite is called."""
+    return "NaN" if np.isnan(value) else "inf" if value > 0 else "-inf"
+
+
+def _means(values: Floats, wanted: Any, window: int) -> Floats:
+    """The mean of the last `window` finite values at each of the positions `wanted`; not finite before the first."""
+    finite = np.flatnonzero(np.isfinite(values))
+    ends = np.searchsorted(finite, wanted, side="right")
+    known = values[finite]
+    means = [known[max(0, end - window) : end].mean() if end else np.nan for end in ends.tolist()]
+    # where the value itself is none, its mark says so
+    return np.where(np.isfinite(values[wanted]), np.array(means, np.float64), np.nan)
+
+
+def heat(found: Mapping[str, Curve], limit: int) -> Lines:
+    """Layers beside each other on the steps, at most `limit` columns: each the highest of its stretch of steps."""
+    drawn = [on_steps(curve) for curve in found.values()]
+    x = np.unique(np.concatenate([points.x for points in drawn]))
+    stretch = np.arange(len(x)) * min(limit, len(x)) // max(len(x), 1)
+    firsts = np.flatnonzero(np.append(True, stretch[1:] != stretch[:-1]))
+    lowest = np.finfo(np.float64).min
+    made = []
+    for points in drawn:
+        column = np.full(len(x), -np.inf)  # what is missing
+        at = np.searchsorted(x, points.x)
+        column[at] = np.where(points.values == -np.inf, lowest, points.values)
+        most = np.maximum.reduceat(column, firsts)  # NaN comes before all
+        there = np.flatnonzero(most != -np.inf)
+        made.append(_line(len(firsts), there, np.where(most[there] == lowest, -np.inf, most[there])))
+    return Lines(x[firsts].tolist(), made, [])
+
+
+# ---- what happened ---------------------------------------------------------------------------------------------------
+
+
+def moments(tables: Tables, process: str | None, found: Mapping[str, Curve]) -> list[Moment]:
+    """Epochs, evaluations, checkpoints, recompilations and jumps of learning rates, each kind once a step."""
+    own = (
+        tables.steps.filter(pl.col("process").eq_missing(process)).drop_nulls(["start_ns", "wall_ns"]).sort("start_ns")
+    )
+    if own.is_empty():
+        return []
+    starts, numbers = own["start_ns"].to_numpy(), own["step"].to_numpy()
+    end = int((own["start_ns"] + own["wall_ns"]).max())
+    made: dict[tuple[str, int], Moment] = {}
+    for kind, label, time_ns in _happened(tables, process, own, found):
+        at = int(np.searchsorted(starts, time_ns, side="right")) - 1
+        if at >= 0 and time_ns <= end:
+            step = int(numbers[at])
+            made.setdefault((kind, step), Moment(kind, label, step, time_ns))
+    return sorted(made.values(), key=lambda moment: moment.time_ns)
+
+
+def _happened(
+    tables: Tables, process: str | None, own: pl.DataFrame, found: Mapping[str, Curve]
+) -> Iterator[tuple[str, str, int]]:
+    train = own.filter((pl.col("kind") == "train") & pl.col("epoch").is_not_null())
+    for epoch, start in train.filter(pl.col("epoch") != pl.col("epoch").shift(1)).select("epoch", "start_ns").rows():
+        yield EPOCH, f"epoch {epoch}", start
+    regions = False
+    journal = tables.journal.filter((pl.col("process") == process) & pl.col("kind").is_in(["region", "save"]))
+    for kind, time_ns, data in journal.select("kind", "time_ns", "data").drop_nulls("time_ns").rows():
+        name = CHECKPOINT if kind == "save" else json_object(data).get("name")
+        if name in (CHECKPOINT, EVALUATION):
+            regions = regions or name == EVALUATION
+            yield str(name), str(name), time_ns
+    if not regions:
+        first = own.filter((pl.col("kind") == "eval") & (pl.col("kind").shift(1) != "eval"))
+        yield from ((EVALUATION, EVALUATION, start) for start in first["start_ns"].to_list())
+    compiles = tables.compiles.filter((pl.col("process") == process) & (pl.col("kind") == "recompile"))
+    yield from ((RECOMPILED, RECOMPILED, time_ns) for time_ns in compiles["time_ns"].drop_nulls().to_list())
+    for name, curve in found.items():
+        if name.startswith(f"{RATES}/"):
+            yield from _jumps(curve)
+
+
+def _jumps(curve: Curve) -> Iterator[tuple[str, str, int]]:
+    before, after = curve.values[:-1], curve.values[1:]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = after / before
+    jumped = (ratio > 0) & np.isfinite(ratio) & ((ratio >= RATE_RATIO) | (ratio <= 1 / RATE_RATIO))
+    for at in np.flatnonzero(jumped).tolist():
+        yield RATE, f"learning rate × {ratio[at]:.3g}", int(curve.times_ns[at + 1])

@@ -1,0 +1,402 @@
+"""The page of metrics: every curve of the run over steps or time, by groups, with what happened meanwhile.
+
+A chart holds what can be compared: a name, or those that stand together (`analyze.curves.charts`). Other runs are laid
+over it. Layers that were watched are a heat map and small charts of one scale.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import asdict
+
+from stepscope.analyze import curves
+from stepscope.analyze.curves import Curve
+from stepscope.analyze.pictures import curve_lines
+from stepscope.analyze.pictures.curve_lines import SECOND, Line, Moment, Points
+from stepscope.dashboard import blocks
+from stepscope.dashboard.blocks import Block
+from stepscope.dashboard.pages import PageContext, processes, traced
+from stepscope.errors import EnvironmentRefusal, UnreadableInputError, UsageError
+from stepscope.report import words
+
+if TYPE_CHECKING:
+    from stepscope.api import Run
+
+POINTS, EMBEDDED_POINTS = 600, 150  # of a curve
+CHARTS, EMBEDDED_CHARTS = 6, 5  # of a group, where all groups are shown
+MOST_CHARTS = 60
+LINES = 10  # of a chart, of one run
+LAYERS, EMBEDDED_LAYERS = 120, 60  # rows of a heat map
+COLUMNS, EMBEDDED_COLUMNS = 200, 80
+MULTIPLES, EMBEDDED_MULTIPLES = 24, 8
+MARKS = 8  # of one kind
+STEP, TIME = "step", "time"
+OVER = ((STEP, "steps"), (TIME, "time"))
+SMOOTHING = (("", "none"), *((str(window), f"mean of the last {window} values") for window in (10, 50, 200)))
+WITH = ("with", "with2", "with3")  # other runs; the next can be chosen once the one before is
+SYNC = {STEP: "steps", TIME: "time"}
+WATCHED = "layers"
+RECORD = "stepscope run keeps losses, learning rates and norms by itself; stepscope.log(name, value) keeps others."
+IN_UNIT = ("first", "last", "lowest", "highest")
+_SUMMARY = blocks.columns(
+    "Name: name; Values: points count; First: first number; Last: last number; Lowest: lowest number; "
+    "Highest: highest number; Not finite: not_finite count quiet; From step: not_finite_step count; Source: source; "
+    "Rank: rank number; Unit: unit hidden"
+)
+
+
+class Other(NamedTuple):
+    """A run that is laid over this one."""
+
+    name: str
+    curves: Mapping[str, Curve]
+    origin_ns: int
+
+
+class Shown(Struct, frozen=True):
+    """What is drawn, and how."""
+
+    context: PageContext
+    over: str
+    window: int
+    curves: Mapping[str, Curve]
+    origin_ns: int
+    others: Sequence[Other]
+    marks: Sequence[Mapping[str, Any]]
+
+    def points(self, curve: Curve, origin_ns: int) -> Points:
+        """The curve on the axis that was chosen."""
+        return curve_lines.on_steps(curve) if self.over == STEP else curve_lines.over_time(curve, origin_ns)
+
+    def end(self, found: Mapping[str, Curve], origin_ns: int) -> float:
+        """The last x of all curves."""
+        if self.over == STEP:
+            return float(max(curve.steps[-1] for curve in found.values() if len(curve.steps)))
+        return (max(int(curve.times_ns[-1]) for curve in found.values() if len(curve.steps)) - origin_ns) / SECOND
+
+    @property
+    def axis(self) -> tuple[str, str]:
+        """Label and unit of x."""
+        return ("step", "number") if self.over == STEP else ("time since the start", "s")
+
+
+def empty(context: PageContext) -> bool:
+    """Whether there is nothing that a curve could be made of."""
+    tables = context.run.tables
+    return tables.metrics.is_empty() and tables.steps.is_empty() and tables.system.is_empty()
+
+
+def build(context: PageContext) -> list[Block]:
+    """The blocks of the page."""
+    tables = context.run.tables
+    wanted = processes(context.run, context.scope.worker)
+    known = [process for process in curves.processes(tables) if wanted is None or process in wanted]
+    process = next(iter(known), None)
+    own = _curves(context.run, process, narrow=context.scope.steps is not None)
+    if not own:
+        why = "Neither steps nor metrics nor telemetry were recorded" + (
+            "." if context.scope.steps is None and context.scope.worker is None else " of what is chosen: choose all."
+        )
+        return [blocks.empty("No curves", why, RECORD, traced.again(context))]
+    over = context.choice("over", [key for key, _ in OVER])
+    window = context.choice("smooth", [key for key, _ in SMOOTHING])
+    made = [
+        *traced.choice(context, "Over", "over", over, OVER),
+        *traced.choice(context, "Smoothing", "smooth", window, SMOOTHING),
+    ]
+    others, asked = _others(context)
+    made += asked
+    origin = _origin(context.run, own)
+    happened = curve_lines.moments(tables, process, own)
+    marks, left_out = _marks(happened, over, origin)
+    shown = Shown(context, over, int(window or 0), own, origin, others, marks)
+    layers = curves.layers(own)
+    found = curves.charts(name for name in own if not (layers and name.startswith(f"{curves.WATCHED}/")))
+    groups = [*found, *([WATCHED] if layers else [])]
+    group = context.choice("group", ["", *groups])
+    options = [("", "all"), *((each, each or "without a group") for each in groups if each)]
+    made += traced.choice(context, "Group", "group", group, options)
+    made += _notes(context, process, len(known), left_out)
+    most = MOST_CHARTS if group else EMBEDDED_CHARTS if context.embedded else CHARTS
+    names: Counter[str] = Counter()
+    for key, charts in found.items():
+        if group in ("", key):
+            made += _group(shown, key, charts, most, names)
+    if layers and group in ("", WATCHED):
+        small = context.embedded or group == WATCHED
+        for what, of_layers in layers.items():
+            made += _layers(shown, what, of_layers, small=small)
+    return [*made, *_summary(context, own)]
+
+
+def _curves(run: Run, process: str | None, *, narrow: bool = False) -> Mapping[str, Curve]:
+    key = ("curves", process)
+    return traced.kept(run, key, lambda: curves.curves(run.tables, process, narrow=narrow))
+
+
+def _origin(run: Run, found: Mapping[str, Curve]) -> int:
+    """When the run began; else its first value."""
+    return run.tables.run.started_ns or min((int(curve.times_ns[0]) for curve in found.values()), default=0)
+
+
+# ---- other runs ------------------------------------------------------------------------------------------------------
+
+
+def _others(context: PageContext) -> tuple[list[Other], list[Block]]:
+    """The runs that are laid over this one, with their choices, and why one of them cannot be."""
+    if context.embedded or context.catalog is None:
+        return [], []
+    known = traced.other_runs(context)
+    others: list[Other] = []
+    made: list[Block] = []
+    for number, param in enumerate(WITH):
+        given = context.params.get(param, "")
+        options = [("", "no other run"), *known]
+        if given not in dict(options):
+            options.append((given, given))  # further down the list of runs, or no run at all
+        made += traced.choice(context, "and with" if number else "Compare with", param, given, options)
+        if not given:
+            break
+        try:
+            others.append(_other(context, context.catalog.run(given), dict(options)[given]))
+        except (UsageError, UnreadableInputError, EnvironmentRefusal) as error:
+            made.append(blocks.empty("No comparison", blocks.sentence(str(error)), "Choose another run."))
+    return others, made
+
+
+def _other(context: PageContext, run: Run, name: str) -> Other:
+    found = _curves(run, next(iter(curves.processes(run.tables)), None))
+    origin = _origin(run, found)
+    if context.scope.steps is not None:
+        low, high = context.scope.steps
+        found = {name: _within(curve, (curve.steps >= low) & (curve.steps <= high)) for name, curve in found.items()}
+    return Other(name, found, origin)
+
+
+def _within(curve: Curve, chosen: Any) -> Curve:
+    return curve._replace(steps=curve.steps[chosen], times_ns=curve.times_ns[chosen], values=curve.values[chosen])
+
+
+# ---- charts ----------------------------------------------------------------------------------------------------------
+
+
+def _group(
+    shown: Shown, key: str, charts: Mapping[str, Sequence[str]], most: int, ids: Counter[str]
+) -> Iterator[Block]:
+    """The charts of a group, and how many more there are."""
+    drawn = [made for title, names in list(charts.items())[:most] if (made := _chart(shown, title, names, ids))]
+    title = key or "Without a group"
+    said = f"{title}: {words.things(len(drawn), 'chart')}"
+    if len(charts) > most:
+        said += f" of {len(charts)}" + (
+            "" if shown.context.embedded or most == MOST_CHARTS else "; choose the group to see more"
+        )
+    yield blocks.text(f"{said}.")
+    if len(drawn) < min(len(charts), most):
+        yield blocks.text("What was kept before the first step stands on the axis of time alone.", "note")
+    yield from drawn
+
+
+def _chart(shown: Shown, title: str, names: Sequence[str], ids: Counter[str]) -> Block | None:
+    """The chart of curves that stand together; None where no value is on the axis."""
+    holds = curves.holds(names[0])
+    drawn = []
+    for run in (Other("", shown.curves, shown.origin_ns), *shown.others):
+        for name in (each for each in names[:LINES] if each in run.curves):
+            points = shown.points(run.curves[name], run.origin_ns)
+            until = shown.end(run.curves, run.origin_ns) if holds else -np.inf
+            label = _label(title, name, len(names)) + (f": {run.name}" if run.name else "")
+            drawn += [(label, run.curves[name], points, until)] if len(points.x) else []
+    if not drawn:
+        return None
+    limit = EMBEDDED_POINTS if shown.context.embedded else POINTS
+    window = 0 if holds else shown.window
+    made = curve_lines.lines(
+        [curve_lines.held(points, end) for *_, points, end in drawn], max(limit // len(drawn), 80), window
+    )
+    unit = blocks.unit_of(names[0]) or "number"
+    series = []
+    joined = len(drawn) > 1
+    for at, (label, *_) in enumerate(drawn):
+        series.append(_series(label, unit, made.lines[at], joined=joined, faint=bool(window), held=holds))
+        if window:
+            series.append(_series(f"{label}, mean of the last {window} values", unit, made.smooth[at], joined=joined))
+    sentences = [_sentence(label, curve, points, unit, shown.over) for label, curve, points, _ in drawn[:3]]
+    if window:
+        sentences.append(f"Smoothed: mean of the last {window} values, in front of the values themselves.")
+    ids[slug := _slug(title)] += 1
+    notes = []
+    longest = max(len(points.x) for *_, points, _ in drawn)
+    if len(made.x) < longest:
+        kept = "of each stretch the lowest, the highest and the first not finite"
+        notes.append(f"{len(made.x):,} of {longest:,} points: {kept}.")
+    if len(names) > LINES:
+        notes.append(f"The first {LINES} of {len(names)} curves.")
+    label, x_unit = shown.axis
+    return blocks.chart(
+        f"m-{slug}" + (f"-{ids[slug]}" if ids[slug] > 1 else ""),
+        title,
+        "line",
+        sentence=" ".join(sentences),
+        x=(label, x_unit, _whole(made.x) if shown.over == STEP else made.x),
+        y=(title, unit),
+        series=series,
+        marks=shown.marks,
+        notes=notes,
+        sync=SYNC[shown.over],
+        select="steps" if shown.over == STEP else None,
+    )
+
+
+def _label(title: str, name: str, several: int) -> str:
+    """What tells the curve from others of its chart."""
+    if several == 1 or name == title:
+        return name
+    if name.startswith(f"{title}/"):
+        return name.removeprefix(f"{title}/")
+    return name.rpartition("/")[2].rpartition(".")[0] or "host"  # a reading of several subjects
+
+
+def _series(label: str, unit: str, line: Line, **more: Any) -> dict[str, Any]:
+    return blocks.series(label, unit, line.values, odd=line.odd, **more)
+
+
+def _slug(title: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:60]
+
+
+def _whole(x: Sequence[float]) -> list[int]:
+    return [int(value) for value in x]
+
+
+def _sentence(label: str, curve: Curve, points: Points, unit: str, over: str) -> str:
+    """From the first to the last value, the lowest, and what is not finite."""
+    said = f"{label} over {words.things(len(points.x), STEP if over == STEP else 'value')}"
+    finite = np.isfinite(points.values)
+    known = points.values[finite]
+    if len(known):
+        first, last, low, high = (_said(value, unit) for value in (known[0], known[-1], known.min(), known.max()))
+        said += f": from {first} to {last}, between {low} and {high}"
+    if len(known) < len(points.x):
+        at = int(np.argmin(finite))
+        where = f"step {points.x[at]:.0f}" if over == STEP else words.seconds(float(points.x[at]))
+        word = curve_lines.word(points.values[at])
+        said += f"; {len(points.x) - len(known):,} not finite, the first {word} at {where}"
+    return f"{said} ({curve.source})."
+
+
+def _said(value: float, unit: str) -> str:
+    """With its unit; a plain number with as many digits as tell small ones apart."""
+    return f"{value:.4g}" if unit == "number" else blocks.value_text(float(value), unit)
+
+
+def _marks(found: Sequence[Moment], over: str, origin_ns: int) -> tuple[list[Mapping[str, Any]], list[str]]:
+    """At most some of each kind, evenly, and what was left out."""
+    labels: dict[float, list[str]] = {}
+    left_out = []
+    for kind in dict.fromkeys(moment.kind for moment in found):
+        own = [moment for moment in found if moment.kind == kind]
+        every = -(-len(own) // MARKS)
+        for moment in own[::every]:
+            x = moment.step if over == STEP else (moment.time_ns - origin_ns) / SECOND
+            labels.setdefault(x, []).append(moment.label)
+        if every > 1:
+            left_out.append(f"every {every}th of {words.things(len(own), _PLURAL.get(kind, kind))}")
+    return [blocks.mark(x, x, ", ".join(said), event=True) for x, said in sorted(labels.items())], left_out
+
+
+_PLURAL = {curve_lines.RECOMPILED: "recompilation", curve_lines.RATE: "jump of the learning rate"}
+
+
+def _notes(context: PageContext, process: str | None, several: int, left_out: Sequence[str]) -> Iterator[Block]:
+    said = []
+    if several > 1:
+        said.append(f"Curves of {process} and of the machine; choose a worker to see another's.")
+    if left_out:
+        said.append(f"Marked: {', '.join(left_out)}.")
+    if context.embedded:
+        said.append("stepscope view RUN shows them over time, smoothed, and with other runs.")
+    if said:
+        yield blocks.text(" ".join(said), "note")
+
+
+# ---- layers ----------------------------------------------------------------------------------------------------------
+
+
+def _layers(shown: Shown, what: str, found: Mapping[str, Curve], *, small: bool) -> Iterator[Block]:
+    """The heat map of what was watched, and small charts of the layers that changed most."""
+    embedded = shown.context.embedded
+    most = EMBEDDED_LAYERS if embedded else LAYERS
+    first = dict(list(found.items())[:most])
+    made = curve_lines.heat(first, EMBEDDED_COLUMNS if embedded else COLUMNS)
+    if not made.x:
+        return
+    known = [value for line in made.lines for value in line.values if value is not None]
+    said = f"{what} of {words.things(len(first), 'layer')} over steps {made.x[0]:.0f} to {made.x[-1]:.0f}"
+    if known:
+        said += f": between {min(known):.3g} and {max(known):.3g}"
+    odd = [(made.x[at], layer, word) for layer, line in zip(first, made.lines, strict=True) for at, word in line.odd]
+    if odd:
+        step, layer, word = min(odd)
+        said += f"; {word} first in {layer} at step {step:.0f}"
+    notes = ["Each column is the highest value of its stretch of steps."]
+    if len(found) > most:
+        notes.append(f"The first {most} of {len(found)} layers.")
+    if shown.others:
+        notes.append("Layers are those of this run alone.")
+    slug = _slug(what)
+    yield _matrix(f"heat-{slug}", f"{what} by layer", "heat", f"{said}.", made.x, list(first), made.lines, notes)
+    if not small:
+        return
+    limit = EMBEDDED_MULTIPLES if embedded else MULTIPLES
+    rows = dict(zip(first, made.lines, strict=True))
+    chosen = sorted(rows, key=lambda layer: _change(rows[layer]), reverse=True)[:limit]
+    lines = {layer: line for layer, line in rows.items() if layer in chosen}
+    said = f"{what} of the {words.things(len(lines), 'layer')} that changed most, all on one scale."
+    title = f"{what}, layer by layer"
+    yield _matrix(f"small-{slug}", title, "multiples", said, made.x, list(lines), list(lines.values()), notes[:1])
+
+
+def _change(line: Line) -> float:
+    """How many times the lowest the highest is; what is not finite changed most."""
+    known = [abs(value) for value in line.values if value]
+    return np.inf if line.odd else max(known) / min(known) if known else 0.0
+
+
+def _matrix(
+    id: str,
+    title: str,
+    type: str,
+    sentence: str,
+    x: Sequence[float],
+    names: Sequence[str],
+    lines: Sequence[Line],
+    notes: Sequence[str],
+) -> Block:
+    return blocks.chart(
+        id,
+        title,
+        type,
+        sentence=sentence,
+        x=("step", "number", _whole(x)),
+        y=("value", "number"),
+        series=[_series(name, "number", line, joined=True) for name, line in zip(names, lines, strict=True)],
+        notes=notes,
+        sync=SYNC[STEP],
+        select="steps",
+    )
+
+
+def _summary(context: PageContext, own: Mapping[str, Curve]) -> list[Block]:
+    rows = [{**asdict(curves.summary(curve)), "unit": blocks.unit_of(name)} for name, curve in own.items()]
+    notes = ["stepscope analyze RUN --table metrics has every value."]
+    made = blocks.rows_table(context, "curves", "All curves", "CurveSummary", _SUMMARY, rows, notes=notes)
+    for column in (column for table in made for column in table["columns"] if column["key"] in IN_UNIT):
+        column["unit_key"] = "unit"
+    return made

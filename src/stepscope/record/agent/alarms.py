@@ -1,0 +1,273 @@
+"""A loss or a norm that stops being finite, or leaps: noticed while the run goes on, with the data of its step.
+
+Values are judged when they are read (`Metrics.listeners`), at most half a second after they were kept: a leap is a
+value far above the 200 before it, on their scale and on that of their logarithms, as the analysis defines it over whole
+series. The first of a trouble is written as an `alarm` event once its step is known, with the indices of the batch and
+of the two before it; what follows within `QUIET_STEPS` is not.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple, Tuple
+
+from stepscope.record.agent.batches import NAMES_LIMIT
+from stepscope.record.agent.metrics import as_json
+
+if TYPE_CHECKING:
+    from stepscope.record.agent.agent import Agent
+    from stepscope.record.agent.metrics import Series
+    from stepscope.record.agent.segments import StepRow
+    from stepscope.record.agent.steps import Use
+
+NAME = "alarms"
+WINDOW = 200  # values before, that one is held against
+LEAST_BEFORE = 30  # with fewer the spread is not known to better than a third
+SCORE = 8.0  # robust standard deviations: normal noise reaches 5 once in a million values
+TAIL = 1.5  # times what the highest of the values before was above their median: heavy tails have such neighbours
+SMALLEST_CHANGE = 0.1  # of what is usual: runs of one script differ by a few percent
+SMALLEST = 0.01  # of the level the series began with: a loss near 0 leaps by large factors, and means nothing
+SIGMA = 1.4826  # a median distance from the median as a standard deviation (of a normal distribution)
+DUE = 64  # new values after which the rough limit is made anew: 70 us then, 1 us a value
+QUIET_VALUES = 20  # of a series after a leap: a new level is no row of leaps
+QUIET_STEPS = 50
+EVENTS_LIMIT = 20
+SERIES_LIMIT = 64
+INTS_LIMIT = 10_000  # indices in an event
+BATCHES_BEFORE = 2
+PENDING_LIMIT = 256
+VALUES_PER_STEP = 256  # times of values that are kept, to tell which batch of a step a value is of
+
+Batch = Tuple[int, int, int]  # the step, the iterator, the number of the batch
+
+
+class Doubt(NamedTuple):
+    """A value that stands out; `low` and `high` of those before it, None where there were too few to judge by."""
+
+    time_ns: int
+    value: float
+    low: float | None
+    high: float | None
+
+
+class Watched:
+    """The last values of one series."""
+
+    def __init__(self) -> None:
+        self._values: deque[float] = deque(maxlen=WINDOW)
+        self._times: deque[int] = deque(maxlen=VALUES_PER_STEP)
+        self._start: list[float] = []  # the first values
+        self._smallest = 0.0
+        self._limit = math.inf  # what is above it is looked at
+        self._new = 0  # values since the limit was made
+        self._quiet = 0  # values that are not judged
+        self._finite = True  # the value before was
+
+    def look(self, times: list[int], values: list[float]) -> list[Doubt]:
+        """Take values in; those that stand out."""
+        found = []
+        self._times.extend(times)
+        for time_ns, value in zip(times, values):
+            if value - value != 0.0:  # NaN, or infinite
+                if self._finite:
+                    found.append(Doubt(time_ns, value, *self._range()))
+                self._finite = False
+                continue
+            self._finite = True
+            if self._quiet:
+                self._quiet -= 1
+            elif value > self._limit and self._leaps(value):
+                found.append(Doubt(time_ns, value, *self._range()))
+                self._quiet = QUIET_VALUES
+                continue
+            self._values.append(value)
+            self._new += 1
+            if self._new >= DUE or self._new * 8 >= len(self._values) < WINDOW:
+                self._make_limit()
+        return found
+
+    def number_in(self, start_ns: int, time_ns: int) -> int | None:
+        """How many values of the series came before `time_ns`, from `start_ns` on; None where they are forgotten."""
+        times = self._times
+        if len(times) == times.maxlen and times[0] >= start_ns:
+            return None
+        return sum(start_ns <= time < time_ns for time in times)
+
+    def _range(self) -> tuple[float | None, float | None]:
+        values = self._values
+        return (min(values), max(values)) if len(values) >= LEAST_BEFORE else (None, None)
+
+    def _make_limit(self) -> None:
+        """Half the score, for what is judged against the last values exactly."""
+        self._new = 0
+        values = list(self._values)
+        if len(values) >= LEAST_BEFORE:
+            if not self._smallest:
+                self._smallest = SMALLEST * _median(sorted(map(abs, values)))
+            usual, spread, _ = _expected(values)
+            self._limit = usual + SCORE / 2 * spread
+
+    def _leaps(self, value: float) -> bool:
+        values = list(self._values)
+        usual = _median(sorted(values))
+        if value - usual < max(self._smallest, SMALLEST_CHANGE * abs(usual)) or not _stands_out(value, values):
+            return False
+        return min(values) <= 0 or _stands_out(math.log(value), [math.log(other) for other in values])
+
+
+def _stands_out(value: float, values: list[float]) -> bool:
+    usual, spread, highest = _expected(values)
+    return value - usual >= max(SCORE * spread, TAIL * highest)
+
+
+def _expected(values: list[float]) -> tuple[float, float, float]:
+    """(what `values` lead to expect, robust spread, highest) about the line through the medians of both halves.
+
+    A series that falls fast is not noisy. Where most values are equal, the spread is a part of their size that no
+    rounding reaches.
+    """
+    half = len(values) // 2
+    early, late = _median(sorted(values[:half])), _median(sorted(values[half:]))
+    slope = (late - early) / half
+    first = early - slope * half / 2
+    rest = sorted([value - first - slope * at for at, value in enumerate(values)])
+    usual, middle = max(late, first + slope * (len(values) - 1)), _median(rest)
+    distance = _median(sorted([abs(value - middle) for value in rest]))
+    return usual, max(SIGMA * distance, 1e-3 * abs(usual), 1e-12), rest[-1]
+
+
+def _median(ordered: list[float]) -> float:
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+class Alarms:
+    """Listens to all series of a process."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._watched: dict[int, Watched] = {}  # by the identity of the series
+        self._pending: list[tuple[Doubt, Series]] = []  # whose step is not known yet
+        self._under_way: Use | None = None
+        self._written = 0
+        self._quiet_until = self._lost_until = -1  # steps: after a leap, after what is not finite
+        self._scaled = False  # by a GradScaler, for which a norm that is not finite is usual
+        agent.metrics.listeners.append(agent.guard.wrap(NAME, self._heard))
+        agent.add_boundary_hook(self._at_boundary, NAME)
+        agent.add_end_hook(self._settle, NAME)
+        agent.add_finish_hook(self._at_finish, NAME)
+        self.finish = agent.guard.wrap(NAME, self._finish, inject=False)
+
+    def _heard(self, series: Series, times: list[int], values: list[float]) -> None:
+        if series.source == "scaler":
+            self._scaled = True
+        told_again = series.source == "clipping" and series.about.get("again")
+        if series.source not in ("backward", "clipping") or told_again or series.name.endswith("_scaled"):
+            return
+        watched = self._watched.get(id(series))
+        if watched is None:
+            if len(self._watched) >= SERIES_LIMIT:
+                return
+            watched = self._watched[id(series)] = Watched()
+        found = watched.look(times, values)
+        if found and len(self._pending) < PENDING_LIMIT:
+            self._pending += [(doubt, series) for doubt in found]
+            self._agent.steps.hurry()
+
+    def _at_boundary(self, _row: StepRow | None, _now_ns: int) -> None:
+        if self._pending:
+            self._settle()
+
+    def _at_finish(self) -> None:
+        steps = self._agent.steps
+        steps.settle()
+        self._under_way = steps.open_use()
+
+    def _finish(self) -> None:
+        """All steps are written: say what is left."""
+        self._settle(last=True)
+
+    def _settle(self, last: bool = False) -> None:
+        """Write the alarms whose step is over."""
+        if not self._pending:
+            return
+        uses = list(self._agent.steps.uses)
+        starts = [use.start_ns for use in uses]
+        pending, self._pending = sorted(self._pending, key=lambda alarm: alarm[0].time_ns), []
+        for doubt, series in pending:
+            at = bisect_right(starts, doubt.time_ns) - 1
+            if not last and (not uses or doubt.time_ns >= uses[-1].end_ns):
+                self._pending.append((doubt, series))
+                continue
+            known = at >= 0 and doubt.time_ns < uses[at].end_ns
+            before = uses[: at + 1]
+            if not known and self._under_way is not None and doubt.time_ns >= self._under_way.start_ns:
+                before, known = [*before, self._under_way], True
+            if self._is_new(doubt, series, before[-1].step if before else 0):
+                self._written += 1
+                self._write(doubt, series, before if known else [])
+
+    def _is_new(self, doubt: Doubt, series: Series, step: int) -> bool:
+        if math.isfinite(doubt.value):
+            if step <= max(self._quiet_until, self._lost_until):
+                return False
+            self._quiet_until = step + QUIET_STEPS
+        else:
+            if self._scaled and series.source == "clipping":
+                return False
+            quiet, self._lost_until = step <= self._lost_until, step + QUIET_STEPS
+            if quiet:
+                return False
+        return self._written < EVENTS_LIMIT
+
+    def _write(self, doubt: Doubt, series: Series, uses: list[Use]) -> None:
+        """The last of `uses` is the step of the value, if there is any."""
+        suspects: list[Batch] = []
+        before: list[Batch] = []
+        if uses and uses[-1].iterator is not None:
+            use = uses[-1]
+            first, last = self._of_value(doubt, series, use)
+            suspects = _batches(use, first, last)
+            before = _batches(use, use.first, first - 1)
+            for other in reversed(uses[:-1]):
+                if len(before) >= BATCHES_BEFORE:
+                    break
+                known = {batch[1:] for batch in suspects + before}  # two steps may use one batch
+                own = _batches(other, other.first, other.first + other.batches - 1)
+                before = [batch for batch in own if batch[1:] not in known] + before
+        self._agent.journal.write(
+            "alarm",
+            doubt.time_ns,
+            step=uses[-1].step if uses else None,
+            series=series.name,
+            source=series.source,
+            value=as_json(doubt.value),
+            low=doubt.low,
+            high=doubt.high,
+            **{name: series.about.get(name) for name in ("file", "line", "function")},
+            batches=self._described(suspects, before[-BATCHES_BEFORE:]),
+        )
+
+    def _of_value(self, doubt: Doubt, series: Series, use: Use) -> tuple[int, int]:
+        """The first and the last batch of the step that the value is of: one, where each had a backward pass."""
+        number = self._watched[id(series)].number_in(use.start_ns, doubt.time_ns)
+        if series.source == "backward" and use.passes == use.batches and number is not None and number < use.batches:
+            return use.first + number, use.first + number
+        return use.first, use.first + use.batches - 1
+
+    def _described(self, suspects: list[Batch], before: list[Batch]) -> list[dict[str, Any]]:
+        """In order of use; there is room for the suspects first."""
+        room, names = INTS_LIMIT, NAMES_LIMIT
+        described: list[dict[str, Any]] = []
+        for step, iterator, number in suspects + before[::-1]:
+            told = self._agent.batches.described(iterator, number, room, names)
+            indices = told["indices"] or []
+            room, names = room - len(indices), names - len(indices)
+            described.append({"step": step, "suspect": len(described) < len(suspects), **told})
+        return described[len(suspects) :][::-1] + described[: len(suspects)]
+
+
+def _batches(use: Use, first: int, last: int) -> list[Batch]:
+    return [] if use.iterator is None else [(use.step, use.iterator, number) for number in range(first, last + 1)]

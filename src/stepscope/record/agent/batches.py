@@ -1,0 +1,190 @@
+"""Which samples the last batches were made of: references to what the sampler gave, by iterator and batch.
+
+torch asks a sampler for the indices of a batch on the main process, ahead of time where there are workers, and hands
+batches out in the order in which it asked. The lists themselves are kept, a few of them; they are looked into only
+when something is written. Nothing of the script is called: the name of a sample is what a plain list of the data set
+holds at its place.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from bisect import bisect_right
+from collections import deque
+from numbers import Integral
+from typing import Any
+
+from stepscope.record.agent.masking import mask_text
+
+# Of an iterator. Short steps are cut 256 at a time at most and their values read then, 64 together; workers are sent
+# some batches ahead.
+BATCHES_LIMIT = 512
+INTS_LIMIT = 131_072  # of an iterator, batches being alike: 5 MB, where nothing else holds them
+LEAST_BATCHES = 8  # kept whatever their size, beside those that workers have been sent
+COPIED_LIMIT = 4_096  # indices of a list that is copied if it is not torch's own, as it may be filled anew
+ITERATORS_LIMIT = 8  # that are remembered, the living ones before the others
+NAMES_LIMIT = 1_000  # in an event
+TEXT_LIMIT = 300  # characters of a name
+WRAPPERS_LIMIT = 16  # data sets inside each other
+LISTS = ("samples", "imgs", "files", "paths", "image_files")  # attributes that name the file of a sample
+
+KEPT = "_stepscope_kept"
+_PLAIN = (list, tuple)
+_LISTS = (list, tuple, range)
+
+NO_INDICES = "an iterable data set has no indices, only the position of the batch"
+NOT_IN_ORDER = "workers hand batches out in any order"
+REFILLED = "its sampler fills one large list again and again"
+FORGOTTEN = "too many batches ago, or never asked of a sampler"
+
+
+class Kept:
+    """What a sampler gave for the last batches of one pass over a loader. The number of a batch counts from 0."""
+
+    def __init__(self, iterator: Any) -> None:
+        state: dict[str, Any] = iterator.__dict__
+        self._lists: deque[Any] = deque(maxlen=BATCHES_LIMIT)
+        self._next = 0  # the number of the batch that is asked for next
+        self._least = LEAST_BATCHES + (state.get("_prefetch_factor") or 0) * (state.get("_num_workers") or 0)
+        self._is_torchs = type(state.get("_index_sampler")).__module__ == "torch.utils.data.sampler"
+        self._reason: str | None = None  # why no batch's indices are known
+        if state.get("_dataset_kind") == 1:
+            self._reason = NO_INDICES
+        elif state.get("_num_workers") and not state.get("_in_order", True):
+            self._reason = NOT_IN_ORDER
+        self.seen_from = 0  # batches handed out before we came
+        self.loader: int | None = None
+        self.epoch: int | None = None
+        self.iterator = weakref.ref(iterator)
+        try:
+            self.dataset: Any = weakref.ref(state.get("_dataset"))
+        except TypeError:  # a list
+            self.dataset = None
+
+    def add(self, number: int, indices: Any) -> None:
+        """The sampler gave `indices` for batch `number`."""
+        lists = self._lists
+        if number != self._next:
+            lists.clear()
+        self._next = number + 1
+        if indices.__class__ is list and not self._is_torchs:
+            if len(indices) <= COPIED_LIMIT:
+                indices = tuple(indices)
+            elif lists and lists[-1] is indices:
+                self._reason = REFILLED
+        lists.append(indices)
+        size = len(indices) if indices.__class__ in _PLAIN else 1
+        while size * len(lists) > INTS_LIMIT and len(lists) > self._least:
+            lists.popleft()
+
+    def told(self, number: int) -> tuple[list[int] | None, int, str | None]:
+        """(indices, how many samples the sampler named, why there are none) of batch `number`."""
+        at = number - self._next + len(self._lists)
+        if self._reason is not None or not 0 <= at < len(self._lists):
+            return None, 0, self._reason or FORGOTTEN
+        indices = self._lists[at]
+        given = indices if isinstance(indices, _PLAIN) else (indices,)
+        found = [int(index) for index in given if isinstance(index, Integral)]
+        names = sorted({type(index).__name__ for index in given})
+        return (found or None), len(given), f"its sampler gives {', '.join(names) or 'nothing'}"[:TEXT_LIMIT]
+
+
+class Batches:
+    """The last batches of all loaders of a process, by the serial of the iterator (`LoaderProbe`)."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, Kept] = {}
+
+    @staticmethod
+    def asked(iterator: Any, indices: Any, error: BaseException | None) -> None:
+        """`_next_index` of an iterator returned `indices`."""
+        if error is None:
+            state = iterator.__dict__
+            kept = state.get(KEPT)
+            if kept is None:
+                kept = state[KEPT] = Kept(iterator)
+            number = state.get("_send_idx")
+            kept.add(state.get("_num_yielded", 0) if number is None else number, indices)
+
+    def adopt(self, serial: int, iterator: Any, anew: bool = False) -> None:
+        """From now on `serial` is the number of the iterator; `anew`: it is about to begin a further pass."""
+        state = iterator.__dict__
+        kept: Kept | None = None if anew else state.get(KEPT)
+        if kept is None:
+            kept = state[KEPT] = Kept(iterator)
+        if not anew:
+            kept.seen_from = state.get("_num_yielded") or 0
+        self._kept[serial] = kept
+        if len(self._kept) > ITERATORS_LIMIT:
+            gone = [number for number, other in self._kept.items() if other.iterator() is None]
+            del self._kept[min(gone or self._kept)]
+
+    def known(self, serial: int, loader: int | None, epoch: int | None) -> None:
+        """Which loader the iterator is of, and how often that was iterated before."""
+        kept = self._kept.get(serial)
+        if kept is not None:
+            kept.loader, kept.epoch = loader, epoch
+
+    def described(self, serial: int, number: int, room: int, names: int) -> dict[str, Any]:
+        """What is known of the batch that was the `number`-th fetched, at most `room` indices and `names` names."""
+        kept = self._kept.get(serial)
+        if kept is None:
+            return {"batch": None, "indices": None, "reason": FORGOTTEN}
+        position = number + kept.seen_from
+        indices, count, reason = kept.told(position)
+        described = {"loader": kept.loader, "epoch": kept.epoch, "batch": position, "indices": indices}
+        if indices is None:
+            return {**described, "reason": reason}
+        indices = described["indices"] = indices[: max(room, 0)]
+        described["samples"] = count
+        dataset = kept.dataset() if kept.dataset is not None else None
+        found = [sample_name(dataset, index) for index in indices[: max(names, 0)]]
+        for name, column in zip(("files", "targets"), zip(*found)):
+            if any(value is not None for value in column):
+                described[name] = list(column)
+        return described
+
+
+def sample_name(dataset: Any, index: int) -> tuple[str | None, int | str | None]:
+    """(file, target) of a sample as plain lists of the data set hold them, each None where there is no such list."""
+    data: Any = sys.modules["torch"].utils.data
+    for _ in range(WRAPPERS_LIMIT):
+        state = getattr(dataset, "__dict__", {})
+        if index < 0:
+            break
+        if isinstance(dataset, data.Subset):
+            inner = _entry(state.get("indices"), index)
+            dataset, index = state.get("dataset"), int(inner) if isinstance(inner, Integral) else -1
+        elif isinstance(dataset, data.ConcatDataset):
+            sizes, parts = state.get("cumulative_sizes"), state.get("datasets")
+            if sizes.__class__ is not list or parts.__class__ not in _PLAIN:
+                break
+            part = bisect_right(sizes, index)
+            index -= sizes[part - 1] if part else 0
+            dataset = _entry(parts, part)
+        else:
+            return _named(state, index)
+    return None, None
+
+
+def _named(state: dict[str, Any], index: int) -> tuple[str | None, int | str | None]:
+    entry = next((found for found in (_entry(state.get(name), index) for name in LISTS) if found is not None), None)
+    parts = entry if entry.__class__ is tuple else (entry,)
+    file = next((_text(part) for part in parts if isinstance(part, (str, os.PathLike))), None)
+    target = parts[1] if len(parts) > 1 else _entry(state.get("targets"), index)
+    if isinstance(target, str):
+        return file, _text(target)
+    return file, int(target) if isinstance(target, Integral) else None
+
+
+def _entry(entries: Any, index: int) -> Any:
+    """What a plain list (or a range) holds; None for anything else."""
+    return entries[index] if entries.__class__ in _LISTS and index < len(entries) else None
+
+
+def _text(value: Any) -> str | None:
+    if value.__class__ is str:
+        return mask_text(value[:TEXT_LIMIT])
+    return mask_text(str(value)[:TEXT_LIMIT]) if type(value).__module__.startswith("pathlib") else None
