@@ -17,6 +17,7 @@ import pytest
 import stepscope
 from stepscope.read.metric_series import read_moments
 from stepscope.record.agent.watch import Schedule
+from tests.record.knobs.recorded import recorded
 
 from .fake_agent import row
 from .processes import SOURCE, Outcome, run_script
@@ -171,3 +172,13 @@ def test_from_code(tmp_path: Path) -> None:
     facts = run.analysis.steps[0]
     assert facts.excluded["monitor"] == 1
     assert any("carried monitors" in note.text for note in run.tables.quality.notes)
+
+
+@torch
+@pytest.mark.process
+def test_the_option_asks_for_it_and_a_short_run_says_why_there_is_nothing(tmp_path: Path) -> None:
+    done = recorded(tmp_path, CODE.replace("range(64)", "range(6)"), options=("--watch",))
+    assert done.manifest()["options"]["watch"] == 0.01
+    (event,) = done.events("watch")
+    assert (event["final"], event["steps"]) == (True, 0)
+    assert event["not_measured"] == ["the run had too few steps, or was too short, for a monitor"]
