@@ -24,9 +24,11 @@ def test_steps_are_left_out_by_reason() -> None:
     for number in (10, 11):
         rows[number]["in_window"] = True
     rows[20] |= {"first_batch": True, "wall_ns": 50 * MS}
+    rows[25]["wall_ns"] = 70 * MS
     compiling = {"kind": "compile", "step": 30, "count": 1, "time_ns": T0}
-    facts = train(steps=rows, journal=[compiling])
-    assert facts.excluded == {"warmup": 2, "window": 2, "first_batch": 1, "compile": 1}
+    monitor = {"kind": "monitor", "step": 25, "measured": ["norms"], "time_ns": T0}
+    facts = train(steps=rows, journal=[compiling, monitor])
+    assert facts.excluded == {"warmup": 2, "window": 2, "first_batch": 1, "compile": 1, "monitor": 1}
     assert facts.mean_ms == pytest.approx(10)
     assert facts.first_batch_ms == pytest.approx(50)
     assert len(facts.series) == 40

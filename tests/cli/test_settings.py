@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.cli.settings import ignored_rules
+from stepscope.cli.settings import ignored_rules, watch_share
 from stepscope.errors import UsageError
 from tests.builders import MS, T0
 from tests.cli.test_cli import stepscope
@@ -40,6 +40,28 @@ def test_the_nearest_file_that_speaks_of_stepscope_decides(tmp_path: Path) -> No
     assert ignored_rules(below) == {}
 
 
+@pytest.mark.parametrize(
+    ("text", "environment", "asked", "share"),
+    [
+        (None, "", False, 0.0),
+        (None, "", True, 0.01),
+        (None, "1", False, 0.01),
+        ("on = true\npercent = 0.5\n", "", False, 0.005),
+        ("percent = 0.5\n", "", False, 0.0),
+        ("percent = 0.5\n", "", True, 0.005),
+        ("on = true\n", "0", False, 0.0),
+        ("on = true\n", "0", True, 0.01),
+    ],
+)
+def test_who_asks_for_monitors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, environment: str, asked: bool, share: float
+) -> None:
+    if text is not None:
+        (tmp_path / "stepscope.toml").write_text("[watch]\n" + text)
+    monkeypatch.setenv("STEPSCOPE_WATCH", environment)
+    assert watch_share(tmp_path, asked=asked) == pytest.approx(share)
+
+
 def test_a_broken_file_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[project\n")
     assert ignored_rules(tmp_path) == {}
@@ -54,6 +76,9 @@ def test_a_broken_file_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
         ('[ignore]\n"input.loader_bound" = true\n', "say why"),
         ('ignore = "input.loader_bound"\n', "a table of rules and reasons"),
         ("rate = 5\n", "rate: no such setting"),
+        ("watch = true\n", "write [watch]"),
+        ("[watch]\nevery = 5\n", "write [watch]"),
+        ("[watch]\npercent = 2\n", "percent lies between 0 and 1"),
     ],
 )
 def test_mistakes_are_one_line_that_names_the_file(tmp_path: Path, text: str, said: str) -> None:

@@ -129,7 +129,8 @@ def ranked(rank: int, process: str | None = None, count: int = 40, **fields: Any
 
 
 def test_ranks_are_measured_over_the_same_steps() -> None:
-    """Rank 1 takes longer to warm up, rank 0 is in a window for a while: neither step counts on any rank."""
+    """Rank 1 takes longer to warm up, rank 0 is in a window for a while and carries a monitor once: no such step counts
+    on any rank."""
     first, second = ranked(0), ranked(1, forward_ms=5)
     for row in second[:4]:
         row.update(wall_ns=200 * MS)
@@ -137,9 +138,10 @@ def test_ranks_are_measured_over_the_same_steps() -> None:
         row.update(in_window=True, wall_ns=300 * MS)
     for row in second[20:23]:
         row.update(wall_ns=300 * MS)  # it waits for rank 0, whose window is
-    found = of_steps([*first, *second])
+    first[30]["wall_ns"] = second[30]["wall_ns"] = 50 * MS
+    found = of_steps([*first, *second], journal=[{"kind": "monitor", "step": 30, "measured": ["norms"], "time_ns": T0}])
 
-    assert (found.steps, found.dropped) == (40 - 4 - 3, 4)
+    assert (found.steps, found.dropped) == (40 - 4 - 3 - 1, 4)
     assert found.mean_ms == pytest.approx(11)
     assert parts(found)["forward"] == pytest.approx(4)
 

@@ -25,7 +25,7 @@ from stepscope.cli.options import (
     option,
     parse_checks,
 )
-from stepscope.cli.settings import ignored_rules
+from stepscope.cli.settings import ignored_rules, watch_share
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.record.agent.knobs import parse
 from stepscope.record.host.options import DEFAULT_RATE_HZ, RecordOptions, parse_window
@@ -64,6 +64,12 @@ def run(
         list[str] | None, option("--knob KNOB=VALUE", "Train with a change, the script unedited; repeatable.")
     ] = None,
     seed: Annotated[int | None, option("--seed N", "Seed Python, numpy and torch before the script starts.")] = None,
+    watch: Annotated[
+        bool,
+        option(
+            "--watch", "Monitor norms of gradients, weights and updates, and activations, in at most 1 % of the time."
+        ),
+    ] = False,
     no_report: Annotated[
         bool, option("--no-report", "Record only; `stepscope analyze` makes the report later.")
     ] = False,
@@ -79,6 +85,10 @@ def run(
 
     `--knob` tries one change by hand: `--knob loader.num_workers=4`, `--knob env:OMP_NUM_THREADS=2`, `--knob
     arg:--batch-size=64`; docs/knobs.md names them all, and the report says what could not be applied.
+
+    `stepscope run --watch -- python train.py` says how large gradients, weights and updates of each layer are, and what
+    modules put out, in few steps, which count for no other figure (docs/metrics.md). So do `[watch]` with `on = true`
+    in stepscope.toml and STEPSCOPE_WATCH=1; STEPSCOPE_WATCH=0 says no where the file says yes.
 
     With `--fail-on`, a command that ended with 0 gives 1 if its run holds what was named, after the report, and 4 if
     there is no report to tell from; so does one that `--max-steps` has ended. Where several launchers share one job,
@@ -96,6 +106,7 @@ def run(
     if no_report and (names or json_file is not None):
         raise UsageError("--no-report contradicts --json and --fail-on, which need one; drop it")
     ignored = ignored_rules()  # a mistake in it is said before the command starts
+    watched = watch_share(asked=watch)
     options = RecordOptions(
         command=tuple(command),
         out=out,
@@ -106,6 +117,7 @@ def run(
         max_steps=max_steps,
         knobs=tuple(parse(text) for text in knob or ()),
         seed=seed,
+        watch=watched,
     )
     outcome = launch(options, meanwhile=None if no_report else _import_the_report)
     sys.stderr = cast("TextIO", _MayGoUnread(sys.stderr))

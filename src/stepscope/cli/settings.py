@@ -3,6 +3,10 @@
     [ignore]                                   # in pyproject.toml: [tool.stepscope.ignore]
     "input.loader_bound" = "the data set is made on the fly on purpose"
 
+    [watch]                                    # monitors in every recorded run
+    on = true
+    percent = 0.5                              # of a run's time that they may take: 1 by default and at most
+
 The nearest file that says something of stepscope decides, as for other tools of a project.
 """
 
@@ -12,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import UsageError
+from stepscope.record.agent.config import WATCH_SHARE, watch_asked
 
 OWN_FILE = "stepscope.toml"
 SHARED_FILE = "pyproject.toml"
@@ -23,13 +28,30 @@ def ignored_rules(folder: Path | None = None) -> dict[str, str]:
 
     Raises UsageError for a file that cannot be read or says something that stepscope does not know.
     """
+    table, file = _nearest(folder)
+    return _checked(table, file)
+
+
+def watch_share(folder: Path | None = None, *, asked: bool = False) -> float:
+    """The share of a run's time that monitors may take, 0 where none are wanted: `asked` for, or as the environment or
+    else the settings say. Raises UsageError as `ignored_rules`.
+    """
+    table, file = _nearest(folder)
+    watch = table.get("watch", {})
+    _checked(table, file)
+    told = watch_asked()
+    wanted = asked or (watch.get("on", False) if told is None else told)
+    return float(watch.get("percent", 100 * WATCH_SHARE)) / 100 if wanted else 0.0
+
+
+def _nearest(folder: Path | None) -> tuple[dict[str, Any], Path]:
     start = (folder or Path.cwd()).absolute()
     for place in (start, *start.parents):
         for file in (place / OWN_FILE, place / SHARED_FILE):
             table = _table(file)
             if table is not None:
-                return _checked(table, file)
-    return {}
+                return table, file
+    return {}, start
 
 
 def _table(file: Path) -> dict[str, Any] | None:
@@ -60,9 +82,10 @@ def _table(file: Path) -> dict[str, Any] | None:
 def _checked(table: dict[str, Any], file: Path) -> dict[str, str]:
     from stepscope.diagnose import RISKS, RULES
 
-    unknown = next((key for key in table if key != "ignore"), None)
+    unknown = next((key for key in table if key not in ("ignore", "watch")), None)
     if unknown is not None:
-        raise UsageError(f"{file}: {unknown}: no such setting; there is ignore, a table of rules and reasons")
+        raise UsageError(f"{file}: {unknown}: no such setting; there are ignore and watch, two tables")
+    _check_watch(table.get("watch", {}), file)
     ignored = table.get("ignore", {})
     if not isinstance(ignored, dict):
         raise UsageError(f'{file}: ignore is a table of rules and reasons; write [ignore] and "rule" = "reason" below')
@@ -73,3 +96,12 @@ def _checked(table: dict[str, Any], file: Path) -> dict[str, str]:
         if not isinstance(reason, str) or not reason.strip():
             raise UsageError(f'{file}: ignore: say why; write "{rule}" = "the reason"')
     return dict(ignored)
+
+
+def _check_watch(watch: Any, file: Path) -> None:
+    known = isinstance(watch, dict) and set(watch) <= {"on", "percent"}
+    if not known or not isinstance(watch.get("on", True), bool):
+        raise UsageError(f"{file}: watch is a table of on and percent; write [watch] and on = true (or false) below")
+    percent = watch.get("percent", 1)
+    if isinstance(percent, bool) or not isinstance(percent, (int, float)) or not 0 < percent <= 100 * WATCH_SHARE:
+        raise UsageError(f"{file}: watch: percent lies between 0 and {100 * WATCH_SHARE:g}, of the run's time")

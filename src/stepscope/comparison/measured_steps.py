@@ -1,4 +1,5 @@
-"""Which steps a measure stands on: all after warm-up, as a user pays for them, without those in profiler windows.
+"""Which steps a measure stands on: all after warm-up, as a user pays for them, without those in profiler windows and
+those that carried a monitor.
 
 Warm-up is compilation, allocators that grow, caches that fill, clocks that settle. Stalls, first batches of epochs and
 collections of garbage stay in. Ranks are measured over the same steps, so that a window on one of them takes its steps,
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from stepscope.comparison import thresholds
 from stepscope.engine.journal import event_data
+from stepscope.engine.step_labels import monitored
 from stepscope.read.text import integer
 from stepscope.tables.schema import Tables
 
@@ -84,9 +86,11 @@ def select(tables: Tables, *, warmup_limit: int | None = None) -> MeasuredSteps 
         pl.int_range(pl.len()).over("process", "step").alias("occurrence"),
     )
     windows = own.filter(pl.col("in_window").fill_null(False)).select(_KEY).unique()
-    outside = own.join(windows, on=_KEY, how="anti", maintain_order="left")  # a window slows the other ranks too
-    profiled = outside.is_empty()
-    counted = own if profiled else outside
+    ours = own.join(monitored(tables), on=["process", "step"], how="semi").select(_KEY).unique()
+    profiled = own.join(windows, on=_KEY, how="anti").is_empty()
+    taken = ours if profiled else pl.concat([windows, ours])
+    outside = own.join(taken, on=_KEY, how="anti", maintain_order="left")  # they slow the other ranks too
+    counted = own if outside.is_empty() else outside
     kept, dropped, seconds = [], 0, 0.0
     for attempt in counted.partition_by("attempt", maintain_order=True):
         rows, count, longer = _after_warmup(attempt, warmup_limit)

@@ -18,10 +18,12 @@ COMPILING = ("compile", "recompile", "limit_hit", "failure")  # kinds of `compil
 STEADY = "steady"  # the value of `reason` for a step that counts
 EDGE = "profiler"  # the script's own profiler starts, or stops and exports, in the step
 INCOMPLETE = "incomplete"  # of a step at the end of a trace: its device work was not recorded whole
+MONITOR = "monitor"  # it carried a monitor of ours (--watch); also the kind of the event that says so
 REASONS = {  # by the column that marks a step, the first that does
     "incomplete": INCOMPLETE,
     "edge": EDGE,
     "in_window": "window",
+    "monitored": MONITOR,
     "compiling": "compile",
     "warmup": "warmup",
     "first_batch": "first_batch",
@@ -57,6 +59,7 @@ def label(tables: Tables, cut: pl.DataFrame | None = None) -> LabelledSteps:
     else:
         steps = _as_cut(steps, cut)
     steps = steps.sort("process", "step").join(_compiling(tables), on=["process", "step"], how="left")
+    steps = steps.join(monitored(tables), on=["process", "step"], how="left")
     parts = [_warmup(part) for part in steps.partition_by("process", "kind", maintain_order=True)]
     steps = pl.concat(parts).with_columns(
         reason=pl.coalesce(
@@ -68,14 +71,14 @@ def label(tables: Tables, cut: pl.DataFrame | None = None) -> LabelledSteps:
         own = steps.filter((pl.col("kind") == kind) & (pl.col("reason") != INCOMPLETE))
         if own.is_empty() or (own["reason"] == STEADY).any():
             continue
-        outside = pl.col("reason").is_in(["window", EDGE]).not_()
+        outside = pl.col("reason").is_in(["window", EDGE, MONITOR]).not_()
         some = own.filter(outside).height > 0
         fallback[kind] = "all steps outside windows" if some else "all steps"
         relaxed = (outside if some else pl.lit(True)) & (pl.col("reason") != INCOMPLETE)
         steps = steps.with_columns(
             pl.when((pl.col("kind") == kind) & relaxed).then(pl.lit(STEADY)).otherwise(pl.col("reason")).alias("reason")
         )
-    return LabelledSteps(steps.drop("compiling", "edge", "incomplete"), fallback)
+    return LabelledSteps(steps.drop("compiling", "monitored", "edge", "incomplete"), fallback)
 
 
 def _as_cut(steps: pl.DataFrame, cut: pl.DataFrame) -> pl.DataFrame:
@@ -110,6 +113,12 @@ def _compiling(tables: Tables) -> pl.DataFrame:
     compiles = tables.compiles.filter(pl.col("kind").is_in(COMPILING)).select("process", "step")
     both = pl.concat([journal, compiles]).drop_nulls().unique()
     return both.with_columns(pl.lit(True).alias("compiling"))
+
+
+def monitored(tables: Tables) -> pl.DataFrame:
+    """(process, step, monitored) of the steps that carried a monitor: no figure of steps stands on them."""
+    own = tables.journal.filter(pl.col("kind") == MONITOR).select("process", "step").drop_nulls().unique()
+    return own.with_columns(pl.lit(True).alias("monitored"))
 
 
 def _warmup(steps: pl.DataFrame) -> pl.DataFrame:

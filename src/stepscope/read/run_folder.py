@@ -19,7 +19,7 @@ from stepscope.errors import UnreadableInputError
 from stepscope.files import open_regular, read_small
 from stepscope.model import PHASES, STEP_COLUMNS
 from stepscope.read import jsonl
-from stepscope.read.metric_series import read_series
+from stepscope.read.metric_series import read_moments, read_series
 from stepscope.read.raw import Losses, RawHost, RawRank, RawRun, RawSegment, Row, Stretches, TraceRef
 from stepscope.read.stacks.pyspy_raw import PySpyRaw
 from stepscope.read.text import LONGEST_NS, boolean, integer, length_ns, moment_ns, number, string, within
@@ -215,7 +215,8 @@ def _rank(folder: Path, losses: Losses) -> RawRank:
     info = files.object("rank.json")
     recorded = integer((info or {}).get("rank"))
     events = files.rows("events.jsonl", lambda row: string(row.get("kind")) is not None and _has_time(row))
-    series = [found for row in events if row["kind"] == "metrics" for found in read_series(row)]
+    metrics = [row for row in events if row["kind"] == "metrics"]
+    series = [*(found for row in metrics for found in read_series(row)), *read_moments(metrics)]
     files.losses.add("bad_lines", f"{folder.name}/events.jsonl", series.count(None))
     journal = [
         {**row, "duration_ns": length_ns(row.get("duration_ns")), "step": integer(row.get("step"))}

@@ -30,6 +30,7 @@ def profile(
     enabled: bool = True,
     out: str | None = None,
     name: str | None = None,
+    watch: bool | None = None,
     activities: Iterable[Any] | None = None,
     schedule: Callable[[int], Any] | None = None,
     on_trace_ready: Callable[..., Any] | None = None,
@@ -44,10 +45,12 @@ def profile(
 ) -> Profile:
     """A context manager that records what runs inside it; call its `step()` after every training step.
 
-    `out` names the run folder (default: stepscope-runs/TIME-SCRIPT; numbered if it is taken), `name` the run. All
-    other keywords are those of `torch.profiler.profile` and mean the same; `later` takes what newer versions of torch
-    add. As soon as one of them is given, torch's profiler records as they say and its traces are kept in the run folder
-    as well; without any, a few steady steps are traced. Raises what torch raises about them, nothing of its own.
+    `out` names the run folder (default: stepscope-runs/TIME-SCRIPT; numbered if it is taken), `name` the run. `watch`
+    asks for monitors of gradients, weights, updates and activations, as `stepscope run --watch` does (default: as
+    STEPSCOPE_WATCH says; a run that is being recorded already has its own choice). All other keywords are those of
+    `torch.profiler.profile` and mean the same; `later` takes what newer versions of torch add. As soon as one of them
+    is given, torch's profiler records as they say and its traces are kept in the run folder as well; without any, a few
+    steady steps are traced. Raises what torch raises about them, nothing of its own.
     """
     if not enabled or disabled():
         return Profile()
@@ -65,7 +68,7 @@ def profile(
     }
     given = {key: value for key, value in given.items() if value is not None and value is not False}
     given.update(later)
-    return _Recording(given, out=out, name=name)
+    return _Recording(given, out=out, name=name, watch=watch)
 
 
 def disabled() -> bool:
@@ -165,8 +168,9 @@ class Profile:
 class _Recording(Profile):
     """Records. What torch's profiler raises reaches the caller, what stepscope raises never does."""
 
-    def __init__(self, given: dict[str, Any], *, out: str | None, name: str | None) -> None:
+    def __init__(self, given: dict[str, Any], *, out: str | None, name: str | None, watch: bool | None) -> None:
         self._given = given
+        self._watch = watch
         self._out = out
         self._name = name
         self._run: ProfiledRun | None = None
@@ -190,7 +194,7 @@ class _Recording(Profile):
         from stepscope.record.profile_run import ProfiledRun
 
         self._started = True
-        self._run = ProfiledRun(traced=bool(self._given), out=self._out, name=self._name)
+        self._run = ProfiledRun(traced=bool(self._given), out=self._out, name=self._name, watch=self._watch)
         self.run_folder = self._run.folder
         try:
             self.torch_profiler = self._make_torch_profiler(self._run)

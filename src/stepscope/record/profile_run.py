@@ -19,7 +19,7 @@ from typing import Any
 
 from stepscope.record.agent import core, marks
 from stepscope.record.agent.agent import Agent
-from stepscope.record.agent.config import Config, WindowConfig, epoch_offset_ns
+from stepscope.record.agent.config import WATCH_SHARE, Config, WindowConfig, epoch_offset_ns, watch_asked
 from stepscope.record.agent.guard import Guard
 from stepscope.record.agent.journal import append_line, masked_command
 from stepscope.record.agent.sampler import MARKER
@@ -43,8 +43,16 @@ class ProfiledRun:
     torch_call = staticmethod(shared_call)
 
     def __init__(
-        self, *, traced: bool, out: str | None, name: str | None, marked: bool = True, sampled: str | None = None
+        self,
+        *,
+        traced: bool,
+        out: str | None,
+        name: str | None,
+        watch: bool | None = None,
+        marked: bool = True,
+        sampled: str | None = None,
     ) -> None:
+        self._watch = watch_asked() if watch is None else watch
         self.folder: str | None = None
         self.problem: str | None = None
         self._agent: Agent | None = None
@@ -85,6 +93,7 @@ class ProfiledRun:
             host_dir=host,
             epoch_offset_ns=offset,
             window=WindowConfig(mode="off" if traced else "auto"),
+            watch=WATCH_SHARE if self._watch else 0.0,
         )
         if KINETO_LOG_LEVEL not in os.environ:  # else libkineto writes lines of its own to the script's stderr
             os.environ[KINETO_LOG_LEVEL] = "99"

@@ -198,6 +198,7 @@ def _rank_notes(rank: RawRank, events: EventsTable) -> Iterator[Note]:
         text = f"probe {probe} failed in {rank.name} and was off from then on: {error}"
         yield Note(WARNING, text, source)
     yield from _missing_notes(rank)
+    yield from _watch_notes(rank)
     traces = {trace.name for trace in rank.traces if f"{rank.name}/{trace.name}" not in events.unreadable}
     for event in _events(rank, "window"):
         name = (string(event.get("trace")) or "").removesuffix(".gz")
@@ -214,6 +215,26 @@ def _rank_notes(rank: RawRank, events: EventsTable) -> Iterator[Note]:
         for reason, asked in reasons.items():
             where = f"{rank.name} where one was asked for" if asked else rank.name
             yield Note(WARNING if asked else INFO, f"{text} {where}: {reason}", source)
+
+
+def _watch_notes(rank: RawRank) -> Iterator[Note]:
+    """How many steps carried monitors and what these cost, and what was not measured."""
+    source = f"{rank.name}/events.jsonl"
+    told = _events(rank, "watch")
+    lists = [why for event in told if isinstance(why := event.get("not_measured"), list)]
+    reasons = [why for own in lists for why in own]
+    for why in dict.fromkeys(map(_quoted, reasons)):
+        yield Note(INFO, f"not watched in {rank.name}: {why}", source)
+    monitors, rows = _events(rank, "monitor"), rank.steps
+    if not monitors or not rows:
+        return
+    told_ns = integer(told[-1].get("spent_ns")) if told else None  # a run that was killed did not tell the last
+    spent = max(told_ns or 0, sum(integer(event.get("cost_ns")) or 0 for event in monitors))
+    whole = max(1, max(row["start_ns"] + row["wall_ns"] for row in rows) - min(row["start_ns"] for row in rows))
+    text = (
+        f"{len(monitors)} of {len(rows)} steps of {rank.name} carried monitors, which took {100 * spent / whole:.2g} %"
+    )
+    yield Note(INFO, f"{text} of the time; no figure of steps stands on them", source)
 
 
 def _missing_notes(rank: RawRank) -> list[Note]:

@@ -34,6 +34,9 @@ StepListener = Callable[[Optional[StepRow], int], None]
 # (module of `probes`, class, package it is for) of each, installed in this order, taken out in reverse
 ProbeTable = Tuple[Tuple[str, str, str], ...]
 
+# Called before and after an optimizer's step, guarded: by monitors, in the steps that carry one.
+IDLE: tuple[Callable[[Any], Any], Callable[[Any], Any]] = (lambda _: None, lambda _: None)
+
 # Stays in while the others are suspended: it is the one that notices the end of the user's profiler.
 PERMANENT = "user_profiler"
 
@@ -149,6 +152,7 @@ class Agent:
         self._finished = False
         self.batches = Batches()
         self.metrics = Metrics(self)
+        self.around_update = IDLE
         self.alarms = Alarms(self)
 
     # ------------------------------------------------------------------------------------------------ life cycle

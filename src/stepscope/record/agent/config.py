@@ -16,6 +16,15 @@ from typing import Any
 from stepscope.schema import Knob
 
 ENVIRONMENT_NAME = "STEPSCOPE_RECORD"
+WATCH_NAME = "STEPSCOPE_WATCH"
+WATCH_SHARE = 0.01  # of the run's time, for all monitors together: nobody has to think about whether to ask for them
+ON, OFF = ("1", "on", "true", "yes"), ("0", "off", "false", "no")
+
+
+def watch_asked() -> bool | None:
+    """What the environment says of monitors; None where it says nothing."""
+    word = os.environ.get(WATCH_NAME, "").lower()
+    return True if word in ON else False if word in OFF else None
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,7 @@ class Config:
     faults: str | None = None
     knobs: tuple[Knob, ...] = ()
     seed: int | None = None
+    watch: float = 0.0  # of the run's time, the share that monitors may take; 0: none are wanted
 
 
 class Clock:
@@ -102,6 +112,7 @@ def parse(text: str) -> Config | None:
         faults=_typed(data, "faults", str, None),
         knobs=tuple(Knob(*pair) for pair in pairs if _is_knob(pair)),
         seed=_typed(data, "seed", int, None),
+        watch=float(_typed(data, "watch", (int, float), 0.0)),
     )
 
 

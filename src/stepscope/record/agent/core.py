@@ -31,6 +31,7 @@ from stepscope.record.agent.probes.taps import TapsProbe
 _PARTS: tuple[tuple[str, bool, Callable[[Config], bool]], ...] = (
     ("window", True, lambda config: config.window.mode in ("auto", "schedule")),
     ("sampler", True, lambda _: True),
+    ("watch", False, lambda config: config.watch > 0),
     ("memory", False, lambda _: True),
     ("source_log", False, lambda _: True),
 )

@@ -35,8 +35,10 @@ RINGS_LIMIT = 8  # full rings of a device that is far behind; beyond them values
 PATIENCE_S = 5.0  # at the end, for a device that has not finished
 OPTIMIZERS_LIMIT, GROUPS_LIMIT = 8, 32  # whose learning rates are kept; an optimizer per parameter has hundreds alike
 SITES_LIMIT = 64  # lines that call backward, each with the line that calls their function
+SETS_LIMIT = 64  # lists of names that an event may refer to by number
 
 Listener = Callable[["Series", "list[int]", "list[float]"], None]
+VectorReader = Callable[["list[float]"], None]
 
 
 class Series(NamedTuple):
@@ -75,6 +77,9 @@ class Metrics:
         self._steppers: dict[int, int] = {}  # of several optimizers, which made each update
         self._updating = False  # one is under way
         self.is_scaled = False  # gradients of the last backward passes are, by a GradScaler
+        self._vectors: list[tuple[Any, Any, VectorReader]] = []  # (event, pinned memory, who reads it)
+        self._sets: dict[tuple[str, ...], int] = {}  # names of values that are written together
+        self._together: dict[tuple[str, str], Series] = {}  # their curves, for listeners
         self.listeners: list[Listener] = []
         agent.add_boundary_hook(self._at_boundary, NAME)
         agent.add_end_hook(self.finish, NAME)
@@ -110,6 +115,40 @@ class Metrics:
         self._numbers.extend((series, time_ns, value, update))
         if len(self._numbers) >= HELD_LIMIT * FIELDS:
             self._drain()
+
+    def keep_all(self, vector: Any, then: VectorReader) -> None:
+        """Have `then` called with the values of `vector`, which nobody writes to any more, once its device has them.
+
+        On the training thread: at once on the CPU, else between two steps after one copy to pinned memory.
+        """
+        if vector.device.type == "cpu":
+            then(vector.tolist())
+            return
+        torch: Any = sys.modules["torch"]
+        with torch.cuda.device(vector.device):
+            pinned = torch.empty(vector.shape, dtype=vector.dtype, pin_memory=True)
+            pinned.copy_(vector, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+        self._vectors.append((event, pinned, then))
+
+    def tell_all(self, source: str, time_ns: int, values: dict[str, float]) -> None:
+        """Write values of one moment by name. The names are written once for all moments that have the same."""
+        names = tuple(values)
+        entry: dict[str, Any] = {"source": source, "time_ns": time_ns}
+        number = self._sets.get(names)
+        if number is None:
+            entry["names"] = names
+            if len(self._sets) < SETS_LIMIT:
+                number = self._sets[names] = len(self._sets)
+        # Nine digits are all that a single-precision number has.
+        told = [as_json(float(f"{value:.9g}")) for value in values.values()]
+        self._agent.journal.write(NAME, step=None, together={**entry, "set": number, "values": told})
+        if self.listeners:
+            for name, value in values.items():
+                series = self._together.setdefault((source, name), Series(name, source, {}))
+                for listener in self.listeners:
+                    listener(series, [time_ns], [value])
 
     def loss(self, tensors: Any, now_ns: int) -> None:
         """`backward` is about to be called on `tensors`."""
@@ -154,7 +193,7 @@ class Metrics:
 
     def scaled(self, loss: Any, result: Any) -> None:
         """`GradScaler.scale` made `result` of `loss`."""
-        self._scaled = (result, loss)
+        self._scaled = None if result is loss else (result, loss)  # a scaler that is off returns what it is given
 
     # ------------------------------------------------------------------------------------------------- reading out
 
@@ -162,7 +201,8 @@ class Metrics:
         """Read everything out, and wait for devices a while at most. What comes later is kept as before."""
         self._drain()
         deadline = time.monotonic() + PATIENCE_S
-        while any(ring is not None and ring.waiting for ring in self._rings.values()):
+        while self._vectors or any(ring is not None and ring.waiting for ring in self._rings.values()):
+            self._hand_over()
             self._collect()
             if time.monotonic() > deadline:
                 break
@@ -177,6 +217,7 @@ class Metrics:
             self._drain()
         elif len(numbers) >= LATE * FIELDS:  # a listener must not hear of a short step hundreds later
             self._collect()
+        self._hand_over()
         for ring in self._rings.values():
             if ring is not None and (ring.waiting or now_ns - ring.oldest_ns >= EVERY_NS):
                 self._drain()
@@ -188,6 +229,11 @@ class Metrics:
                 if ring is not None:
                     ring.drain()
             self._collect()
+
+    def _hand_over(self) -> None:
+        while self._vectors and self._vectors[0][0].query():
+            _, pinned, then = self._vectors.pop(0)
+            then(pinned.tolist())
 
     def _collect(self) -> None:
         length = len(self._numbers)

@@ -193,6 +193,7 @@ class _Launch:
             "max_steps": self.options.max_steps,
             "knobs": [[knob.knob, knob.value] for knob in self.options.knobs],
             "seed": self.options.seed,
+            "watch": self.options.watch,
             "sampler_hz": int(max(1.0, min(self.options.rate_hz, FALLBACK_RATE_HZ))),
             "faults": self.environ.get("STEPSCOPE_FAULTS"),
         }

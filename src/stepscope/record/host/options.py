@@ -38,6 +38,7 @@ class RecordOptions:
     max_steps: int | None = None
     knobs: tuple[Knob, ...] = ()
     seed: int | None = None
+    watch: float = 0.0  # of the run's time, the share that monitors may take
 
     def __post_init__(self) -> None:
         if not self.command:
@@ -58,6 +59,7 @@ class RecordOptions:
             "max_steps": self.max_steps,
             "knobs": [[knob.knob, masked(knob.knob, knob.value)] for knob in self.knobs],
             "seed": self.seed,
+            "watch": self.watch,
         }
 
 

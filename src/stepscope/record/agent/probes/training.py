@@ -182,9 +182,11 @@ class OptimizerProbe(Probe):
                 now = monotonic_ns() + offset_ns
                 steps.optimizer_start(id(optimizer), now)
                 update_begins(optimizer, now)
+                agent.around_update[0](optimizer)
 
         def end(optimizer: Any, _result: Any, _error: BaseException | None) -> None:
             if get_ident() == agent.training_thread or agent.accepts(strong=True):
+                agent.around_update[1](optimizer)
                 now = monotonic_ns() + offset_ns
                 faults.optimizer_ended(now)
                 agent.metrics.update_ended(id(optimizer))
