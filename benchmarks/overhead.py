@@ -210,10 +210,16 @@ def hooks(plan: Plan, threads: int, repeats: dict[str, int], folder: Path, *, me
     config |= {"rounds": plan.hook_rounds, "block_ms": plan.hook_ms, "metrics": metrics}
     measured = run_loop(config, folder, recorded=True)
     part, limit = ("metrics", METRICS_LIMIT_US) if metrics else ("hooks", SHORT_STEP_LIMIT_US)
-    return [hooks_row(part, limit, threads, length, rounds_ns) for length, rounds_ns in measured.items()]
+    return [hooks_row(threads, length, rounds_ns, part, limit) for length, rounds_ns in measured.items()]
 
 
-def hooks_row(part: str, limit: float, threads: int, length: str, rounds_ns: list[dict[str, float]]) -> Row:
+def hooks_row(
+    threads: int,
+    length: str,
+    rounds_ns: list[dict[str, float]],
+    part: str = "hooks",
+    limit: float = SHORT_STEP_LIMIT_US,
+) -> Row:
     """B minus A and C minus A of every round, from the processor time of a step in nanoseconds."""
     effect = estimate([(arms["B"] - arms["A"]) / 1e3 for arms in rounds_ns])
     control = estimate([(arms["C"] - arms["A"]) / 1e3 for arms in rounds_ns])

@@ -34,9 +34,6 @@ StepListener = Callable[[Optional[StepRow], int], None]
 # (module of `probes`, class, package it is for) of each, installed in this order, taken out in reverse
 ProbeTable = Tuple[Tuple[str, str, str], ...]
 
-# Called before and after an optimizer's step, guarded: by monitors, in the steps that carry one.
-IDLE: tuple[Callable[[Any], Any], Callable[[Any], Any]] = (lambda _: None, lambda _: None)
-
 # Stays in while the others are suspended: it is the one that notices the end of the user's profiler.
 PERMANENT = "user_profiler"
 
@@ -152,7 +149,8 @@ class Agent:
         self._finished = False
         self.batches = Batches()
         self.metrics = Metrics(self)
-        self.around_update = IDLE
+        # Called before and after an optimizer's step, guarded: by monitors, in the steps that carry one.
+        self.around_update: tuple[Callable[[Any], Any], Callable[[Any], Any]] | None = None
         self.alarms = Alarms(self)
 
     # ------------------------------------------------------------------------------------------------ life cycle

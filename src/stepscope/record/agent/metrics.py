@@ -16,6 +16,7 @@ import struct
 import sys
 import threading
 import time
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Tuple
 
 from stepscope.record.agent.frames import place_fields, user_frame, user_places
@@ -151,14 +152,32 @@ class Metrics:
                     listener(series, [time_ns], [value])
 
     def loss(self, tensors: Any, now_ns: int) -> None:
-        """`backward` is about to be called on `tensors`."""
-        self.is_scaled = False
+        """`backward` is about to be called on `tensors`, by who called the wrapper that called our caller.
+
+        All in one function, for what it calls is in nobody's cache by the time of the next step.
+        """
         root = tensors[0] if tensors.__class__ in (list, tuple) and len(tensors) == 1 else tensors
-        scaled, self._scaled = self._scaled, None
-        if scaled is not None and scaled[0] is root:
-            root, self.is_scaled = scaled[1], True
-        if getattr(root, "grad_fn", None) is not None or getattr(root, "requires_grad", False):
-            self.keep(self._site(root), now_ns, root, -1 - self._updates if self._updating else self._updates)
+        if self._scaled is None:
+            self.is_scaled = False
+        else:
+            self.is_scaled = self._scaled[0] is root
+            root, self._scaled = (self._scaled[1] if self.is_scaled else root), None
+        if not getattr(root, "requires_grad", False):
+            return
+        # The line, without making its name. A code object's own hash goes over all that it holds; `_codes` keeps each
+        # alive, and its number its own.
+        frame = user_frame(sys._getframe(3))
+        caller = None if frame is None else frame.f_back
+        key = frame and (id(frame.f_code), frame.f_lasti, caller and id(caller.f_code), caller and caller.f_lasti)
+        series = self._sites.get(key)
+        if series is None:
+            series = self._new_site(key, frame, root)
+        update = -1 - self._updates if self._updating else self._updates
+        value = scalar_of(root)
+        if value.__class__ is float and series is not None:
+            self._numbers.extend((series, now_ns, value, update))
+        else:
+            self.keep(series, now_ns, value, update)
 
     def update_begins(self, optimizer: Any, now_ns: int) -> None:
         """An optimizer, torch's or a framework's, is about to step: keep the learning rates that are new."""
@@ -286,19 +305,15 @@ class Metrics:
         name = name if isinstance(name, str) and name else str(index)
         self.keep(self.series(f"train/lr/{f'{number}.' if number else ''}{name}", "optimizer"), now_ns, rate)
 
-    def _site(self, root: Any) -> int | None:
-        """The series of the user's line that calls backward, found without making its name each time."""
-        frame = user_frame(sys._getframe(5))
+    def _new_site(self, key: Any, frame: FrameType | None, root: Any) -> int | None:
+        """The series of a user's line that calls backward, `frame` or none, which is there for the first time."""
+        if len(self._sites) >= SITES_LIMIT:
+            return None
         caller = None if frame is None else frame.f_back
-        # A code object's own hash goes over all that it holds; `_codes` keeps each alive, and its number its own.
-        key = frame and (id(frame.f_code), frame.f_lasti, caller and id(caller.f_code), caller and caller.f_lasti)
-        series = self._sites.get(key)
-        if series is None and len(self._sites) < SITES_LIMIT:
-            self._codes += (frame and frame.f_code, caller and caller.f_code)
-            places = user_places(4, 2)
-            about = {**place_fields(places[0] if places else None), "caller": places[1] if places[1:] else None}
-            series = self.series("train/loss", "backward", by_update=True, **about, **_division(root))
-            self._sites[key] = series
+        self._codes += (frame and frame.f_code, caller and caller.f_code)
+        places = user_places(3, 2)
+        about = {**place_fields(places[0] if places else None), "caller": places[1] if places[1:] else None}
+        series = self._sites[key] = self.series("train/loss", "backward", by_update=True, **about, **_division(root))
         return series
 
 
@@ -375,47 +390,50 @@ def scalar_of(value: Any) -> Any:
     sees it.
     """
     torch: Any = sys.modules["torch"]
-    if value.__class__ is torch.Tensor:
-        return _read(value, torch)
-    value = getattr(value, "_local_tensor", value)
-    if not isinstance(value, torch.Tensor) or type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        return None  # no tensor, a fake one, or one still on its way from other ranks
-    with torch._C.DisableTorchFunctionSubclass():
-        found = _read(value, torch)
-        return found if not isinstance(found, torch.Tensor) else found.detach().as_subclass(torch.Tensor)
+    if value.__class__ is not torch.Tensor:
+        value = getattr(value, "_local_tensor", value)
+        if not isinstance(value, torch.Tensor) or type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            return None  # no tensor, a fake one, or one still on its way from other ranks
+        if value.__class__ is not torch.Tensor:
+            with torch._C.DisableTorchFunctionSubclass():
+                found = _read(value)
+                return found if found is not value else value.detach().as_subclass(torch.Tensor)
+    return _read(value)
 
 
-def _read(tensor: Any, torch: Any) -> Any:
-    if tensor.numel() != 1 or tensor.is_complex():
+def _read(tensor: Any) -> Any:
+    if tensor.numel() != 1:
         return None
     if not tensor.is_cpu:
-        return tensor
-    if tensor.dtype not in _readers:
-        _readers[tensor.dtype] = _READERS.get(str(tensor.dtype))
-    read = _readers[tensor.dtype]
-    if read is None or tensor.layout is not torch.strided:
+        return None if tensor.is_complex() else tensor
+    kind = tensor.dtype
+    if kind not in _readers:
+        _readers[kind] = _READERS.get(str(kind))
+    at = _readers[kind]
+    if at is None or tensor.layout is not sys.modules["torch"].strided:
         return None
-    return -read(tensor.data_ptr()) if tensor.is_neg() else read(tensor.data_ptr())
+    value = at(tensor.data_ptr()).value
+    return -float(value) if tensor.is_neg() else float(value)
 
 
-def _half(address: int) -> float:
-    return float(struct.unpack("<e", ctypes.string_at(address, 2))[0])
+class _Short:
+    """A number of two bytes in memory: a half-precision one, or a `bfloat16`, the upper half of a single."""
+
+    def __init__(self, address: int, brain: bool = False) -> None:
+        data = ctypes.string_at(address, 2)
+        self.value = float(struct.unpack("<f", b"\0\0" + data)[0] if brain else struct.unpack("<e", data)[0])
 
 
-def _brain(address: int) -> float:
-    return float(struct.unpack("<f", b"\0\0" + ctypes.string_at(address, 2))[0])
-
-
-_readers: dict[Any, Callable[[int], float] | None] = {}  # by type of torch, as far as met
-# How a number of a type lies in memory.
-_READERS: dict[str, Callable[[int], float]] = {
-    "torch.float32": lambda address: ctypes.c_float.from_address(address).value,
-    "torch.float64": lambda address: ctypes.c_double.from_address(address).value,
-    "torch.float16": _half,
-    "torch.bfloat16": _brain,
-    "torch.int64": lambda address: float(ctypes.c_int64.from_address(address).value),
-    "torch.int32": lambda address: float(ctypes.c_int32.from_address(address).value),
-    "torch.bool": lambda address: float(ctypes.c_bool.from_address(address).value),
+_readers: dict[Any, Callable[[int], Any] | None] = {}  # by type of torch, as far as met
+# What has the `value` of a number of a type at an address.
+_READERS: dict[str, Callable[[int], Any]] = {
+    "torch.float32": ctypes.c_float.from_address,
+    "torch.float64": ctypes.c_double.from_address,
+    "torch.float16": _Short,
+    "torch.bfloat16": lambda address: _Short(address, brain=True),
+    "torch.int64": ctypes.c_int64.from_address,
+    "torch.int32": ctypes.c_int32.from_address,
+    "torch.bool": ctypes.c_bool.from_address,
 }
 
 

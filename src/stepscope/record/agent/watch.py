@@ -18,7 +18,7 @@ from functools import partial
 from threading import get_ident
 from typing import Any, Iterator, Sequence
 
-from stepscope.record.agent.agent import IDLE, Agent
+from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.magnitudes import (
     Activation,
     Numbers,
@@ -245,7 +245,7 @@ class Watch:
 
     def _let_go(self) -> None:
         self._reading = None
-        self.agent.around_update = IDLE
+        self.agent.around_update = None
         self._hook.remove()
         self._modules, self._names = {}, {}
 

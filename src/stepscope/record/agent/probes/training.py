@@ -13,12 +13,13 @@ import sys
 import weakref
 from threading import get_ident
 from time import monotonic_ns
-from typing import Any
+from typing import Any, Callable
 
 from stepscope.record.agent import metrics
 from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.compiling import is_dynamo_compiling_check
 from stepscope.record.agent.frames import user_place
+from stepscope.record.agent.guard import Pair
 from stepscope.record.agent.patches import ModuleHook, Patches, Probe, scaler_home
 from stepscope.record.agent.segments import StepRow
 from stepscope.record.agent.wrapper_importlib_bootstrap import make_wrapper
@@ -108,7 +109,7 @@ class AutogradProbe(Probe):
         agent = self._agent
         steps, offset_ns = agent.steps, agent.clock.epoch_offset_ns
         gradients = Gradients()
-        keep_loss = agent.guard.wrap(metrics.NAME, agent.metrics.loss)
+        loss_switch, keep_loss, _ = agent.guard.pair(metrics.NAME, agent.metrics.loss)
         depth = 0  # backward passes inside one another, as reentrant checkpoints make them
 
         # Closures: what they need is at hand, where every attribute would be looked up with cold caches.
@@ -118,8 +119,11 @@ class AutogradProbe(Probe):
                 return None
             now = monotonic_ns() + offset_ns
             depth += 1
-            if depth == 1:
-                keep_loss(args[0] if args else kwargs.get("tensors"), now)
+            if depth == 1 and not loss_switch.off:
+                try:
+                    keep_loss(args[0] if args else kwargs.get("tensors"), now)
+                except Exception as defect:  # noqa: BLE001 - the guard, see `Pair`
+                    loss_switch.trip(defect)
             if agent.framework_steps is not None:
                 agent.framework_steps.sample(now)
             if self._functional.enabled:
@@ -173,28 +177,42 @@ class OptimizerProbe(Probe):
         agent = self._agent
         steps, offset_ns = agent.steps, agent.clock.epoch_offset_ns
         faults = agent.page_faults
-        is_compiling = is_dynamo_compiling_check()
-        update_begins = agent.guard.wrap(metrics.NAME, agent.metrics.update_begins)
+        rates_switch, keep_rates, _ = agent.guard.pair(metrics.NAME, agent.metrics.update_begins)
 
         def start(optimizer: Any) -> None:
             if get_ident() == agent.training_thread or agent.accepts(strong=True):
                 agent.optimizer_events += 1
                 now = monotonic_ns() + offset_ns
                 steps.optimizer_start(id(optimizer), now)
-                update_begins(optimizer, now)
-                agent.around_update[0](optimizer)
+                if not rates_switch.off:
+                    try:
+                        keep_rates(optimizer, now)
+                    except Exception as defect:  # noqa: BLE001 - the guard, see `Pair`
+                        rates_switch.trip(defect)
+                if agent.around_update is not None:
+                    agent.around_update[0](optimizer)
 
         def end(optimizer: Any, _result: Any, _error: BaseException | None) -> None:
             if get_ident() == agent.training_thread or agent.accepts(strong=True):
-                agent.around_update[1](optimizer)
+                if agent.around_update is not None:
+                    agent.around_update[1](optimizer)
                 now = monotonic_ns() + offset_ns
                 faults.optimizer_ended(now)
                 agent.metrics.update_ended(id(optimizer))
                 steps.optimizer_end(id(optimizer), now)
 
-        switch, before, after = agent.guard.pair(self.name, start, end)
         self._in_closure = agent.guard.pair(self.name, self._closure_starts, self._closure_ends)
         self._patches.enabled = True  # nothing in torch is replaced: they switch the wrappers of closures
+        before_step, after_step = self._hooks(agent.guard.pair(self.name, start, end))
+        self._handles = (
+            module.register_optimizer_step_pre_hook(before_step),
+            module.register_optimizer_step_post_hook(after_step),
+        )
+
+    def _hooks(self, pair: Pair) -> tuple[Callable[..., Any], Callable[..., None]]:
+        """What torch calls before and after an optimizer's step, outside of what Dynamo traces."""
+        switch, before, after = pair
+        is_compiling = is_dynamo_compiling_check()
 
         def before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
             if is_compiling() or switch.off:
@@ -213,10 +231,7 @@ class OptimizerProbe(Probe):
                 except Exception as defect:  # noqa: BLE001 - the guard, see `Pair`
                     switch.trip(defect)
 
-        self._handles = (
-            module.register_optimizer_step_pre_hook(before_step),
-            module.register_optimizer_step_post_hook(after_step),
-        )
+        return before_step, after_step
 
     def _closure_starts(self, *_args: Any, **_kwargs: Any) -> bool | None:
         if not self._agent.accepts(strong=True):
