@@ -193,7 +193,7 @@ class Alarms:
         """Write the alarms whose step is over."""
         if not self._pending:
             return
-        uses = list(self._agent.steps.uses)
+        uses = self._agent.steps.uses()
         starts = [use.start_ns for use in uses]
         pending, self._pending = sorted(self._pending, key=lambda alarm: alarm[0].time_ns), []
         for doubt, series in pending:

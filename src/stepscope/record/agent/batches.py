@@ -98,15 +98,14 @@ class Batches:
         self._kept: dict[int, Kept] = {}
 
     @staticmethod
-    def asked(iterator: Any, indices: Any, error: BaseException | None) -> None:
+    def asked(iterator: Any, indices: Any) -> None:
         """`_next_index` of an iterator returned `indices`."""
-        if error is None:
-            state = iterator.__dict__
-            kept = state.get(KEPT)
-            if kept is None:
-                kept = state[KEPT] = Kept(iterator)
-            number = state.get("_send_idx")
-            kept.add(state.get("_num_yielded", 0) if number is None else number, indices)
+        state = iterator.__dict__
+        kept = state.get(KEPT)
+        if kept is None:
+            kept = state[KEPT] = Kept(iterator)
+        number = state.get("_send_idx")
+        kept.add(state.get("_num_yielded", 0) if number is None else number, indices)
 
     def adopt(self, serial: int, iterator: Any, anew: bool = False) -> None:
         """From now on `serial` is the number of the iterator; `anew`: it is about to begin a further pass."""

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Callable, List
 
 from stepscope.record.agent.segments import BACKWARD, DATA_WAIT, OPTIMIZER, Iterator, StepRow
-from stepscope.record.agent.steps import Emit, StepCutter, Use
+from stepscope.record.agent.steps import Emit, StepCutter
 
 BACKWARD_START, BACKWARD_END, OPTIMIZER_START, OPTIMIZER_END = range(4)
 # An event is three entries of the queue: which, the optimizer, the time.
@@ -244,11 +244,8 @@ class QueuedCutter(StepCutter):
     def _cut(self, rows: list[StepRow], iterator: Iterator, batch: int) -> None:
         """Usual steps end, the first of which used the `batch`-th batch; all but the first were fetched unheard."""
         iterator.total += len(rows) - 1
-        leader, ahead = iterator.number, batch - rows[0].step
-        for row in rows:
-            step, kind, _, start_ns, wall_ns = row[:5]
-            if kind == "train":
-                self.uses.append(_new_use(Use, (start_ns, start_ns + wall_ns, step, leader, step + ahead, 1, 1)))
+        self._leads.append((rows[0].step, iterator.number, batch - rows[0].step))
+        self._uses += rows
         self._written_ns = rows[-1].start_ns + rows[-1].wall_ns
 
     def _fetch_begun(self, iterator: Iterator, now: int) -> None:
@@ -260,7 +257,7 @@ class QueuedCutter(StepCutter):
         iterator.step_fetches = 1
 
 
-_new_row = _new_use = tuple.__new__
+_new_row = tuple.__new__
 
 
 def _after_settling(name: str) -> Callable[..., None]:

@@ -91,7 +91,10 @@ class StepCutter:
         self._window = False
         self._written_ns = 0  # the end of the last row: no step begins before it, whatever the clock does
         self._iterators: dict[int, Iterator] = {}
-        self.uses: deque[Use] = deque(maxlen=USES_LIMIT)  # of the last trained steps
+        # Of the last steps what they used; of usual ones only the row, and since which step they use the batches of
+        # which iterator, so many numbers behind the step's.
+        self._uses: deque[Use | StepRow] = deque(maxlen=USES_LIMIT)
+        self._leads: deque[tuple[int, int, int]] = deque(maxlen=USES_LIMIT)
         self.ask_use: Callable[[], bool] = lambda: False
         self._evaluating = 0
         self._looked_through: list[Segment] = []  # batches that nothing was done with, in a script with no step yet
@@ -744,7 +747,7 @@ class StepCutter:
                 row = self._used(iterator, segments, row)
             if row.kind == "train":
                 held = len(iterator.held) if iterator is not None else 0
-                self.uses.append(self._use(segments, end, row.fetches, held))
+                self._uses.append(self._use(segments, end, row.fetches, held))
             self._written_ns = end
             self._number += 1
             self._most_fetches = max(self._most_fetches, row.fetches)
@@ -786,6 +789,22 @@ class StepCutter:
         last = next((segment.last_batch for segment in reversed(segments) if segment.leader == leader), 0) - held
         passes = sum(segment.backward for segment in segments)
         return Use(segments[0].start_ns, end_ns, self._number, leader, max(last + 1 - count, 0), count, passes)
+
+    def uses(self) -> list[Use]:
+        """The batches that the last trained steps used, in order."""
+        leads, at = list(self._leads), -1
+        found: list[Use] = []
+        for entry in self._uses:
+            if isinstance(entry, Use):
+                found.append(entry)
+                continue
+            while at + 1 < len(leads) and leads[at + 1][0] <= entry.step:
+                at += 1
+            if entry.kind == "train" and at >= 0:
+                _, leader, ahead = leads[at]
+                end_ns = entry.start_ns + entry.wall_ns
+                found.append(Use(entry.start_ns, end_ns, entry.step, leader, entry.step + ahead, 1, 1))
+        return found
 
     def open_use(self) -> Use | None:
         """The batches of the step under way, as far as they are fetched."""

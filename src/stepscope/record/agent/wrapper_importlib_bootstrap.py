@@ -85,6 +85,27 @@ def make_wrapper(
     return stepscope_wrapper
 
 
+def make_told_wrapper(owner: Patches, original: Callable[..., Any], pair: Pair) -> Callable[..., Any]:
+    """`original`, a method, with the first hook of `pair`, guarded, told of each call that returned (self, result)."""
+    switch, told = pair.switch, pair.before
+
+    @functools.wraps(original)
+    def stepscope_wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            result = original(self, *args, **kwargs)
+        except BaseException as error:
+            error.__traceback__ = _beyond_this_file(error.__traceback__)
+            raise
+        if not switch.off and owner.enabled:
+            try:
+                told(self, result)
+            except Exception as defect:  # noqa: BLE001 - the guard, see `Pair`
+                switch.trip(defect)
+        return result
+
+    return stepscope_wrapper
+
+
 def make_traceable_wrapper(
     owner: Patches, original: Callable[..., Any], pair: Pair, is_compiling: Callable[[], bool]
 ) -> Callable[..., Any]:

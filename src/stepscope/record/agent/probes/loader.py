@@ -19,6 +19,7 @@ from typing import Any, Callable
 from stepscope.record.agent import metrics
 from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.patches import Probe
+from stepscope.record.agent.wrapper_importlib_bootstrap import make_told_wrapper
 
 _SERIAL = "_stepscope_serial"
 _FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -123,7 +124,7 @@ class LoaderProbe(Probe):
         self._dead = agent.guard.wrap(self.name, self._iterator_dead)
         self._count = agent.guard.wrap("batch", self._count_content)  # a strange batch costs the looks alone
         guarded = partial(agent.guard.wrap, "batches")
-        self._asked, self._adopt = guarded(agent.batches.asked), guarded(agent.batches.adopt)
+        self._adopt = guarded(agent.batches.adopt)
         self._tell_loader = guarded(agent.batches.known)
         self._serials = itertools.count(1)
         self._known: dict[int, tuple[int, Any]] = {}  # id of a loader or a data set -> (serial, weak reference)
@@ -146,7 +147,9 @@ class LoaderProbe(Probe):
         self._around(dataloader.DataLoader, "_get_iterator", self._before_make, self._after_make)
         self._around(several, "_reset", self._before_reset, self._after_make)
         self._around(several, "__del__", self._before_delete)
-        self._around(dataloader._BaseDataLoaderIter, "_next_index", lambda iterator: iterator, self._asked)
+        asked = self._agent.guard.pair("batches", self._agent.batches.asked)
+        iterators: Any = dataloader._BaseDataLoaderIter
+        self._patches.replace(iterators, "_next_index", lambda own: make_told_wrapper(self._patches, own, asked))
 
     def remaining(self) -> int | None:
         """Batches the iterator fetched from last still holds for this epoch; None where that is unknown."""
