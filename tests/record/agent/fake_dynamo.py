@@ -35,7 +35,7 @@ class FakeDynamo:
         self._monkeypatch = monkeypatch
         for name in self._modules:
             monkeypatch.delitem(sys.modules, name, raising=False)
-        monkeypatch.setitem(frames._known, __file__, False)  # torch is no code of the user's
+        monkeypatch.setitem(frames.user_files, __file__, False)  # torch is no code of the user's
         logger = logging.getLogger(LOGGER)
         monkeypatch.setattr(logger, "filters", [])
         monkeypatch.setattr(logger, "level", logging.NOTSET)

@@ -45,15 +45,15 @@ class Kept:
 
     def __init__(self, iterator: Any) -> None:
         state: dict[str, Any] = iterator.__dict__
-        self._lists: deque[Any] = deque(maxlen=BATCHES_LIMIT)
-        self._next = 0  # the number of the batch that is asked for next
-        self._least = LEAST_BATCHES + (state.get("_prefetch_factor") or 0) * (state.get("_num_workers") or 0)
-        self._is_torchs = type(state.get("_index_sampler")).__module__ == "torch.utils.data.sampler"
-        self._reason: str | None = None  # why no batch's indices are known
+        self.lists: deque[Any] = deque(maxlen=BATCHES_LIMIT)
+        self.next = 0  # the number of the batch that is asked for next
+        self.least = LEAST_BATCHES + (state.get("_prefetch_factor") or 0) * (state.get("_num_workers") or 0)
+        self.is_torchs = type(state.get("_index_sampler")).__module__ == "torch.utils.data.sampler"
+        self.reason: str | None = None  # why no batch's indices are known
         if state.get("_dataset_kind") == 1:
-            self._reason = NO_INDICES
+            self.reason = NO_INDICES
         elif state.get("_num_workers") and not state.get("_in_order", True):
-            self._reason = NOT_IN_ORDER
+            self.reason = NOT_IN_ORDER
         self.seen_from = 0  # batches handed out before we came
         self.loader: int | None = None
         self.epoch: int | None = None
@@ -63,28 +63,12 @@ class Kept:
         except TypeError:  # a list
             self.dataset = None
 
-    def add(self, number: int, indices: Any) -> None:
-        """The sampler gave `indices` for batch `number`."""
-        lists = self._lists
-        if number != self._next:
-            lists.clear()
-        self._next = number + 1
-        if indices.__class__ is list and not self._is_torchs:
-            if len(indices) <= COPIED_LIMIT:
-                indices = tuple(indices)
-            elif lists and lists[-1] is indices:
-                self._reason = REFILLED
-        lists.append(indices)
-        size = len(indices) if indices.__class__ in _PLAIN else 1
-        while size * len(lists) > INTS_LIMIT and len(lists) > self._least:
-            lists.popleft()
-
     def told(self, number: int) -> tuple[list[int] | None, int, str | None]:
         """(indices, how many samples the sampler named, why there are none) of batch `number`."""
-        at = number - self._next + len(self._lists)
-        if self._reason is not None or not 0 <= at < len(self._lists):
-            return None, 0, self._reason or FORGOTTEN
-        indices = self._lists[at]
+        at = number - self.next + len(self.lists)
+        if self.reason is not None or not 0 <= at < len(self.lists):
+            return None, 0, self.reason or FORGOTTEN
+        indices = self.lists[at]
         given = indices if isinstance(indices, _PLAIN) else (indices,)
         found = [int(index) for index in given if isinstance(index, Integral)]
         names = sorted({type(index).__name__ for index in given})
@@ -104,8 +88,22 @@ class Batches:
         kept = state.get(KEPT)
         if kept is None:
             kept = state[KEPT] = Kept(iterator)
-        number = state.get("_send_idx")
-        kept.add(state.get("_num_yielded", 0) if number is None else number, indices)
+        lists, number = kept.lists, state.get("_send_idx")
+        if number is None:
+            number = state.get("_num_yielded", 0)
+        if number != kept.next:
+            lists.clear()
+        kept.next = number + 1
+        if not kept.is_torchs and indices.__class__ is list:
+            if len(indices) <= COPIED_LIMIT:
+                indices = tuple(indices)
+            elif lists and lists[-1] is indices:
+                kept.reason = REFILLED
+        lists.append(indices)
+        if len(lists) > kept.least:
+            size = len(indices) if indices.__class__ in _PLAIN else 1
+            while size * len(lists) > INTS_LIMIT and len(lists) > kept.least:
+                lists.popleft()
 
     def adopt(self, serial: int, iterator: Any, anew: bool = False) -> None:
         """From now on `serial` is the number of the iterator; `anew`: it is about to begin a further pass."""

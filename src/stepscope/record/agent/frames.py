@@ -24,32 +24,28 @@ def _library_prefixes() -> tuple[str, ...]:
     return (_PACKAGE, "<frozen ", *(path + os.sep for path in paths if path))
 
 
-_known: dict[str, bool] = {}  # file name -> it is the user's
+user_files: dict[str, bool] = {}  # file name -> it is the user's
 _prefixes: tuple[str, ...] = ()
 
 
 def is_user_file(path: str) -> bool:
     """Whether `path` is neither the standard library, an installed package, torch nor stepscope."""
-    known = _known.get(path)
+    known = user_files.get(path)
     if known is None:
         global _prefixes
         _prefixes = _prefixes or _library_prefixes()
         # "<string>" and the like are generated code; cells of a notebook are the user's.
         generated = path.startswith("<") and not path.startswith(("<ipython", "<stdin>"))
         known = not generated and not path.startswith(_prefixes) and not any(marker in path for marker in _MARKERS)
-        if len(_known) < 10_000:
-            _known[path] = known
+        if len(user_files) < 10_000:
+            user_files[path] = known
     return known
 
 
 def user_frame(frame: FrameType | None) -> FrameType | None:
     """The innermost user frame, from `frame` on; None when there is none."""
     for _ in range(_FRAME_LIMIT):
-        if frame is None:
-            return None
-        path = frame.f_code.co_filename
-        known = _known.get(path)
-        if known or (known is None and is_user_file(path)):
+        if frame is None or is_user_file(frame.f_code.co_filename):
             return frame
         frame = frame.f_back
     return None

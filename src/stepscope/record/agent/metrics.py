@@ -19,7 +19,7 @@ import time
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Tuple
 
-from stepscope.record.agent.frames import place_fields, user_frame, user_places
+from stepscope.record.agent.frames import is_user_file, place_fields, user_files, user_places
 
 if TYPE_CHECKING:
     from stepscope.record.agent.agent import Agent
@@ -166,14 +166,20 @@ class Metrics:
             return
         # The line, without making its name. A code object's own hash goes over all that it holds; `_codes` keeps each
         # alive, and its number its own.
-        frame = user_frame(sys._getframe(3))
+        frame: FrameType | None = sys._getframe(3)
+        while frame is not None:
+            path = frame.f_code.co_filename
+            is_users = user_files.get(path)
+            if is_users or (is_users is None and is_user_file(path)):
+                break
+            frame = frame.f_back
         caller = None if frame is None else frame.f_back
         key = frame and (id(frame.f_code), frame.f_lasti, caller and id(caller.f_code), caller and caller.f_lasti)
         series = self._sites.get(key)
         if series is None:
             series = self._new_site(key, frame, root)
         update = -1 - self._updates if self._updating else self._updates
-        value = scalar_of(root)
+        value = _read(root) if root.__class__ is sys.modules["torch"].Tensor else scalar_of(root)
         if value.__class__ is float and series is not None:
             self._numbers.extend((series, now_ns, value, update))
         else:
@@ -271,12 +277,15 @@ class Metrics:
         written = []
         for number, places in by_series.items():
             series = self._all[number]
-            places.sort(key=lambda at: numbers[at + 1])
-            times, values = [numbers[at + 1] for at in places], [float(numbers[at + 2]) for at in places]
+            times = [numbers[at + 1] for at in places]
+            if times != sorted(times):
+                places.sort(key=lambda at: numbers[at + 1])
+                times = [numbers[at + 1] for at in places]
+            values = [float(numbers[at + 2]) for at in places]
             for listener in self.listeners:
                 listener(series, times, values)
             columns: dict[str, Any] = {"start_ns": times[0], "after_ns": [time - times[0] for time in times]}
-            columns["values"] = [as_json(value) for value in values]
+            columns["values"] = [value if value - value == 0.0 else as_json(value) for value in values]
             if series.by_update:
                 columns["updates"] = [numbers[at + 3] for at in places]
                 if self._steppers:
