@@ -43,7 +43,7 @@ READ = (
     ("Composer 0.33, NaNMonitor", "whether the loss is finite", "one per batch"),
     ("torchtitan 0.2, MetricsProcessor", "loss, norm of all gradients, memory", "one every tenth step"),
 )
-ROUNDS, STEPS = 12, 60
+ROUNDS, STEPS, TIMEOUT_S = 12, 60, 240
 
 
 def measured(way: str, python: Path, folder: Path, rounds: int) -> dict[str, object] | str:
@@ -52,7 +52,10 @@ def measured(way: str, python: Path, folder: Path, rounds: int) -> dict[str, obj
     environ = agent_environment(folder / way, epoch_offset_ns(), watch="--watch" in way) if "stepscope" in way else None
     config = {"way": way, "rounds": rounds, "steps": STEPS, "out": str(out)}
     command = [str(python), str(HERE / "loggers_loop.py"), json.dumps(config)]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return f"not over after {TIMEOUT_S} s"
     if done.returncode:
         return (done.stderr.strip().splitlines() or ["no reason given"])[-1]
     found: dict[str, object] = json.loads(out.read_text())
