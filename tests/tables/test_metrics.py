@@ -116,6 +116,12 @@ def test_what_is_logged_between_steps_is_of_the_last() -> None:
     assert found(logged, steps=0)["val/loss"] == [(None, 0.0), (None, 1.0), (None, 2.0)]
 
 
+def test_a_norm_is_of_the_passes_before_it() -> None:
+    """A step without an optimizer ends with its backward pass, before its gradients are clipped."""
+    norms = RawSeries("train/grad_norm", "clipping", np.array([2, 10, 21]) * MS + T0, np.array([5.0, 6.0, 7.0]))
+    assert found(norms, line([(9, 1.0, 0), (19, 2.0, 0)]))["train/grad_norm"] == [(0, 5.0), (0, 6.0), (1, 7.0)]
+
+
 def test_the_norm_after_clipping_is_torchs() -> None:
     torch = pytest.importorskip("torch")
     parameter = torch.nn.Parameter(torch.zeros(3))

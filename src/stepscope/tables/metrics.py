@@ -51,8 +51,10 @@ def _of_rank(rank: RawRank) -> pl.DataFrame:
     starts, walls, numbers, fetches = (np.array([row[column] for row in rows], np.int64) for column in range(4))
     losses = [series for series in rank.metrics if series.source == BACKWARD and series.updates is not None]
     curves = [curve for series in rank.metrics if series.source != BACKWARD for curve in _curves(series)]
+    backward = np.empty(0, np.int64)
     if losses:
         passes = _passes(losses, starts, walls)
+        backward = passes.times_ns
         frameworks = {str(event.get("name")) for event in rank.journal if event["kind"] == "framework"}
         curves += _losses(losses, passes, fetches, frameworks)
     if not curves:  # losses of which nobody knows the updates
@@ -61,7 +63,11 @@ def _of_rank(rank: RawRank) -> pl.DataFrame:
     order = np.argsort(times, kind="stable")
     which = np.repeat(np.arange(len(curves)), [len(curve.times_ns) for curve in curves])[order]
     times = times[order]
-    steps = step_at(times, starts, walls, numbers)
+    # A norm is of the backward passes before it: a step without an optimizer may have ended in between.
+    clipping = np.array([curve.source == CLIPPING for curve in curves])[which]
+    before = np.searchsorted(backward, times, side="right") - 1
+    moments = np.where(clipping & (before >= 0), np.append(backward, NONE)[before], times)
+    steps = step_at(moments, starts, walls, numbers)
     logged = np.array([curve.source not in FOUND for curve in curves])[which]
     steps[logged] = np.append(NONE, numbers)[np.searchsorted(starts, times[logged], side="right")]
     columns = {

@@ -94,7 +94,7 @@ class Control:
     def clipped(self, norm: torch.Tensor, parameters: Iterable[nn.Parameter]) -> None:
         """The norm of the gradients before they were clipped, as the script was told; and what they have now."""
         now = torch.cat([parameter.grad.flatten() for parameter in parameters if parameter.grad is not None])
-        self._norms.append((norm.detach().clone(), now.norm()))
+        self._norms.append((norm.detach().clone(), now.double().norm()))
 
     def step(self) -> None:
         """A trained step has ended: all batches since the last belong to it."""
