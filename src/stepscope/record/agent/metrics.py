@@ -5,7 +5,7 @@ of 64. A full ring, or one with values older than `EVERY_NS` at the end of a ste
 behind an event that is asked, never waited for. Nothing here synchronises a device, in a graph's capture nothing is
 copied, and what lies on a device of another kind is left out, which is said once.
 
-The step of a value is not written: it is the one whose time holds the value's, known when the step has ended.
+The step of a value is not written: it follows from its time once the step has ended (`tables.metrics`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 NAME = "metrics"
 BATCH_TOKENS = "perf/batch_tokens"  # of the batches from one on, until the next value
-SIZE = 64  # values that are read together
+SIZE = 64  # values that a device copies to the host together
 EVERY_NS = 500_000_000  # values older than this are read at the end of a step: `kill -9` loses a second at most
 LATE = 256  # values of short steps that are read at the next end of one: the batches of 512 are remembered
 HELD_LIMIT = 4_096  # values that wait for the end of a step; a step with more of them is read in the middle
