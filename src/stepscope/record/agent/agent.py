@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Callable, Optional, Tuple
 
 from stepscope.record.agent.alarms import Alarms
+from stepscope.record.agent.batch_log import BatchLog
 from stepscope.record.agent.batches import Batches
 from stepscope.record.agent.config import Clock
 from stepscope.record.agent.guard import Guard, HookList
@@ -152,6 +153,7 @@ class Agent:
         # Called before and after an optimizer's step, guarded: by monitors, in the steps that carry one.
         self.around_update: tuple[Callable[[Any], Any], Callable[[Any], Any]] | None = None
         self.alarms = Alarms(self)
+        self.batch_log = BatchLog(self)
 
     # ------------------------------------------------------------------------------------------------ life cycle
 
@@ -172,6 +174,7 @@ class Agent:
             hook()
         self.steps.finish(self.clock.now())
         self.alarms.finish()
+        self.batch_log.finish()
         self.journal.flush()
         self.device.drain()
         self.flush_regions()

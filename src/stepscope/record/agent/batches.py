@@ -91,7 +91,7 @@ class Batches:
     """The last batches of all loaders of a process, by the serial of the iterator (`LoaderProbe`)."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, Kept] = {}
+        self.kept: dict[int, Kept] = {}
 
     @staticmethod
     def asked(iterator: Any, indices: Any) -> None:
@@ -120,20 +120,20 @@ class Batches:
             kept = state[KEPT] = Kept(iterator)
         if not anew:
             kept.seen_from = state.get("_num_yielded") or 0
-        self._kept[serial] = kept
-        if len(self._kept) > ITERATORS_LIMIT:
-            gone = [number for number, other in self._kept.items() if other.iterator() is None]
-            del self._kept[min(gone or self._kept)]
+        self.kept[serial] = kept
+        if len(self.kept) > ITERATORS_LIMIT:
+            gone = [number for number, other in self.kept.items() if other.iterator() is None]
+            del self.kept[min(gone or self.kept)]
 
     def known(self, serial: int, loader: int | None, epoch: int | None) -> None:
         """Which loader the iterator is of, and how often that was iterated before."""
-        kept = self._kept.get(serial)
+        kept = self.kept.get(serial)
         if kept is not None:
             kept.loader, kept.epoch = loader, epoch
 
     def described(self, serial: int, number: int, room: int, names: int) -> dict[str, Any]:
         """What is known of the batch that was the `number`-th fetched, at most `room` indices and `names` names."""
-        kept = self._kept.get(serial)
+        kept = self.kept.get(serial)
         if kept is None:
             return {"batch": None, "indices": None, "reason": FORGOTTEN}
         position = number + kept.seen_from
