@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Tuple
 
 from stepscope.record.agent.batches import NAMES_LIMIT
 from stepscope.record.agent.metrics import as_json
+from stepscope.record.agent.origins import Origins
 
 if TYPE_CHECKING:
     from stepscope.record.agent.agent import Agent
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from stepscope.record.agent.segments import StepRow
     from stepscope.record.agent.steps import Use
 
-NAME = "alarms"
+NAME, ORIGINS = "alarms", "origins"
 WINDOW = 200  # values before, that one is held against
 LEAST_BEFORE = 30  # with fewer the spread is not known to better than a third
 SCORE = 8.0  # robust standard deviations: normal noise reaches 5 once in a million values
@@ -34,6 +35,7 @@ DUE = 128  # new values after which the rough limit is made anew: 70 us then, ha
 QUIET_VALUES = 20  # of a series after a leap: a new level is no row of leaps
 QUIET_STEPS = 50
 EVENTS_LIMIT = 20
+LOOKS_LIMIT = 8  # at where a value was made
 SERIES_LIMIT = 64
 INTS_LIMIT = 10_000  # indices in an event
 BATCHES_BEFORE = 2
@@ -154,6 +156,10 @@ class Alarms:
         self._written = 0
         self._quiet_until = self._lost_until = -1  # steps: after a leap, after what is not finite
         self._scaled = False  # by a GradScaler, for which a norm that is not finite is usual
+        self._origins: Origins | None = None  # made for the first look
+        self._found: dict[int, dict[str, Any]] = {}  # by the time of the value: what a look has found
+        self._is_lost = False  # the values that were looked at last are not known to have recovered
+        agent.metrics.loss_lost = agent.guard.wrap(ORIGINS, self._loss_lost)
         agent.metrics.listeners.append(agent.guard.wrap(NAME, self._heard))
         agent.add_boundary_hook(self._at_boundary, NAME)
         agent.add_end_hook(self._settle, NAME)
@@ -172,9 +178,25 @@ class Alarms:
                 return
             watched = self._watched[id(series)] = Watched()
         found = watched.look(times, values)
+        if self._is_lost and math.isfinite(values[-1]) and times[-1] > max(self._found, default=0):
+            self._is_lost = False
         if found and len(self._pending) < PENDING_LIMIT:
             self._pending += [(doubt, series) for doubt in found]
             self._agent.steps.hurry()
+
+    def _loss_lost(self, loss: Any, time_ns: int) -> None:
+        """The first loss that is not finite, on the CPU: its graph still stands."""
+        if self._looks():
+            self._found[time_ns] = self._origins.of_loss(loss, self._agent.device.in_use)
+
+    def _looks(self) -> bool:
+        """Whether this is the first of a trouble."""
+        if self._is_lost or len(self._found) >= LOOKS_LIMIT or self._agent.user_profiler_active:
+            return False
+        self._is_lost = True
+        if self._origins is None:
+            self._origins = Origins()
+        return True
 
     def _at_boundary(self, _row: StepRow | None, _now_ns: int) -> None:
         if self._pending:
@@ -247,6 +269,7 @@ class Alarms:
             low=doubt.low,
             high=doubt.high,
             **{name: series.about.get(name) for name in ("file", "line", "function")},
+            origin=self._found.get(doubt.time_ns) if not math.isfinite(doubt.value) else None,
             batches=self._described(suspects, before[-BATCHES_BEFORE:]),
         )
 

@@ -31,7 +31,7 @@ from stepscope.record.agent.magnitudes import (
 )
 from stepscope.record.agent.patches import ModuleHook
 from stepscope.record.agent.roots import NAME as ROOTS
-from stepscope.record.agent.roots import RootFinder
+from stepscope.record.agent.roots import RootFinder, named
 from stepscope.record.agent.segments import StepRow
 
 NAME = "watch"
@@ -209,7 +209,7 @@ class Watch:
         roots = self._finder.close()
         if not roots:
             self._not_measured("no module was called before the first step's end: parameters have numbers for names")
-        self._names = {id(one): name for name, one in _named(roots, "named_parameters")}
+        self._names = {id(one): name for name, one in named(roots, "named_parameters")}
         if activations:
             why = "code is compiled, and a hook would make it compile anew" if self._compiled() else None
             if why is None and roots:
@@ -427,21 +427,6 @@ def _together(sizes: list[float | None]) -> float | None:
     return sum(size * size for size in known) ** 0.5 if len(known) == len(sizes) else None
 
 
-def _named(roots: list[Any], what: str) -> Iterator[tuple[str, Any]]:
-    """Parameters or modules of all roots; of several, the name of a root's class goes before. Names are told once."""
-    seen: set[str] = set()
-    for root in roots:
-        for name, one in getattr(root, what)():
-            parts = ([type(root).__name__] if len(roots) > 1 or not name else []) + ([name] if name else [])
-            full = unique = ".".join(parts)
-            number = 1
-            while unique in seen:
-                number += 1
-                unique = f"{full}~{number}"
-            seen.add(unique)
-            yield unique, one
-
-
 def _block(name: str) -> str:
     """The layer that a parameter is of: up to the first number, or else the first part of its name."""
     parts = name.split(".")
@@ -456,7 +441,7 @@ def _block(name: str) -> str:
 
 def _chosen(roots: list[Any]) -> Iterator[tuple[int, str]]:
     """The modules that are measured: all that have none inside, or of too many the blocks, evenly spaced."""
-    named = list(_named(roots, "named_modules"))
+    named = list(named(roots, "named_modules"))
     modules = [(name, one) for name, one in named if not any(True for _ in one.children())]
     if len(modules) > MODULES_LIMIT:
         modules = [(name, one) for name, one in named if name.rsplit(".", 1)[-1].isdigit()] or modules

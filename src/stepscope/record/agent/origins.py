@@ -1,0 +1,406 @@
+"""Where a value that is not finite was made: looked for once it is there, never before.
+
+On the CPU the loss is known not to be finite when `backward` is called, and its graph still stands then. It leads to
+the parameters that were used, which tell the models, and holds tensors that the backward pass needs. Parameters and
+buffers are looked at first. Where all are finite the graph is followed from the loss to the operator whose output is
+not finite though what it was given is, as far as that was saved; what needs no gradient is an input. The operator's
+module is the one whose parameters it uses, else the one between the modules before and after it that has this operator
+in its `forward`.
+
+Nothing runs but reductions over memory of the host, in slices, until a look's time is over. What hooks of the script's
+would have to unpack (checkpoints, offloading) is left alone.
+"""
+
+from __future__ import annotations
+
+import dis
+import gc
+import re
+import sys
+from bisect import bisect_left, bisect_right
+from time import monotonic_ns
+from typing import Any, Callable, Iterator, Sequence
+from weakref import ref
+
+from stepscope.record.agent.frames import is_user_file
+from stepscope.record.agent.magnitudes import measurable, obstacle, quietly, slices
+from stepscope.record.agent.roots import named
+
+LOOK_NS = 50_000_000  # of the training's time, for one look
+NODES_LIMIT = 20_000  # of a graph
+SEARCHES_LIMIT = 2  # of all objects of the process for models
+# Operators that hand on what is not finite, and make nothing of that kind out of moderate numbers.
+PASSING = re.compile(
+    "(Unsafe)?(View|T|Transpose|Permute|Reshape|Squeeze|Unsqueeze|Expand|Clone|AsStrided|Slice|Select|Split|Unbind|Cat|"
+    r"Stack|Index|Gather|Add|Sub|Rsub|Sum|Mean|Neg|Abs|Alias|CopySlices|Max|Min|Repeat|Roll|Flip)[A-Z]?[a-z]*Backward\d*"
+)
+CONVERTING = re.compile(r"ToCopyBackward\d*")
+PRODUCTS = re.compile(r"(Addmm|Mm|Bmm|Baddbmm|Convolution|Mul)Backward\d*")
+# Operators that make it out of some finite numbers: zero, what is not positive, what is large.
+RISKY = re.compile(
+    r"(Div|Sqrt|Rsqrt|Pow|Exp\w*|Reciprocal|Acos|Asin|Atanh|Tan|LinalgVectorNorm|Std|Var|ToCopy)Backward\d*"
+)
+MASKING = re.compile(r"(MaskedFill|Where)Backward\d*")  # an infinity they put in is meant
+GIVEN = re.compile(r"(self|other|input|target|source|src|query|key|value|tensors?|end|(mat|batch|tensor|vec|x)\d?)$")
+SIGNS = {"div": "/", "mul": "*", "pow": "**"}  # how operators stand in source, where they are no functions
+OLD_SIGNS = {"BINARY_TRUE_DIVIDE": "/", "BINARY_MULTIPLY": "*", "BINARY_POWER": "**"}  # before Python 3.11
+
+# How sure it is that an operator has made what is not finite: all it was given is finite, or holds the zero; it was given
+# it by what needs no gradient; it makes it out of some numbers; it was given something that is not known.
+PROVEN, GIVEN_IT, RISK, HIDDEN, OPEN = range(5, 0, -1)
+
+
+class _LateError(Exception):
+    """The time of a look is over."""
+
+
+class Origins:
+    """What is not finite in a process, looked at when told so. The results are fields of an event."""
+
+    def __init__(self) -> None:
+        self._torch: Any = sys.modules["torch"]
+        self._roots: list[ref[Any]] = []  # the models that were found
+        self._searches = 0
+        self._end_ns = 0
+
+    def of_loss(self, loss: Any, device_in_use: bool) -> dict[str, Any]:
+        """The loss is not finite, and its graph still stands."""
+        why = obstacle(self._torch, device_in_use)
+        if why is not None:
+            return {"reason": why}
+        nodes = _nodes(loss.grad_fn)
+        model = self._model([node.variable for node in nodes if hasattr(node, "variable")])
+        return self._in_time(lambda: self._among("parameters", model.tensors) or self._made(nodes, model))
+
+    def of_gradients(self, parameters: Sequence[Any], device_in_use: bool) -> dict[str, Any]:
+        """The norm of the gradients of `parameters` is not finite."""
+        why = obstacle(self._torch, device_in_use)
+        if why is not None:
+            return {"reason": why}
+        model = self._model(parameters)
+        tensors = [(name, one.grad) for name, one in model.tensors if one.grad is not None]
+        return self._in_time(
+            lambda: self._among("gradients", tensors) or {"reason": "the gradients are finite, or not on the CPU"}
+        )
+
+    def _in_time(self, look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        self._end_ns = monotonic_ns() + LOOK_NS
+        try:
+            with quietly(self._torch):
+                return look()
+        except _LateError:
+            return {"reason": f"there is more to look at than {LOOK_NS // 1_000_000} ms allow"}
+
+    def _model(self, leaves: Sequence[Any]) -> _Model:
+        """The models that hold `leaves`."""
+        wanted = set(map(id, leaves))
+        model = _Model([root for root in (known() for known in self._roots) if root is not None])
+        if not wanted <= set(model.names) and self._searches < SEARCHES_LIMIT:
+            self._searches += 1
+            roots, covered = [], set[int]()
+            for count, _, root, own in sorted(_roots(self._torch, wanted), key=lambda each: each[:2]):
+                if count and not own <= covered:
+                    covered |= own
+                    roots.append(root)
+            self._roots = [ref(root) for root in roots]
+            model = _Model(roots)
+        return model
+
+    def _among(self, where: str, tensors: list[tuple[str, Any]]) -> dict[str, Any] | None:
+        """The last in order of definition that is not finite, which a backward pass came to first."""
+        known = [(name, finite) for name, tensor in tensors if (finite := self._finite(tensor)) is not None]
+        bad = [name for name, finite in known if not finite]
+        if not bad:
+            return None
+        about = {"where": where, "not_finite": len(bad), "looked_at": len(known)}
+        if len(bad) == len(known) > 1:
+            return about
+        return {**about, "module": bad[-1].rpartition(".")[0] or None, "parameter": bad[-1]}
+
+    def _finite(self, tensor: Any) -> bool | None:
+        ends = self.ends(tensor)
+        return None if ends is None else _are_finite(ends)
+
+    def ends(self, tensor: Any) -> tuple[float, float] | None:
+        """The lowest and the highest, NaN where there is one; None where it cannot be read here."""
+        plain = measurable(tensor)
+        if plain is None or not plain.is_cpu:
+            return None
+        low, high = float("inf"), float("-inf")
+        for (part,) in slices(plain):
+            if monotonic_ns() > self._end_ns:
+                raise _LateError
+            least, most = (float(end) for end in self._torch.aminmax(part))
+            if least != least:
+                return least, least
+            low, high = min(low, least), max(high, most)
+        return low, high
+
+    # -------------------------------------------------------------------------------------------------- the graph
+
+    def _made(self, nodes: list[Any], model: _Model) -> dict[str, Any]:
+        """What made it, by the graph."""
+        rank, _, node = self._maker(nodes[0])
+        if any(type(each).__name__.startswith("CompiledFunction") for each in nodes) and rank < GIVEN_IT:
+            return {"reason": "it was made in compiled code, which names no module"}
+        if rank < HIDDEN:
+            return {"reason": "the tensors that the graph has saved do not tell what made it"}
+        operator = _operator(node)
+        where = "inputs" if rank in (GIVEN_IT, HIDDEN) else "forward"
+        return {"where": where, "operator": operator, **_place(node, operator, nodes, model)}
+
+    def _maker(self, bad: Any) -> tuple[int, int, Any]:
+        """(how sure it is, how early in the forward pass, the node) of what made the output of `bad`."""
+        seen: set[Any] = set()
+        while True:
+            start, deeper, waiting, region = bad, None, [bad], []
+            while waiting and deeper is None:
+                node = waiting.pop()
+                if node in seen:
+                    continue
+                facts = _Facts(self, node, self._torch)
+                if node is not start and facts.output is False:
+                    deeper = node
+                elif node is start or facts.output is None:
+                    seen.add(node)
+                    deeper = facts.bad
+                    waiting += facts.unknown
+                    certain = node is start and facts.rank in (OPEN, RISK) and not facts.unknown
+                    region.append((PROVEN if certain else facts.rank, -node._sequence_nr(), node))
+            if deeper is None or deeper in seen:
+                return max(region, key=lambda each: each[:2])
+            bad = deeper
+
+
+class _Facts:
+    """What the saved tensors of a node tell.
+
+    `output`: whether it is finite, None where that is not known. `bad` is what gave it a tensor that is not finite,
+    `unknown` what gave it others.
+    """
+
+    def __init__(self, look: Origins, node: Any, torch: Any) -> None:
+        name = type(node).__name__
+        edges = [edge for edge, _ in node.next_functions]
+        self.output: bool | None = None
+        self.bad: Any = None
+        self.rank = OPEN
+        good: set[Any] = set()
+        largest, harmless = 1.0, False
+        for which, tensor in _saved(node):
+            ends = look.ends(tensor)
+            if ends is None:
+                continue
+            finite, maker = _are_finite(ends), tensor.grad_fn
+            if finite:
+                largest *= max(1.0, -ends[0], ends[1]) * (1 if name.startswith("Mul") else tensor.shape[-1:].numel())
+            if maker is node:
+                self.output = finite and self.output is not False
+            elif maker is not None and maker in edges:
+                if finite or (ends[0] == ends[0] and MASKING.match(type(maker).__name__)):
+                    good.add(maker)
+                else:
+                    self.bad = self.bad or maker
+            elif not finite and GIVEN.match(which):
+                self.rank = GIVEN_IT
+            if name.startswith("Log") and name[3:6] in ("Bac", "2Ba", "10B", "1pB") and finite:
+                harmless = ends[0] > (-1.0 if name.startswith("Log1p") else 0.0)
+                self.rank = OPEN if harmless else PROVEN
+            elif name.startswith("Div") and which == "other" and finite:
+                self.rank = max(self.rank, OPEN if int(torch.count_nonzero(tensor)) == tensor.numel() else PROVEN)
+        self.unknown = [] if self.bad else [edge for edge in edges if edge not in good and _can_make(edge)]
+        if PRODUCTS.match(name):
+            harmless = largest < 1e4 if self._is_half(node) else largest < 1e37
+        if self.rank == OPEN and not harmless:
+            if RISKY.match(name) and not name.startswith("Div") or isinstance(node, torch._C._FunctionBase):
+                self.rank = RISK
+            elif PASSING.match(name):
+                self.rank = HIDDEN if None in edges else OPEN
+            else:
+                harmless = bool(good) and not PRODUCTS.match(name) and not name.startswith("Div")
+        if harmless and self.output is None and self.rank == OPEN and not self.unknown and not self.bad:
+            self.output = True
+
+    @staticmethod
+    def _is_half(node: Any) -> bool:
+        return any(tensor.element_size() == 2 for _, tensor in _saved(node))
+
+
+def _are_finite(ends: tuple[float, float]) -> bool:
+    return all(end - end == 0.0 for end in ends)
+
+
+def _can_make(node: Any) -> bool:
+    return node is not None and not hasattr(node, "variable")
+
+
+def _nodes(root: Any) -> list[Any]:
+    """The nodes of a graph, its root first."""
+    nodes: dict[Any, None] = {}
+    waiting = [root]
+    while waiting and len(nodes) < NODES_LIMIT:
+        node = waiting.pop()
+        if node is not None and node not in nodes:
+            nodes[node] = None
+            waiting += [following for following, _ in node.next_functions]
+    return list(nodes)
+
+
+def _saved(node: Any) -> Iterator[tuple[str, Any]]:
+    """What a node has saved, by name, where no hook has to be called for it and nobody has written to it since."""
+    for attribute in dir(type(node)):
+        if not attribute.startswith("_raw_saved_"):
+            continue
+        try:
+            raw = getattr(node, attribute)
+            raws = raw if isinstance(raw, (tuple, list)) else (raw,)
+            # Before torch has `unpack_hook` nobody can tell.
+            if any(getattr(one, "unpack_hook", one) is not None for one in raws if one is not None):
+                continue
+            which = attribute[len("_raw_saved_") :]
+            public = f"_saved_{which}" if hasattr(type(node), f"_saved_{which}") else "saved_tensors"
+            value = getattr(node, public)
+        except RuntimeError:  # it is freed already, or was changed in place
+            continue
+        for tensor in value if isinstance(value, (tuple, list)) else (value,):
+            if tensor is not None:
+                yield which, tensor
+
+
+def _operator(node: Any) -> str:
+    """As the script calls it, about."""
+    name = re.sub(r"Backward\d*$", "", type(node).__name__)
+    if isinstance(node, sys.modules["torch"]._C._FunctionBase):
+        return name
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", re.sub("^(Native|Mkldnn|Linalg)", "", name)).lower()
+
+
+# -------------------------------------------------------------------------------------------------------- modules
+
+
+class _Model:
+    """All modules of the script's models, by name in order of definition, with their parameters and buffers."""
+
+    def __init__(self, roots: list[Any]) -> None:
+        self.modules = dict(named(roots, "named_modules"))
+        self.tensors = [*named(roots, "named_parameters"), *named(roots, "named_buffers")]
+        self.names = {id(one): name for name, one in self.tensors[::-1]}
+        by_module = {id(module): name for name, module in self.modules.items()}
+        self.parents = {
+            by_module[id(child)]: name
+            for name, module in self.modules.items()
+            for child in module.children()
+        }
+        self.owners = {
+            id(one): name
+            for name, module in self.modules.items()
+            for one in module.parameters(recurse=False)
+        }
+        self.order = {name: place for place, name in enumerate(self.modules)}
+
+    def above(self, name: str | None) -> list[str]:
+        """The modules that `name` is in, the innermost first."""
+        found = []
+        while name is not None and name in self.parents:
+            name = self.parents[name]
+            found.append(name)
+        return found
+
+
+def _roots(torch: Any, wanted: set[int]) -> Iterator[tuple[int, int, Any, set[int]]]:
+    """(minus how many of the wanted parameters, its place, the model, which) of each that is in no other."""
+    classes, waiting = {torch.nn.Module}, [torch.nn.Module]
+    while waiting:
+        new = [each for each in type.__subclasses__(waiting.pop()) if each not in classes]
+        classes.update(new)
+        waiting += new
+    modules = [one for one in gc.get_objects() if type(one) in classes and "_modules" in vars(one)]
+    inner = {id(child) for module in modules for child in vars(module)["_modules"].values()}
+    for place, module in enumerate(modules):
+        if id(module) not in inner:
+            own = wanted & set(map(id, torch.nn.Module.parameters(module)))
+            yield -len(own), place, module, own
+
+
+def _place(node: Any, operator: str, nodes: list[Any], model: _Model) -> dict[str, Any]:
+    """The module of a node and, where it is known, the line of the script's that calls the operator, or the module."""
+    own = [model.owners[leaf] for leaf in _leaves(node) if leaf in model.owners]
+    if own:
+        return {"module": own[0], **_line(model, own[0], operator)}
+    uses = sorted(
+        (user._sequence_nr(), model.owners[leaf])
+        for user in nodes
+        if len(user.next_functions) > 1 or not PASSING.match(type(user).__name__)
+        for leaf in _leaves(user)
+        if leaf in model.owners
+    )
+    at = bisect_left(uses, (node._sequence_nr(), ""))
+    before, after = (uses[at - 1][1] if at else None), (uses[at][1] if at < len(uses) else None)
+    first, last = (None if name is None else model.order[name] for name in (before, after))
+    between = [
+        name
+        for name, place in model.order.items()
+        if (first is None or place > first) and (last is None or place < last) and _is_plain(model.modules[name])
+    ]
+    around = list(dict.fromkeys(model.above(before) + model.above(after)))
+    using = [name for name in between + around if _lines(model.modules[name], operator) or _is(model, name, operator)]
+    if len(using) == 1:
+        return {"module": using[0], **_line(model, using[0], operator)}
+    if len(between) == 1 and before is not None and after is not None:
+        return {"module": between[0], **_line(model, between[0], operator)}
+    if before is not None and after is not None:
+        above = [before, *model.above(before)]
+        common = next((name for name in [after, *model.above(after)] if name in above), None)
+        return {"module": common, "behind": before}
+    return {"behind": before}
+
+
+def _leaves(node: Any) -> list[int]:
+    """The ids of the parameters that a node uses, transposed or converted or as they are."""
+    found = []
+    for edge, _ in node.next_functions:
+        for _ in range(4):
+            if edge is None or hasattr(edge, "variable"):
+                break
+            name = type(edge).__name__
+            is_view = len(edge.next_functions) == 1 and (PASSING.match(name) or CONVERTING.match(name))
+            edge = edge.next_functions[0][0] if is_view else None
+        if edge is not None and hasattr(edge, "variable"):
+            found.append(id(edge.variable))
+    return found
+
+
+def _is_plain(module: Any) -> bool:
+    """Whether it has neither parameters nor modules."""
+    return not vars(module)["_modules"] and not vars(module)["_parameters"]
+
+
+def _is(model: _Model, name: str, operator: str) -> bool:
+    """Whether a module is torch's own for the operator."""
+    return type(model.modules[name]).__name__.lower() == operator.replace("_", "")
+
+
+def _line(model: _Model, name: str, operator: str) -> dict[str, Any]:
+    """The line of the operator in the module's `forward`, or that which calls the module."""
+    module, parent = model.modules[name], model.parents.get(name)
+    lines = _lines(module, operator)
+    if not lines and parent is not None:
+        module, lines = model.modules[parent], _lines(model.modules[parent], name.rpartition(".")[2])
+    if len(lines) != 1:
+        return {}
+    code = type(module).forward.__code__
+    return {"file": code.co_filename, "line": lines[0], "function": code.co_name}
+
+
+def _lines(module: Any, operator: str) -> list[int]:
+    """The lines of a module's own `forward` that call `operator`, by name or by its sign."""
+    code = getattr(getattr(type(module), "forward", None), "__code__", None)
+    if code is None or not is_user_file(code.co_filename):
+        return []
+    starts = [start for start in dis.findlinestarts(code) if start[1] is not None]
+    names = {operator, f"{operator}_", SIGNS.get(operator, operator)}
+    found = []
+    for one in dis.get_instructions(code):
+        if one.argval in names or one.argrepr.rstrip("=") in names or OLD_SIGNS.get(one.opname) in names:
+            found.append(starts[bisect_right(starts, (one.offset, sys.maxsize)) - 1][1])
+    return list(dict.fromkeys(found))
