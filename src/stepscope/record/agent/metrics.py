@@ -82,7 +82,10 @@ class Metrics:
         self._sets: dict[tuple[str, ...], int] = {}  # names of values that are written together
         self._together: dict[tuple[str, str], Series] = {}  # their curves, for listeners
         self.listeners: list[Listener] = []
-        self.loss_lost: Callable[[Any, int], Any] = _nothing  # called, guarded, before the backward pass of such a loss
+        # Called, guarded, with a loss on the CPU that is not finite before its backward pass, and with the parameters
+        # whose gradients have such a norm before they are clipped by it.
+        self.loss_lost: Callable[[Any, int], Any] = _nothing
+        self.norm_lost: Callable[[Any, int], Any] = _nothing
         agent.add_boundary_hook(self._at_boundary, NAME)
         agent.add_end_hook(self.finish, NAME)
         agent.add_finish_hook(self.finish, NAME)
@@ -462,7 +465,7 @@ def _division(root: Any) -> dict[str, Any]:
     return {"node": name, "factor": factor if isinstance(factor, (int, float)) else None}
 
 
-def _nothing(_root: Any, _now_ns: int) -> None:
+def _nothing(_lost: Any, _now_ns: int) -> None:
     return
 
 

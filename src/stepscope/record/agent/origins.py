@@ -32,21 +32,29 @@ SEARCHES_LIMIT = 2  # of all objects of the process for models
 # Operators that hand on what is not finite, and make nothing of that kind out of moderate numbers.
 PASSING = re.compile(
     "(Unsafe)?(View|T|Transpose|Permute|Reshape|Squeeze|Unsqueeze|Expand|Clone|AsStrided|Slice|Select|Split|Unbind|Cat|"
-    r"Stack|Index|Gather|Add|Sub|Rsub|Sum|Mean|Neg|Abs|Alias|CopySlices|Max|Min|Repeat|Roll|Flip)[A-Z]?[a-z]*Backward\d*"
+    r"Stack|Index|Gather|Add|Sub|Rsub|Sum|Mean|Neg|Abs|Alias|CopySlices|Max|Min|Repeat|Roll|Flip)([A-Z][A-Za-z]*)?Backward\d*"
 )
+LOGARITHM = re.compile(r"Log(1p|2|10)?Backward\d*")
+DIVISION = re.compile(r"DivBackward\d*")
 CONVERTING = re.compile(r"ToCopyBackward\d*")
 PRODUCTS = re.compile(r"(Addmm|Mm|Bmm|Baddbmm|Convolution|Mul)Backward\d*")
 # Operators that make it out of some finite numbers: zero, what is not positive, what is large.
-RISKY = re.compile(
-    r"(Div|Sqrt|Rsqrt|Pow|Exp\w*|Reciprocal|Acos|Asin|Atanh|Tan|LinalgVectorNorm|Std|Var|ToCopy)Backward\d*"
-)
+RISKY = re.compile(r"(Sqrt|Rsqrt|Pow|Exp\w*|Reciprocal|Acos|Asin|Atanh|Tan|LinalgVectorNorm|Std|Var|ToCopy)Backward\d*")
 MASKING = re.compile(r"(MaskedFill|Where)Backward\d*")  # an infinity they put in is meant
-GIVEN = re.compile(r"(self|other|input|target|source|src|query|key|value|tensors?|end|(mat|batch|tensor|vec|x)\d?)$")
-SIGNS = {"div": "/", "mul": "*", "pow": "**"}  # how operators stand in source, where they are no functions
+GIVEN = re.compile(r"(self|other|input|target|source|src|query|key|value|end|(mat|batch|tensor|vec|x)\d?)$")
+# How operators stand in source beside their own names.
+SIGNS = {
+    "div": ("/", "true_divide"),
+    "mul": ("*",),
+    "pow": ("**", "square"),
+    "std": ("var",),
+    "linalg_vector_norm": ("norm", "vector_norm"),
+    "to_copy": ("to", "half", "bfloat16"),
+}
 OLD_SIGNS = {"BINARY_TRUE_DIVIDE": "/", "BINARY_MULTIPLY": "*", "BINARY_POWER": "**"}  # before Python 3.11
 
-# How sure it is that an operator has made what is not finite: all it was given is finite, or holds the zero; it was given
-# it by what needs no gradient; it makes it out of some numbers; it was given something that is not known.
+# How sure it is that an operator has made what is not finite: all it was given is finite, or it divides by a zero; what
+# needs no gradient gave it; it makes it out of some numbers; something gave it a value that is not known.
 PROVEN, GIVEN_IT, RISK, HIDDEN, OPEN = range(5, 0, -1)
 
 
@@ -55,11 +63,14 @@ class _LateError(Exception):
 
 
 class Origins:
-    """What is not finite in a process, looked at when told so. The results are fields of an event."""
+    """What is not finite in a process, looked at when told so. The results are fields of an event.
 
-    def __init__(self) -> None:
+    Models are looked for among all objects only where there are others than `first_model`.
+    """
+
+    def __init__(self, first_model: ref[Any] | None) -> None:
         self._torch: Any = sys.modules["torch"]
-        self._roots: list[ref[Any]] = []  # the models that were found
+        self._roots = [] if first_model is None else [first_model]
         self._searches = 0
         self._end_ns = 0
 
@@ -91,19 +102,20 @@ class Origins:
         except _LateError:
             return {"reason": f"there is more to look at than {LOOK_NS // 1_000_000} ms allow"}
 
-    def _model(self, leaves: Sequence[Any]) -> _Model:
+    def _model(self, leaves: Sequence[Any]) -> Model:
         """The models that hold `leaves`."""
         wanted = set(map(id, leaves))
-        model = _Model([root for root in (known() for known in self._roots) if root is not None])
+        model = Model([root for root in (known() for known in self._roots) if root is not None])
         if not wanted <= set(model.names) and self._searches < SEARCHES_LIMIT:
             self._searches += 1
-            roots, covered = [], set[int]()
+            roots: list[Any] = []
+            covered: set[int] = set()
             for count, _, root, own in sorted(_roots(self._torch, wanted), key=lambda each: each[:2]):
                 if count and not own <= covered:
                     covered |= own
                     roots.append(root)
             self._roots = [ref(root) for root in roots]
-            model = _Model(roots)
+            model = Model(roots)
         return model
 
     def _among(self, where: str, tensors: list[tuple[str, Any]]) -> dict[str, Any] | None:
@@ -138,14 +150,14 @@ class Origins:
 
     # -------------------------------------------------------------------------------------------------- the graph
 
-    def _made(self, nodes: list[Any], model: _Model) -> dict[str, Any]:
+    def _made(self, nodes: list[Any], model: Model) -> dict[str, Any]:
         """What made it, by the graph."""
         rank, _, node = self._maker(nodes[0])
-        if any(type(each).__name__.startswith("CompiledFunction") for each in nodes) and rank < GIVEN_IT:
-            return {"reason": "it was made in compiled code, which names no module"}
+        operator = _operator(node)
+        if getattr(_function(node), "__module__", "").startswith("torch."):
+            return {"reason": f"it was made inside {operator}, which hides its modules from the graph"}
         if rank < HIDDEN:
             return {"reason": "the tensors that the graph has saved do not tell what made it"}
-        operator = _operator(node)
         where = "inputs" if rank in (GIVEN_IT, HIDDEN) else "forward"
         return {"where": where, "operator": operator, **_place(node, operator, nodes, model)}
 
@@ -168,7 +180,10 @@ class Origins:
                     certain = node is start and facts.rank in (OPEN, RISK) and not facts.unknown
                     region.append((PROVEN if certain else facts.rank, -node._sequence_nr(), node))
             if deeper is None or deeper in seen:
-                return max(region, key=lambda each: each[:2])
+                best = max(region, key=lambda each: each[:2])
+                # Of several that may have, nobody knows which.
+                is_one = best[0] >= GIVEN_IT or sum(rank == best[0] for rank, *_ in region) == 1
+                return best if is_one else (OPEN, *best[1:])
             bad = deeper
 
 
@@ -180,58 +195,71 @@ class _Facts:
     """
 
     def __init__(self, look: Origins, node: Any, torch: Any) -> None:
-        name = type(node).__name__
-        edges = [edge for edge, _ in node.next_functions]
         self.output: bool | None = None
         self.bad: Any = None
         self.rank = OPEN
-        good: set[Any] = set()
-        largest, harmless = 1.0, False
+        self._torch = torch
+        self._node = node
+        self._name = type(node).__name__
+        self._edges = [edge for edge, _ in node.next_functions]
+        self._good: set[Any] = set()
+        self._largest = 1.0  # that a product can be
+        self._is_harmless = self._is_judged = False  # what is finite stays so; that is known or not
         for which, tensor in _saved(node):
             ends = look.ends(tensor)
-            if ends is None:
-                continue
-            finite, maker = _are_finite(ends), tensor.grad_fn
-            if finite:
-                largest *= max(1.0, -ends[0], ends[1]) * (1 if name.startswith("Mul") else tensor.shape[-1:].numel())
-            if maker is node:
-                self.output = finite and self.output is not False
-            elif maker is not None and maker in edges:
-                if finite or (ends[0] == ends[0] and MASKING.match(type(maker).__name__)):
-                    good.add(maker)
-                else:
-                    self.bad = self.bad or maker
-            elif not finite and GIVEN.match(which):
-                self.rank = GIVEN_IT
-            if name.startswith("Log") and name[3:6] in ("Bac", "2Ba", "10B", "1pB") and finite:
-                harmless = ends[0] > (-1.0 if name.startswith("Log1p") else 0.0)
-                self.rank = OPEN if harmless else PROVEN
-            elif name.startswith("Div") and which == "other" and finite:
-                self.rank = max(self.rank, OPEN if int(torch.count_nonzero(tensor)) == tensor.numel() else PROVEN)
-        self.unknown = [] if self.bad else [edge for edge in edges if edge not in good and _can_make(edge)]
-        if PRODUCTS.match(name):
-            harmless = largest < 1e4 if self._is_half(node) else largest < 1e37
-        if self.rank == OPEN and not harmless:
-            if RISKY.match(name) and not name.startswith("Div") or isinstance(node, torch._C._FunctionBase):
-                self.rank = RISK
-            elif PASSING.match(name):
-                self.rank = HIDDEN if None in edges else OPEN
-            else:
-                harmless = bool(good) and not PRODUCTS.match(name) and not name.startswith("Div")
-        if harmless and self.output is None and self.rank == OPEN and not self.unknown and not self.bad:
-            self.output = True
+            if ends is not None:
+                self._take(which, tensor, ends)
+        left = [edge for edge in self._edges if edge is not None and edge not in self._good]
+        self.unknown = [] if self.bad else [edge for edge in left if not hasattr(edge, "variable")]
+        self._judge()
 
-    @staticmethod
-    def _is_half(node: Any) -> bool:
-        return any(tensor.element_size() == 2 for _, tensor in _saved(node))
+    def _take(self, which: str, tensor: Any, ends: tuple[float, float]) -> None:
+        finite, maker = _are_finite(ends), tensor.grad_fn
+        if maker is self._node:
+            self.output = finite and self.output is not False
+        elif maker is not None and maker in self._edges:
+            if finite or (ends[0] == ends[0] and MASKING.match(type(maker).__name__)):
+                self._good.add(maker)
+            else:
+                self.bad = self.bad or maker
+        elif not finite and GIVEN.match(which):
+            self.rank = GIVEN_IT
+        if not finite:
+            return
+        if LOGARITHM.match(self._name):
+            self._is_judged = True
+            self._is_harmless = ends[0] > (-1.0 if self._name.startswith("Log1p") else 0.0)
+            self.rank = OPEN if self._is_harmless else PROVEN
+        elif PRODUCTS.match(self._name):
+            terms = 1 if self._name.startswith("Mul") else tensor[:1].numel()
+            self._largest *= max(1.0, -ends[0], ends[1]) * terms
+            self._is_harmless = self._largest < self._torch.finfo(tensor.dtype).max / 10
+        elif DIVISION.match(self._name) and which == "other":
+            self._is_judged = True
+            self.rank = PROVEN if int(self._torch.count_nonzero(tensor)) < tensor.numel() else self.rank
+
+    def _judge(self) -> None:
+        if self.rank != OPEN:
+            return
+        if not self._is_judged and (LOGARITHM.match(self._name) or DIVISION.match(self._name)):
+            self.rank = RISK
+        elif RISKY.match(self._name) or _function(self._node) is not None:
+            self.rank = RISK
+        elif PASSING.match(self._name):
+            self.rank = HIDDEN if None in self._edges else OPEN
+        elif not any(kind.match(self._name) for kind in (PRODUCTS, LOGARITHM, DIVISION)):
+            self._is_harmless = bool(self._good)
+        if self._is_harmless and self.output is None and not self.unknown and not self.bad:
+            self.output = True
 
 
 def _are_finite(ends: tuple[float, float]) -> bool:
     return all(end - end == 0.0 for end in ends)
 
 
-def _can_make(node: Any) -> bool:
-    return node is not None and not hasattr(node, "variable")
+def _function(node: Any) -> Any:
+    """The `torch.autograd.Function` that the node is of; None where it is torch's own operator."""
+    return getattr(type(node), "_forward_cls", None)
 
 
 def _nodes(root: Any) -> list[Any]:
@@ -270,7 +298,7 @@ def _saved(node: Any) -> Iterator[tuple[str, Any]]:
 def _operator(node: Any) -> str:
     """As the script calls it, about."""
     name = re.sub(r"Backward\d*$", "", type(node).__name__)
-    if isinstance(node, sys.modules["torch"]._C._FunctionBase):
+    if _function(node) is not None:
         return name
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", re.sub("^(Native|Mkldnn|Linalg)", "", name)).lower()
 
@@ -278,23 +306,19 @@ def _operator(node: Any) -> str:
 # -------------------------------------------------------------------------------------------------------- modules
 
 
-class _Model:
+class Model:
     """All modules of the script's models, by name in order of definition, with their parameters and buffers."""
 
     def __init__(self, roots: list[Any]) -> None:
         self.modules = dict(named(roots, "named_modules"))
         self.tensors = [*named(roots, "named_parameters"), *named(roots, "named_buffers")]
         self.names = {id(one): name for name, one in self.tensors[::-1]}
-        by_module = {id(module): name for name, module in self.modules.items()}
+        self.by_module = {id(module): name for name, module in self.modules.items()}
         self.parents = {
-            by_module[id(child)]: name
-            for name, module in self.modules.items()
-            for child in module.children()
+            self.by_module[id(child)]: name for name, module in self.modules.items() for child in module.children()
         }
         self.owners = {
-            id(one): name
-            for name, module in self.modules.items()
-            for one in module.parameters(recurse=False)
+            id(one): name for name, module in self.modules.items() for one in module.parameters(recurse=False)
         }
         self.order = {name: place for place, name in enumerate(self.modules)}
 
@@ -322,11 +346,11 @@ def _roots(torch: Any, wanted: set[int]) -> Iterator[tuple[int, int, Any, set[in
             yield -len(own), place, module, own
 
 
-def _place(node: Any, operator: str, nodes: list[Any], model: _Model) -> dict[str, Any]:
+def _place(node: Any, operator: str, nodes: list[Any], model: Model) -> dict[str, Any]:
     """The module of a node and, where it is known, the line of the script's that calls the operator, or the module."""
     own = [model.owners[leaf] for leaf in _leaves(node) if leaf in model.owners]
     if own:
-        return {"module": own[0], **_line(model, own[0], operator)}
+        return {"module": own[0], **line_of(model, own[0], operator)}
     uses = sorted(
         (user._sequence_nr(), model.owners[leaf])
         for user in nodes
@@ -345,9 +369,9 @@ def _place(node: Any, operator: str, nodes: list[Any], model: _Model) -> dict[st
     around = list(dict.fromkeys(model.above(before) + model.above(after)))
     using = [name for name in between + around if _lines(model.modules[name], operator) or _is(model, name, operator)]
     if len(using) == 1:
-        return {"module": using[0], **_line(model, using[0], operator)}
+        return {"module": using[0], **line_of(model, using[0], operator)}
     if len(between) == 1 and before is not None and after is not None:
-        return {"module": between[0], **_line(model, between[0], operator)}
+        return {"module": between[0], **line_of(model, between[0], operator)}
     if before is not None and after is not None:
         above = [before, *model.above(before)]
         common = next((name for name in [after, *model.above(after)] if name in above), None)
@@ -375,15 +399,17 @@ def _is_plain(module: Any) -> bool:
     return not vars(module)["_modules"] and not vars(module)["_parameters"]
 
 
-def _is(model: _Model, name: str, operator: str) -> bool:
+def _is(model: Model, name: str, operator: str) -> bool:
     """Whether a module is torch's own for the operator."""
     return type(model.modules[name]).__name__.lower() == operator.replace("_", "")
 
 
-def _line(model: _Model, name: str, operator: str) -> dict[str, Any]:
+def line_of(model: Model, name: str | None, operator: str | None) -> dict[str, Any]:
     """The line of the operator in the module's `forward`, or that which calls the module."""
+    if name is None:
+        return {}
     module, parent = model.modules[name], model.parents.get(name)
-    lines = _lines(module, operator)
+    lines = [] if operator is None else _lines(module, operator)
     if not lines and parent is not None:
         module, lines = model.modules[parent], _lines(model.modules[parent], name.rpartition(".")[2])
     if len(lines) != 1:
@@ -398,7 +424,7 @@ def _lines(module: Any, operator: str) -> list[int]:
     if code is None or not is_user_file(code.co_filename):
         return []
     starts = [start for start in dis.findlinestarts(code) if start[1] is not None]
-    names = {operator, f"{operator}_", SIGNS.get(operator, operator)}
+    names = {operator, f"{operator}_", *SIGNS.get(operator, ())}
     found = []
     for one in dis.get_instructions(code):
         if one.argval in names or one.argrepr.rstrip("=") in names or OLD_SIGNS.get(one.opname) in names:

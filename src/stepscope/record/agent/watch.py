@@ -358,7 +358,7 @@ class Watch:
         reading.parameters += own
         reading.updates[id(optimizer)] = Updates(torch, optimizer, [one.tensor for one in own]), own
 
-    def _called(self, module: Any, output: Any) -> None:
+    def _called(self, module: Any, _inputs: Any, output: Any) -> None:
         if id(module) not in self._modules or get_ident() != self.agent.training_thread:
             return
         torch: Any = sys.modules["torch"]
@@ -441,10 +441,10 @@ def _block(name: str) -> str:
 
 def _chosen(roots: list[Any]) -> Iterator[tuple[int, str]]:
     """The modules that are measured: all that have none inside, or of too many the blocks, evenly spaced."""
-    named = list(named(roots, "named_modules"))
-    modules = [(name, one) for name, one in named if not any(True for _ in one.children())]
+    every = list(named(roots, "named_modules"))
+    modules = [(name, one) for name, one in every if not any(True for _ in one.children())]
     if len(modules) > MODULES_LIMIT:
-        modules = [(name, one) for name, one in named if name.rsplit(".", 1)[-1].isdigit()] or modules
+        modules = [(name, one) for name, one in every if name.rsplit(".", 1)[-1].isdigit()] or modules
     for index in range(min(len(modules), MODULES_LIMIT)):
         name, one = modules[index * len(modules) // min(len(modules), MODULES_LIMIT)]
         yield id(one), name
