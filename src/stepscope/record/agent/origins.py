@@ -39,7 +39,7 @@ DIVISION = re.compile(r"DivBackward\d*")
 CONVERTING = re.compile(r"ToCopyBackward\d*")
 PRODUCTS = re.compile(r"(Addmm|Mm|Bmm|Baddbmm|Convolution|Mul)Backward\d*")
 # Operators that make it out of some finite numbers: zero, what is not positive, what is large.
-RISKY = re.compile(r"(Sqrt|Rsqrt|Pow|Exp\w*|Reciprocal|Acos|Asin|Atanh|Tan|LinalgVectorNorm|Std|Var|ToCopy)Backward\d*")
+RISKY = re.compile(r"(Sqrt|Rsqrt|Pow|Exp\w*|Reciprocal|Acos|Asin|Atanh|Tan|LinalgVectorNorm|Std|Var)Backward\d*")
 MASKING = re.compile(r"(MaskedFill|Where)Backward\d*")  # an infinity they put in is meant
 GIVEN = re.compile(r"(self|other|input|target|source|src|query|key|value|end|(mat|batch|tensor|vec|x)\d?)$")
 # How operators stand in source beside their own names.
@@ -238,16 +238,22 @@ class _Facts:
             self._is_judged = True
             self.rank = PROVEN if int(self._torch.count_nonzero(tensor)) < tensor.numel() else self.rank
 
+    def _is_risky(self) -> bool:
+        if LOGARITHM.match(self._name) or DIVISION.match(self._name):
+            return not self._is_judged
+        if CONVERTING.match(self._name):
+            made = getattr(self._node, "_input_metadata", ())
+            return any(one.dtype is self._torch.float16 for one in made)
+        return bool(RISKY.match(self._name)) or _function(self._node) is not None
+
     def _judge(self) -> None:
         if self.rank != OPEN:
             return
-        if not self._is_judged and (LOGARITHM.match(self._name) or DIVISION.match(self._name)):
-            self.rank = RISK
-        elif RISKY.match(self._name) or _function(self._node) is not None:
+        if self._is_risky():
             self.rank = RISK
         elif PASSING.match(self._name):
             self.rank = HIDDEN if None in self._edges else OPEN
-        elif not any(kind.match(self._name) for kind in (PRODUCTS, LOGARITHM, DIVISION)):
+        elif not any(kind.match(self._name) for kind in (PRODUCTS, LOGARITHM, DIVISION, CONVERTING)):
             self._is_harmless = bool(self._good)
         if self._is_harmless and self.output is None and not self.unknown and not self.bad:
             self.output = True
