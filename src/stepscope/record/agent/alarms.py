@@ -162,6 +162,7 @@ class Search:
         self._again: dict[str, Any] | None = None  # what the steps after the last value without an origin have told
         self._looked = self._armed = 0  # how often it was looked, and how often steps were listened to
         self._lost_ns: int | None = None  # the value that was looked at last; None once there are finite ones again
+        self._knows = False  # that look has told who made it
         agent.metrics.loss_lost = agent.guard.wrap(SEARCH, self._loss_lost)
         agent.metrics.norm_lost = agent.guard.wrap(SEARCH, self._norm_lost)
 
@@ -175,10 +176,9 @@ class Search:
         if self._lost_ns is not None and time_ns > self._lost_ns:
             self._lost_ns = None
 
-    def goes_on(self, time_ns: int) -> None:
-        """The value of this time has been heard of: where no look has told who made it, the next steps may."""
-        told, _ = self._found.get(time_ns, ({}, 0))
-        if "where" in told or self._armed >= ARMED_LIMIT or self.is_under_way:
+    def goes_on(self) -> None:
+        """A value has been heard of: where no look has told who made it, or what came before it, the next steps may."""
+        if (self._lost_ns is not None and self._knows) or self._armed >= ARMED_LIMIT or self.is_under_way:
             return
         self._armed += 1
         self._again = None
@@ -221,6 +221,7 @@ class Search:
         if self._origins is None:
             self._origins = Origins(self._agent.first_model)
         told = look(self._origins, lost, self._agent.device.in_use)
+        self._knows = "where" in told
         self._found[time_ns] = told, monotonic_ns() - began
 
 
@@ -263,7 +264,7 @@ class Alarms:
             self._pending += [(doubt, series) for doubt in found]
             self._agent.steps.hurry()
             if any(self._is_lost(doubt, series) for doubt in found):
-                self._search.goes_on(found[0].time_ns)
+                self._search.goes_on()
 
     def _at_boundary(self, _row: StepRow | None, _now_ns: int) -> None:
         if self._pending:

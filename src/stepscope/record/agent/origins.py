@@ -23,7 +23,7 @@ from typing import Any, Callable, Iterator, Sequence
 from weakref import ref
 
 from stepscope.record.agent.frames import is_user_file
-from stepscope.record.agent.magnitudes import measurable, obstacle, quietly, slices
+from stepscope.record.agent.magnitudes import SLICE, measurable, obstacle, quietly, slices
 from stepscope.record.agent.roots import named
 
 LOOK_NS = 50_000_000  # of the training's time, for one look
@@ -206,6 +206,9 @@ class _Facts:
         self._largest = 1.0  # that a product can be
         self._is_harmless = self._is_judged = False  # what is finite stays so; that is known or not
         for which, tensor in _saved(node):
+            if which == "other" and DIVISION.match(self._name) and tensor.is_cpu and tensor.numel() <= SLICE:
+                self._is_judged = True
+                self.rank = PROVEN if int(torch.count_nonzero(tensor)) < tensor.numel() else self.rank
             ends = look.ends(tensor)
             if ends is not None:
                 self._take(which, tensor, ends)
@@ -222,7 +225,7 @@ class _Facts:
                 self._good.add(maker)
             else:
                 self.bad = self.bad or maker
-        elif not finite and GIVEN.match(which):
+        elif not finite and GIVEN.match(which) and self.rank == OPEN:
             self.rank = GIVEN_IT
         if not finite:
             return
@@ -234,9 +237,6 @@ class _Facts:
             terms = 1 if self._name.startswith("Mul") else tensor[:1].numel()
             self._largest *= max(1.0, -ends[0], ends[1]) * terms
             self._is_harmless = self._largest < self._torch.finfo(tensor.dtype).max / 10
-        elif DIVISION.match(self._name) and which == "other":
-            self._is_judged = True
-            self.rank = PROVEN if int(self._torch.count_nonzero(tensor)) < tensor.numel() else self.rank
 
     def _is_risky(self) -> bool:
         if LOGARITHM.match(self._name) or DIVISION.match(self._name):

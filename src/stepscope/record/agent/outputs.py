@@ -89,8 +89,8 @@ class Outputs:
 
     def _called(self, module: Any, inputs: Any, output: Any) -> None:
         torch: Any = sys.modules["torch"]
-        if get_ident() != self._agent.training_thread or not (module.training and torch.is_grad_enabled()):
-            return
+        if get_ident() != self._agent.training_thread or not module.training:
+            return  # without gradients as well: a checkpoint's first pass has none
         if len(self._calls) >= CALLS_LIMIT or obstacle(torch, self._agent.device.in_use) is not None:
             return
         began = self._agent.clock.now()
