@@ -16,7 +16,7 @@ import sys
 from collections import deque
 from functools import partial
 from threading import get_ident
-from typing import Any, Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.magnitudes import (
@@ -277,49 +277,46 @@ class Watch:
 
     # -------------------------------------------------------------------------------------------- inside the step
 
-    def _starts(self) -> _Reading | None:
-        """The step's reading, where something can be measured now."""
-        reading = self._reading
+    def _measure(self, work: Callable[[_Reading], None]) -> None:
+        """Have `work` done on the step's reading, where something can be measured now; its time is our own."""
+        reading, began = self._reading, self.agent.clock.now()
         if reading is None:
-            return None
-        why = obstacle(sys.modules["torch"], self.agent.device.in_use)
-        if why is not None:
-            self._not_measured(why)
-            return None
-        if not reading.time_ns:
-            reading.time_ns, reading.step = self.agent.clock.now(), self.agent.steps.current_step()
-        return reading
-
-    def _before_update(self, optimizer: Any) -> None:
-        began = self.agent.clock.now()
+            return
+        torch: Any = sys.modules["torch"]
         try:
-            reading = self._starts()
-            if reading is not None and id(optimizer) not in reading.optimizers:
-                reading.optimizers.add(id(optimizer))
-                with quietly(sys.modules["torch"]):
-                    self._norms(reading, optimizer)
-                reading.own_ns += self.agent.clock.now() - began
-        except BaseException:
-            self._let_go()
-            raise
-
-    def _after_update(self, optimizer: Any) -> None:
-        began = self.agent.clock.now()
-        try:
-            reading = self._starts()
-            updates, parameters = (None, []) if reading is None else reading.updates.pop(id(optimizer), (None, []))
-            if reading is None or updates is None:
+            why = obstacle(torch, self.agent.device.in_use)
+            if why is not None:
+                self._not_measured(why)
                 return
-            with quietly(sys.modules["torch"]):
-                for one in parameters:
-                    one.update = [reading.numbers.put(part) for part in updates.of(one.group, one.tensor)]
-            if not all(one.update for one in parameters):
-                name = type(optimizer).__name__
-                self._not_measured(f"updates by {name}: its state does not tell them, and not all weights are copied")
+            if not reading.time_ns:
+                reading.time_ns, reading.step = began, self.agent.steps.current_step()
+            with quietly(torch):
+                work(reading)
             reading.own_ns += self.agent.clock.now() - began
         except BaseException:
             self._let_go()
             raise
+
+    def _before_update(self, optimizer: Any) -> None:
+        def norms_once(reading: _Reading) -> None:
+            if id(optimizer) not in reading.optimizers:
+                reading.optimizers.add(id(optimizer))
+                self._norms(reading, optimizer)
+
+        self._measure(norms_once)
+
+    def _after_update(self, optimizer: Any) -> None:
+        def sizes(reading: _Reading) -> None:
+            updates, parameters = reading.updates.pop(id(optimizer), (None, []))
+            if updates is None:
+                return
+            for one in parameters:
+                one.update = [reading.numbers.put(part) for part in updates.of(one.group, one.tensor)]
+            if not all(one.update for one in parameters):
+                name = type(optimizer).__name__
+                self._not_measured(f"updates by {name}: its state does not tell them, and not all weights are copied")
+
+        self._measure(sizes)
 
     def _norms(self, reading: _Reading, optimizer: Any) -> None:
         torch: Any = sys.modules["torch"]
@@ -364,20 +361,14 @@ class Watch:
         torch: Any = sys.modules["torch"]
         if not module.training or not torch.is_grad_enabled():
             return
-        began = self.agent.clock.now()
-        try:
-            name = self._modules.pop(id(module))
-            reading = self._starts()
-            if reading is None:
-                return
-            with quietly(torch):
-                tensor = first_tensor(output)
-                if tensor is not None:
-                    reading.outputs[name] = Activation(torch, reading.numbers, tensor)
-            reading.own_ns += self.agent.clock.now() - began
-        except BaseException:
-            self._let_go()
-            raise
+        name = self._modules.pop(id(module))
+
+        def ends(reading: _Reading) -> None:
+            tensor = first_tensor(output)
+            if tensor is not None:
+                reading.outputs[name] = Activation(torch, reading.numbers, tensor)
+
+        self._measure(ends)
 
     # -------------------------------------------------------------------------------------------------- the figures
 
