@@ -225,6 +225,26 @@ def test_the_first_step_its_series_and_its_samples(captured: Captured, name: str
     assert len(captured.of("alarm")) <= 3
 
 
+@pytest.mark.parametrize("series", ["train/loss", "train/grad_norm"])
+def test_a_norm_is_of_the_backward_pass_before_it(captured: Captured, series: str) -> None:
+    """Without an optimizer the step is over when its backward pass is."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    for number in range(40):
+        loss = weight.sum()
+        if number == 20 and series == "train/loss":
+            loss = loss * math.inf
+        elif number == 20:
+            loss.register_hook(lambda gradient: gradient * math.nan)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_([weight], 1.0)
+        if number != 20:
+            weight.data -= 0.01 * weight.grad
+        weight.grad = None
+    captured.finish()
+    alarm = captured.of("alarm")[0]
+    assert (alarm["series"], alarm["step"]) == (series, 19), "the first pass alone tells that there is no optimizer"
+
+
 # ------------------------------------------------------------------------------------------------- what is not known
 
 

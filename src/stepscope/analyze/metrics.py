@@ -19,6 +19,7 @@ import polars as pl
 from msgspec.structs import replace
 
 from stepscope.analyze.happenings import SCALE, Happenings, joined
+from stepscope.analyze.input.batches import alarms
 from stepscope.analyze.metric_series import Leap, Level, first_non_finite, levels, spikes
 from stepscope.engine.journal import event_data, place_of
 from stepscope.engine.step_labels import EDGE, INCOMPLETE, LabelledSteps
@@ -208,6 +209,15 @@ class _Run:
         has_norm = any(each.source == "clipping" and each.process == process for each in self._all)
         stage = STAGES.get(one.source, "logged")
         first = loss is not None and one.name == LOSS and at == 0
+        origin = next(
+            (
+                alarm.origin
+                for alarm in alarms(self._tables)
+                if (alarm.process, alarm.step) == (process, step) and isinstance(alarm.value, str)
+            ),
+            None,
+        )
+        seen = origin is not None and origin.where in ("forward", "inputs")
         made = NonFinite(
             name=one.name,
             value=str(float(one.values[at])),
@@ -216,9 +226,10 @@ class _Run:
             rank=one.rank,
             losses=len(later),
             losses_lost=int((~np.isfinite(later)).sum()),
-            sure=stage != "forward" or has_norm or first,
+            sure=stage != "forward" or has_norm or first or seen,
             skipped=step in self._skipped.get(process, ()),
             place=self._places.get(one.process, {}).get(one.name),
+            origin=origin,
             happenings=told,
             sentence="",
         )
@@ -401,6 +412,8 @@ def _with_sentence(found: NonFinite) -> NonFinite:
     text += f": it shows first in {by}" if by else ": only what the script logs tells of it"
     if not found.sure:
         text += ", or in the backward pass before, whose gradients' norm nobody took"
+    if found.origin is not None and found.origin.where is not None:
+        text += f"; {found.origin.sentence}"
     if found.losses > 1:
         lost = "all" if found.losses_lost == found.losses else f"{found.losses_lost:,} of"
         text += f"; {lost} {found.losses:,} losses from there on are not finite"

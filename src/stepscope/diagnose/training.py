@@ -77,6 +77,8 @@ def _not_finite(analysis: Analysis, _findings: Sequence[Finding]) -> list[Risk]:
             " The Trainer's own log shows the mean of other losses in its place (logging_nan_inf_filter, which also "
         )
         hidden += "reads the loss back in every pass)."
+    origin = found.origin if found.origin is not None and found.origin.where is not None else None
+    seen = None if origin is None else f"{origin.sentence}{at(origin.place)}"
     doubt = "" if found.sure else " No norm was taken: the backward pass of the step before may have made it."
     return [
         _risk(
@@ -91,6 +93,7 @@ def _not_finite(analysis: Analysis, _findings: Sequence[Finding]) -> list[Risk]:
             evidence=(
                 Evidence("first step", found.step if found.step is not None else "unknown", "", SOURCE),
                 Evidence("shows first in", found.name, "", SOURCE),
+                *((Evidence("made", seen, "", "the alarm of that step"),) if seen is not None else ()),
                 *figures(SOURCE, ("losses from there on", found.losses, "values", 0)),
                 *figures(SOURCE, ("of these not finite", found.losses_lost, "values", 0)),
             ),

@@ -33,6 +33,34 @@ class StepBatch(Struct, frozen=True):
     loader: Place | None
 
 
+class Origin(Struct, frozen=True):
+    """Where a value that is not finite was made, as far as the recorder could see it.
+
+    where: `parameters`, `forward`, `inputs` or `gradients`; None where it is not known, for the `reason`.
+    module: Its name in the model; of inputs, the one they were given to. Of a forward pass outside of all, None.
+    parameter: Of parameters and gradients, the last in order of definition that is not finite, unless all are not.
+    operator: Of a forward pass, what made it; of inputs, what they were given to.
+    behind: The module that was called before, where `module` does not tell it.
+    again: The step that told, where it was a later one in which the value came again.
+    not_finite: Parameters, or gradients, that are not finite.
+    looked_at: Of so many.
+    place: The line of the script that calls the operator, or the module.
+    sentence: All of this but the line.
+    """
+
+    where: str | None
+    module: str | None
+    parameter: str | None
+    operator: str | None
+    behind: str | None
+    again: int | None
+    not_finite: int | None
+    looked_at: int | None
+    reason: str | None
+    place: Place | None
+    sentence: str
+
+
 class Alarm(Struct, frozen=True):
     """A value that is not finite, or leaps.
 
@@ -44,6 +72,7 @@ class Alarm(Struct, frozen=True):
     high: The highest of them.
     place: The line of the script that calls backward, where the value is a loss.
     batches: Those that came before it first.
+    origin: Of a value that is not finite.
     """
 
     rank: int
@@ -56,3 +85,4 @@ class Alarm(Struct, frozen=True):
     high: float | None
     place: Place | None
     batches: tuple[StepBatch, ...]
+    origin: Origin | None = None

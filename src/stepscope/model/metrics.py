@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from stepscope.model.alarms import Origin
 from stepscope.model.findings import Place
 
 
@@ -55,7 +56,8 @@ class NonFinite(Struct, frozen=True):
     """The first value that is NaN or infinite, of all ranks and series; one that a GradScaler caught is none.
 
     `stage` says where it shows first: forward (a loss), backward (a norm), scaler, or logged by the script alone.
-    `sure` is False where an earlier pass may have made it, whose norm nobody took. `place` calls backward.
+    `sure` is False where an earlier pass may have made it, whose norm nobody took. `place` calls backward, `origin` is
+    what the recorder saw of where it was made.
 
     step: Step of it; missing where it lies in none.
     rank: Rank that had it.
@@ -73,6 +75,7 @@ class NonFinite(Struct, frozen=True):
     sure: bool
     skipped: bool  # GradScaler left the update out
     place: Place | None
+    origin: Origin | None
     happenings: tuple[Happening, ...]
     sentence: str
 

@@ -32,6 +32,8 @@ def show_list(found: Sequence[Alarm], console: Console, shorten: Shortener, more
         suspects = [batch for batch in alarm.batches if batch.suspect]
         for line in (_of_batch(batch, shorten) for batch in suspects[:MAX_SAMPLES]):
             console.print(Text(f"  {line}", style="dim"), soft_wrap=True)
+        for line in _origin(alarm, shorten):
+            console.print(Text(f"  {line}"), soft_wrap=True)
     if any(batch.indices for alarm in found for batch in alarm.batches):
         console.print(Text(more), soft_wrap=True)
 
@@ -40,6 +42,8 @@ def show_step(found: Sequence[Alarm], console: Console, shorten: Shortener) -> N
     """Every alarm with its batches and their samples, the batch of the value first."""
     for alarm in found:
         console.print(Text(_headline(alarm, shorten), style="bold"), soft_wrap=True)
+        for line in _origin(alarm, shorten):
+            console.print(Text(f"  {line}"), soft_wrap=True)
         if not alarm.batches:
             console.print(Text("  no batch is known: the step had no loader of torch, or was long ago"))
         for batch in reversed(alarm.batches):
@@ -55,6 +59,13 @@ def _headline(alarm: Alarm, shorten: Shortener) -> str:
     usual = "" if alarm.low is None else f" (before: {words.number(alarm.low)} to {words.number(alarm.high)})"
     place = f", {shorten(alarm.place.file, alarm.place.line)}" if alarm.place is not None else ""
     return f"{step}, rank {alarm.rank}: {plain(alarm.series)} is {value}{usual}{place}"
+
+
+def _origin(alarm: Alarm, shorten: Shortener) -> Iterator[str]:
+    """Where the value was made, for one that is not finite."""
+    if alarm.origin is not None:
+        place = alarm.origin.place
+        yield plain(alarm.origin.sentence) + (f", {shorten(place.file, place.line)}" if place is not None else "")
 
 
 def _of_batch(batch: StepBatch, shorten: Shortener) -> str:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from stepscope.analyze.sites import site_of
 from stepscope.engine.journal import event_data, place_of
-from stepscope.model.alarms import Alarm, StepBatch
+from stepscope.model.alarms import Alarm, Origin, StepBatch
 from stepscope.read.text import integer, number, string
 from stepscope.tables.schema import Tables
 
@@ -38,9 +38,42 @@ def alarms(tables: Tables) -> tuple[Alarm, ...]:
                 high=number(data.get("high")),
                 place=place_of(data),
                 batches=tuple(batch for batch in found if batch is not None),
+                origin=_origin(data.get("origin")),
             )
         )
     return tuple(made)
+
+
+def _origin(entry: object) -> Origin | None:
+    """Where the value was made, in words as well."""
+    if not isinstance(entry, Mapping):
+        return None
+    texts: dict[str, Any] = {
+        name: string(entry.get(name)) for name in ("module", "parameter", "operator", "behind", "reason")
+    }
+    numbers: dict[str, Any] = {name: integer(entry.get(name)) for name in ("again", "not_finite", "looked_at")}
+    found = Origin(where=string(entry.get("where")), place=place_of(entry), sentence="", **texts, **numbers)
+    return replace(found, sentence=_in_words(found))
+
+
+def _in_words(found: Origin) -> str:
+    module, operator = found.module, found.operator or "an operator"
+    behind = f" behind {found.behind}" if found.behind else ""
+    if found.where in ("parameters", "gradients"):
+        kind, named = found.where[:-1], found.parameter or module
+        one = f"the {kind} {named}" if found.where == "parameters" else f"the gradient of {named}"
+        some = "all" if found.not_finite == found.looked_at else f"{found.not_finite} of"
+        several = f"{some} {found.looked_at} {found.where}" + (f", the last of them of {module}," if named else "")
+        text = f"{one} is not finite" if found.not_finite == 1 else f"{several} are not finite"
+    elif found.where == "forward":
+        by = f" ({found.operator})" if found.operator else ""
+        text = f"first seen in the output of {module}{by}" if module else f"made by {operator}{behind}, in no module"
+    elif found.where == "inputs":
+        given = f"{module} is given" if module else f"{operator} is given{behind}"
+        text = f"first seen in what {given}, and no gradient goes to: an input, a target or a mask"
+    else:
+        return f"who made it is not known: {found.reason or 'the recording does not say'}"
+    return text if found.again is None else f"{text} (in step {found.again}, when it came again)"
 
 
 def of_step(found: Iterable[Alarm], step: int) -> tuple[Alarm, ...]:

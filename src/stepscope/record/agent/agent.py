@@ -26,6 +26,8 @@ from stepscope.record.agent.step_queue import QueuedCutter
 from stepscope.record.agent.step_readings import DeviceTimer, FrameworkSteps, PageFaults
 
 if TYPE_CHECKING:
+    from weakref import ref
+
     from stepscope.record.agent.config import Config
     from stepscope.record.agent.knobs.base import KnobSet
     from stepscope.record.agent.patches import Probe
@@ -152,6 +154,7 @@ class Agent:
         self.metrics = Metrics(self)
         # Called before and after an optimizer's step, guarded: by monitors, in the steps that carry one.
         self.around_update: tuple[Callable[[Any], Any], Callable[[Any], Any]] | None = None
+        self.first_model: ref[Any] | None = None  # the outermost module that was called first with gradients
         self.alarms = Alarms(self)
         self.batch_log = BatchLog(self)
 

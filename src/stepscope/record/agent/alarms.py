@@ -11,10 +11,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple, Sequence, Tuple
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence, Tuple
 
 from stepscope.record.agent.batches import NAMES_LIMIT
 from stepscope.record.agent.metrics import as_json
+from stepscope.record.agent.origins import Origins
+from stepscope.record.agent.outputs import Outputs
 
 if TYPE_CHECKING:
     from stepscope.record.agent.agent import Agent
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     from stepscope.record.agent.segments import StepRow
     from stepscope.record.agent.steps import Use
 
-NAME = "alarms"
+NAME, SEARCH = "alarms", "search"
 WINDOW = 200  # values before, that one is held against
 LEAST_BEFORE = 30  # with fewer the spread is not known to better than a third
 SCORE = 8.0  # robust standard deviations: normal noise reaches 5 once in a million values
@@ -34,6 +37,10 @@ DUE = 128  # new values after which the rough limit is made anew: 70 us then, ha
 QUIET_VALUES = 20  # of a series after a leap: a new level is no row of leaps
 QUIET_STEPS = 50
 EVENTS_LIMIT = 20
+LOOKS_LIMIT, ARMED_LIMIT = 8, 4  # for who made values, of a run
+PASSES_LIMIT = 4_096  # short steps may be cut hundreds at a time, and accumulate gradients
+NOT_AGAIN = "no later step that was looked at has shown it again"
+COMPILED = "code is compiled, where no module can be listened to"
 SERIES_LIMIT = 64
 INTS_LIMIT = 10_000  # indices in an event
 BATCHES_BEFORE = 2
@@ -159,6 +166,81 @@ def _median(ordered: list[float]) -> float:
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
+class Search:
+    """Who made a value that is not finite: told by its graph, its gradients, or what modules put out when it stays."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.is_scaled = False  # a GradScaler looks for its scale by norms that are not finite
+        self._agent = agent
+        self._origins: Origins | None = None  # made for the first look
+        self._outputs: Outputs | None = None
+        self._found: dict[int, tuple[dict[str, Any], int]] = {}  # by time: what a look has told, and its own time
+        self._again: dict[str, Any] | None = None  # what the steps after the last value without an origin have told
+        self._looked = self._armed = 0  # how often it was looked, and how often steps were listened to
+        self._lost_ns: int | None = None  # the value that was looked at last; None once there are finite ones again
+        self._knows = False  # that look has told who made it
+        agent.metrics.loss_lost = agent.guard.wrap(SEARCH, self._loss_lost)
+        agent.metrics.norm_lost = agent.guard.wrap(SEARCH, self._norm_lost)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether steps are still listened to."""
+        return self._outputs is not None and self._outputs.is_armed
+
+    def recovered(self, time_ns: int) -> None:
+        """A value of this time is finite."""
+        if self._lost_ns is not None and time_ns > self._lost_ns:
+            self._lost_ns = None
+
+    def goes_on(self) -> None:
+        """A value has been heard of: where no look has told who made it, or what came before it, the next steps may."""
+        if (self._lost_ns is not None and self._knows) or self._armed >= ARMED_LIMIT or self.is_under_way:
+            return
+        self._armed += 1
+        self._again = None
+        if self._outputs is None:
+            self._outputs = Outputs(self._agent, self._came_again)
+        self._outputs.arm()
+
+    def of(self, time_ns: int, step: int | None) -> dict[str, Any]:
+        """What is known of the value of this time, which is of `step`."""
+        told, own_ns = self._found.pop(time_ns, ({}, 0))
+        if own_ns:
+            self._agent.journal.write("monitor", time_ns, own_ns, step=step, measured=[SEARCH], cost_ns=own_ns)
+        if "where" not in told and self._again is not None and ("where" in self._again or not told):
+            return self._again
+        return told or {"reason": COMPILED if self._agent.compile_used else NOT_AGAIN}
+
+    def _came_again(self, found: dict[str, Any]) -> None:
+        self._again = found
+
+    def _loss_lost(self, loss: Any, time_ns: int) -> None:
+        """A loss on the CPU is not finite; its graph still stands."""
+        if self._looks(time_ns):
+            self._keep(time_ns, Origins.of_loss, loss)
+
+    def _norm_lost(self, parameters: Any, time_ns: int) -> None:
+        """A norm on the CPU is not finite; the gradients are not clipped by it yet."""
+        if not self.is_scaled and self._looks(time_ns):
+            self._keep(time_ns, Origins.of_gradients, parameters)
+
+    def _looks(self, time_ns: int) -> bool:
+        """Whether this is the first of a trouble."""
+        if self._lost_ns is not None or self._looked >= LOOKS_LIMIT or self._agent.user_profiler_active:
+            return False
+        self._lost_ns = time_ns
+        return True
+
+    def _keep(self, time_ns: int, look: Callable[..., dict[str, Any]], lost: Any) -> None:
+        began = monotonic_ns()
+        self._looked += 1
+        if self._origins is None:
+            self._origins = Origins(self._agent.first_model)
+        told = look(self._origins, lost, self._agent.device.in_use)
+        self._knows = "where" in told
+        self._found[time_ns] = told, monotonic_ns() - began
+
+
 class Alarms:
     """Listens to all series of a process."""
 
@@ -170,6 +252,8 @@ class Alarms:
         self._written = 0
         self._quiet_until = self._lost_until = -1  # steps: after a leap, after what is not finite
         self._scaled = False  # by a GradScaler, for which a norm that is not finite is usual
+        self._search = Search(agent)
+        self._passes: deque[int] = deque(maxlen=PASSES_LIMIT)  # when backward passes began
         agent.metrics.listeners.append(agent.guard.wrap(NAME, self._heard))
         agent.add_boundary_hook(self._at_boundary, NAME)
         agent.add_end_hook(self._settle, NAME)
@@ -178,7 +262,7 @@ class Alarms:
 
     def _heard(self, series: Series, times: Sequence[int], values: list[float]) -> None:
         if series.source == "scaler":
-            self._scaled = True
+            self._scaled = self._search.is_scaled = True
         told_again = series.source == "clipping" and series.about.get("again")
         if series.source not in ("backward", "clipping") or told_again or series.name.endswith("_scaled"):
             return
@@ -187,10 +271,16 @@ class Alarms:
             if len(self._watched) >= SERIES_LIMIT:
                 return
             watched = self._watched[id(series)] = Watched()
+        if series.source == "backward":
+            self._passes.extend(times)
         found = watched.look(times, values)
+        if math.isfinite(values[-1]):
+            self._search.recovered(times[-1])
         if found and len(self._pending) < PENDING_LIMIT:
             self._pending += [(doubt, series) for doubt in found]
             self._agent.steps.hurry()
+            if any(self._is_lost(doubt, series) for doubt in found):
+                self._search.goes_on()
 
     def _at_boundary(self, _row: StepRow | None, _now_ns: int) -> None:
         if self._pending:
@@ -213,17 +303,31 @@ class Alarms:
         starts = [use.start_ns for use in uses]
         pending, self._pending = sorted(self._pending, key=lambda alarm: alarm[0].time_ns), []
         for doubt, series in pending:
-            at = bisect_right(starts, doubt.time_ns) - 1
-            if not last and (not uses or doubt.time_ns >= uses[-1].end_ns):
+            moment = self._moment(doubt, series)
+            at = bisect_right(starts, moment) - 1
+            searched = self._is_lost(doubt, series) and self._search.is_under_way
+            if not last and (searched or not uses or moment >= uses[-1].end_ns):
                 self._pending.append((doubt, series))
                 continue
-            known = at >= 0 and doubt.time_ns < uses[at].end_ns
+            known = at >= 0 and moment < uses[at].end_ns
             before = uses[: at + 1]
-            if not known and self._under_way is not None and doubt.time_ns >= self._under_way.start_ns:
+            if not known and self._under_way is not None and moment >= self._under_way.start_ns:
                 before, known = [*before, self._under_way], True
+            step = before[-1].step if known else None
+            origin = self._search.of(doubt.time_ns, step) if self._is_lost(doubt, series) else None
             if self._is_new(doubt, series, before[-1].step if before else 0):
                 self._written += 1
-                self._write(doubt, series, before if known else [])
+                self._write(doubt, series, before if known else [], origin)
+
+    def _moment(self, doubt: Doubt, series: Series) -> int:
+        """What the step of a value is told by: a norm is of the backward pass before it, as in the table of metrics."""
+        if series.source == "clipping":
+            return max((time for time in self._passes if time <= doubt.time_ns), default=doubt.time_ns)
+        return doubt.time_ns
+
+    def _is_lost(self, doubt: Doubt, series: Series) -> bool:
+        """Whether it is not finite, and no norm that a GradScaler looks for its scale by."""
+        return not (math.isfinite(doubt.value) or (self._scaled and series.source == "clipping"))
 
     def _is_new(self, doubt: Doubt, series: Series, step: int) -> bool:
         if math.isfinite(doubt.value):
@@ -231,14 +335,14 @@ class Alarms:
                 return False
             self._quiet_until = step + QUIET_STEPS
         else:
-            if self._scaled and series.source == "clipping":
+            if not self._is_lost(doubt, series):
                 return False
             quiet, self._lost_until = step <= self._lost_until, step + QUIET_STEPS
             if quiet:
                 return False
         return self._written < EVENTS_LIMIT
 
-    def _write(self, doubt: Doubt, series: Series, uses: list[Use]) -> None:
+    def _write(self, doubt: Doubt, series: Series, uses: list[Use], origin: dict[str, Any] | None) -> None:
         """The last of `uses` is the step of the value, if there is any."""
         suspects: list[Batch] = []
         before: list[Batch] = []
@@ -263,6 +367,7 @@ class Alarms:
             low=doubt.low,
             high=doubt.high,
             **{name: series.about.get(name) for name in ("file", "line", "function")},
+            origin=origin,
             batches=self._described(suspects, before[-BATCHES_BEFORE:]),
         )
 

@@ -123,7 +123,7 @@ def _norm(torch: Any, tensor: Any) -> Any:
     return torch.linalg.vector_norm(tensor, dtype=torch.float32 if half else None)
 
 
-def _slices(*tensors: Any) -> Iterator[tuple[Any, ...]]:
+def slices(*tensors: Any) -> Iterator[tuple[Any, ...]]:
     """Tensors of one shape in parts of about `SLICE` elements, none of them copied."""
     first = tensors[0]
     if first.numel() <= SLICE:
@@ -161,7 +161,7 @@ class Updates:
         if weight is None:
             return []
         if self._how is None:
-            parts = [] if copy is None else [_norm(torch, now - before) for now, before in _slices(weight, copy)]
+            parts = [] if copy is None else [_norm(torch, now - before) for now, before in slices(weight, copy)]
         else:
             decoupled = self._decoupled or bool(group.get("decoupled_weight_decay"))
             parts = self._how(torch, group, self._state.get(parameter, {}), parameter, weight, decoupled)
@@ -182,7 +182,7 @@ def _of_adam(torch: Any, group: Any, state: Any, _parameter: Any, weight: Any, d
     decay = rate * _number(group["weight_decay"])
     half = first.dtype in (torch.float16, torch.bfloat16)
     parts = []
-    for mean, square, now in _slices(first, second, weight):
+    for mean, square, now in slices(first, second, weight):
         change = (square.float() if half else square).sqrt()
         change.div_(root).add_(group["eps"])
         torch.div(mean, change, out=change)
@@ -205,7 +205,7 @@ def _of_sgd(torch: Any, group: Any, state: Any, parameter: Any, weight: Any, _de
         return []
     decay, sign = _number(group["weight_decay"]), -1.0 if group["maximize"] else 1.0
     parts = []
-    for now, slope, kept in _slices(weight, gradient, gradient if buffer is None else buffer):
+    for now, slope, kept in slices(weight, gradient, gradient if buffer is None else buffer):
         change = slope * sign
         if momentum:
             change.add_(kept * momentum)
@@ -237,7 +237,7 @@ class Activation:
         self._nonzero: list[int] = []
         self._strange: list[int] = []
         if self._elements <= COUNTED:
-            for (part,) in _slices(output):
+            for (part,) in slices(output):
                 self._nonzero.append(numbers.put(torch.count_nonzero(part)))
                 self._strange.append(numbers.put(torch.count_nonzero(part - part)))  # infinity and NaN leave NaN
 

@@ -32,7 +32,7 @@ class _Recorder:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._written = 0
-        self._sums: dict[tuple[Any, ...], tuple[int, int, int]] = {}  # (kind, name, …) -> count, duration, first start
+        self._sums = RegionSums(agent)
         guarded = partial(agent.guard.wrap, "marks")
         self.now = agent.clock.now
         self.step, self.region, self.log, self.flush = map(guarded, (self._step, self._region, self._log, self._flush))
@@ -47,15 +47,9 @@ class _Recorder:
         self._agent.steps.hurry()  # regions are counted by step
         if self._written < REGIONS_PER_STEP:
             self._written += 1
-            self._write_region(kind, name, start_ns, end_ns - start_ns, **place)
+            _write_region(self._agent, name, start_ns, end_ns - start_ns, kind, place)
             return
-        key = (kind, name, *place.items())
-        count, duration_ns, first_ns = self._sums.get(key, (0, 0, start_ns))
-        self._sums[key] = count + 1, duration_ns + end_ns - start_ns, first_ns
-
-    def _write_region(self, kind: str, name: str, start_ns: int, duration_ns: int, **fields: Any) -> None:
-        source = {} if kind == "region" else {"source": kind}
-        self._agent.journal.write("region", start_ns, duration_ns, name=name, **fields, **source)
+        self._sums.keep(name, start_ns, end_ns - start_ns, kind, place)
 
     def _log(self, values: Mapping[str, Any]) -> None:
         metrics, now = self._agent.metrics, self.now()
@@ -66,30 +60,33 @@ class _Recorder:
 
     def _flush(self) -> None:
         self._written = 0
-        sums, self._sums = self._sums, {}
-        for (kind, name, *place), (count, duration, start) in sums.items():
-            self._write_region(kind, name, start, duration, count=count, **dict(place))
+        self._sums.flush()
 
 
 class RegionSums:
-    """Regions that may come in every step: long ones are written each, short ones summed up."""
+    """Regions that may come in every step, summed up by name, kind and place; `add` writes long ones each."""
 
     def __init__(self, agent: Agent) -> None:
-        self._journal = agent.journal
-        self._sums: dict[tuple[Any, ...], list[int]] = {}  # (name, kind, …) -> [calls, duration, first start]
+        self._agent = agent
+        self._sums: dict[tuple[Any, ...], list[int]] = {}  # (name, kind, …) -> [duration, calls, first start]
 
     def add(self, name: str, start_ns: int, end_ns: int, kind: str, place: Mapping[str, Any] | None = None) -> None:
         """One more; `place` are the fields of the line it is told with."""
-        duration, place = end_ns - start_ns, place or {}
-        if duration >= SHORTEST_NS:
+        place = place or {}
+        if end_ns - start_ns >= SHORTEST_NS:
             record_region(name, start_ns, end_ns, kind, **place)
             return
+        key = self.keep(name, start_ns, end_ns - start_ns, kind, place)
+        if self._sums[key][0] >= SUM_NS:
+            self._write(key)
+
+    def keep(self, name: str, start_ns: int, duration_ns: int, kind: str, place: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Add it to those of its key, which is returned."""
         key = (name, kind, *place.items())
         total = self._sums.setdefault(key, [0, 0, start_ns])
-        total[0] += 1
-        total[1] += duration
-        if total[1] >= SUM_NS:
-            self._write(key)
+        total[0] += duration_ns
+        total[1] += 1
+        return key
 
     def flush(self) -> None:
         """Write what is summed up."""
@@ -97,9 +94,16 @@ class RegionSums:
             self._write(key)
 
     def _write(self, key: tuple[Any, ...]) -> None:
-        count, duration, start = self._sums.pop(key)
+        duration_ns, count, start_ns = self._sums.pop(key)
         name, kind, *place = key
-        self._journal.write("region", start, duration, name=name, source=kind, count=count, **dict(place))
+        _write_region(self._agent, name, start_ns, duration_ns, kind, {**dict(place), "count": count})
+
+
+def _write_region(
+    agent: Agent, name: str, start_ns: int, duration_ns: int, kind: str, fields: Mapping[str, Any]
+) -> None:
+    source = {} if kind == "region" else {"source": kind}
+    agent.journal.write("region", start_ns, duration_ns, name=name, **fields, **source)
 
 
 _recorder: _Recorder | None = None

@@ -86,6 +86,10 @@ class Metrics:
         self._sets: dict[tuple[str, ...], int] = {}  # names of values that are written together
         self._together: dict[tuple[str, str], Series] = {}  # their curves, for listeners
         self.listeners: list[Listener] = []
+        # Called, guarded, with a loss on the CPU that is not finite before its backward pass, and with the parameters
+        # whose gradients have such a norm before they are clipped by it.
+        self.loss_lost: Callable[[Any, int], Any] = _nothing
+        self.norm_lost: Callable[[Any, int], Any] = _nothing
         agent.add_boundary_hook(self._at_boundary, NAME)
         agent.add_end_hook(self.finish, NAME)
         agent.add_finish_hook(self.finish, NAME)
@@ -188,6 +192,8 @@ class Metrics:
         value = _read(root) if root.__class__ is self._tensor else scalar_of(root)
         if value.__class__ is float and series is not None:
             self._numbers.extend((series, now_ns, value, update))
+            if value - value != 0.0:
+                self.loss_lost(root, now_ns)
         else:
             self.keep(series, now_ns, value, update)
 
@@ -467,6 +473,10 @@ def _division(root: Any) -> dict[str, Any]:
         if on_cpu and factor.numel() == 1 and not factor.requires_grad:  # type: ignore[union-attr]
             factor = float(factor.numpy())  # type: ignore[union-attr]
     return {"node": name, "factor": factor if isinstance(factor, (int, float)) else None}
+
+
+def _nothing(_lost: Any, _now_ns: int) -> None:
+    return
 
 
 def as_json(value: float) -> float | str:

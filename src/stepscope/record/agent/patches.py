@@ -121,7 +121,7 @@ class Probe:
 
 
 class ModuleHook:
-    """A global hook on calls of modules, `call(module)` before them or `call(module, output)` after, while it is in.
+    """A global hook on calls of modules while it is in, `call(module)` before or `call(module, inputs, output)` after.
 
     In what Dynamo traces it folds away. Global hooks slow every module down and make Dynamo compile anew.
     """
@@ -144,9 +144,9 @@ class ModuleHook:
 
         is_compiling, call = is_compiling_check(), self._call
 
-        def forward(module: Any, _inputs: Any, *output: Any) -> None:
+        def forward(module: Any, *told: Any) -> None:
             if not is_compiling():
-                call(module, *output)
+                call(module, *(told if len(told) > 1 else ()))
 
         after, before = modules.register_module_forward_hook, modules.register_module_forward_pre_hook
         self._handle = (after if self._after else before)(forward)

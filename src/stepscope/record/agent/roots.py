@@ -8,7 +8,7 @@ the script hands to torch.compile is a model then.
 from __future__ import annotations
 
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, Iterator
 from weakref import ref
 
 from stepscope.record.agent.patches import ModuleHook, Patches
@@ -73,3 +73,18 @@ def module_of(torch: Any, target: Any) -> Any:
     """The module that is handed to torch.compile, or whose method is; None where it is a function."""
     module = target if isinstance(target, torch.nn.Module) else getattr(target, "__self__", None)
     return module if isinstance(module, torch.nn.Module) else None
+
+
+def named(roots: list[Any], what: str) -> Iterator[tuple[str, Any]]:
+    """Parameters or modules of all roots; of several, the name of a root's class goes before. Names are told once."""
+    seen: set[str] = set()
+    for root in roots:
+        for name, one in getattr(root, what)():
+            parts = ([type(root).__name__] if len(roots) > 1 or not name else []) + ([name] if name else [])
+            full = unique = ".".join(parts)
+            number = 1
+            while unique in seen:
+                number += 1
+                unique = f"{full}~{number}"
+            seen.add(unique)
+            yield unique, one

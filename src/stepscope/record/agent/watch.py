@@ -16,7 +16,7 @@ import sys
 from collections import deque
 from functools import partial
 from threading import get_ident
-from typing import Any, Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.magnitudes import (
@@ -31,7 +31,7 @@ from stepscope.record.agent.magnitudes import (
 )
 from stepscope.record.agent.patches import ModuleHook
 from stepscope.record.agent.roots import NAME as ROOTS
-from stepscope.record.agent.roots import RootFinder
+from stepscope.record.agent.roots import RootFinder, named
 from stepscope.record.agent.segments import StepRow
 
 NAME = "watch"
@@ -209,7 +209,7 @@ class Watch:
         roots = self._finder.close()
         if not roots:
             self._not_measured("no module was called before the first step's end: parameters have numbers for names")
-        self._names = {id(one): name for name, one in _named(roots, "named_parameters")}
+        self._names = {id(one): name for name, one in named(roots, "named_parameters")}
         if activations:
             why = "code is compiled, and a hook would make it compile anew" if self._compiled() else None
             if why is None and roots:
@@ -277,49 +277,46 @@ class Watch:
 
     # -------------------------------------------------------------------------------------------- inside the step
 
-    def _starts(self) -> _Reading | None:
-        """The step's reading, where something can be measured now."""
-        reading = self._reading
+    def _measure(self, work: Callable[[_Reading], None]) -> None:
+        """Have `work` done on the step's reading, where something can be measured now; its time is our own."""
+        reading, began = self._reading, self.agent.clock.now()
         if reading is None:
-            return None
-        why = obstacle(sys.modules["torch"], self.agent.device.in_use)
-        if why is not None:
-            self._not_measured(why)
-            return None
-        if not reading.time_ns:
-            reading.time_ns, reading.step = self.agent.clock.now(), self.agent.steps.current_step()
-        return reading
-
-    def _before_update(self, optimizer: Any) -> None:
-        began = self.agent.clock.now()
+            return
+        torch: Any = sys.modules["torch"]
         try:
-            reading = self._starts()
-            if reading is not None and id(optimizer) not in reading.optimizers:
-                reading.optimizers.add(id(optimizer))
-                with quietly(sys.modules["torch"]):
-                    self._norms(reading, optimizer)
-                reading.own_ns += self.agent.clock.now() - began
-        except BaseException:
-            self._let_go()
-            raise
-
-    def _after_update(self, optimizer: Any) -> None:
-        began = self.agent.clock.now()
-        try:
-            reading = self._starts()
-            updates, parameters = (None, []) if reading is None else reading.updates.pop(id(optimizer), (None, []))
-            if reading is None or updates is None:
+            why = obstacle(torch, self.agent.device.in_use)
+            if why is not None:
+                self._not_measured(why)
                 return
-            with quietly(sys.modules["torch"]):
-                for one in parameters:
-                    one.update = [reading.numbers.put(part) for part in updates.of(one.group, one.tensor)]
-            if not all(one.update for one in parameters):
-                name = type(optimizer).__name__
-                self._not_measured(f"updates by {name}: its state does not tell them, and not all weights are copied")
+            if not reading.time_ns:
+                reading.time_ns, reading.step = began, self.agent.steps.current_step()
+            with quietly(torch):
+                work(reading)
             reading.own_ns += self.agent.clock.now() - began
         except BaseException:
             self._let_go()
             raise
+
+    def _before_update(self, optimizer: Any) -> None:
+        def norms_once(reading: _Reading) -> None:
+            if id(optimizer) not in reading.optimizers:
+                reading.optimizers.add(id(optimizer))
+                self._norms(reading, optimizer)
+
+        self._measure(norms_once)
+
+    def _after_update(self, optimizer: Any) -> None:
+        def sizes(reading: _Reading) -> None:
+            updates, parameters = reading.updates.pop(id(optimizer), (None, []))
+            if updates is None:
+                return
+            for one in parameters:
+                one.update = [reading.numbers.put(part) for part in updates.of(one.group, one.tensor)]
+            if not all(one.update for one in parameters):
+                name = type(optimizer).__name__
+                self._not_measured(f"updates by {name}: its state does not tell them, and not all weights are copied")
+
+        self._measure(sizes)
 
     def _norms(self, reading: _Reading, optimizer: Any) -> None:
         torch: Any = sys.modules["torch"]
@@ -358,26 +355,20 @@ class Watch:
         reading.parameters += own
         reading.updates[id(optimizer)] = Updates(torch, optimizer, [one.tensor for one in own]), own
 
-    def _called(self, module: Any, output: Any) -> None:
+    def _called(self, module: Any, _inputs: Any, output: Any) -> None:
         if id(module) not in self._modules or get_ident() != self.agent.training_thread:
             return
         torch: Any = sys.modules["torch"]
         if not module.training or not torch.is_grad_enabled():
             return
-        began = self.agent.clock.now()
-        try:
-            name = self._modules.pop(id(module))
-            reading = self._starts()
-            if reading is None:
-                return
-            with quietly(torch):
-                tensor = first_tensor(output)
-                if tensor is not None:
-                    reading.outputs[name] = Activation(torch, reading.numbers, tensor)
-            reading.own_ns += self.agent.clock.now() - began
-        except BaseException:
-            self._let_go()
-            raise
+        name = self._modules.pop(id(module))
+
+        def ends(reading: _Reading) -> None:
+            tensor = first_tensor(output)
+            if tensor is not None:
+                reading.outputs[name] = Activation(torch, reading.numbers, tensor)
+
+        self._measure(ends)
 
     # -------------------------------------------------------------------------------------------------- the figures
 
@@ -427,21 +418,6 @@ def _together(sizes: list[float | None]) -> float | None:
     return sum(size * size for size in known) ** 0.5 if len(known) == len(sizes) else None
 
 
-def _named(roots: list[Any], what: str) -> Iterator[tuple[str, Any]]:
-    """Parameters or modules of all roots; of several, the name of a root's class goes before. Names are told once."""
-    seen: set[str] = set()
-    for root in roots:
-        for name, one in getattr(root, what)():
-            parts = ([type(root).__name__] if len(roots) > 1 or not name else []) + ([name] if name else [])
-            full = unique = ".".join(parts)
-            number = 1
-            while unique in seen:
-                number += 1
-                unique = f"{full}~{number}"
-            seen.add(unique)
-            yield unique, one
-
-
 def _block(name: str) -> str:
     """The layer that a parameter is of: up to the first number, or else the first part of its name."""
     parts = name.split(".")
@@ -456,10 +432,10 @@ def _block(name: str) -> str:
 
 def _chosen(roots: list[Any]) -> Iterator[tuple[int, str]]:
     """The modules that are measured: all that have none inside, or of too many the blocks, evenly spaced."""
-    named = list(_named(roots, "named_modules"))
-    modules = [(name, one) for name, one in named if not any(True for _ in one.children())]
+    every = list(named(roots, "named_modules"))
+    modules = [(name, one) for name, one in every if not any(True for _ in one.children())]
     if len(modules) > MODULES_LIMIT:
-        modules = [(name, one) for name, one in named if name.rsplit(".", 1)[-1].isdigit()] or modules
+        modules = [(name, one) for name, one in every if name.rsplit(".", 1)[-1].isdigit()] or modules
     for index in range(min(len(modules), MODULES_LIMIT)):
         name, one = modules[index * len(modules) // min(len(modules), MODULES_LIMIT)]
         yield id(one), name

@@ -107,24 +107,24 @@ def make_told_wrapper(owner: Patches, original: Callable[..., Any], pair: Pair) 
 
 
 def make_traceable_wrapper(
-    owner: Patches, original: Callable[..., Any], pair: Pair, is_compiling: Callable[[], bool]
+    owner: Patches, original: Callable[..., Any], pair: Pair, is_compiling: Callable[[], bool], first: bool
 ) -> Callable[..., Any]:
-    """`original`, with the first hook of `pair`, guarded, told of each call that returned (args, kwargs, result).
+    """`original`, with the first hook of `pair`, guarded, told of each call (args, kwargs, result).
 
-    Dynamo traces through it as through the user's code, which the name of the inner function stands for.
+    It is told when the call has returned, or `first`, with None for the result. Dynamo traces through it as through the
+    user's code, which the name of the inner function stands for.
     """
     switch, told = pair.switch, pair.before
 
     @functools.wraps(original)
     def inside(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        if is_compiling() or switch.off or not owner.enabled:
-            return result
-        try:
-            told(args, kwargs, result)
-        except Exception as defect:  # noqa: BLE001 - the guard, see `Pair`
-            switch.trip(defect)
-        return result
+        result = None if first else original(*args, **kwargs)
+        if not (is_compiling() or switch.off or not owner.enabled):
+            try:
+                told(args, kwargs, result)
+            except Exception as defect:  # noqa: BLE001 - the guard, see `Pair`
+                switch.trip(defect)
+        return original(*args, **kwargs) if first else result
 
     return inside
 

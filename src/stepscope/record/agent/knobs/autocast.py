@@ -340,7 +340,7 @@ class Watch:
         """Whether it is as wanted, and what was seen; None when nothing was."""
         return self._output or self._state
 
-    def _look(self, module: Any, output: Any) -> None:
+    def _look(self, module: Any, _inputs: Any, output: Any) -> None:
         if not isinstance(module, self._watched):
             return
         self._outputs += 1

@@ -255,7 +255,7 @@ class MemoryFormat(KnobBase):
             if telling and not self.agent.compile_used:
                 self._outputs.add()
 
-    def _look(self, module: Any, output: Any) -> None:
+    def _look(self, module: Any, _inputs: Any, output: Any) -> None:
         four = isinstance(module, self._convolution) and getattr(output, "dim", int)() == 4
         if four and output.shape[1] > 1 and output.shape[2] * output.shape[3] > 1:
             self._output = (type(module).__name__, bool(output.is_contiguous(memory_format=self._format)))

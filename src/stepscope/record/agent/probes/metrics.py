@@ -6,6 +6,7 @@ compiled tells nothing.
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
 from threading import get_ident
@@ -14,10 +15,11 @@ from typing import Any
 from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.compiling import is_compiling_check
 from stepscope.record.agent.imports import when_imported
-from stepscope.record.agent.metrics import NAME
+from stepscope.record.agent.metrics import NAME, scalar_of
 from stepscope.record.agent.patches import Probe, scaler_home
 from stepscope.record.agent.wrapper_importlib_bootstrap import make_traceable_wrapper
 
+CLIPS = "_clip_grads_with_norm_"  # what `clip_grad_norm_` calls
 FSDP = "torch.distributed.fsdp.fully_sharded_data_parallel"
 
 
@@ -36,8 +38,13 @@ class MetricsProbe(Probe):
         import torch
         from torch.nn import utils
 
+        # What is clipped by a norm that is not finite is lost as a whole: where the norm is handed to a function
+        # before, as since torch 2.6, the gradients can still be looked at.
+        clips_inside = CLIPS in inspect.unwrap(utils.clip_grad_norm_).__code__.co_names
+        if clips_inside:
+            self._clipping(utils.clip_grad, CLIPS)
         for owner in (utils, utils.clip_grad):
-            for name in ("clip_grad_norm_", "get_total_norm", "clip_grads_with_norm_"):
+            for name in ("clip_grad_norm_", "get_total_norm", "clip_grads_with_norm_")[clips_inside:]:
                 self._clipping(owner, name)
         if FSDP in sys.modules:
             self._clipping(sys.modules[FSDP].FullyShardedDataParallel, "clip_grad_norm_")
@@ -56,22 +63,26 @@ class MetricsProbe(Probe):
         function = getattr(owner, name, None)
         if function is None:
             return
-        takes_most, takes_norm = name != "get_total_norm", name == "clip_grads_with_norm_"
+        takes_most, is_inside = name != "get_total_norm", name == CLIPS
+        takes_norm = is_inside or name == "clip_grads_with_norm_"
 
-        def after(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        def told(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
             if get_ident() == self._agent.training_thread:
                 most = (args[1] if len(args) > 1 else kwargs.get("max_norm")) if takes_most else None
                 norm = (args[2] if len(args) > 2 else kwargs.get("total_norm")) if takes_norm else result
-                self._clipped(norm, most, takes_norm)
+                self._clipped(norm, most, takes_norm and not is_inside, args[0] if is_inside else ())
 
-        pair = self._agent.guard.pair(self.name, after)
+        pair = self._agent.guard.pair(self.name, told)
         is_compiling = is_compiling_check()
         self._patches.replace(
-            owner, name, lambda original: make_traceable_wrapper(self._patches, original, pair, is_compiling)
+            owner, name, lambda original: make_traceable_wrapper(self._patches, original, pair, is_compiling, is_inside)
         )
 
-    def _clipped(self, norm: Any, most: Any, was_told: bool) -> None:
-        """A norm was taken, or was before (`was_told`); gradients are clipped by it where there is a largest."""
+    def _clipped(self, norm: Any, most: Any, was_told: bool, parameters: Any) -> None:
+        """A norm was taken, or was before (`was_told`); gradients are clipped by it where there is a largest.
+
+        Those of `parameters` are not yet.
+        """
         most = float(most) if isinstance(most, (int, float)) and math.isfinite(most) else None
         key = (self._metrics.is_scaled, most, was_told and norm is self._told)
         if key not in self._series:
@@ -80,7 +91,11 @@ class MetricsProbe(Probe):
                 name, "clipping", max_norm=most, **{"again": True} if key[2] else {}
             )
         self._told = None if was_told else norm
-        self._metrics.keep(self._series[key], self._agent.clock.now(), norm)
+        value = norm if isinstance(norm, (int, float)) else scalar_of(norm)
+        now_ns = self._agent.clock.now()
+        self._metrics.keep(self._series[key], now_ns, value)
+        if value.__class__ is float and value - value != 0.0 and parameters and not key[0]:
+            self._metrics.norm_lost(parameters, now_ns)
 
     def _after_scale(self, outputs: Any, result: Any, error: BaseException | None) -> None:
         if error is None and get_ident() == (self._agent.training_thread or get_ident()):

@@ -15,7 +15,7 @@ from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.frames import caller, place_fields
 from stepscope.record.agent.imports import when_imported
 from stepscope.record.agent.masking import MASK, is_secret_name, mask_text
-from stepscope.record.agent.patches import Probe, scaler_home
+from stepscope.record.agent.patches import Probe, is_whole, scaler_home
 
 EVENTS_PER_SITE = 5  # a constructor inside a loop is written a few times, then no more
 SITES_LIMIT = 500
@@ -103,8 +103,7 @@ class SitesProbe(Probe):
             if owner is not None and self._patches.enabled:
                 self._wrap(owner, method, what)
 
-        loaded = sys.modules.get(module)
-        if loaded is not None and not getattr(getattr(loaded, "__spec__", None), "_initializing", False):
+        if is_whole(module):
             wrap()
         else:
             when_imported(module, self._agent.guard.wrap(f"{self.name}.{module}", wrap, inject=False))

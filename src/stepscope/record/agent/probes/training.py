@@ -316,6 +316,8 @@ class ModuleForwardProbe(Probe):
         if not agent.observes():
             return
         gradients = sys.modules["torch"].is_grad_enabled()
+        if gradients and agent.first_model is None:
+            agent.first_model = weakref.ref(module)
         self._calls += 1
         if self._calls > 1 and not gradients and self._calls < CALLS_LIMIT:
             return  # an evaluation goes on

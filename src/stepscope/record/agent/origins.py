@@ -1,0 +1,438 @@
+"""Where a value that is not finite was made: looked for once it is there, never before.
+
+On the CPU the loss is known not to be finite when `backward` is called, and its graph still stands then. It leads to
+the parameters that were used, which tell the models, and holds tensors that the backward pass needs. Parameters and
+buffers are looked at first. Where all are finite the graph is followed from the loss to the operator whose output is
+not finite though what it was given is, as far as that was saved; what needs no gradient is an input. The operator's
+module is the one whose parameters it uses, else the one between the modules before and after it that has this operator
+in its `forward`.
+
+Nothing runs but reductions over memory of the host, in slices, until a look's time is over. What hooks of the script's
+would have to unpack (checkpoints, offloading) is left alone.
+"""
+
+from __future__ import annotations
+
+import dis
+import gc
+import re
+import sys
+from bisect import bisect_left, bisect_right
+from time import monotonic_ns
+from typing import Any, Callable, Iterator, Sequence
+from weakref import ref
+
+from stepscope.record.agent.frames import is_user_file
+from stepscope.record.agent.magnitudes import SLICE, measurable, obstacle, quietly, slices
+from stepscope.record.agent.roots import named
+
+LOOK_NS = 50_000_000  # of the training's time, for one look
+NODES_LIMIT = 20_000  # of a graph
+SEARCHES_LIMIT = 2  # of all objects of the process for models
+# Operators that hand on what is not finite, and make nothing of that kind out of moderate numbers.
+PASSING = re.compile(
+    "(Unsafe)?(View|T|Transpose|Permute|Reshape|Squeeze|Unsqueeze|Expand|Clone|AsStrided|Slice|Select|Split|Unbind|Cat|"
+    r"Stack|Index|Gather|Add|Sub|Rsub|Sum|Mean|Neg|Abs|Alias|CopySlices|Max|Min|Repeat|Roll|Flip)([A-Z][A-Za-z]*)?Backward\d*"
+)
+LOGARITHM = re.compile(r"Log(1p|2|10)?Backward\d*")
+DIVISION = re.compile(r"DivBackward\d*")
+CONVERTING = re.compile(r"ToCopyBackward\d*")
+PRODUCTS = re.compile(r"(Addmm|Mm|Bmm|Baddbmm|Convolution|Mul)Backward\d*")
+# Operators that make it out of some finite numbers: zero, what is not positive, what is large.
+RISKY = re.compile(r"(Sqrt|Rsqrt|Pow|Exp\w*|Reciprocal|Acos|Asin|Atanh|Tan|LinalgVectorNorm|Std|Var)Backward\d*")
+MASKING = re.compile(r"(MaskedFill|Where)Backward\d*")  # an infinity they put in is meant
+GIVEN = re.compile(r"(self|other|input|target|source|src|query|key|value|end|(mat|batch|tensor|vec|x)\d?)$")
+# How operators stand in source beside their own names.
+SIGNS = {
+    "div": ("/", "true_divide"),
+    "mul": ("*",),
+    "pow": ("**", "square"),
+    "std": ("var",),
+    "linalg_vector_norm": ("norm", "vector_norm"),
+    "to_copy": ("to", "half", "bfloat16"),
+}
+OLD_SIGNS = {"BINARY_TRUE_DIVIDE": "/", "BINARY_MULTIPLY": "*", "BINARY_POWER": "**"}  # before Python 3.11
+
+# How sure it is that an operator has made what is not finite: all it was given is finite, or it divides by a zero; what
+# needs no gradient gave it; it makes it out of some numbers; something gave it a value that is not known.
+PROVEN, GIVEN_IT, RISK, HIDDEN, OPEN = range(5, 0, -1)
+
+
+class _LateError(Exception):
+    """The time of a look is over."""
+
+
+class Origins:
+    """What is not finite in a process, looked at when told so. The results are fields of an event.
+
+    Models are looked for among all objects only where there are others than `first_model`.
+    """
+
+    def __init__(self, first_model: ref[Any] | None) -> None:
+        self._torch: Any = sys.modules["torch"]
+        self._roots = [] if first_model is None else [first_model]
+        self._searches = 0
+        self._end_ns = 0
+
+    def of_loss(self, loss: Any, device_in_use: bool) -> dict[str, Any]:
+        """The loss is not finite, and its graph still stands."""
+        why = obstacle(self._torch, device_in_use)
+        if why is not None:
+            return {"reason": why}
+        nodes = _nodes(loss.grad_fn)
+        model = self._model([node.variable for node in nodes if hasattr(node, "variable")])
+        return self._in_time(lambda: self._among("parameters", model.tensors) or self._made(nodes, model))
+
+    def of_gradients(self, parameters: Sequence[Any], device_in_use: bool) -> dict[str, Any]:
+        """The norm of the gradients of `parameters` is not finite."""
+        why = obstacle(self._torch, device_in_use)
+        if why is not None:
+            return {"reason": why}
+        model = self._model(parameters)
+        tensors = [(name, one.grad) for name, one in model.tensors if one.grad is not None]
+        return self._in_time(
+            lambda: self._among("gradients", tensors) or {"reason": "the gradients are finite, or not on the CPU"}
+        )
+
+    def _in_time(self, look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        self._end_ns = monotonic_ns() + LOOK_NS
+        try:
+            with quietly(self._torch):
+                return look()
+        except _LateError:
+            return {"reason": f"there is more to look at than {LOOK_NS // 1_000_000} ms allow"}
+
+    def _model(self, leaves: Sequence[Any]) -> Model:
+        """The models that hold `leaves`."""
+        wanted = set(map(id, leaves))
+        model = Model([root for root in (known() for known in self._roots) if root is not None])
+        if not wanted <= set(model.names) and self._searches < SEARCHES_LIMIT:
+            self._searches += 1
+            roots: list[Any] = []
+            covered: set[int] = set()
+            for count, _, root, own in sorted(_roots(self._torch, wanted), key=lambda each: each[:2]):
+                if count and not own <= covered:
+                    covered |= own
+                    roots.append(root)
+            self._roots = [ref(root) for root in roots]
+            model = Model(roots)
+        return model
+
+    def _among(self, where: str, tensors: list[tuple[str, Any]]) -> dict[str, Any] | None:
+        """The last in order of definition that is not finite, which a backward pass came to first."""
+        known = [(name, finite) for name, tensor in tensors if (finite := self._finite(tensor)) is not None]
+        bad = [name for name, finite in known if not finite]
+        if not bad:
+            return None
+        about = {"where": where, "not_finite": len(bad), "looked_at": len(known)}
+        if len(bad) == len(known) > 1:
+            return about
+        return {**about, "module": bad[-1].rpartition(".")[0] or None, "parameter": bad[-1]}
+
+    def _finite(self, tensor: Any) -> bool | None:
+        ends = self.ends(tensor)
+        return None if ends is None else _are_finite(ends)
+
+    def ends(self, tensor: Any) -> tuple[float, float] | None:
+        """The lowest and the highest, NaN where there is one; None where it cannot be read here."""
+        plain = measurable(tensor)
+        if plain is None or not plain.is_cpu:
+            return None
+        low, high = float("inf"), float("-inf")
+        for (part,) in slices(plain):
+            if monotonic_ns() > self._end_ns:
+                raise _LateError
+            least, most = (float(end) for end in self._torch.aminmax(part))
+            if least != least:
+                return least, least
+            low, high = min(low, least), max(high, most)
+        return low, high
+
+    # -------------------------------------------------------------------------------------------------- the graph
+
+    def _made(self, nodes: list[Any], model: Model) -> dict[str, Any]:
+        """What made it, by the graph."""
+        rank, _, node = self._maker(nodes[0])
+        operator = _operator(node)
+        if getattr(_function(node), "__module__", "").startswith("torch."):
+            return {"reason": f"it was made inside {operator}, which hides its modules from the graph"}
+        if rank < HIDDEN:
+            return {"reason": "the tensors that the graph has saved do not tell what made it"}
+        where = "inputs" if rank in (GIVEN_IT, HIDDEN) else "forward"
+        return {"where": where, "operator": operator, **_place(node, operator, nodes, model)}
+
+    def _maker(self, bad: Any) -> tuple[int, int, Any]:
+        """(how sure it is, how early in the forward pass, the node) of what made the output of `bad`."""
+        seen: set[Any] = set()
+        while True:
+            start, deeper, waiting, region = bad, None, [bad], []
+            while waiting and deeper is None:
+                node = waiting.pop()
+                if node in seen:
+                    continue
+                facts = _Facts(self, node, self._torch)
+                if node is not start and facts.output is False:
+                    deeper = node
+                elif node is start or facts.output is None:
+                    seen.add(node)
+                    deeper = facts.bad
+                    waiting += facts.unknown
+                    certain = node is start and facts.rank in (OPEN, RISK) and not facts.unknown
+                    region.append((PROVEN if certain else facts.rank, -node._sequence_nr(), node))
+            if deeper is None or deeper in seen:
+                best = max(region, key=lambda each: each[:2])
+                # Of several that may have, nobody knows which.
+                is_one = best[0] >= GIVEN_IT or sum(rank == best[0] for rank, *_ in region) == 1
+                return best if is_one else (OPEN, *best[1:])
+            bad = deeper
+
+
+class _Facts:
+    """What the saved tensors of a node tell.
+
+    `output`: whether it is finite, None where that is not known. `bad` is what gave it a tensor that is not finite,
+    `unknown` what gave it others.
+    """
+
+    def __init__(self, look: Origins, node: Any, torch: Any) -> None:
+        self.output: bool | None = None
+        self.bad: Any = None
+        self.rank = OPEN
+        self._torch = torch
+        self._node = node
+        self._name = type(node).__name__
+        self._edges = [edge for edge, _ in node.next_functions]
+        self._good: set[Any] = set()
+        self._largest = 1.0  # that a product can be
+        self._is_harmless = self._is_judged = False  # what is finite stays so; that is known or not
+        for which, tensor in _saved(node):
+            if which == "other" and DIVISION.match(self._name) and tensor.is_cpu and tensor.numel() <= SLICE:
+                self._is_judged = True
+                self.rank = PROVEN if int(torch.count_nonzero(tensor)) < tensor.numel() else self.rank
+            ends = look.ends(tensor)
+            if ends is not None:
+                self._take(which, tensor, ends)
+        left = [edge for edge in self._edges if edge is not None and edge not in self._good]
+        self.unknown = [] if self.bad else [edge for edge in left if not hasattr(edge, "variable")]
+        self._judge()
+
+    def _take(self, which: str, tensor: Any, ends: tuple[float, float]) -> None:
+        finite, maker = _are_finite(ends), tensor.grad_fn
+        if maker is self._node:
+            self.output = finite and self.output is not False
+        elif maker is not None and maker in self._edges:
+            if finite or (ends[0] == ends[0] and MASKING.match(type(maker).__name__)):
+                self._good.add(maker)
+            else:
+                self.bad = self.bad or maker
+        elif not finite and GIVEN.match(which) and self.rank == OPEN:
+            self.rank = GIVEN_IT
+        if not finite:
+            return
+        if LOGARITHM.match(self._name):
+            self._is_judged = True
+            self._is_harmless = ends[0] > (-1.0 if self._name.startswith("Log1p") else 0.0)
+            self.rank = OPEN if self._is_harmless else PROVEN
+        elif PRODUCTS.match(self._name):
+            terms = 1 if self._name.startswith("Mul") else tensor[:1].numel()
+            self._largest *= max(1.0, -ends[0], ends[1]) * terms
+            self._is_harmless = self._largest < self._torch.finfo(tensor.dtype).max / 10
+
+    def _is_risky(self) -> bool:
+        if LOGARITHM.match(self._name) or DIVISION.match(self._name):
+            return not self._is_judged
+        if CONVERTING.match(self._name):
+            made = getattr(self._node, "_input_metadata", ())
+            return any(one.dtype is self._torch.float16 for one in made)
+        return bool(RISKY.match(self._name)) or _function(self._node) is not None
+
+    def _judge(self) -> None:
+        if self.rank != OPEN:
+            return
+        if self._is_risky():
+            self.rank = RISK
+        elif PASSING.match(self._name):
+            self.rank = HIDDEN if None in self._edges else OPEN
+        elif not any(kind.match(self._name) for kind in (PRODUCTS, LOGARITHM, DIVISION, CONVERTING)):
+            self._is_harmless = bool(self._good)
+        if self._is_harmless and self.output is None and not self.unknown and not self.bad:
+            self.output = True
+
+
+def _are_finite(ends: tuple[float, float]) -> bool:
+    return all(end - end == 0.0 for end in ends)
+
+
+def _function(node: Any) -> Any:
+    """The `torch.autograd.Function` that the node is of; None where it is torch's own operator."""
+    return getattr(type(node), "_forward_cls", None)
+
+
+def _nodes(root: Any) -> list[Any]:
+    """The nodes of a graph, its root first."""
+    nodes: dict[Any, None] = {}
+    waiting = [root]
+    while waiting and len(nodes) < NODES_LIMIT:
+        node = waiting.pop()
+        if node is not None and node not in nodes:
+            nodes[node] = None
+            waiting += [following for following, _ in node.next_functions]
+    return list(nodes)
+
+
+def _saved(node: Any) -> Iterator[tuple[str, Any]]:
+    """What a node has saved, by name, where no hook has to be called for it and nobody has written to it since."""
+    for attribute in dir(type(node)):
+        if not attribute.startswith("_raw_saved_"):
+            continue
+        try:
+            raw = getattr(node, attribute)
+            raws = raw if isinstance(raw, (tuple, list)) else (raw,)
+            # Before torch has `unpack_hook` nobody can tell.
+            if any(getattr(one, "unpack_hook", one) is not None for one in raws if one is not None):
+                continue
+            which = attribute[len("_raw_saved_") :]
+            public = f"_saved_{which}" if hasattr(type(node), f"_saved_{which}") else "saved_tensors"
+            value = getattr(node, public)
+        except RuntimeError:  # it is freed already, or was changed in place
+            continue
+        for tensor in value if isinstance(value, (tuple, list)) else (value,):
+            if tensor is not None:
+                yield which, tensor
+
+
+def _operator(node: Any) -> str:
+    """As the script calls it, about."""
+    name = re.sub(r"Backward\d*$", "", type(node).__name__)
+    if _function(node) is not None:
+        return name
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", re.sub("^(Native|Mkldnn|Linalg)", "", name)).lower()
+
+
+# -------------------------------------------------------------------------------------------------------- modules
+
+
+class Model:
+    """All modules of the script's models, by name in order of definition, with their parameters and buffers."""
+
+    def __init__(self, roots: list[Any]) -> None:
+        self.modules = dict(named(roots, "named_modules"))
+        self.tensors = [*named(roots, "named_parameters"), *named(roots, "named_buffers")]
+        self.names = {id(one): name for name, one in self.tensors[::-1]}
+        self.by_module = {id(module): name for name, module in self.modules.items()}
+        self.parents = {
+            self.by_module[id(child)]: name for name, module in self.modules.items() for child in module.children()
+        }
+        self.owners = {
+            id(one): name for name, module in self.modules.items() for one in module.parameters(recurse=False)
+        }
+        self.order = {name: place for place, name in enumerate(self.modules)}
+
+    def above(self, name: str | None) -> list[str]:
+        """The modules that `name` is in, the innermost first."""
+        found = []
+        while name is not None and name in self.parents:
+            name = self.parents[name]
+            found.append(name)
+        return found
+
+
+def _roots(torch: Any, wanted: set[int]) -> Iterator[tuple[int, int, Any, set[int]]]:
+    """(minus how many of the wanted parameters, its place, the model, which) of each that is in no other."""
+    classes, waiting = {torch.nn.Module}, [torch.nn.Module]
+    while waiting:
+        new = [each for each in type.__subclasses__(waiting.pop()) if each not in classes]
+        classes.update(new)
+        waiting += new
+    modules = [one for one in gc.get_objects() if type(one) in classes and "_modules" in vars(one)]
+    inner = {id(child) for module in modules for child in vars(module)["_modules"].values()}
+    for place, module in enumerate(modules):
+        if id(module) not in inner:
+            own = wanted & set(map(id, torch.nn.Module.parameters(module)))
+            yield -len(own), place, module, own
+
+
+def _place(node: Any, operator: str, nodes: list[Any], model: Model) -> dict[str, Any]:
+    """The module of a node and, where it is known, the line of the script's that calls the operator, or the module."""
+    own = [model.owners[leaf] for leaf in _leaves(node) if leaf in model.owners]
+    if own:
+        return {"module": own[0], **line_of(model, own[0], operator)}
+    uses = sorted(
+        (user._sequence_nr(), model.owners[leaf])
+        for user in nodes
+        if len(user.next_functions) > 1 or not PASSING.match(type(user).__name__)
+        for leaf in _leaves(user)
+        if leaf in model.owners
+    )
+    at = bisect_left(uses, (node._sequence_nr(), ""))
+    before, after = (uses[at - 1][1] if at else None), (uses[at][1] if at < len(uses) else None)
+    first, last = (None if name is None else model.order[name] for name in (before, after))
+    between = [
+        name
+        for name, place in model.order.items()
+        if (first is None or place > first) and (last is None or place < last) and _is_plain(model.modules[name])
+    ]
+    around = list(dict.fromkeys(model.above(before) + model.above(after)))
+    using = [name for name in between + around if _lines(model.modules[name], operator) or _is(model, name, operator)]
+    if len(using) == 1:
+        return {"module": using[0], **line_of(model, using[0], operator)}
+    if len(between) == 1 and before is not None and after is not None:
+        return {"module": between[0], **line_of(model, between[0], operator)}
+    if before is not None and after is not None:
+        above = [before, *model.above(before)]
+        common = next((name for name in [after, *model.above(after)] if name in above), None)
+        return {"module": common, "behind": before}
+    return {"behind": before}
+
+
+def _leaves(node: Any) -> list[int]:
+    """The ids of the parameters that a node uses, transposed or converted or as they are."""
+    found = []
+    for edge, _ in node.next_functions:
+        for _ in range(4):
+            if edge is None or hasattr(edge, "variable"):
+                break
+            name = type(edge).__name__
+            is_view = len(edge.next_functions) == 1 and (PASSING.match(name) or CONVERTING.match(name))
+            edge = edge.next_functions[0][0] if is_view else None
+        if edge is not None and hasattr(edge, "variable"):
+            found.append(id(edge.variable))
+    return found
+
+
+def _is_plain(module: Any) -> bool:
+    """Whether it has neither parameters nor modules."""
+    return not vars(module)["_modules"] and not vars(module)["_parameters"]
+
+
+def _is(model: Model, name: str, operator: str) -> bool:
+    """Whether a module is torch's own for the operator."""
+    return type(model.modules[name]).__name__.lower() == operator.replace("_", "")
+
+
+def line_of(model: Model, name: str | None, operator: str | None) -> dict[str, Any]:
+    """The line of the operator in the module's `forward`, or that which calls the module."""
+    if name is None:
+        return {}
+    module, parent = model.modules[name], model.parents.get(name)
+    lines = [] if operator is None else _lines(module, operator)
+    if not lines and parent is not None:
+        module, lines = model.modules[parent], _lines(model.modules[parent], name.rpartition(".")[2])
+    if len(lines) != 1:
+        return {}
+    code = type(module).forward.__code__
+    return {"file": code.co_filename, "line": lines[0], "function": code.co_name}
+
+
+def _lines(module: Any, operator: str) -> list[int]:
+    """The lines of a module's own `forward` that call `operator`, by name or by its sign."""
+    code = getattr(getattr(type(module), "forward", None), "__code__", None)
+    if code is None or not is_user_file(code.co_filename):
+        return []
+    starts = [start for start in dis.findlinestarts(code) if start[1] is not None]
+    names = {operator, f"{operator}_", *SIGNS.get(operator, ())}
+    found = []
+    for one in dis.get_instructions(code):
+        if one.argval in names or one.argrepr.rstrip("=") in names or OLD_SIGNS.get(one.opname) in names:
+            found.append(starts[bisect_right(starts, (one.offset, sys.maxsize)) - 1][1])
+    return list(dict.fromkeys(found))
