@@ -23,7 +23,7 @@ MAX_STEPS = 2**40
 
 
 class Uses(NamedTuple):
-    """`steps` steps from `step` on used `batches` of an iterator each, one after the other from its batch `first` on."""
+    """`steps` steps from `step` on used `batches` of an iterator each, one after the other from batch `first` on."""
 
     step: int
     iterator: int
