@@ -34,7 +34,11 @@ class StepBatch(Struct, frozen=True):
 
 
 class StepData(Struct, frozen=True):
-    """What a step of one process was trained on, the batches before it first."""
+    """What a step of one process was trained on.
+
+    rank: Its number.
+    batches: Those that came before it first.
+    """
 
     rank: int
     process: str
