@@ -66,11 +66,9 @@ class Backend(Struct, frozen=True):
 
     @property
     def mean_ms(self) -> float:
-        """The run's mean step: its wall time by the steps of the main kind."""
         return self.loop_ms / self.steps
 
     def causes(self, *kinds: str) -> list[CompilerCause]:
-        """Causes of these kinds, in the view's order."""
         return causes(self.view, self.facts, *kinds)
 
     def confidence(self, items: Sequence[CompilerCause]) -> str:
@@ -112,7 +110,6 @@ class Loss(Struct, frozen=True):
 
     @property
     def spoken(self) -> bool:
-        """Whether it is worth a finding."""
         return self.claim.cost_ms > 0 and self.claim.cost_ms >= self.claim.floor * self.backend.loop_ms
 
 
@@ -168,7 +165,6 @@ def causes(view: CompilersView, facts: CompilerFacts, *kinds: str) -> list[Compi
 
 
 def total_ms(items: Iterable[CompilerCause]) -> float:
-    """Their time; what was not timed adds nothing."""
     return sum(cause.total_ms or 0.0 for cause in items)
 
 
@@ -282,14 +278,12 @@ _REASONS = {
 
 
 def what(cause: CompilerCause) -> str:
-    """What changed."""
     if unclear(cause) and not cause.subject:
         return "an unknown cause"
     return clipped(cause.subject, 80) if cause.subject else _SUBJECTS.get(cause.cause, "something the compiler checks")
 
 
 def clipped(text: str, limit: int = TEXT_SHOWN) -> str:
-    """One line of bounded length."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
 
@@ -348,7 +342,6 @@ def recompile_fix(cause: CompilerCause) -> str:
 
 
 def hinted(cause: CompilerCause) -> str:
-    """The compiler's own advice, quoted."""
     return f". The compiler's hint: {clipped(cause.hint, 300)}" if cause.hint else ""
 
 
@@ -405,7 +398,6 @@ def _close_loss(backend: Backend, full: CompilerCause, group: list[CompilerCause
 def _again(
     backend: Backend, rule: str, title: str, items: list[CompilerCause], lost_ms: float, *first: Evidence
 ) -> Loss:
-    """Compilations that came again, the first of `items` leading."""
     lead = items[0]
     return backend.loss(
         rule,
@@ -554,7 +546,6 @@ def _break_loss(backend: Backend, pairs: list[tuple[CompilerCause, list[Compiler
 
 
 def _evidence(backend: Backend, items: list[CompilerCause]) -> Iterator[Evidence]:
-    """How often and how long each cause compiled, and what changed."""
     for cause in items[: COMPILE.places_shown]:
         if cause.kind != "recompile":
             if cause.total_ms is not None:

@@ -154,7 +154,6 @@ def saveable_ms(backend: Backend) -> float | None:
 
 
 def _late_ms(backend: Backend) -> float | None:
-    """Compile time after warm-up."""
     view, name = backend.view, backend.facts.backend
     known = [row.late_compile_ms for row in view.steps if row.backend == name and row.late_compile_ms is not None]
     storm = next((one.late_ms for one in view.storms if one.backend == name), None)
@@ -347,13 +346,11 @@ def transfer_losses(backend: Backend) -> Iterator[Loss]:
 
 
 def unlowered(backend: Backend) -> list[CompilerCause]:
-    """Operators without lowering that the steps keep using."""
     found = [cause for cause in backend.causes("fallback") if cause.operator != READ_ITEM]
     return found if sum(cause.count for cause in found) >= UNLOWERED.per_step * backend.steps else []
 
 
 def unlowered_losses(backend: Backend) -> Iterator[Loss]:
-    """Operators that lack a lowering, and those whose results have no fixed size."""
     found = unlowered(backend)
     calls = sum(cause.count for cause in found)
     if not calls:
@@ -491,8 +488,6 @@ def _losses(backend: Backend) -> list[Loss]:
 
 
 def _rule(name: str, *needs: Need[bool], learn: str = "") -> Rule:
-    """A rule whose claims are its part of all that are made on compilers."""
-
     @rule(name, *needs, learn=learn)
     def judge(analysis: Analysis) -> Iterator[Claim]:
         if analysis.compilers is not None:

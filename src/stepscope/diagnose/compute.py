@@ -22,13 +22,10 @@ class TENSOR_CORES(Thresholds):
 
 
 class LAYOUT(Thresholds):
-    """Whose layout is converted."""
-
     at_input: float = 0.8  # of the conversions at a step's first convolution: the rest of the model agrees with itself
 
 
 def gpu_names(analysis: Analysis) -> tuple[str, ...]:
-    """Names of the GPUs that the recording host saw."""
     listed = analysis.run.hardware.get("gpus")
     if not isinstance(listed, list):
         return ()
@@ -49,7 +46,6 @@ _AMPERE = 8  # major compute capability from which there are TF32 and bfloat16
 
 @loss_rule("compute.no_tensor_cores", kinds.MATRIX, CAPABILITY, learn="https://docs.pytorch.org/docs/stable/amp.html")
 def no_tensor_cores(seen: ProfiledLoss) -> Iterator[Claim]:
-    """Products and convolutions run on ordinary cores for more than the floor."""
     losses, eligible = seen.losses, seen.cost_ns
     cost = eligible * (1 - 1 / TENSOR_CORES.gain)
     newer = all(_major(gpu.capability) >= _AMPERE for gpu in losses.gpus)
@@ -100,7 +96,6 @@ def _major(capability: str | None) -> int:
 
 @loss_rule("compute.attention_unfused", kinds.ATTENTION, learn=LEARN_ATTENTION)
 def attention_unfused(seen: ProfiledLoss) -> Iterator[Claim]:
-    """What stands between the products of an attention costs more than the floor."""
     products, calls = seen.detail("products_ns"), seen.detail("softmax_calls")
     yield seen.claim(
         title=f"Attention is written out: what stands between its two products takes {seen.cost_ms:.1f} ms per "
@@ -122,7 +117,6 @@ def attention_unfused(seen: ProfiledLoss) -> Iterator[Claim]:
 
 @loss_rule("compute.layout_conversions", kinds.LAYOUT, learn=LEARN_LAYOUT)
 def layout_conversions(seen: ProfiledLoss) -> Iterator[Claim]:
-    """Conversions between memory layouts around convolutions cost more than the floor."""
     first, convolutions = seen.detail("first_ns"), seen.detail("convolutions")
     evidence = (
         seen.ms("conversions between layouts, nothing beside them", seen.loss.ns_per_step),
@@ -162,7 +156,6 @@ def layout_conversions(seen: ProfiledLoss) -> Iterator[Claim]:
     learn="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
 )
 def unfused_pointwise(seen: ProfiledLoss) -> Iterator[Claim]:
-    """Runs of pointwise kernels cost more than the floor over what one kernel for each would."""
     yield seen.claim(
         title=f"{seen.detail('runs_kernels'):.0f} pointwise kernels per step run one behind the other: "
         f"{seen.cost_ms:.1f} ms per step more than fused ones would{seen.at}",
@@ -184,7 +177,6 @@ def unfused_pointwise(seen: ProfiledLoss) -> Iterator[Claim]:
 
 @rule("compute.cpu_only", STEPS, GPU_THERE, learn="https://docs.pytorch.org/docs/stable/notes/cuda.html")
 def cpu_only(analysis: Analysis) -> Iterator[Claim]:
-    """The machine has a GPU and every rank trains on the CPU."""
     train, found = STEPS.of(analysis), GPU_THERE.of(analysis)
     if accelerator(analysis) is not None:
         return
@@ -212,7 +204,6 @@ def cpu_only(analysis: Analysis) -> Iterator[Claim]:
 
 @loss_rule("compute.sizes_off_tiles", kinds.TILES, SHAPES, learn=LEARN_TILES)
 def sizes_off_tiles(seen: ProfiledLoss) -> Iterator[Claim]:
-    """Matrix products whose sizes do not fit the tiles of tensor cores: filling up tiles costs more than the floor."""
     unaligned = seen.detail("unaligned_ns")
     yield seen.claim(
         title=f"Matrix products do not fit the tiles of tensor cores: {seen.cost_ms:.1f} ms per step only fill "
@@ -238,7 +229,6 @@ def sizes_off_tiles(seen: ProfiledLoss) -> Iterator[Claim]:
 
 @loss_rule("compute.serial_linalg", kinds.LINALG, learn=LEARN_LINALG)
 def serial_linalg(seen: ProfiledLoss) -> Iterator[Claim]:
-    """Calls of linear algebra that leave the device mostly empty: matrix by matrix, or with work on the host too."""
     launches, matrices = seen.detail("launches"), seen.detail("matrices")
     rows = seen.detail("matrix_rows") / matrices if matrices else 0.0
     sizes = f" for {matrices:.0f} matrices with {rows:.0f} rows" if matrices else ""

@@ -71,17 +71,14 @@ class ProfiledLoss(Struct, frozen=True):
 
     @property
     def cost_ms(self) -> float:
-        """The cost in ms of the mean profiled step."""
         return self.cost_ns / 1e6
 
     @property
     def source(self) -> str:
-        """Which traces the figures come from."""
         return traces_source(self.losses.traces)
 
     @property
     def where(self) -> tuple[Place, ...]:
-        """The lines of the loss with their part of it."""
         return tuple(
             replace(line.place, share=min(1.0, line.ns_per_step / self.loss.ns_per_step))
             for line in self.loss.lines[: DEVICE.lines_shown]
@@ -90,32 +87,25 @@ class ProfiledLoss(Struct, frozen=True):
 
     @property
     def at(self) -> str:
-        """` (train.py:29)` of the first line, or nothing."""
         return at(*self.where)
 
     def names(self, count: int) -> list[str]:
-        """Names of what takes most of it."""
         return [clipped(name) for name in list(self.loss.parts)[:count]]
 
     @property
     def top(self) -> str:
-        """The name of what takes most of it, or nothing."""
         return "".join(self.names(1))
 
     def detail(self, name: str) -> float:
-        """One of its details; 0 where it has none of the name."""
         return self.loss.details.get(name, 0.0)
 
     def ms(self, metric: str, ns: float) -> Evidence:
-        """A time per step."""
         return ms(metric, ns / 1e6, self.source)
 
     def figure(self, metric: str, value: object, unit: str) -> Evidence:
-        """Another figure of the traces."""
         return Evidence(metric, value, unit, self.source)
 
     def parts(self, text: str = "{} per step") -> Iterable[Evidence]:
-        """What takes most of it, with its time."""
         for name, ns in list(self.loss.parts.items())[:3]:
             if ns > 0:
                 yield self.ms(text.format(clipped(name)), ns)
@@ -190,7 +180,6 @@ def profiled_losses(analysis: Analysis, kind: str) -> Iterator[ProfiledLoss]:
 def loss_rule(
     name: str, kind: str, *needs: Need[Any], learn: str
 ) -> Callable[[Callable[[ProfiledLoss], Iterator[Claim]]], Rule]:
-    """Make a function the judge of a rule on each loss of a kind."""
     return lambda judge: rule(name, *TRACED, *needs, learn=learn)(
         lambda analysis: [claim for seen in profiled_losses(analysis, kind) for claim in judge(seen)]
     )
@@ -238,7 +227,6 @@ class _Gaps(Struct, frozen=True):
 
 
 def _gaps(seen: ProfiledLoss) -> _Gaps | None:
-    """Where the gaps are many, and kernels are shorter than the host takes to launch them."""
     kernel_ns, kernels, calls = seen.losses.median_kernel_ns, seen.losses.kernels_per_step, seen.loss.calls_per_step
     if kernel_ns is None or calls < LAUNCH.gaps or kernel_ns >= seen.loss.ns_per_step / calls:
         return None
@@ -267,7 +255,6 @@ def _has_room(losses: kinds.DeviceLosses) -> bool:
     "launch.short_kernels", kinds.LAUNCH, learn="https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs"
 )
 def short_kernels(seen: ProfiledLoss) -> Iterator[Claim]:
-    """Gaps before launches add up, and kernels are shorter than the host takes to launch them."""
     gaps = _gaps(seen)
     if gaps is None or _has_room(seen.losses):
         return
@@ -287,7 +274,6 @@ def short_kernels(seen: ProfiledLoss) -> Iterator[Claim]:
 
 @loss_rule("compute.small_batch", kinds.LAUNCH, BATCH, learn=LEARN_IDLE)
 def small_batch(seen: ProfiledLoss) -> Iterator[Claim]:
-    """The same where the batch is known and most kernels leave multiprocessors empty."""
     gaps = _gaps(seen)
     if gaps is None or not _has_room(seen.losses):
         return
@@ -316,7 +302,6 @@ def small_batch(seen: ProfiledLoss) -> Iterator[Claim]:
     "launch.compiled_kernels", kinds.COMPILED, learn="https://docs.pytorch.org/docs/stable/generated/torch.compile.html"
 )
 def compiled_kernels(seen: ProfiledLoss) -> Iterator[Claim]:
-    """The same inside compiled functions."""
     gaps = _gaps(seen)
     if gaps is None:
         return
@@ -375,7 +360,6 @@ def device_idle(seen: ProfiledLoss) -> Iterator[Claim]:
     "launch.unfused_optimizer", kinds.OPTIMIZER, learn="https://docs.pytorch.org/docs/stable/optim.html#algorithms"
 )
 def unfused_optimizer(seen: ProfiledLoss) -> Iterator[Claim]:
-    """An update in many kernels costs more than the floor over one in few."""
     idle_ns, launches = seen.detail("idle_ns"), seen.detail("launches")
     # idle time that stays: one call for all parameters takes as long as one of these calls
     cost_ns = max(0.0, seen.cost_ns - idle_ns / max(1.0, seen.loss.details.get("operator_calls", 1.0)))
@@ -410,7 +394,6 @@ def unfused_optimizer(seen: ProfiledLoss) -> Iterator[Claim]:
 
 @loss_rule("launch.zeroing_gradients", kinds.ZERO_GRAD, learn=LEARN_ZERO)
 def zeroing_gradients(seen: ProfiledLoss) -> Iterator[Claim]:
-    """Setting gradients to zero costs more than the floor."""
     launches = seen.detail("launches")
     yield seen.claim(
         title=f"Setting gradients to zero takes {launches:.0f} launches and {seen.cost_ms:.1f} ms per step{seen.at}",
@@ -459,7 +442,6 @@ _FIXES = {
 
 @loss_rule("sync.host_waits", kinds.SYNC, learn=LEARN_SYNC)
 def host_waits(seen: ProfiledLoss) -> Iterator[Claim]:
-    """Waits of the host leave the device idle for more than the floor."""
     call, copied_ns = next(iter(seen.loss.parts), "a synchronising call"), seen.detail("copied_ns")
     other = f"Take {clipped(call)}{{}} out of the step, or do it every N steps only"
     yield seen.claim(
@@ -564,7 +546,6 @@ def _unpinned_ns(seen: ProfiledLoss) -> float:
 
 @rule("transfer.pinning_off", CUDA, DEVICE_WORK, PINNING, learn=LEARN_PINNED)
 def pinning_off(analysis: Analysis) -> Iterator[Claim]:
-    """The DataLoader does not pin its batches, and copying them to a CUDA device costs more than the floor."""
     loader = analysis.loader
     for seen in profiled_losses(analysis, kinds.COPY_IN):
         cost_ns = _unpinned_ns(seen)
@@ -637,7 +618,6 @@ def _rate_evidence(seen: ProfiledLoss) -> Iterator[Evidence]:
 
 @loss_rule("transfer.device_to_device", kinds.DEVICE_COPY, learn=LEARN_COPIES)
 def device_to_device(seen: ProfiledLoss) -> Iterator[Claim]:
-    """Copies on or between devices, with nothing beside them, cost more than the floor."""
     between = seen.detail("between_ns") * 2 >= seen.loss.ns_per_step
     of = f", most of it for {seen.top}" if seen.top else ""
     yield seen.claim(

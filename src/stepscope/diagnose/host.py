@@ -41,15 +41,11 @@ from stepscope.model import Analysis, Evidence, Interval, IoFacts, LoopFacts, Pl
 
 
 class LOOP(Thresholds):
-    """When many equal calls are a loop worth vectorising."""
-
     operators_per_call: float = 1.0  # below it the iterations run no torch operator: plain Python, another rule
     steps_for_high: int = 3  # window steps from which a mean over them is no accident
 
 
 class PYTHON(Thresholds):
-    """When Python on the main thread counts."""
-
     samples: int = 10  # fewer samples on a function are chance
     waiting: float = 0.5  # mostly parked: it sleeps or waits rather than computes
     lines_shown: int = 3
@@ -59,8 +55,6 @@ class PYTHON(Thresholds):
 
 
 class IO(Thresholds):
-    """When file I/O inside a step counts."""
-
     samples: int = 10
     of_call: float = 0.2  # as for Python; chosen, untuned
 
@@ -117,7 +111,6 @@ _HINTS = {
 
 @rule("host.per_item_loop", STEPS, WINDOW, learn=LEARN)
 def per_item_loop(analysis: Analysis) -> Iterator[Claim]:
-    """A Python loop whose operators and backward nodes cost more than the floor."""
     train = STEPS.of(analysis)
     # A loop over collectives is a loss of communication, and told there; so are passes of the model that train nothing.
     told = (*small_lines(analysis), *told_places(analysis))
@@ -347,7 +340,6 @@ _LOGGING_FIXES = {
 
 @rule("host.logging", STEPS, LOGGED, learn="https://docs.wandb.ai/guides/track/limits/")
 def logging(analysis: Analysis) -> Iterator[Claim]:
-    """A logging tool takes more than the floor of the main thread, called from a line of the user's."""
     train = STEPS.of(analysis)
     for one in LOGGED.of(analysis):
         if one.samples < PYTHON.samples:
@@ -456,7 +448,6 @@ def _io_fix(top: IoFacts) -> str:
 
 @rule("host.step_drift", STEPS, MANY_STEPS, learn=LEARN)
 def step_drift(analysis: Analysis) -> Iterator[Claim]:
-    """Steady steps grow slower all through the run, by more than the floor on average."""
     train, drift = STEPS.of(analysis), MANY_STEPS.of(analysis)
     lost_ms = drift.lost_ms_per_step
     if not drift.rising:

@@ -133,7 +133,6 @@ def in_waves(analysis: Analysis) -> bool:
 
 
 def _waiting(analysis: Analysis, loader: LoaderFacts) -> Iterator[Claim]:
-    """The claim on a recorded run, whatever the rhythm of its waits."""
     train, on_device = STEPS.of(analysis), accelerator(analysis) is not None
     idle, replay = idle_share(analysis), loader_gain(analysis)
     if on_device and idle is not None:
@@ -386,7 +385,6 @@ def _tries(loader: LoaderFacts) -> tuple[Try, ...]:
 
 @rule("input.prefetch_waves", STEPS, IN_WAVES, learn=LEARN)
 def prefetch_waves(analysis: Analysis) -> Iterator[Claim]:
-    """The loader's claim in other words, where one step of as many as there are workers holds the wait."""
     train, waves, loader = STEPS.of(analysis), IN_WAVES.of(analysis), analysis.loader
     if loader is None or not in_waves(analysis):
         return
@@ -411,7 +409,6 @@ def prefetch_waves(analysis: Analysis) -> Iterator[Claim]:
 
 @rule("input.first_batch", STEPS, RESTARTED, learn=LEARN)
 def first_batch(analysis: Analysis) -> Iterator[Claim]:
-    """A loader's workers are started for every epoch, at more than the floor of all step time."""
     train, (doubt, words) = STEPS.of(analysis), device_doubt(analysis)
     for fact in analysis.machine.epochs or ():
         if fact.persistent:
@@ -468,7 +465,6 @@ class _Wait(Struct, frozen=True):
 
     @property
     def part(self) -> str:
-        """The part of an overview that it is."""
         return "idle_data" if self.device else "host_data"
 
 

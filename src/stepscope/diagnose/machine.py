@@ -35,8 +35,6 @@ from stepscope.model.machine import Child, CpuFacts, PauseFacts
 
 
 class PAUSES(Thresholds):
-    """When garbage collections count."""
-
     count: int = 3  # fewer in a whole run are no rhythm
     one_line: float = 0.9  # of their time at one line: it asks for them, since automatic ones strike anywhere
     lines_shown: int = 3
@@ -57,21 +55,15 @@ class CORES(Thresholds):
 
 
 class MEMORY_PRESSURE(Thresholds):
-    """When the machine runs out of memory during steps."""
-
     faults_per_step: float = 1.0  # that read a disk; below it pressure is that of others; chosen, untuned
 
 
 class PROFILER(Thresholds):
-    """When the script's own profiler counts."""
-
     steps: int = 3  # in it: fewer are chance
     steps_for_high: int = 10
 
 
 class CLOCKS(Thresholds):
-    """When a GPU below its highest clock counts."""
-
     readings: int = 10  # in which it was not idle: ten seconds, more than a board takes to find its clock
 
 
@@ -124,7 +116,6 @@ def asked_for(analysis: Analysis, pauses: PauseFacts) -> Place | None:
 
 @rule("system.garbage_collection", STEPS, JOURNAL, learn="https://docs.python.org/3/library/gc.html#gc.freeze")
 def garbage_collection(analysis: Analysis) -> Iterator[Claim]:
-    """Collections inside steps take more than the floor."""
     train, pauses = STEPS.of(analysis), analysis.machine.pauses
     if pauses is None or pauses.count < PAUSES.count or pauses.ms_per_step < REPORT_FLOOR * train.mean_ms:
         return
@@ -166,7 +157,6 @@ def garbage_collection(analysis: Analysis) -> Iterator[Claim]:
 
 @rule("system.swapping_or_faults", STEPS, PRESSURE, learn="https://docs.kernel.org/accounting/psi.html")
 def swapping_or_faults(analysis: Analysis) -> Iterator[Claim]:
-    """Page faults read the disk in every step and the kernel says that time was lost to it."""
     train, facts = STEPS.of(analysis), PRESSURE.of(analysis)
     share, faults = (facts.stalled_pct or 0.0) / 100.0, facts.major_faults_per_step
     if share < REPORT_FLOOR or faults < MEMORY_PRESSURE.faults_per_step:
@@ -197,7 +187,6 @@ def swapping_or_faults(analysis: Analysis) -> Iterator[Claim]:
 
 @rule("system.profiler_overhead", STEPS, OWN_PROFILER, learn=LEARN_PROFILER)
 def profiler_overhead(analysis: Analysis) -> Iterator[Claim]:
-    """The script's own profiler makes its steps so much longer that the whole run notices."""
     facts = OWN_PROFILER.of(analysis)
     if facts.inside < PROFILER.steps:
         return
@@ -309,7 +298,6 @@ def threads_beyond_cores(analysis: Analysis) -> Iterator[Claim]:
 
 @rule("system.cpu_throttled", STEPS, CPU, QUOTA, learn="https://docs.kernel.org/scheduler/sched-bwc.html")
 def cpu_throttled(analysis: Analysis) -> Iterator[Claim]:
-    """The cgroup's quota stopped the main thread for more than the floor."""
     cpu = CPU.of(analysis)
     cost = cpu.throttled_ms_per_step or 0.0
     fits = _fitting_threads(cpu)
@@ -335,7 +323,6 @@ def cpu_throttled(analysis: Analysis) -> Iterator[Claim]:
 
 @rule("system.other_processes", STEPS, CPU, learn=LEARN_DELAY)
 def other_processes(analysis: Analysis) -> Iterator[Claim]:
-    """Processes that are not the run's held the core that the main thread waited for."""
     cpu = CPU.of(analysis)
     cost = cpu.others_ms_per_step
     if cpu.readings < CORES.others_readings or cost < CORES.others_floor * STEPS.of(analysis).mean_ms:
@@ -354,7 +341,6 @@ def other_processes(analysis: Analysis) -> Iterator[Claim]:
 
 @rule("system.children_hold_cores", STEPS, CPU, CHILDREN, learn=LEARN_DELAY)
 def children_hold_cores(analysis: Analysis) -> Iterator[Claim]:
-    """Processes that the script started had the cores that the main thread waited for."""
     train, cpu, children = STEPS.of(analysis), CPU.of(analysis), CHILDREN.of(analysis)
     cost, most = children.ms_per_step, children.at_most_ms_per_step
     if cost is None:

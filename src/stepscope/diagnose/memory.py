@@ -55,8 +55,6 @@ class MEMORY(Thresholds):
 
 
 class PAGE_FAULTS(Thresholds):
-    """When pages mapped anew in every step count."""
-
     faults_per_step: float = 256.0  # 1 MiB of pages: fewer are Python's and torch's own small change; chosen, untuned
 
 
@@ -89,7 +87,6 @@ _LESS = (
 
 @loss_rule("memory.allocator_in_steps", ALLOCATOR, NAMED_STEPS, learn=LEARN)
 def allocator_in_steps(seen: ProfiledLoss) -> Iterator[Claim]:
-    """Steady steps get or give back device memory, and the device idles meanwhile."""
     if not seen.losses.has_steps:
         return
     sizes = [gpu.memory_bytes for gpu in seen.losses.gpus if gpu.memory_bytes]
@@ -116,7 +113,6 @@ def allocator_in_steps(seen: ProfiledLoss) -> Iterator[Claim]:
 
 @rule("memory.allocator_retries", STEPS, ON_DEVICE, READINGS, learn=LEARN)
 def allocator_retries(analysis: Analysis) -> Iterator[Claim]:
-    """Steady steps with retries near them are longer than those without, by more than the floor."""
     losses, train = analysis.memory_losses, STEPS.of(analysis)
     retries = losses.retries if losses is not None else None
     if retries is None or not retries.lost_ms_per_step or allocator_in_steps.findings(analysis):
@@ -163,7 +159,6 @@ _OTHERS = {  # allocators other than glibc's: how they are told to keep memory
 
 @rule("memory.page_faults", STEPS, FAULTS, FAULT_COST, learn="https://man7.org/linux/man-pages/man3/mallopt.3.html")
 def page_faults(analysis: Analysis) -> Iterator[Claim]:
-    """The faults of steady steps, at what one costs on this machine, take more than the floor."""
     train, facts = STEPS.of(analysis), FAULTS.of(analysis)
     if facts.cost_ms_per_step is None or facts.at_most_ms_per_step is None:
         return
@@ -337,7 +332,6 @@ def _ranks(found: Sequence[MemoryPeak | MemoryGrowth]) -> tuple[int, ...]:
 
 
 def _allocator_losses(findings: Sequence[Finding]) -> tuple[str, ...]:
-    """Losses that a full or fragmented device is behind."""
     rules = (allocator_retries.name, allocator_in_steps.name)
     return tuple(finding.id for finding in findings if finding.rule in rules)
 

@@ -40,8 +40,6 @@ from stepscope.model.device_losses import ExtraCall, ModelCopy, PassFacts, PassL
 
 
 class PASSES(Thresholds):
-    """When work that training does not need counts."""
-
     recurring: float = 0.5  # of the profiled steps; a call in fewer is made every few steps already; chosen, untuned
     nearly_all: float = 0.9  # of them, for more than medium confidence; chosen, untuned
     steps_for_high: int = 3  # profiled steps from which a mean over them is no accident
@@ -59,8 +57,6 @@ class DOUBLES(Thresholds):
 
 
 class RECOMPUTE(Thresholds):
-    """When activation checkpointing counts."""
-
     full: float = 0.7  # of the device's memory: kept activations would hardly fit; chosen, untuned
     most: float = 1.1  # of the time of the work that is done again: keeping random states and hooks; chosen, untuned
 
@@ -87,7 +83,6 @@ _OTHER_MAKERS = ("AMD", "Radeon", "Instinct")  # their numbers have the form of 
 
 
 def _runs(analysis: Analysis) -> tuple[PassFacts, ...]:
-    """Of each run with traces of training steps what they compute without need."""
     return analysis.passes.runs if analysis.passes is not None else ()
 
 
@@ -110,12 +105,10 @@ def _of_run(analysis: Analysis, run: PassFacts, claim: Claim) -> Claim:
 
 
 def _counts(run: PassFacts, cost_ms: float) -> bool:
-    """Whether a cost is worth a finding."""
     return cost_ms > 0 and cost_ms >= REPORT_FLOOR * run.step_ms
 
 
 def _places(lines: tuple[PassLine, ...], whole_ms: float) -> tuple[Place, ...]:
-    """The lines of a loss with their part of it."""
     return tuple(
         replace(line.place, share=min(1.0, line.ms_per_step / whole_ms))
         for line in lines[: PASSES.lines_shown]
@@ -124,7 +117,6 @@ def _places(lines: tuple[PassLine, ...], whole_ms: float) -> tuple[Place, ...]:
 
 
 def _source(run: PassFacts) -> str:
-    """Which traces the figures come from."""
     steps = f"{run.steps} training step{'s' * (run.steps != 1)}" if run.has_steps else "its whole length"
     return f"{traces_source(run.traces)}, {steps}"
 
@@ -155,7 +147,6 @@ def _reported_calls(analysis: Analysis) -> list[tuple[PassFacts, ExtraCall]]:
 
 @rule("host.evaluation_in_step", TRAINED, MODULE_CALLS, learn=LEARN_NO_GRAD)
 def evaluation_in_step(analysis: Analysis) -> Iterator[Claim]:
-    """A place calls the trained model for a result which trains nothing."""
     for run, call in _reported_calls(analysis):
         module, place, source = call.module.rsplit("_", 1)[0], shown(call.place), _source(run)
         recorded = call.nodes_per_step >= 1
@@ -253,7 +244,6 @@ def _copy_claim(analysis: Analysis, copy: ModelCopy, step_ms: float, metric: str
 
 @rule("compute.double_precision", TRAINED, INPUT_TYPES)
 def double_precision(analysis: Analysis) -> Iterator[Claim]:
-    """The steps of a run would surely be shorter in float32, by more than the floor."""
     for run in _runs(analysis):
         doubles = run.doubles
         if doubles is None:
@@ -298,7 +288,6 @@ def double_precision(analysis: Analysis) -> Iterator[Claim]:
 
 @rule("compute.recompute", TRAINED, NODES, learn="https://pytorch.org/docs/stable/checkpoint.html")
 def recompute(analysis: Analysis) -> Iterator[Claim]:
-    """A run computes much of its forward pass twice although its memory is not full."""
     for run in _runs(analysis):
         again = run.recompute
         if again is None or (again.memory_share or 0.0) >= RECOMPUTE.full:
@@ -331,7 +320,6 @@ def recompute(analysis: Analysis) -> Iterator[Claim]:
 
 @rule("memory.short_lived_gradients", TRAINED, INPUT_SHAPES, learn=LEARN_UNBIND)
 def short_lived_gradients(analysis: Analysis) -> Iterator[Claim]:
-    """Small parts of a tensor, taken at one place, each get a gradient of the whole tensor's size."""
     for run in _runs(analysis):
         of_place: dict[object, list[WideGradients]] = {}
         for one in run.wide_gradients:

@@ -67,8 +67,6 @@ class RANKS(Thresholds):
 
 
 class COLLECTIVES(Thresholds):
-    """When communication costs more than it has to."""
-
     exposed: float = 0.10  # of the step, where PyTorch's TensorBoard plugin begins to warn
     waiting: float = 0.5  # of the communication: then it is the ranks' unequal work, not the network
     small_bytes: int = 1 << 20  # DistributedDataParallel's first bucket; smaller messages do not fill a link
@@ -118,7 +116,6 @@ class _Late(Struct, frozen=True):
 
 @rule("communication.straggler", *_RANKS, learn=LEARN)
 def straggler(analysis: Analysis) -> Iterator[Claim]:
-    """One rank makes the others wait, and larger batches are not the reason."""
     train, ranks, loader = STEPS.of(analysis), RANK_STEPS.of(analysis), analysis.loader
     if unequal(ranks):
         return
@@ -295,7 +292,6 @@ def _step_evidence(ranks: RanksFacts) -> tuple[Evidence, ...]:
 
 @rule("communication.unbalanced_work", *_RANKS, RANK_SAMPLES, learn=LEARN_BATCHES)
 def unbalanced_work(analysis: Analysis) -> Iterator[Claim]:
-    """The rank that the others wait for works on more samples than they do."""
     train, ranks = STEPS.of(analysis), RANK_STEPS.of(analysis)
     if not unequal(ranks) or not persistent(ranks):
         return
@@ -334,7 +330,6 @@ def unbalanced_work(analysis: Analysis) -> Iterator[Claim]:
 
 
 def unequal(ranks: RanksFacts) -> bool:
-    """Whether the slowest rank has notably more samples than the others."""
     own = ranks.of(ranks.slowest).samples
     known = sorted(work.samples for work in ranks.ranks if work.rank != ranks.slowest and work.samples is not None)
     return own is not None and bool(known) and own >= RANKS.unequal * known[len(known) // 2]
@@ -385,7 +380,6 @@ class _Small(Struct, frozen=True):
 
 @rule("communication.many_small_collectives", COMMUNICATES, CALLED, learn=LEARN)
 def many_small_collectives(analysis: Analysis) -> Iterator[Claim]:
-    """A step makes many calls for messages that one call could carry."""
     spans = list(_small(analysis))
     if not spans:
         return
@@ -530,7 +524,6 @@ def exposed_share(analysis: Analysis) -> float:
 
 
 def _communicating(analysis: Analysis) -> list[Overview]:
-    """Of each trace with collectives where its steps go."""
     called = {row.span for row in CALLED.find(analysis) or ()}
     found = [one for one in overviews(analysis) if _EXPOSED[one.basis] in one.parts]
     return [one for one in found if one.basis == DEVICE or one.span in called]
@@ -633,7 +626,6 @@ def exposed_fix(waiting: float | None, sync_batch_norms: float) -> str:
 
 
 def _exposed_caveat(analysis: Analysis, waiting: float | None) -> str:
-    """What the traces of the ranks at hand do not tell."""
     view = analysis.views.distributed if analysis.views is not None else None
     if waiting is None:
         return "One rank's trace does not tell a transfer from waiting for another rank."
@@ -647,7 +639,6 @@ def _exposed_caveat(analysis: Analysis, waiting: float | None) -> str:
 
 @rule("communication.gloo_on_gpu", COMMUNICATES, *TRACED, CALLED, learn=LEARN_BACKENDS)
 def gloo_on_gpu(analysis: Analysis) -> Iterator[Claim]:
-    """Tensors of GPUs are exchanged by gloo, which goes through the host's memory."""
     on_device = {one.span: one for one in overviews(analysis) if one.basis == DEVICE}
     rows = [row for row in CALLED.of(analysis) if row.library == "gloo" and row.span in on_device]
     if not rows:
@@ -679,7 +670,6 @@ def gloo_on_gpu(analysis: Analysis) -> Iterator[Claim]:
 
 @loss_rule("communication.data_parallel", kinds.DATA_PARALLEL, learn=LEARN_DATA_PARALLEL)
 def data_parallel(seen: ProfiledLoss) -> Iterator[Claim]:
-    """What DataParallel does around the model costs more than the floor."""
     devices = seen.detail("devices")
     yield seen.claim(
         title=f"DataParallel copies the model to {devices:.0f} devices and splits and gathers batches in every "

@@ -45,8 +45,6 @@ class CONFIDENCE(Thresholds):
 
 
 class CAUSES(Thresholds):
-    """When one finding explains another."""
-
     part: float = 0.5  # of the other's cost that lies in the cause's code, and that the cause's cost could hold: most
 
 
@@ -68,11 +66,9 @@ class Need(Struct, Generic[Fact], frozen=True):
     traced: Callable[[Analysis], bool] = lambda _analysis: False
 
     def present(self, analysis: Analysis) -> bool:
-        """Whether an analysis has it."""
         return bool(self.find(analysis))
 
     def of(self, analysis: Analysis) -> Fact:
-        """The fact, for a rule that needs it."""
         found = self.find(analysis)
         assert found is not None, self.name
         return found
@@ -111,14 +107,12 @@ class Claim(Struct, frozen=True, kw_only=True):
 
     @property
     def mean_ms(self) -> float:
-        """The mean of the step that it is of."""
         mean_ms = self.steps.mean_ms if self.step_ms is None and self.steps is not None else self.step_ms
         assert mean_ms is not None, f"a claim says which step it is of: {self.title}"
         return mean_ms
 
     @property
     def share(self) -> float:
-        """The cost as a fraction of the step."""
         return clip_share(self.cost_ms, self.mean_ms)
 
 
@@ -136,22 +130,18 @@ class Rule(Struct, frozen=True):
 
     @property
     def category(self) -> str:
-        """The part of the name before the dot."""
         return self.name.partition(".")[0]
 
     def traced(self, analysis: Analysis) -> bool:
-        """Whether what the rule says stands on traces."""
         return any(need.traced(analysis) for need in self.needs)
 
     def id_of(self, claim: Claim) -> str:
-        """Stable over runs of the same code."""
         key = claim.key
         if isinstance(key, str):
             return f"{self.name}-{key}"
         return finding_id(self.name, next(iter(claim.where), None) if isinstance(key, UnsetType) else key)
 
     def findings(self, analysis: Analysis) -> list[Finding]:
-        """What the rule finds."""
         return [self._finding(claim) for claim in self.judge(analysis)]
 
     def _finding(self, claim: Claim) -> Finding:
@@ -219,12 +209,10 @@ def always(_analysis: Analysis) -> bool:
 
 
 def train_steps(analysis: Analysis) -> StepFacts | None:
-    """The statistics of the training steps."""
     return next((fact for fact in analysis.steps if fact.kind == "train" and fact.count and fact.mean_ms > 0), None)
 
 
 def overviews(analysis: Analysis) -> list[Overview]:
-    """Where the profiled steps of each trace go."""
     spans = analysis.views.spans if analysis.views is not None else ()
     return [span.overview for span in spans if span.overview is not None]
 
@@ -262,7 +250,6 @@ def finding_id(rule: str, place: Place | None) -> str:
 
 
 def sampled_confidence(samples: int) -> str:
-    """By the number of samples a share stands on."""
     if samples >= CONFIDENCE.many_samples:
         return "high"
     return "medium" if samples >= CONFIDENCE.few_samples else "low"
@@ -286,7 +273,6 @@ def lower(level: str, by: int = 1) -> str:
 
 
 def steps_confidence(train: StepFacts) -> str:
-    """By the number of steady steps."""
     return "low" if train.low_confidence else "high"
 
 
@@ -330,25 +316,21 @@ def distinct(places: Iterable[Place]) -> tuple[Place, ...]:
 
 
 def steps_source(train: StepFacts) -> str:
-    """Which journals a step figure comes from."""
     if len(train.ranks) == 1:
         return f"rank-{train.ranks[0]}/steps.jsonl"
     return f"steps.jsonl of {len(train.ranks)} ranks"
 
 
 def stacks_source(analysis: Analysis) -> str:
-    """Which stacks a sampled figure comes from."""
     stacks = analysis.stacks
     return f"stacks.jsonl ({stacks.source} at {stacks.rate_hz:.0f} Hz)" if stacks else "stacks.jsonl"
 
 
 def traces_source(traces: Sequence[str]) -> str:
-    """Which traces a figure comes from."""
     return f"trace {traces[0]}" if len(traces) == 1 else f"{len(traces)} traces"
 
 
 def figure(metric: str, value: float, unit: str, source: str, digits: int = 4) -> Evidence:
-    """A figure, rounded."""
     return Evidence(metric, round(value, digits), unit, source)
 
 
@@ -362,7 +344,6 @@ def figures(source: str, *rows: tuple[str, float | None, str, int]) -> Iterator[
 
 
 def ms(metric: str, value: float, source: str) -> Evidence:
-    """A time in ms."""
     return Evidence(metric, round(value, 3), "ms", source)
 
 

@@ -15,8 +15,6 @@ from stepscope.model.metrics import MetricFacts, Watched
 
 
 class TRAINING(Thresholds):
-    """When the health of what is trained is worth a word."""
-
     losses: int = 5  # a loss that is NaN and recovers within as many is lost on one batch
     same_passes: float = 0.9  # of the updates have as many passes: the last of an epoch may have fewer
     updates: int = 20  # fewer show the start of training alone
@@ -32,7 +30,6 @@ class TRAINING(Thresholds):
 
 
 def _of(find: Callable[[MetricFacts], Fact | None]) -> Callable[[Analysis], Fact | None]:
-    """A fact of the metrics, for a need."""
     return lambda analysis: None if analysis.metrics is None else find(analysis.metrics)
 
 
@@ -105,7 +102,6 @@ def _not_finite(analysis: Analysis, _findings: Sequence[Finding]) -> list[Risk]:
 
 
 def _not_divided(analysis: Analysis, _findings: Sequence[Finding]) -> list[Risk]:
-    """One risk for each loss whose gradients are added up over several passes and divided by nothing."""
     risks = []
     for one in LOSSES.of(analysis):
         scaled = one.node.startswith(("DivBackward", "MulBackward"))  # by something else than the number of passes
@@ -136,7 +132,6 @@ def _not_divided(analysis: Analysis, _findings: Sequence[Finding]) -> list[Risk]
 
 
 def _clips(analysis: Analysis, _findings: Sequence[Finding]) -> list[Risk]:
-    """One risk where nearly every update is clipped to a fraction of its gradients."""
     found = CLIPPED.of(analysis)
     if found.updates < TRAINING.updates or found.median_factor is None:
         return []
@@ -166,7 +161,6 @@ def _clips(analysis: Analysis, _findings: Sequence[Finding]) -> list[Risk]:
 
 
 def _scale(analysis: Analysis, _findings: Sequence[Finding]) -> list[Risk]:
-    """One risk where the scale fell below 1, or many updates are left out after the first."""
     found = SCALED.of(analysis)
     if found.updates < TRAINING.updates:
         return []
@@ -203,7 +197,6 @@ def _listed(found: Sequence[Watched]) -> str:
 
 
 def _dead(analysis: Analysis, _findings: Sequence[Finding]) -> list[Risk]:
-    """One risk for all modules that answer almost with zeros alone."""
     watched = [one for one in ZEROS.of(analysis) if one.count >= TRAINING.values]
     found = sorted((one for one in watched if one.value >= TRAINING.zeros), key=lambda one: (-one.value, one.name))
     if not found:

@@ -20,7 +20,6 @@ PER_LINE = 16  # indices without names
 
 
 def to_json(found: Sequence[Alarm], step: int | None) -> bytes:
-    """Indented UTF-8 JSON that ends in a line break."""
     return json_bytes({"schema": SCHEMA, "step": step, "alarms": plain_rows(found, len(found))})
 
 

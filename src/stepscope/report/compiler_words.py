@@ -70,7 +70,6 @@ def view_of(report: Report) -> Mapping[str, Any] | None:
 
 
 def warns(report: Report) -> bool:
-    """Whether a rule of a compiler's own holds."""
     view = view_of(report)
     return bool(view and view["warnings"])
 
@@ -82,7 +81,6 @@ def counted(number: int | None, kind: str) -> str:
 
 
 def backend(facts: Row) -> str:
-    """One line on a backend: what it did, and how long compiling took."""
     versions = f" ({', '.join(facts['versions'][:2])})" if facts["versions"] else ""
     name = facts["backend"] + versions
     recompiles = f" ({words.count(facts['recompiles'])} of them recompiles)" if facts["recompiles"] else ""
@@ -191,7 +189,6 @@ def what(cause: Row) -> str:
 
 
 def often(cause: Row) -> str:
-    """How often, how long in all, in which steps."""
     if cause["kind"] in NAMED:
         parts = [f"{words.count(cause['count'])} times"] if cause["count"] > 1 else []
     else:
@@ -205,7 +202,6 @@ def often(cause: Row) -> str:
 
 
 def when(cause: Row) -> str | None:
-    """The steps of a cause; None where they are unknown."""
     first, last, number = cause["first_step"], cause["last_step"], cause["step_count"]
     if first is None:
         return None
@@ -226,7 +222,6 @@ def of_ranks(cause: Row, view: Mapping[str, Any]) -> str | None:
 
 
 def eager(limit: Row) -> str:
-    """What became of a function at its limit, and of the steps around it."""
     since = f"since step {limit['step']} " if limit["step"] is not None else ""
     text = f"{since}inputs of it that match no version run eagerly"
     if limit["before_ms"] is None or limit["after_ms"] is None:
@@ -246,7 +241,6 @@ def warning(row: Row) -> tuple[str, str]:
 
 
 def storm(row: Row) -> list[str]:
-    """How often a backend compiled lately, and after a quiet time."""
     said = []
     if row["windows"]:
         first = f", first at step {row['first_window_step']}" if row["first_window_step"] is not None else ""

@@ -63,7 +63,6 @@ KEY_ORDER = (
 
 
 def report_bytes(report: Report) -> bytes:
-    """The document as indented UTF-8 JSON that ends in a line break."""
     return json_bytes({**{key: getattr(report, key) for key in KEY_ORDER}, "views": dict(report.views)})
 
 
@@ -253,7 +252,6 @@ def _bounded(view: Any, limits: Mapping[str, int] | None = None, usual: int = MA
 
 
 def _compilers(view: CompilersView | None, *, source: bool) -> Row | None:
-    """`views.compilers`; `source` False leaves out what reasons quote."""
     bounded = _bounded(view, MAX_OF, MAX_COMPILER_ROWS)
     if bounded is None:
         return None
@@ -280,7 +278,6 @@ def _cut_texts(value: Any, text: int = MAX_TEXT) -> Any:
 
 
 def _trial(trial: TrialFacts | None) -> Row | None:
-    """`views.trial`."""
     if trial is None:
         return None
     reports = []

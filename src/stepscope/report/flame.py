@@ -187,7 +187,6 @@ def collapsed(graph: FlameGraph, tree: FlameTree) -> str:
 
 
 def own_values(tree: FlameTree, values: tuple[float, ...]) -> list[float]:
-    """What each box is worth without its children."""
     own = list(values)
     for node, parent in enumerate(tree.parent):
         if parent >= 0:
@@ -214,7 +213,6 @@ def _profile(tree: FlameTree) -> dict[str, Any]:
 
 
 def _path(tree: FlameTree, node: int) -> Iterator[int]:
-    """The frames from below the root to `node`."""
     found = []
     while node > 0:
         found.append(tree.frame[node])
@@ -253,7 +251,6 @@ _SCRIPT = "\n" + (resources.files(__package__) / "flame_picture.js").read_text(e
 
 
 def picture(graph: FlameGraph, tree: FlameTree) -> str:
-    """`tree` of `graph` as an SVG document."""
     left, width, depth = layout(tree)
     rows = int(depth[width >= NARROWEST].max(initial=0)) + 1
     height = TOP + rows * CELL + 12
@@ -327,7 +324,6 @@ def _boxes(graph: FlameGraph, tree: FlameTree, left: np.ndarray, width: np.ndarr
 
 
 def _title(graph: FlameGraph, tree: FlameTree, node: int, frame: FlameFrame) -> str:
-    """What a box is, line by line."""
     place = frame.file + (f":{frame.line}" if frame.line is not None else "") if frame.file else ""
     share = tree.value[node] / tree.value[0] if tree.value[0] else 0.0
     lines = [plain(frame.name, LONGEST_NAME), plain(place), f"{rounded(tree.value[node]):,} {tree.unit}, {share:.2%}"]

@@ -257,8 +257,6 @@ SORTS = {
 
 
 class Column(Struct, frozen=True):
-    """`unit` and `definition` as docs/definitions.md gives them; empty for names."""
-
     key: str
     unit: str
     definition: str
@@ -345,7 +343,6 @@ def unit_of_row(row: Mapping[str, Any], key: str) -> str | None:
 
 
 def to_json(found: TableDocument) -> bytes:
-    """The document as indented JSON."""
     return json_bytes(
         {
             "schema": TABLE_SCHEMA,
@@ -369,7 +366,6 @@ def _worded(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _matching(rows: list[dict[str, Any]], keys: tuple[str, ...], pattern: str | None) -> list[dict[str, Any]]:
-    """Rows in which one of the texts matches."""
     if pattern is None:
         return rows
     try:
@@ -441,7 +437,6 @@ MIN_WIDTH = 132  # of a table that goes to a file or a pipe: nobody has to fit i
 
 
 def to_csv(found: TableDocument) -> bytes:
-    """UTF-8, one line per row, quoted where needed."""
     keys = [column.key for column in found.columns]
     return csv_bytes([keys, *([row.get(key) for key in keys] for row in found.rows)])
 

@@ -110,12 +110,10 @@ def milliseconds(value: float | None) -> str:
 
 
 def nanoseconds(value: float | None) -> str:
-    """A duration given in ns, as `milliseconds` shows it."""
     return MISSING if value is None else milliseconds(value / 1e6)
 
 
 def seconds(value: float | None) -> str:
-    """A duration given in s, with its unit."""
     return MISSING if value is None else _duration(value, "s")
 
 
@@ -132,7 +130,6 @@ def percent(share: float | None) -> str:
 
 
 def size(value: float | None) -> str:
-    """A count of bytes with a binary unit."""
     if value is None:
         return MISSING
     for unit in ("B", "KiB", "MiB", "GiB"):
