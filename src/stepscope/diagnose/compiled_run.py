@@ -63,10 +63,6 @@ class EXECUTION(Thresholds):
 LEARN_TORCH = (
     "https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/compile/programming_model.recompilation.html"
 )
-LEARN_XLA = "https://docs.pytorch.org/xla/release/r2.8/perf/recompilation.html"
-LEARN_BREAKS = (
-    "https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/compile/programming_model.fullgraph_true.html"
-)
 GPU = "cuda"  # backend of the copies to the host that a trace holds
 READ_ITEM = "aten::_local_scalar_dense"
 _READS = ("read_value", "item")
@@ -116,7 +112,7 @@ def _run_confidence(backend: Backend, items: list[CompilerCause]) -> str:
 
 
 def _learn(facts: CompilerFacts) -> str:
-    return LEARN_XLA if facts.backend == XLA else LEARN_TORCH
+    return "https://docs.pytorch.org/xla/release/r2.8/perf/recompilation.html" if facts.backend == XLA else LEARN_TORCH
 
 
 # ---------------------------------------------------------------------------------------- all compilations together
@@ -527,7 +523,14 @@ ON_COMPILERS = (
         _rule(name, COMPILED, STEP_TIMES, COMPILE_TIMES)
         for name in ("compile.too_frequent", "compile.storm", "compile.late", "compile.share", "compile.slow")
     ),
-    _rule("compile.graph_break", TORCH_COMPILE, STEP_TIMES, COMPILE_TIMES, BREAKS, learn=LEARN_BREAKS),
+    _rule(
+        "compile.graph_break",
+        TORCH_COMPILE,
+        STEP_TIMES,
+        COMPILE_TIMES,
+        BREAKS,
+        learn="https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/compile/programming_model.fullgraph_true.html",
+    ),
     _rule("compile.unlowered", TORCH_XLA, STEP_TIMES),
     _rule(
         "transfer.device_to_host",

@@ -37,10 +37,6 @@ CAPABILITY = Need(
 )
 SHAPES = Need("shapes of operators in the trace", lambda a: any(one.has_shapes for one in a.device_losses))
 GPU_THERE = Need("a GPU in the machine", gpu_names, quiet=True)
-LEARN_ATTENTION = "https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html"
-LEARN_LAYOUT = "https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html"
-LEARN_TILES = "https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html"
-LEARN_LINALG = "https://docs.pytorch.org/docs/stable/backends.html#torch.backends.cuda.preferred_linalg_library"
 _AMPERE = 8  # major compute capability from which there are TF32 and bfloat16
 
 
@@ -94,7 +90,11 @@ def _major(capability: str | None) -> int:
     return int(text) if text.isdigit() else 0
 
 
-@loss_rule("compute.attention_unfused", kinds.ATTENTION, learn=LEARN_ATTENTION)
+@loss_rule(
+    "compute.attention_unfused",
+    kinds.ATTENTION,
+    learn="https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html",
+)
 def attention_unfused(seen: ProfiledLoss) -> Iterator[Claim]:
     products, calls = seen.detail("products_ns"), seen.detail("softmax_calls")
     yield seen.claim(
@@ -115,7 +115,11 @@ def attention_unfused(seen: ProfiledLoss) -> Iterator[Claim]:
     )
 
 
-@loss_rule("compute.layout_conversions", kinds.LAYOUT, learn=LEARN_LAYOUT)
+@loss_rule(
+    "compute.layout_conversions",
+    kinds.LAYOUT,
+    learn="https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html",
+)
 def layout_conversions(seen: ProfiledLoss) -> Iterator[Claim]:
     first, convolutions = seen.detail("first_ns"), seen.detail("convolutions")
     evidence = (
@@ -202,7 +206,12 @@ def cpu_only(analysis: Analysis) -> Iterator[Claim]:
     )
 
 
-@loss_rule("compute.sizes_off_tiles", kinds.TILES, SHAPES, learn=LEARN_TILES)
+@loss_rule(
+    "compute.sizes_off_tiles",
+    kinds.TILES,
+    SHAPES,
+    learn="https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html",
+)
 def sizes_off_tiles(seen: ProfiledLoss) -> Iterator[Claim]:
     unaligned = seen.detail("unaligned_ns")
     yield seen.claim(
@@ -227,7 +236,11 @@ def sizes_off_tiles(seen: ProfiledLoss) -> Iterator[Claim]:
     )
 
 
-@loss_rule("compute.serial_linalg", kinds.LINALG, learn=LEARN_LINALG)
+@loss_rule(
+    "compute.serial_linalg",
+    kinds.LINALG,
+    learn="https://docs.pytorch.org/docs/stable/backends.html#torch.backends.cuda.preferred_linalg_library",
+)
 def serial_linalg(seen: ProfiledLoss) -> Iterator[Claim]:
     launches, matrices = seen.detail("launches"), seen.detail("matrices")
     rows = seen.detail("matrix_rows") / matrices if matrices else 0.0

@@ -212,7 +212,6 @@ BATCH = Need(
     lambda a: any(one.batch_size is not None and one.filling_share is not None for one in a.device_losses),
 )
 LEARN_IDLE = "https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
-LEARN_ZERO = "https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.zero_grad.html"
 SLOWED = "The profiler slows the host, most of all with Python stacks, and not the device: the real gaps are shorter."
 _CUDA_GRAPH = (Try("compile.mode", "reduce-overhead"),)
 
@@ -392,7 +391,11 @@ def unfused_optimizer(seen: ProfiledLoss) -> Iterator[Claim]:
     )
 
 
-@loss_rule("launch.zeroing_gradients", kinds.ZERO_GRAD, learn=LEARN_ZERO)
+@loss_rule(
+    "launch.zeroing_gradients",
+    kinds.ZERO_GRAD,
+    learn="https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.zero_grad.html",
+)
 def zeroing_gradients(seen: ProfiledLoss) -> Iterator[Claim]:
     launches = seen.detail("launches")
     yield seen.claim(
@@ -414,11 +417,7 @@ def zeroing_gradients(seen: ProfiledLoss) -> Iterator[Claim]:
     )
 
 
-LEARN_SYNC = (
-    "https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html#avoid-unnecessary-cpu-gpu-synchronization"
-)
 LEARN_PINNED = "https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html"
-LEARN_COPIES = "https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
 
 # What to write instead, by the operator that waits. `{}`: the line.
 _READ = (
@@ -440,7 +439,11 @@ _FIXES = {
 }
 
 
-@loss_rule("sync.host_waits", kinds.SYNC, learn=LEARN_SYNC)
+@loss_rule(
+    "sync.host_waits",
+    kinds.SYNC,
+    learn="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html#avoid-unnecessary-cpu-gpu-synchronization",
+)
 def host_waits(seen: ProfiledLoss) -> Iterator[Claim]:
     call, copied_ns = next(iter(seen.loss.parts), "a synchronising call"), seen.detail("copied_ns")
     other = f"Take {clipped(call)}{{}} out of the step, or do it every N steps only"
@@ -616,7 +619,11 @@ def _rate_evidence(seen: ProfiledLoss) -> Iterator[Evidence]:
         yield seen.figure("rate of these copies", round(rate, 2), "GB/s")
 
 
-@loss_rule("transfer.device_to_device", kinds.DEVICE_COPY, learn=LEARN_COPIES)
+@loss_rule(
+    "transfer.device_to_device",
+    kinds.DEVICE_COPY,
+    learn="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
+)
 def device_to_device(seen: ProfiledLoss) -> Iterator[Claim]:
     between = seen.detail("between_ns") * 2 >= seen.loss.ns_per_step
     of = f", most of it for {seen.top}" if seen.top else ""

@@ -88,8 +88,6 @@ IO_SEEN = Need(
 )
 MANY_STEPS = Need("60 steady training steps", lambda a: a.machine.drift)
 LEARN = "https://pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
-LEARN_LOGS = "https://docs.python.org/3/library/logging.handlers.html#logging.handlers.QueueHandler"
-LEARN_SAVES = "https://pytorch.org/tutorials/recipes/distributed_async_checkpoint_recipe.html"
 
 
 # ---------------------------------------------------------------------------------------------------------- loops
@@ -419,7 +417,9 @@ def blocking_in_step(analysis: Analysis) -> Iterator[Claim]:
             evidence=evidence,
             fix=_io_fix(top),
             caveat="What is written later or in the background is lost when the process dies before it is written.",
-            learn=LEARN_SAVES if top.operation in _SAVES else LEARN_LOGS,
+            learn="https://pytorch.org/tutorials/recipes/distributed_async_checkpoint_recipe.html"
+            if top.operation in _SAVES
+            else "https://docs.python.org/3/library/logging.handlers.html#logging.handlers.QueueHandler",
             falsified_by=f"With the {top.operation} at {shown(top.place)} left out, the mean step does not get shorter",
         )
 

@@ -91,12 +91,7 @@ OWN_PROFILER = Need(
     quiet=True,
 )
 GPU_READINGS = Need("telemetry of the GPU's clocks", lambda a: a.machine.gpus)
-LEARN_THREADS = (
-    "https://pytorch.org/docs/stable/notes/cpu_threading_torchscript_inference.html#tuning-the-number-of-threads"
-)
 LEARN_DELAY = "https://docs.kernel.org/scheduler/sched-stats.html#proc-pid-schedstat"
-LEARN_PROFILER = "https://pytorch.org/docs/stable/profiler.html#torch.profiler.schedule"
-LEARN_CLOCKS = "https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html"
 
 
 # ---------------------------------------------------------------------------------------------------- collections
@@ -185,7 +180,12 @@ def swapping_or_faults(analysis: Analysis) -> Iterator[Claim]:
     )
 
 
-@rule("system.profiler_overhead", STEPS, OWN_PROFILER, learn=LEARN_PROFILER)
+@rule(
+    "system.profiler_overhead",
+    STEPS,
+    OWN_PROFILER,
+    learn="https://pytorch.org/docs/stable/profiler.html#torch.profiler.schedule",
+)
 def profiler_overhead(analysis: Analysis) -> Iterator[Claim]:
     facts = OWN_PROFILER.of(analysis)
     if facts.inside < PROFILER.steps:
@@ -249,7 +249,13 @@ def _fitting_threads(cpu: CpuFacts) -> int:
     return max(1, int(cpu.cores) // cpu.ranks_on_host)
 
 
-@rule("system.threads_beyond_cores", STEPS, CPU, THREADS, learn=LEARN_THREADS)
+@rule(
+    "system.threads_beyond_cores",
+    STEPS,
+    CPU,
+    THREADS,
+    learn="https://pytorch.org/docs/stable/notes/cpu_threading_torchscript_inference.html#tuning-the-number-of-threads",
+)
 def threads_beyond_cores(analysis: Analysis) -> Iterator[Claim]:
     """Torch has more threads than cores and the main thread waits for its own.
 
@@ -424,7 +430,13 @@ _CLOCK_FIXES = {
 }
 
 
-@rule("system.gpu_clocks", STEPS, ON_DEVICE, GPU_READINGS, learn=LEARN_CLOCKS)
+@rule(
+    "system.gpu_clocks",
+    STEPS,
+    ON_DEVICE,
+    GPU_READINGS,
+    learn="https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html",
+)
 def gpu_clocks(analysis: Analysis) -> Iterator[Claim]:
     """A GPU of the run was kept below its highest clock for a reason that can be removed.
 

@@ -29,7 +29,6 @@ from stepscope.diagnose.rule import (
     sampled_confidence,
     shown,
     spot,
-    steps_confidence,
     steps_source,
     traced_confidence,
     traces_source,
@@ -74,10 +73,6 @@ MODULE_CALLS = Need("calls of modules in the trace", _trained(lambda run: run.mo
 INPUT_TYPES = Need("types of operators' inputs in the trace", _trained(lambda run: run.types))
 INPUT_SHAPES = Need("shapes of operators' inputs in the trace", _trained(lambda run: run.shapes))
 NODES = Need("numbers of autograd nodes in the trace", _trained(lambda run: run.numbered))
-LEARN_NO_GRAD = "https://pytorch.org/docs/stable/notes/autograd.html#locally-disabling-gradient-computation"
-LEARN_AVERAGE = "https://pytorch.org/docs/stable/optim.html#weight-averaging-swa-and-ema"
-LEARN_GPU = "https://docs.nvidia.com/cuda/cuda-c-programming-guide/#arithmetic-instructions"
-LEARN_UNBIND = "https://pytorch.org/docs/stable/generated/torch.unbind.html"
 MIB = 1 << 20
 _OTHER_MAKERS = ("AMD", "Radeon", "Instinct")  # their numbers have the form of a capability and mean something else
 
@@ -89,7 +84,7 @@ def _runs(analysis: Analysis) -> tuple[PassFacts, ...]:
 def _of_run(analysis: Analysis, run: PassFacts, claim: Claim) -> Claim:
     """A claim on the steps of a run, with its mean step as the first evidence."""
     train, several = train_steps(analysis), len(_runs(analysis)) > 1 and bool(run.run)
-    steps = [steps_confidence(train)] if train is not None and analysis.windows else []
+    steps = ["low"] if train is not None and train.low_confidence and analysis.windows else []
     place = claim.where[0] if claim.where else None
     if several:  # what tells a finding from that of another run with the same code
         place = Place(f"{run.run}|{place.file if place else ''}", place.line if place else None, None)
@@ -145,7 +140,12 @@ def _reported_calls(analysis: Analysis) -> list[tuple[PassFacts, ExtraCall]]:
     ]
 
 
-@rule("host.evaluation_in_step", TRAINED, MODULE_CALLS, learn=LEARN_NO_GRAD)
+@rule(
+    "host.evaluation_in_step",
+    TRAINED,
+    MODULE_CALLS,
+    learn="https://pytorch.org/docs/stable/notes/autograd.html#locally-disabling-gradient-computation",
+)
 def evaluation_in_step(analysis: Analysis) -> Iterator[Claim]:
     for run, call in _reported_calls(analysis):
         module, place, source = call.module.rsplit("_", 1)[0], shown(call.place), _source(run)
@@ -192,7 +192,11 @@ _FIXES = {
 _FIX = "read or load the state every N steps only, and update tensors in place by the torch._foreach operators"
 
 
-@rule("host.model_copied_in_step", COPYING, learn=LEARN_AVERAGE)
+@rule(
+    "host.model_copied_in_step",
+    COPYING,
+    learn="https://pytorch.org/docs/stable/optim.html#weight-averaging-swa-and-ema",
+)
 def model_copied_in_step(analysis: Analysis) -> Iterator[Claim]:
     """A line copies the model or its state in the steps.
 
@@ -278,7 +282,9 @@ def double_precision(analysis: Analysis) -> Iterator[Claim]:
             caveat="Some methods need float64: sums of many small numbers, differences of nearly equal ones, "
             "ill-conditioned linear algebra. Compare losses over some hundred steps.",
             falsified_by="With these operators in float32 the mean step does not get shorter",
-            learn=LEARN_GPU if run.on_device else "https://pytorch.org/docs/stable/notes/numerical_accuracy.html",
+            learn="https://docs.nvidia.com/cuda/cuda-c-programming-guide/#arithmetic-instructions"
+            if run.on_device
+            else "https://pytorch.org/docs/stable/notes/numerical_accuracy.html",
         )
         yield _of_run(analysis, run, claim)
 
@@ -318,7 +324,12 @@ def recompute(analysis: Analysis) -> Iterator[Claim]:
         yield _of_run(analysis, run, claim)
 
 
-@rule("memory.short_lived_gradients", TRAINED, INPUT_SHAPES, learn=LEARN_UNBIND)
+@rule(
+    "memory.short_lived_gradients",
+    TRAINED,
+    INPUT_SHAPES,
+    learn="https://pytorch.org/docs/stable/generated/torch.unbind.html",
+)
 def short_lived_gradients(analysis: Analysis) -> Iterator[Claim]:
     for run in _runs(analysis):
         of_place: dict[object, list[WideGradients]] = {}

@@ -95,9 +95,6 @@ EXPOSURE = Need(  # what hides communication: work of devices, or operators wher
 )
 _RANKS = (SEVERAL_RANKS, STEPS, RANK_STEPS)
 LEARN = "https://docs.pytorch.org/docs/stable/notes/ddp.html"
-LEARN_BATCHES = "https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler"
-LEARN_BACKENDS = "https://docs.pytorch.org/docs/stable/distributed.html#backends"
-LEARN_DATA_PARALLEL = "https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-nn-ddp-instead"
 
 
 # ------------------------------------------------------------------------------------------------- one slow rank
@@ -290,7 +287,12 @@ def _step_evidence(ranks: RanksFacts) -> tuple[Evidence, ...]:
 # ------------------------------------------------------------------------------------------------ unequal batches
 
 
-@rule("communication.unbalanced_work", *_RANKS, RANK_SAMPLES, learn=LEARN_BATCHES)
+@rule(
+    "communication.unbalanced_work",
+    *_RANKS,
+    RANK_SAMPLES,
+    learn="https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler",
+)
 def unbalanced_work(analysis: Analysis) -> Iterator[Claim]:
     train, ranks = STEPS.of(analysis), RANK_STEPS.of(analysis)
     if not unequal(ranks) or not persistent(ranks):
@@ -637,7 +639,13 @@ def _exposed_caveat(analysis: Analysis, waiting: float | None) -> str:
 # ------------------------------------------------------------------------------------------- gloo, DataParallel
 
 
-@rule("communication.gloo_on_gpu", COMMUNICATES, *TRACED, CALLED, learn=LEARN_BACKENDS)
+@rule(
+    "communication.gloo_on_gpu",
+    COMMUNICATES,
+    *TRACED,
+    CALLED,
+    learn="https://docs.pytorch.org/docs/stable/distributed.html#backends",
+)
 def gloo_on_gpu(analysis: Analysis) -> Iterator[Claim]:
     on_device = {one.span: one for one in overviews(analysis) if one.basis == DEVICE}
     rows = [row for row in CALLED.of(analysis) if row.library == "gloo" and row.span in on_device]
@@ -668,7 +676,11 @@ def gloo_on_gpu(analysis: Analysis) -> Iterator[Claim]:
     )
 
 
-@loss_rule("communication.data_parallel", kinds.DATA_PARALLEL, learn=LEARN_DATA_PARALLEL)
+@loss_rule(
+    "communication.data_parallel",
+    kinds.DATA_PARALLEL,
+    learn="https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-nn-ddp-instead",
+)
 def data_parallel(seen: ProfiledLoss) -> Iterator[Claim]:
     devices = seen.detail("devices")
     yield seen.claim(

@@ -147,7 +147,7 @@ class Rule(Struct, frozen=True):
     def _finding(self, claim: Claim) -> Finding:
         share, step_ms, levels, ranks = claim.share, claim.mean_ms, [*claim.levels], claim.ranks or ()
         if claim.steps is not None:
-            levels.append(steps_confidence(claim.steps))
+            levels.append("low" if claim.steps.low_confidence else "high")
             ranks = claim.steps.ranks if claim.ranks is None else ranks
         worst = "critical" if share >= SEVERITY.critical else "warning" if share >= SEVERITY.warning else "info"
         return Finding(
@@ -183,7 +183,21 @@ class RiskRule(Struct, frozen=True):
 
     name: str
     needs: tuple[Need[Any], ...]
-    judge: Callable[[Analysis, Sequence[Finding]], list[Risk]]
+    judge: Callable[[Analysis, Sequence[Finding]], Iterable[Risk]]
+
+    def risk(self, key: Place | str, **said: Any) -> Risk:
+        """What it says; the id, by a place or a text, is stable over runs of the same code."""
+        place, where = (key, (key,)) if isinstance(key, Place) else (Place(key, None), ())
+        usual = {"severity": "warning", "confidence": "high", "where": where}
+        category = self.name.partition(".")[0]
+        return Risk(id=finding_id(self.name, place), rule=self.name, category=category, **{**usual, **said})
+
+
+def risk_rule(
+    name: str, *needs: Need[Any]
+) -> Callable[[Callable[[Analysis, Sequence[Finding]], Iterable[Risk]]], RiskRule]:
+    """Make a function the judge of a rule on risks."""
+    return lambda judge: RiskRule(name, needs, judge)
 
 
 def rule(
@@ -270,10 +284,6 @@ def lowest(levels: Iterable[str]) -> str:
 def lower(level: str, by: int = 1) -> str:
     """A level so many lower, "low" at least."""
     return _LEVELS[max(0, _LEVELS.index(level) - by)]
-
-
-def steps_confidence(train: StepFacts) -> str:
-    return "low" if train.low_confidence else "high"
 
 
 def clip_share(cost_ms: float, mean_ms: float) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache, cached_property
 from importlib import import_module
 
@@ -86,7 +86,7 @@ def definition_of(record: str, key: str) -> Definition | None:
     return _first(key, (section for section in SECTIONS if section.record == record))
 
 
-def _first(key: str, sections: Iterator[Section]) -> Definition | None:
+def _first(key: str, sections: Iterable[Section]) -> Definition | None:
     return next((section.definitions[key] for section in sections if key in section.definitions), None)
 
 
@@ -385,20 +385,17 @@ percentage from 0 to 100. A figure whose source is missing is null, never 0. Thi
 
 
 def page() -> str:
-    return _HEAD + "".join(f"\n{line}" if line.startswith("#") else line for line in _lines())
-
-
-def _lines() -> Iterator[str]:
+    parts = [_HEAD]
     for section in SECTIONS:
         tables = ", ".join(f"`--table {name}`" for name in section.tables)
-        yield f"## {section.title}\n"
-        yield f"`{section.where}`" + (f"; {tables}\n" if tables else "\n")
+        parts.append(f"\n## {section.title}\n`{section.where}`" + (f"; {tables}\n" if tables else "\n"))
         if section.about:
-            yield f"\n{section.about}\n"
-        yield "\n| figure | unit | meaning |\n|---|---|---|\n"
+            parts.append(f"\n{section.about}\n")
+        parts.append("\n| figure | unit | meaning |\n|---|---|---|\n")
         for name, found in section.definitions.items():
             definition = found.definition.replace("|", "\\|")
-            yield f"| `{name}` | {found.unit} | {definition} |\n"
+            parts.append(f"| `{name}` | {found.unit} | {definition} |\n")
+    return "".join(parts)
 
 
 if __name__ == "__main__":

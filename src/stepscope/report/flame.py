@@ -73,7 +73,10 @@ def document(graph: FlameGraph, *, first: str | None = None) -> dict[str, Any]:
     used = sorted({frame for tree in graph.trees for frame in tree.frame})
     number = {frame: at for at, frame in enumerate(used)}
     names, files, kinds = _Texts(), _Texts(), _Texts()
-    frames = [_frame(graph.frames[frame], names, files, kinds) for frame in used]
+    frames = [
+        [names.number(frame.name), files.number(frame.file), frame.line, kinds.number(frame.kind)]
+        for frame in (graph.frames[each] for each in used)
+    ]
     keys = [tree.key for tree in graph.trees]
     return {
         "schema": SCHEMA,
@@ -114,10 +117,6 @@ class _Texts:
         return list(self._known)
 
 
-def _frame(frame: FlameFrame, names: _Texts, files: _Texts, kinds: _Texts) -> list[int | None]:
-    return [names.number(frame.name), files.number(frame.file), frame.line, kinds.number(frame.kind)]
-
-
 def _tree(tree: FlameTree, number: dict[int, int]) -> dict[str, Any]:
     return {
         "key": tree.key,
@@ -156,14 +155,13 @@ _TINY = 1e-9  # of the root: what is left of a box after its children, when noth
 
 def speedscope(graph: FlameGraph, version: str) -> str:
     """Every tree as a profile of its own. A difference's other side is left out: the format has no place for it."""
-    profiles = [_profile(tree) for tree in graph.trees]
     document = {
         "$schema": _SPEEDSCOPE,
         "name": plain(graph.title),
         "exporter": f"stepscope@{version}",
         "activeProfileIndex": 0,
         "shared": {"frames": [_described(frame) for frame in graph.frames]},
-        "profiles": profiles,
+        "profiles": [_profile(tree) for tree in graph.trees],
     }
     return json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
