@@ -103,9 +103,6 @@ def test_a_wait_for_work_that_had_not_begun_is_not_the_hosts() -> None:
     assert "sync.host_waits" in findings(lambda scene: fill(scene, 7015), 10_000)
 
 
-# --------------------------------------------------------------------------------------------------------- sizes
-
-
 def test_sizes_that_do_not_fill_tiles_are_told() -> None:
     finding = findings(odd_sizes)["compute.sizes_off_tiles"]
     assert "130 x 64 x 64" in finding.title

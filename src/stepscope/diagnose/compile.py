@@ -76,6 +76,11 @@ class Backend(Struct, frozen=True):
         doubtful = self.estimated or self.steps < COMPILE.few_steps
         return "low" if any(unclear(cause) for cause in items) else "medium" if doubtful else "high"
 
+    def run_confidence(self, items: Sequence[CompilerCause]) -> str:
+        """Of all compilations together: they are timed, but without causes nothing names what changes."""
+        level = self.confidence(items[:1])
+        return level if items or level != "high" else "medium"
+
     def loss(
         self,
         rule: str,
@@ -207,8 +212,6 @@ def fact(metric: str, value: object, unit: str, source: str) -> Evidence:
     text = "; ".join(parts)
     return Evidence(metric, value, unit, text if len(text) <= SOURCE_SHOWN else f"{parts[0][:SOURCE_SHOWN]} and others")
 
-
-# ------------------------------------------------------------------------------------------ what causes are called
 
 _TENSOR_SIZE = re.compile(r"(.{1,80}?)\.size\((-?\d{1,3})\)$")
 
@@ -351,9 +354,6 @@ def without(cause: CompilerCause) -> str:
     return f"With {equal} kept equal over all calls"
 
 
-# ----------------------------------------------------------------------------------------- what compiled again
-
-
 def cause_losses(backend: Backend) -> Iterator[Loss]:
     """Limits first, then functions close to it, then causes that compiled a function again."""
     functions: dict[object, list[CompilerCause]] = {}
@@ -477,9 +477,6 @@ def _excess_ms(eager: EagerAfterLimit | None) -> float | None:
     if more <= 0 and eager.before_compiling:
         return None  # what is left of a compiling step holds more than its own work
     return more * eager.after_steps if more >= COMPILE.eager * eager.before_ms else 0.0
-
-
-# ------------------------------------------------------------------------------------------------ graph breaks
 
 
 def break_losses(backend: Backend) -> Iterator[Loss]:

@@ -55,8 +55,6 @@ class UNLOWERED(Thresholds):
 
 
 class EXECUTION(Thresholds):
-    """When one execution of a compiled graph takes too long."""
-
     slow_ms: float = 30_000  # torch_xla's debug profiler warns above it
 
 
@@ -69,6 +67,7 @@ _READS = ("read_value", "item")
 _FROM_DEVICE = ("TransferFromDeviceTime", "TransferFromServerTime")
 _EXECUTE = ("ExecuteTime", "ExecuteReplicatedTime", "ExecuteChainedTime")
 _DATA_DEPENDENT = "data_dependent_shape"
+_LEARN = {XLA: "https://docs.pytorch.org/xla/release/r2.8/perf/recompilation.html"}
 _SLOW_FIXES = {
     XLA: "Keep compiled graphs between runs (torch_xla.runtime.initialize_cache), and make the graph smaller: "
     "a Python loop over equal layers is unrolled, torch_xla.experimental.scan is not",
@@ -81,41 +80,28 @@ def slow_losses(backend: Backend) -> Iterator[Loss]:
     """One compilation above the bound: a first one, since those that came again are told by their cause."""
     facts = backend.facts
     slow = [one for one in backend.causes("compile") if (one.longest_ms or 0.0) > COMPILE.slow_ms]
-    for cause in slow:
-        name = f"{function_name(cause.function)}{at(spot(cause))}" if cause.function else ""
-        yield _slow_loss(backend, [cause], name, cause.longest_ms or 0.0, cause.source)
+    told = [([one], one.longest_ms or 0.0, one.source) for one in slow]
     again = max((one.longest_ms or 0.0 for one in backend.causes("recompile", "limit_hit")), default=0.0)
     if not slow and facts.longest_ms is not None and facts.longest_ms > max(COMPILE.slow_ms, again):
-        yield _slow_loss(backend, [], "", facts.longest_ms, "")
-
-
-def _slow_loss(backend: Backend, items: list[CompilerCause], name: str, longest_ms: float, source: str) -> Loss:
-    name = name or f"A graph of {backend.facts.backend}"
-    return backend.loss(
-        "compile.slow",
-        longest_ms,
-        items,
-        late_ms=longest_ms if not items or late(items) else 0.0,
-        title=f"{name} took {longest_ms / 1000:.0f} s to compile",
-        levels=(_run_confidence(backend, items),),
-        evidence=(ms("longest compilation", longest_ms, source or backend.facts.source),),
-        fix=_SLOW_FIXES.get(backend.facts.backend, _SLOW_FIXES[TORCH]),
-        caveat=f"A cache helps from the second start on. {AMORTISED}",
-        falsified_by="With the compiler's cache warm, a second run starts no faster",
-        learn=_learn(backend.facts),
-    )
-
-
-def _run_confidence(backend: Backend, items: list[CompilerCause]) -> str:
-    level = backend.confidence(items[:1])
-    return level if items or level != "high" else "medium"  # timed, but nothing names what changes
-
-
-def _learn(facts: CompilerFacts) -> str:
-    return "https://docs.pytorch.org/xla/release/r2.8/perf/recompilation.html" if facts.backend == XLA else LEARN_TORCH
-
-
-# ---------------------------------------------------------------------------------------- all compilations together
+        told.append(([], facts.longest_ms, ""))
+    for items, longest_ms, source in told:
+        cause = items[0] if items else None
+        name = f"A graph of {facts.backend}"
+        if cause is not None and cause.function:
+            name = f"{function_name(cause.function)}{at(spot(cause))}"
+        yield backend.loss(
+            "compile.slow",
+            longest_ms,
+            items,
+            late_ms=longest_ms if not items or late(items) else 0.0,
+            title=f"{name} took {longest_ms / 1000:.0f} s to compile",
+            levels=(backend.run_confidence(items),),
+            evidence=(ms("longest compilation", longest_ms, source or facts.source),),
+            fix=_SLOW_FIXES.get(facts.backend, _SLOW_FIXES[TORCH]),
+            caveat=f"A cache helps from the second start on. {AMORTISED}",
+            falsified_by="With the compiler's cache warm, a second run starts no faster",
+            learn=_LEARN.get(facts.backend, LEARN_TORCH),
+        )
 
 
 def run_losses(backend: Backend, explained_ms: float, late_ms: float) -> Iterator[Loss]:
@@ -225,14 +211,14 @@ def _run_loss(backend: Backend, name: str, title: str, left_ms: float, others: l
         lead,
         key=facts.backend,
         title=title,
-        levels=(_run_confidence(backend, lead),),
+        levels=(backend.run_confidence(lead),),
         worst=worst,
         evidence=evidence,
         fix=_run_fix(facts, lead),
         caveat=" ".join(caveat),
         falsified_by="With inputs of the same shapes and values in every step it compiles as often, or the mean step "
         "does not get shorter",
-        learn=_learn(facts),
+        learn=_LEARN.get(facts.backend, LEARN_TORCH),
     )
 
 
@@ -254,9 +240,6 @@ def _run_fix(facts: CompilerFacts, lead: list[CompilerCause]) -> str:
         f"{first}Give every step the same graph: pad inputs to fixed sizes, do not grow a tensor from step to step "
         f"(torch.cat, append and stack behind the loop, on the host), and keep Python branches equal.{read}"
     )
-
-
-# --------------------------------------------------------------------------------------------------- transfers
 
 
 class Reads(Struct, frozen=True):
@@ -336,9 +319,6 @@ def transfer_losses(backend: Backend) -> Iterator[Loss]:
         "stays when the values are read later.",
         falsified_by="With values read every 100 steps only, the mean step does not get shorter",
     )
-
-
-# --------------------------------------------------------------------------------------------------- operators
 
 
 def unlowered(backend: Backend) -> list[CompilerCause]:
@@ -430,9 +410,6 @@ def _unlowered_loss(backend: Backend, group: list[CompilerCause], seen: Reads, c
     )
 
 
-# -------------------------------------------------------------------------------------------------- executions
-
-
 def execution_losses(backend: Backend) -> Iterator[Loss]:
     """An execution of a graph above the bound. What can be saved of it is not known, so confidence is low."""
     metrics = [one for one in backend.view.metrics if one.name in _EXECUTE and one.unit == "ms"]
@@ -464,9 +441,6 @@ def execution_losses(backend: Backend) -> Iterator[Loss]:
 def _longest(metric: CompilerMetric) -> float:
     """The highest percentile: the longest of the last samples, where there are fewer than a hundred."""
     return max((value for _, value in metric.percentiles), default=0.0)
-
-
-# ------------------------------------------------------------------------------------------------------ the rules
 
 
 def _losses(backend: Backend) -> list[Loss]:

@@ -90,8 +90,6 @@ MANY_STEPS = Need("60 steady training steps", lambda a: a.machine.drift)
 LEARN = "https://pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
 
 
-# ---------------------------------------------------------------------------------------------------------- loops
-
 # What to write instead, by what the loop calls.
 _FOREACH = "by the torch._foreach operators or an optimizer with foreach=True, which update all tensors in one call"
 _HINTS = {
@@ -134,16 +132,12 @@ def reported_loops(analysis: Analysis) -> list[LoopFacts]:
     return [
         loop
         for loop in analysis.loops or ()
-        if loop.operators_per_call >= LOOP.operators_per_call and _loop_ms(loop) >= least
+        if loop.operators_per_call >= LOOP.operators_per_call and loop.both_passes_ms >= least
     ]
 
 
-def _loop_ms(loop: LoopFacts) -> float:
-    return loop.ms_per_step + (loop.backward_ms_per_step or 0.0)
-
-
 def _loop_claim(analysis: Analysis, train: StepFacts, loop: LoopFacts) -> Claim:
-    cost, source = _loop_ms(loop), loop.source
+    cost, source = loop.both_passes_ms, loop.source
     forward = max(loop.ms_per_step, loop.at_most_ms_per_step or 0.0)
     backward = max(loop.backward_ms_per_step or 0.0, loop.backward_at_most_ms_per_step or 0.0)
     size = f" ({loop.dimension})" if loop.dimension else ""
@@ -194,9 +188,6 @@ def _loop_claim(analysis: Analysis, train: StepFacts, loop: LoopFacts) -> Claim:
     )
 
 
-# --------------------------------------------------------------------------------------------------------- Python
-
-
 @rule("host.python_on_critical_path", STEPS, STACKS, helps=(PYTHON_TOLD,), learn=LEARN)
 def python_on_critical_path(analysis: Analysis) -> Iterator[Claim]:
     """A call of the user's whose Python time on the main thread costs more than the floor.
@@ -209,7 +200,7 @@ def python_on_critical_path(analysis: Analysis) -> Iterator[Claim]:
         if fact.inside_loop is not None:
             inside[spot(fact.inside_loop)] += fact.ms_per_step
     # reported loops whose cost holds the Python in their iterations, so that it is told with them
-    loops = {spot(loop.place): _loop_ms(loop) for loop in reported_loops(analysis)}
+    loops = {spot(loop.place): loop.both_passes_ms for loop in reported_loops(analysis)}
     explained = {line for line, cost in loops.items() if cost >= inside[line] * CAUSES.part}
     collected = {spot(line.place): line.ms_per_step for line in pauses.lines} if pauses is not None else {}
     for claim in logging.judge(analysis) if LOGGED.present(analysis) else ():  # told by the tool's name
@@ -326,8 +317,6 @@ def _python_evidence(analysis: Analysis, train: StepFacts, facts: list[PythonFac
             yield figure(f"time of {name} outside torch operators", fact.python_fraction, "fraction", fact.source)
 
 
-# -------------------------------------------------------------------------------------------------------- logging
-
 _LOGGING_FIXES = {
     "wandb.watch": "raise log_freq, or leave wandb.watch out: it reads five figures of each parameter back from the "
     "device each time",
@@ -364,8 +353,6 @@ def logging(analysis: Analysis) -> Iterator[Claim]:
             falsified_by=f"With {one.tool} switched off, the mean step does not get shorter",
         )
 
-
-# ------------------------------------------------------------------------------------------------------- file I/O
 
 _SAVES = ("torch.save", "save", "save_checkpoint", "save_pretrained", "save_file")
 _READS = (
@@ -441,9 +428,6 @@ def _io_fix(top: IoFacts) -> str:
     return (
         f"Collect what {place} writes and write it every N steps without flushing each time, or in a background thread"
     )
-
-
-# ---------------------------------------------------------------------------------------------------------- drift
 
 
 @rule("host.step_drift", STEPS, MANY_STEPS, learn=LEARN)

@@ -380,9 +380,6 @@ def _tries(loader: LoaderFacts) -> tuple[Try, ...]:
     return tuple(tries)
 
 
-# ------------------------------------------------------------------------------------------- waves, new workers
-
-
 @rule("input.prefetch_waves", STEPS, IN_WAVES, learn=LEARN)
 def prefetch_waves(analysis: Analysis) -> Iterator[Claim]:
     train, waves, loader = STEPS.of(analysis), IN_WAVES.of(analysis), analysis.loader
@@ -449,9 +446,6 @@ def first_batch(analysis: Analysis) -> Iterator[Claim]:
             tries=(Try("loader.persistent_workers", "true"),),
             falsified_by="With persistent_workers=True an epoch does not get shorter",
         )
-
-
-# ------------------------------------------------------------------------------------------- traces without a journal
 
 
 class _Wait(Struct, frozen=True):
@@ -567,8 +561,6 @@ def _traced_evidence(wait: _Wait, loader: TraceLoader) -> Iterator[Evidence]:
         words = "0" if loader.workers == "none" else "at least 1"
         yield Evidence("num_workers", words, "processes", "the iterator's name in the trace")
 
-
-# --------------------------------------------------------------------------------------------------------- storage
 
 # Kinds of file systems whose data lies on other machines, as the kernel calls them.
 NETWORK = re.compile(

@@ -94,9 +94,6 @@ GPU_READINGS = Need("telemetry of the GPU's clocks", lambda a: a.machine.gpus)
 LEARN_DELAY = "https://docs.kernel.org/scheduler/sched-stats.html#proc-pid-schedstat"
 
 
-# ---------------------------------------------------------------------------------------------------- collections
-
-
 def asked_for(analysis: Analysis, pauses: PauseFacts) -> Place | None:
     """The line at which nearly all of the time struck: automatic collections strike anywhere.
 
@@ -145,9 +142,6 @@ def garbage_collection(analysis: Analysis) -> Iterator[Claim]:
         caveat=f"Where cycles are made, memory grows until they are collected: watch it after the change.{words}",
         falsified_by="With the collector switched off inside steps (gc.disable) the mean step does not get shorter",
     )
-
-
-# ------------------------------------------------------------------------------------------- memory, profilers
 
 
 @rule("system.swapping_or_faults", STEPS, PRESSURE, learn="https://docs.kernel.org/accounting/psi.html")
@@ -212,9 +206,6 @@ def profiler_overhead(analysis: Analysis) -> Iterator[Claim]:
     )
 
 
-# ---------------------------------------------------------------------------------------------------------- cores
-
-
 def _of_cores(analysis: Analysis, *, evidence: Iterable[Evidence], caveat: str, **said: Any) -> Claim:
     """A claim whose cost is a part of the main thread's waits, with what all of these stand on."""
     cpu, (doubt, words) = CPU.of(analysis), device_doubt(analysis)
@@ -241,7 +232,6 @@ def _of_cores(analysis: Analysis, *, evidence: Iterable[Evidence], caveat: str, 
 
 
 def _part(analysis: Analysis, cost_ms: float) -> str:
-    """`12% of the step`."""
     return f"{clip_share(cost_ms, STEPS.of(analysis).mean_ms):.0%} of the step"
 
 
@@ -417,8 +407,6 @@ def numa_caveat(analysis: Analysis) -> str:
         "--cpunodebind and --membind, or the launcher's binding) and measure."
     )
 
-
-# --------------------------------------------------------------------------------------------------------- clocks
 
 _CLOCK_FIXES = {
     "set clocks": "reset the clocks that were set (nvidia-smi --reset-gpu-clocks, --reset-applications-clocks)",

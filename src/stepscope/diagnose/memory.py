@@ -143,8 +143,6 @@ def allocator_retries(analysis: Analysis) -> Iterator[Claim]:
     )
 
 
-# ------------------------------------------------------------------------------------------- page faults of the host
-
 _TRIM = "MALLOC_TRIM_THRESHOLD_=4294967296"
 LARGEST_THRESHOLD_BYTES = 33_554_432  # that glibc takes; see docs/knobs.md
 _BELOW, _WHATEVER = f"MALLOC_MMAP_THRESHOLD_={LARGEST_THRESHOLD_BYTES} {_TRIM}", f"MALLOC_MMAP_MAX_=0 {_TRIM}"
@@ -222,9 +220,6 @@ def _faults_fix(facts: PageFaultFacts) -> tuple[str, tuple[Try, ...]]:
         words += f"; or load {' or '.join(facts.installed)} by LD_PRELOAD"
     below, whatever = Try("host.allocator", "keep"), Try("host.allocator", "keep_all")
     return words, (*((whatever, below) if above else (below, whatever)), *tries, *huge)
-
-
-# ------------------------------------------------------------------------------------------ risks of a full device
 
 
 def _peaks(analysis: Analysis) -> list[tuple[MemoryPeak, MemoryLimit, float]]:
@@ -358,8 +353,6 @@ def gib(size: float) -> str:
     """`1.25 GiB` or `38 MiB`."""
     return f"{size / 2**30:.3g} GiB" if size >= 2**30 else f"{size / 2**20:.3g} MiB"
 
-
-# ------------------------------------------------------------------------------------------------ growing memory
 
 HOST = "cpu"
 _SIZES = {"machine": "the machine's memory", "cgroup": "the memory limit of the cgroup"}

@@ -6,8 +6,8 @@ copy; `told_places` names what is told here, so that no time is told twice.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
+from math import inf
 
 from msgspec.structs import replace
 
@@ -114,9 +114,6 @@ def _places(lines: tuple[PassLine, ...], whole_ms: float) -> tuple[Place, ...]:
 def _source(run: PassFacts) -> str:
     steps = f"{run.steps} training step{'s' * (run.steps != 1)}" if run.has_steps else "its whole length"
     return f"{traces_source(run.traces)}, {steps}"
-
-
-# ----------------------------------------------------------------------------------- validation and copies of the model
 
 
 def told_places(analysis: Analysis) -> tuple[Place, ...]:
@@ -243,9 +240,6 @@ def _copy_claim(analysis: Analysis, copy: ModelCopy, step_ms: float, metric: str
     )
 
 
-# ---------------------------------------------------------------------------------------------------------- float64
-
-
 @rule("compute.double_precision", TRAINED, INPUT_TYPES)
 def double_precision(analysis: Analysis) -> Iterator[Claim]:
     for run in _runs(analysis):
@@ -287,9 +281,6 @@ def double_precision(analysis: Analysis) -> Iterator[Claim]:
             else "https://pytorch.org/docs/stable/notes/numerical_accuracy.html",
         )
         yield _of_run(analysis, run, claim)
-
-
-# ------------------------------------------------------------------------------------------------- the backward pass
 
 
 @rule("compute.recompute", TRAINED, NODES, learn="https://pytorch.org/docs/stable/checkpoint.html")
@@ -340,19 +331,6 @@ def short_lived_gradients(analysis: Analysis) -> Iterator[Claim]:
                 yield _of_run(analysis, run, _gradients(analysis, run, parts))
 
 
-def _loop_ms(analysis: Analysis, place: Place | None) -> float:
-    """What the loop around a place costs: its gradients are a part of that, however each was estimated."""
-    around = [
-        loop.ms_per_step + (loop.backward_ms_per_step or 0.0)
-        for loop in analysis.loops or ()
-        if place is not None
-        and place.line is not None
-        and loop.place.file == place.file
-        and (loop.place.line == place.line or (loop.loop_line or place.line) < place.line <= (loop.loop_end or 0))
-    ]
-    return max(around, default=math.inf)
-
-
 def _gradients(analysis: Analysis, run: PassFacts, parts: list[WideGradients]) -> Claim:
     top, source = max(parts, key=lambda one: one.ms_per_step), _source(run)
     where = (replace(top.place, share=1.0),) if top.place is not None else ()
@@ -369,10 +347,18 @@ def _gradients(analysis: Analysis, run: PassFacts, parts: list[WideGradients]) -
         ]
         if one.dimension:
             evidence.append(Evidence("calls equal a dimension", one.dimension, "", shapes))
+    loops = [  # around the place: its gradients are a part of what these cost, however each was estimated
+        loop.both_passes_ms
+        for loop in analysis.loops or ()
+        if top.place is not None
+        and (line := top.place.line) is not None
+        and loop.place.file == top.place.file
+        and (loop.place.line == line or (loop.loop_line or line) < line <= (loop.loop_end or 0))
+    ]
     return Claim(
         title=f"{top.node} makes {top.calls_per_step:.0f} gradients of {_shape(top)} per step for small parts of it, "
         f"{mib:.0f} MiB in all{at(*where)}",
-        cost_ms=min(sum(one.ms_per_step for one in parts), _loop_ms(analysis, top.place)),
+        cost_ms=min(sum(one.ms_per_step for one in parts), max(loops, default=inf)),
         ceiling_ms=sum(one.at_most_ms_per_step for one in parts),
         where=where,
         evidence=evidence,

@@ -97,9 +97,6 @@ _RANKS = (SEVERAL_RANKS, STEPS, RANK_STEPS)
 LEARN = "https://docs.pytorch.org/docs/stable/notes/ddp.html"
 
 
-# ------------------------------------------------------------------------------------------------- one slow rank
-
-
 class _Late(Struct, frozen=True):
     """The rank the others wait for. `by_phase` (ms) is empty where only sampled lines tell."""
 
@@ -284,9 +281,6 @@ def _step_evidence(ranks: RanksFacts) -> tuple[Evidence, ...]:
     )
 
 
-# ------------------------------------------------------------------------------------------------ unequal batches
-
-
 @rule(
     "communication.unbalanced_work",
     *_RANKS,
@@ -361,9 +355,6 @@ def _imbalance(analysis: Analysis, ranks: RanksFacts) -> tuple[float, float, str
     own_most = slowest.own_ms + ranks.most_excess_ms - ranks.excess_ms
     most = gains.without_work(analysis, by_samples * (own_most + computed))
     return cost, most, "high" if transfers else "medium"
-
-
-# ------------------------------------------------------------------------------------------------ small messages
 
 
 class _Small(Struct, frozen=True):
@@ -491,8 +482,6 @@ def _size(count: float) -> str:
         count /= 1024
     return f"{count:.0f} {unit}" if count >= 10 or unit == "bytes" else f"{count:.1f} {unit}"
 
-
-# ---------------------------------------------------------------------------------------- exposed, on any backend
 
 _EXPOSED = {DEVICE: "exposed_communication", HOST: "host_communication"}
 
@@ -634,9 +623,6 @@ def _exposed_caveat(analysis: Analysis, waiting: float | None) -> str:
     if view is not None and view.missing_ranks:
         return "Not all ranks were recorded: waiting for one that was not counts as transfer."
     return "Compressed gradients change the numbers; larger buckets take memory."
-
-
-# ------------------------------------------------------------------------------------------- gloo, DataParallel
 
 
 @rule(

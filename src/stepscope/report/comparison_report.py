@@ -123,8 +123,6 @@ def _thinned(losses: list[Any]) -> list[Any]:
     return [losses[place * len(losses) // MAX_LOSSES] for place in range(MAX_LOSSES)]
 
 
-# ---- in words --------------------------------------------------------------------------------------------------------
-
 # shown where a single run on each side gives no verdict, and only its steps say something
 SPREAD = ("p5_ms", "p25_ms", "p75_ms", "p99_ms")
 FIGURES: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (

@@ -193,8 +193,6 @@ def _without_run(experiment: Experiment) -> Report:
     )
 
 
-# ---- in words --------------------------------------------------------------------------------------------------------
-
 FINDINGS = "findings"  # the source of an experiment that makes its first run to diagnose it
 AGAIN = "baseline again"  # a candidate without knobs: the baseline against itself
 MEDIAN = "median_ms"

@@ -146,8 +146,6 @@ def rounded(value: float) -> float | int:
     return int(short) if short.is_integer() else short
 
 
-# ---- formats of other viewers ---------------------------------------------------------------------------------------
-
 _UNITS = {"ms per step": "milliseconds", "us": "microseconds", "bytes": "bytes"}
 _SPEEDSCOPE = "https://www.speedscope.app/file-format-schema.json"
 _TINY = 1e-9  # of the root: what is left of a box after its children, when nothing is
@@ -232,8 +230,6 @@ def _collapsed_name(frame: FlameFrame) -> str:
     place = f" ({frame.file}{f':{frame.line}' if frame.line is not None else ''})" if frame.file else ""
     return plain(f"{frame.name}{place}", LONGEST_NAME).replace(";", ",")
 
-
-# ---- a picture ------------------------------------------------------------------------------------------------------
 
 WIDTH = 1200.0
 CELL = 17

@@ -369,8 +369,6 @@ def names_input(report: Report) -> bool:
     return any(finding["category"] == "input" for finding in report.findings)
 
 
-# ---- knobs -----------------------------------------------------------------------------------------------------------
-
 MAX_KNOBS = 8  # in the line
 _VALUE = 60  # characters of a value
 _REASON = 160
@@ -426,8 +424,6 @@ def _place(row: Row, shorten: Shortener) -> str:
     place = row["place"]
     return shorten(place["file"], place["line"]) if place is not None else "another place"
 
-
-# ---- what the run learned --------------------------------------------------------------------------------------------
 
 LOSS, NORM, RATE = "train/loss", "train/grad_norm", "train/lr/"
 

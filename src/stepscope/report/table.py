@@ -225,8 +225,6 @@ def diff_shown(table: str, found: Diff) -> Shown:
     )
 
 
-# ---- the document ----------------------------------------------------------------------------------------------------
-
 IN_UNIT = re.compile(r"total|value_per_second|p\d+(\.\d+)?")  # columns whose unit stands in the row, as `unit`
 TABLE_SCHEMA = "stepscope.table/1"
 CURVE_VALUES = ("value", "first", "last", "lowest", "highest")
@@ -310,7 +308,10 @@ def document(
     return TableDocument(
         table=table,
         title=shown.title,
-        columns=tuple(_column(table, key) for key in keys),
+        columns=tuple(
+            Column(key, found.unit, found.definition) if (found := definition(table, key)) else Column(key, "", "")
+            for key in keys
+        ),
         rows=tuple(chosen[: choice.top]),
         total=len(chosen) if total is None else total,
         sorted_by=by,
@@ -343,26 +344,24 @@ def unit_of_row(row: Mapping[str, Any], key: str) -> str | None:
 
 
 def to_json(found: TableDocument) -> bytes:
+    rows = found.rows
+    if found.table == METRICS:  # with words for values that JSON has no number for
+        rows = tuple(
+            {**row, **{key: str(row[key]) for key in CURVE_VALUES if not isfinite(row.get(key) or 0.0)}} for row in rows
+        )
     return json_bytes(
         {
             "schema": TABLE_SCHEMA,
             "table": found.table,
             "title": found.title,
             "columns": found.columns,
-            "rows": found.rows if found.table != METRICS else [_worded(row) for row in found.rows],
+            "rows": rows,
             "rows_total": found.total,
             "sorted_by": found.sorted_by,
             "notes": found.notes,
             "absent": found.absent,
         }
     )
-
-
-def _worded(row: dict[str, Any]) -> dict[str, Any]:
-    """With words for values that JSON has no number for."""
-    return {
-        key: str(value) if isinstance(value, float) and not isfinite(value) else value for key, value in row.items()
-    }
 
 
 def _matching(rows: list[dict[str, Any]], keys: tuple[str, ...], pattern: str | None) -> list[dict[str, Any]]:
@@ -401,13 +400,6 @@ def _size(by: str, value: Any) -> float:
         return inf
     return abs(value) if by == "delta_ns" else float(value)
 
-
-def _column(table: str, key: str) -> Column:
-    found = definition(table, key)
-    return Column(key, found.unit if found else "", found.definition if found else "")
-
-
-# ---- on a terminal, as CSV -------------------------------------------------------------------------------------------
 
 _FORMULA = ("=", "+", "-", "@")
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
@@ -491,13 +483,9 @@ def shown_value(row: dict[str, Any], key: str, shorten: Shortener) -> str:
         indent = "  " * (row.get("depth") or row.get("level") or 0) if key in ("name", "key") else ""
         return indent + plain(value, MAX_NAME + len(indent))
     unit = unit_of_row(row, key)
-    return _figure(key, value) if unit is None else _in_unit(value, unit)
-
-
-def _in_unit(value: float, unit: str) -> str:
-    if unit == "ms":
-        return _time(value * 1e6)
-    return words.size(value) if unit == "bytes" else words.count(value)
+    if unit is None:
+        return _figure(key, value)
+    return _time(value * 1e6) if unit == "ms" else words.size(value) if unit == "bytes" else words.count(value)
 
 
 def _figure(key: str, value: float) -> str:
