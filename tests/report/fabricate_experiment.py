@@ -9,22 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from stepscope.dashboard import terminal
-from stepscope.model.comparison import (
-    AppliedKnob,
-    ByHand,
-    Candidate,
-    Equivalence,
-    Experiment,
-    Flag,
-    MainEffect,
-    Measure,
-    Noise,
-    PhaseEffect,
-    PhaseTime,
-    Skipped,
-    Tried,
-    Verdict,
-)
+from stepscope.model import comparison
 from stepscope.report import experiment_report
 from stepscope.schema import Knob
 from tests.records import replace
@@ -35,10 +20,10 @@ EQUAL, UNDECIDED, VOID, FASTER = KEPT.tried
 (WORKERS, PERSISTENT), (THREADS,) = FASTER.candidate.knobs, EQUAL.candidate.knobs
 
 
-def measure(label: str, mean_ms: float, **changes: Any) -> Measure:
+def measure(label: str, mean_ms: float, **changes: Any) -> comparison.Measure:
     """A run whose step waits for data and computes."""
     wait = max(0.4, mean_ms - 40.0)
-    found = Measure(
+    found = comparison.Measure(
         label=label,
         path=f"/somewhere/runs/{label}",
         steps=120,
@@ -49,58 +34,60 @@ def measure(label: str, mean_ms: float, **changes: Any) -> Measure:
         samples_per_step=64.0,
         samples_per_second=64_000.0 / mean_ms,
         fixed_cost_s=2.5,
-        phases=(PhaseTime("data_wait", wait), PhaseTime("forward", mean_ms - wait)),
+        phases=(comparison.PhaseTime("data_wait", wait), comparison.PhaseTime("forward", mean_ms - wait)),
         losses=((0, 2.3), (1, float("nan"))),
         started_ns=1_000,
     )
     return replace(found, **changes)
 
 
-def experiment(**changes: Any) -> Experiment:
+def experiment(**changes: Any) -> comparison.Experiment:
     """All of them in one experiment, whose files lie in /home/me/project."""
     return replace(KEPT, **{"by_hand": (), **changes})
 
 
-def screening() -> Experiment:
+def screening() -> comparison.Experiment:
     """Two knobs in a design, one of which matters."""
     effects = (
-        MainEffect(WORKERS, 0.66, 0.64, 0.68, 8, with_knobs=(PERSISTENT,), ceiling=0.57),
-        MainEffect(THREADS, 1.01, 0.98, 1.04, 8),
+        comparison.MainEffect(WORKERS, 0.66, 0.64, 0.68, 8, with_knobs=(PERSISTENT,), ceiling=0.57),
+        comparison.MainEffect(THREADS, 1.01, 0.98, 1.04, 8),
     )
     return experiment(effects=effects, tried=(FASTER,))
 
 
-def self_test() -> Experiment:
+def self_test() -> comparison.Experiment:
     """The baseline against itself."""
     return experiment(
         tried=(),
         skipped=(),
-        noise=Noise(0.023, 6, (("seeds", "all of them 0"),), (("governor", "powersave: the clock follows the load"),)),
+        noise=comparison.Noise(
+            0.023, 6, (("seeds", "all of them 0"),), (("governor", "powersave: the clock follows the load"),)
+        ),
     )
 
 
-def hostile(text: str, folder: Path) -> Experiment:
+def hostile(text: str, folder: Path) -> comparison.Experiment:
     """An experiment whose every text is `text`."""
     knob = Knob(f"env:{text}", text)
     tried = FASTER
     outcome = replace(
         tried.outcome,
         knobs=(knob,),
-        verdict=Verdict("faster", text),
-        flags=(Flag(text, text, text, False),),
-        phases=(PhaseEffect(text, 1.0, 2.0, 1.0),),
+        verdict=comparison.Verdict("faster", text),
+        flags=(comparison.Flag(text, text, text, False),),
+        phases=(comparison.PhaseEffect(text, 1.0, 2.0, 1.0),),
         pairs=((measure(text, 60.0), measure(text, 40.0)),),
-        equivalence=Equivalence(True, True, False, 0.0, 0.05, 1, text),
+        equivalence=comparison.Equivalence(True, True, False, 0.0, 0.05, 1, text),
     )
-    applied = (AppliedKnob(knob.knob, text, True, observed=text, file=text, line=1),)
-    again = (AppliedKnob(knob.knob, text, False, reason=text),)
+    applied = (comparison.AppliedKnob(knob.knob, text, True, observed=text, file=text, line=1),)
+    again = (comparison.AppliedKnob(knob.knob, text, False, reason=text),)
     return experiment(
         protocol=replace(KEPT.protocol, command=("python", text)),
-        tried=(Tried(Candidate(text, (knob,), 0.3, text), outcome, (*applied, *again), (text,)),),
-        skipped=(Skipped(text, (knob,), text),),
-        effects=(MainEffect(knob, 0.9, 0.8, 1.0, 8),),
-        noise=Noise(0.01, 6, ((text, text),), ((text, text),)),
-        by_hand=(ByHand(text, text, text, 1, 0.2, text),),
+        tried=(comparison.Tried(comparison.Candidate(text, (knob,), 0.3, text), outcome, (*applied, *again), (text,)),),
+        skipped=(comparison.Skipped(text, (knob,), text),),
+        effects=(comparison.MainEffect(knob, 0.9, 0.8, 1.0, 8),),
+        noise=comparison.Noise(0.01, 6, ((text, text),), ((text, text),)),
+        by_hand=(comparison.ByHand(text, text, text, 1, 0.2, text),),
         notes=(text,),
         repeat=text,
         stopped=text,
@@ -111,7 +98,7 @@ def hostile(text: str, folder: Path) -> Experiment:
     )
 
 
-def shown(found: Experiment, *, width: int = 100, encoding: str = "utf-8", page: str | None = None) -> str:
+def shown(found: comparison.Experiment, *, width: int = 100, encoding: str = "utf-8", page: str | None = None) -> str:
     """What a terminal of that width shows of it."""
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding=encoding, newline="")

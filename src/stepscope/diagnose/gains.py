@@ -18,27 +18,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from stepscope.diagnose.rule import Thresholds, accelerator, ms, traces_source
-from stepscope.model import Analysis, Evidence
-from stepscope.model.device_losses import (
-    ALLOCATOR,
-    ATTENTION,
-    COLLECTIVES,
-    COMPILE,
-    COMPILED,
-    COPY_IN,
-    DATA_PARALLEL,
-    DEVICE_COPY,
-    HOST,
-    LAUNCH,
-    LAYOUT,
-    LINALG,
-    LOADER,
-    MATRIX,
-    OPTIMIZER,
-    POINTWISE,
-    SYNC,
-    ZERO_GRAD,
-)
+from stepscope.model import Analysis, Evidence, device_losses
 from stepscope.model.machine import Pipeline, RanksFacts
 
 
@@ -69,24 +49,24 @@ class PIPELINE(Thresholds):
 
 BY_SUBTRACTION = "The ceiling is by subtraction: these steps could not be replayed without the loss."
 _WITHOUT = {
-    LOADER: "without the loader",
-    COMPILE: "without compiling",
-    COLLECTIVES: "without collectives",
-    SYNC: "without these waits",
-    COPY_IN: "without copies from the host",
-    ALLOCATOR: "without calls of the allocator",
-    LAUNCH: "without these gaps",
-    COMPILED: "without these gaps",
-    HOST: "without this host work",
-    OPTIMIZER: "with a fused optimizer",
-    ZERO_GRAD: "without setting gradients to zero",
-    LINALG: "without this linear algebra",
-    DATA_PARALLEL: "without DataParallel's copies",
-    MATRIX: "in 16 bits at the peak rate",
-    ATTENTION: "without these kernels",
-    LAYOUT: "without these conversions",
-    POINTWISE: "without these kernels",
-    DEVICE_COPY: "without these copies",
+    device_losses.LOADER: "without the loader",
+    device_losses.COMPILE: "without compiling",
+    device_losses.COLLECTIVES: "without collectives",
+    device_losses.SYNC: "without these waits",
+    device_losses.COPY_IN: "without copies from the host",
+    device_losses.ALLOCATOR: "without calls of the allocator",
+    device_losses.LAUNCH: "without these gaps",
+    device_losses.COMPILED: "without these gaps",
+    device_losses.HOST: "without this host work",
+    device_losses.OPTIMIZER: "with a fused optimizer",
+    device_losses.ZERO_GRAD: "without setting gradients to zero",
+    device_losses.LINALG: "without this linear algebra",
+    device_losses.DATA_PARALLEL: "without DataParallel's copies",
+    device_losses.MATRIX: "in 16 bits at the peak rate",
+    device_losses.ATTENTION: "without these kernels",
+    device_losses.LAYOUT: "without these conversions",
+    device_losses.POINTWISE: "without these kernels",
+    device_losses.DEVICE_COPY: "without these copies",
 }
 
 
