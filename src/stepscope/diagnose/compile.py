@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from importlib import resources
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -214,76 +216,34 @@ def fact(metric: str, value: object, unit: str, source: str) -> Evidence:
 
 
 _TENSOR_SIZE = re.compile(r"(.{1,80}?)\.size\((-?\d{1,3})\)$")
-
-# What changed, where the compiler names no subject.
-_SUBJECTS = {
-    "shape": "the size of a tensor",
-    "dtype": "the dtype of a tensor",
-    "stride": "the memory layout of a tensor",
-    "device": "the device of a tensor",
-    "requires_grad": "whether a tensor requires gradients",
-    "constant": "a constant",
-    "float_argument": "a float argument",
-    "int_attribute": "an integer attribute",
-    "attribute": "an attribute",
-    "object": "an object",
-    "type": "the type of an argument",
-    "length": "the length of a container",
-    "keys": "the keys of a dict",
-    "grad_mode": "whether gradients are recorded",
-    "global_state": "a global setting of torch",
-    "tensor_read": "a value read from a tensor",
-    "new_function": "a function that is made anew",
-}
-
-# What to do; `{what}` is the subject, `{place}` " at train.py:18" or nothing, `{call}` likewise where it is called.
-_FIXES = {
-    "dtype": "Cast {what} to one dtype before the call{call}",
-    "stride": "Give {what} one memory layout: .contiguous() before the call{call}",
-    "device": "Keep {what} on one device, moved there before the call{call}",
-    "requires_grad": "Call the compiled function with {what} always alike; compile training and evaluation separately",
-    "constant": "Keep {what} equal over the calls{place}, pass it as a tensor, or use it outside the compiled part",
-    "float_argument": "Pass {what} as a tensor (torch.tensor({name}), made once and filled in place){place}; "
-    "a Python float becomes a constant of the compiled version",
-    "int_attribute": "Count {what} outside the compiled part, keep it in a tensor{place}, or set "
-    "torch._dynamo.config.allow_unspec_int_on_nn_module = True",
-    "attribute": "Set {what} once before training, or read it outside the compiled part{place}",
-    "object": "Create {what} once and pass the same one in every call{place}",
-    "type": "Pass the same type in every call{call}",
-    "length": "Keep {what} equal over the calls: pad it, or stack it into one tensor{place}",
-    "keys": "Keep {what} equal over the calls{place}",
-    "grad_mode": "Compile training and evaluation separately: two torch.compile calls, each under its own grad mode",
-    "global_state": "Set {what} once before training, not between calls{place}",
-    "tensor_read": "Leave the value on the tensor instead of reading it (.item(), int(), bool()){place}: "
-    "torch.where or torch.cond, or read it outside the compiled part; "
-    "torch._dynamo.config.capture_scalar_outputs = True keeps an .item() in the graph",
-    "new_function": "Make the function once, outside the loop, and pass the same one in every call{place}",
-}
 _UNKNOWN = "Keep what the compiler names equal over the calls, or move it out of the compiled part{place}"
-
-_BREAKS = {
-    "item": "Leave the value on the tensor{place}, or read it outside the compiled part; "
-    "torch._dynamo.config.capture_scalar_outputs = True keeps an .item() in the graph",
-    "print": "Take the print or log call{place} out of the compiled part",
-    "data_dependent": "Replace the branch on a tensor's value{place} by torch.where or torch.cond, "
-    "or move it out of the compiled part",
-    "unsupported_call": "Call it outside the compiled part{place}, or register it as a custom operator "
-    "(torch.library.custom_op)",
-}
 _BREAK = "Rewrite{place} with what the compiler supports, or move it out of the compiled part"
 
 
-_REASONS = {
-    "item": "a tensor's value is read",
-    "print": "something is printed",
-    "data_dependent": "what to do next depends on a tensor's values",
-}
+class CauseWords(Struct, frozen=True):
+    """How a cause is called, and what to do about it; empty where nothing special is said.
+
+    In fixes `{what}` is the subject, `{place}` " at train.py:18" or nothing, `{call}` likewise where it is called.
+    """
+
+    shown: str  # in views, where nothing says what changed
+    subject: str = ""  # what changed, where the compiler names no subject
+    fix: str = ""
+    reason: str = ""  # why the graph breaks
+    break_fix: str = ""
+
+
+CAUSE_WORDS = msgspec.json.decode(
+    (resources.files(__package__) / "compile_causes.json").read_bytes(), type=dict[str, CauseWords]
+)
+_OTHER = CauseWords("")
 
 
 def what(cause: CompilerCause) -> str:
     if unclear(cause) and not cause.subject:
         return "an unknown cause"
-    return clipped(cause.subject, 80) if cause.subject else _SUBJECTS.get(cause.cause, "something the compiler checks")
+    named = clipped(cause.subject, 80) if cause.subject else CAUSE_WORDS.get(cause.cause, _OTHER).subject
+    return named or "something the compiler checks"
 
 
 def clipped(text: str, limit: int = TEXT_SHOWN) -> str:
@@ -339,7 +299,7 @@ def recompile_fix(cause: CompilerCause) -> str:
         text = f"Let the size change without a new version: {dynamic}; or pad to a few fixed sizes"
     else:
         name = cause.subject if cause.subject and cause.subject.isidentifier() else "value"
-        template = _FIXES.get(cause.cause, _UNKNOWN)
+        template = CAUSE_WORDS.get(cause.cause, _OTHER).fix or _UNKNOWN
         text = template.format(what=what(cause), place=at_place(cause.place), call=call, name=name)
     return text + hinted(cause)
 
@@ -508,7 +468,7 @@ def _behind(compiled: CompilerCause, broken: CompilerCause) -> bool:
 def _break_loss(backend: Backend, pairs: list[tuple[CompilerCause, list[CompilerCause]]]) -> Loss:
     broken, behind = [cause for cause, _ in pairs], {each.id: each for _, compiled in pairs for each in compiled}
     first = broken[0]
-    reason = _REASONS.get(first.cause) or clipped(first.text, 60) or "for a reason that was not told"
+    reason = CAUSE_WORDS.get(first.cause, _OTHER).reason or clipped(first.text, 60) or "for a reason that was not told"
     if first.cause == "unsupported_call" and first.operator:
         reason = f"the compiler cannot follow {clipped(first.operator, 60)}"
     breaks = f"The graph of {function_name(first.function)} breaks{at(first.place)}"
@@ -521,7 +481,10 @@ def _break_loss(backend: Backend, pairs: list[tuple[CompilerCause, list[Compiler
         if cause.text:
             evidence.append(fact(f"reason at {where}", clipped(cause.text), "", source))
         evidence.append(ms(f"compiling what follows {where}", total_ms(compiled), compiled[0].source or TORCH))
-    fixes = [_BREAKS.get(one.cause, _BREAK).format(place=at_place(one.place)) + hinted(one) for one in broken[:3]]
+    fixes = [
+        (CAUSE_WORDS.get(one.cause, _OTHER).break_fix or _BREAK).format(place=at_place(one.place)) + hinted(one)
+        for one in broken[:3]
+    ]
     return backend.loss(
         "compile.graph_break",
         total_ms(behind.values()),

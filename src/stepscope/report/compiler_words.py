@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from stepscope.diagnose.compile import CAUSE_WORDS
 from stepscope.model import Report
 from stepscope.report import words
 
@@ -30,37 +31,7 @@ COUNTED = {
     "transfer": ("transfer", "transfers"),
 }
 NAMED = ("limit_hit", "failure", "graph_break")  # kinds that the words of a cause begin with
-# why, where nothing says what changed
-CAUSES = {
-    "shape": "the shape of a tensor",
-    "dtype": "the type of a tensor's elements",
-    "stride": "the strides of a tensor",
-    "device": "the device of a tensor",
-    "requires_grad": "whether a tensor requires a gradient",
-    "constant": "a constant",
-    "float_argument": "a float argument",
-    "int_attribute": "an integer attribute",
-    "attribute": "an attribute",
-    "object": "another object",
-    "type": "the type of an object",
-    "length": "the length of a container",
-    "keys": "the keys of a dictionary",
-    "grad_mode": "grad mode",
-    "global_state": "torch's global state",
-    "tensor_read": "a value read from a tensor",
-    "new_function": "another function",
-    "item": "a tensor's value is read",
-    "print": "print",
-    "data_dependent": "control flow that depends on data",
-    "unsupported_call": "a call that cannot be traced",
-    "unsupported": "something that cannot be traced",
-    "user_sync": "torch_xla.sync",
-    "loader_sync": "the loader's sync",
-    "read_value": "a value is read before the step's sync",
-    "dynamo": "torch.compile",
-    "unlowered": "no lowering",
-    "data_dependent_shape": "a shape that depends on data",
-}
+CAUSES = {cause: said.shown for cause, said in CAUSE_WORDS.items()}  # why, where nothing says what changed
 
 
 def view_of(report: Report) -> Mapping[str, Any] | None:
