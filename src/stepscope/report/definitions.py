@@ -12,8 +12,9 @@ import inspect
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache, cached_property
-from importlib import import_module
+from importlib import import_module, resources
 
+import msgspec
 from msgspec import Struct
 
 from stepscope.model import views
@@ -90,61 +91,23 @@ def _first(key: str, sections: Iterable[Section]) -> Definition | None:
     return next((section.definitions[key] for section in sections if key in section.definitions), None)
 
 
-# figures that are no field of a record
-_REGIONS = """regions
+class _Texts(Struct, frozen=True):
+    """`declared`: figures that are no field of a record, as a docstring declares them. `about`: by title.
 
-calls: Times the range was entered in the steps looked at.
-calls_per_step: The same by steps.
-ms_per_step: Time in it in a step, on the host's clock; ranges in ranges count in both.
-"""
-_SYSTEM = """system
+    `sections`: the record, or the name of a text; its title; its place in report.json; the tables that hold it.
+    """
 
-system (in the name): Means and peaks of telemetry in the run; each name carries its unit: docs/run_folder.md says
-    where each reading comes from.
-"""
-_CURVE_POINT = """CurvePoint
+    head: tuple[str, ...]
+    declared: dict[str, tuple[str, ...]]
+    about: dict[str, str]
+    sections: tuple[str, ...]
 
-step: Whose interval holds the time; missing where none does.
-time_ns: When it was kept, on the epoch clock.
-since_start_ns: The same since the start of the run.
-value (in unit): In the unit that the name ends in; NaN and infinities are values, which JSON holds as "nan", "inf" and
-    "-inf".
-"""
-_COUNTER_POINT = """CounterPoint
 
-value (in unit): Mean over the bucket. utilization_pct and sm_efficiency_pct as of GPUs; queue_length: launches that
-    have begun and whose first device slice has not; copy_bytes_per_s: bytes of copies, spread evenly over their time,
-    all directions together.
-time_ns: Beginning of the bucket, since the epoch.
-since_start_ns: The same since the first bucket.
-"""
-_CAUSES_AS_A_TABLE = """causes as a table
-
-definition_line: Line where the compiled function begins.
-call_line: Line of your code that called it.
-"""
+_TEXTS = msgspec.json.decode((resources.files(__package__) / "definitions.json").read_bytes(), type=_Texts)
 _METRICS_AS_A_TABLE = "metrics as a table\n\n" + "\n".join(
     f"p{percent} (as `unit`): {percent} percent of the last samples are at most this."
     for percent in (1, 5, 10, 20, 50, 80, 90, 95, 99)
 )
-_MEMORY_POINT = """MemoryPoint
-
-time_ns: The moment.
-since_start_ns: The same since the first of the curve.
-allocated_bytes: In use then.
-reserved_bytes: Held by the allocator then.
-"""
-_CONDITIONS = """Conditions
-
-cores: Cores the run may use: affinity, cut by the cgroup's quota.
-others_cores: Of these, in use by others or taken by a hypervisor. The recorder itself is among the others.
-run_delay_share: Of the time, in which a rank's main thread could run and had no core.
-read_bytes_per_step: What training processes and loader workers brought from storage, by steps.
-major_faults_per_step: Their page faults that read a disk, by steps.
-minor_faults_per_step: Pages that the measured steps had the system map; mean, by the journal.
-cpu_frequency_mhz: Mean clock of the CPU.
-gpu_clock_mhz: Mean clock of the run's GPUs while they were not idle.
-"""
 _STEP_PARTS = "StepParts\n\n" + "\n".join(
     (
         *(f"{name}_ns: Time in the step: {text}." for name, text in views.PARTS.items()),
@@ -157,211 +120,9 @@ _STEP_PARTS = "StepParts\n\n" + "\n".join(
 
 
 _DECLARED = {
-    text.partition("\n")[0]: text
-    for text in (
-        *(_REGIONS, _SYSTEM, _CURVE_POINT, _COUNTER_POINT, _CAUSES_AS_A_TABLE),
-        *(_METRICS_AS_A_TABLE, _MEMORY_POINT, _CONDITIONS, _STEP_PARTS),
-    )
-}
-
-# the record, or the name of a text above; its title; its place in report.json; the tables that hold it
-_SECTIONS = """
-run_facts.RunFacts | The run | run
-run_facts.FrameworkFacts | The training framework | run.framework
-run_facts.StepFacts | Steps | steps, views.steps_by_kind
-run_facts.ProfiledFacts | Profiled steps | views.profiled; said beside every table and page of operators, kernels and modules
-run_facts.PartitionPart | Parts of the step | steps.partition
-run_facts.FixedCosts | Paid once | views.fixed_costs, steps.fixed_cost_s
-findings.Unexplained | What nobody explained | unexplained
-findings.UnexplainedPart | What nobody explained: a part | unexplained.parts
-findings.Finding | Findings | findings
-findings.Diagnosis | All findings together | views.findings_share
-findings.Interval | Expected gain | findings[].expected_gain
-findings.Place | Places | where, place
-run_facts.Quality | Quality of the recording | quality.counts
-trace.TraceFacts | Quality of a trace | quality.traces
-trace.ReadingFacts | Quality of all traces together | quality.reading
-run_facts.StackFacts | Sampled stacks | views.stacks
-run_facts.HotLine | Sampled lines | views.stacks.hot_lines, views.loader.lines
-run_facts.LoaderFacts | Loader | views.loader
-run_facts.BatchContent | What a batch of the loader holds | views.loader.batch
-run_facts.LoopFacts | Python loops over items | views.loops
-run_facts.IoFacts | Files in the step | views.io
-run_facts.PythonFacts | Python on the main thread | views.python
-run_facts.WindowFacts | Profiler windows | views.windows
-run_facts.Site | Where things were made | views.sites
-run_facts.ProcessFacts | Processes | views.processes
-regions | Regions | views.regions
-system | Telemetry | views.system
-trace.DeviceTime | Device time by kind | views.device_time
-trace.DeviceLines | Device time by line of your code | views.device_lines
-trace.DeviceLine | A line's device time | views.device_lines.lines
-trace.SpanRef | Worker and span | views.*.span
-views.Overview | Overview | views.overview
-views.Summary | Overview: a part over the steps | views.overview[].wall, .parts, .plugin | overview
-views.StepBreakdown | Overview: each step | views.overview[].steps | steps
-StepParts | Overview: the parts of a step | views.overview[].steps[].parts_ns, .plugin_ns | steps
-trace.GpuProperties | GPUs: what they are | views.gpus[].gpu | gpus
-views.GpuSummary | GPUs: how well they are used | views.gpus | gpus
-views.Counter | Counters over time | views.counters | counters
-CounterPoint | Counters over time: a bucket | analyze --table counters | counters
-views.OperatorRow | Operators | views.operators | operators
-views.CallStack | Call stacks behind an operator | analyze --table stacks | stacks
-views.KernelRow | Kernels | views.kernels | kernels
-sampled.Hotspots | Hotspots | `stepscope hotspots --json`
-sampled.HotspotRow | Hotspots: each | `stepscope hotspots --json`, `rows`
-sampled.SampledProcess | Hotspots: processes | `stepscope hotspots --json`, `processes`
-sampled.LoaderWait | Waiting for the loader | views.sampled.waits
-sampled.WaitPart | Parts of a wait | views.sampled.waits.parts
-sampled.SlowSteps | Slow steps | views.sampled.slow_steps
-sampled.SlowLine | Lines of slow steps | views.sampled.slow_steps.lines
-sampled.RankLines | Ranks against each other | views.sampled.rank_lines
-sampled.RankLine | Lines in which ranks differ | views.sampled.rank_lines.lines
-sampled.SampledViews | Phases of the sampled loop | views.sampled
-sampled.StageTime | Stages of the run | views.sampled.stages
-sampled.FlameTree | Flame graphs | `stepscope flamegraph`
-sampled.FlameGraph | Flame graphs: all trees | `stepscope flamegraph`
-sampled.FlameFrame | Flame graphs: frames | `stepscope flamegraph`
-compilers.CompilerFacts | Compilers: each backend | `views.compilers`, `backends`
-compilers.CompilerCause | Compilers: each cause | `views.compilers`, `causes` | compiles, graph-breaks, transfers
-compilers.Change | Compilers: what changed | `views.compilers`, `causes`, `changes`
-causes as a table | Compilers: causes as a table | columns of tables only | compiles, graph-breaks, transfers
-compilers.CompilerSteps | Compilers: steps by kind | `views.compilers`, `steps` | compile-steps
-compilers.CompilerPoint | Compilers: each step | `views.compilers`, `points` | compile-steps
-compilers.CompilerMetric | Compilers: metrics of torch_xla | `views.compilers`, `metrics` | xla-metrics
-metrics as a table | Compilers: percentiles as a table | columns of tables only | xla-metrics
-compilers.CompilerWarning | Compilers: warnings in torch_xla's words | `views.compilers`, `warnings`
-compilers.CompileStorm | Compilers: how often | `views.compilers`, `storms`
-compilers.EagerAfterLimit | Compilers: after the limit | `views.compilers`, `limits`
-memory.MemoryView | Memory | views.memory
-memory.MemoryCurve | Memory over time | views.memory.curves | memory, memory-curve
-MemoryPoint | Memory over time: a moment | analyze --table memory-curve | memory-curve
-memory.MemoryOperator | Memory by operator | views.memory.operators | memory-operators
-memory.MemoryLine | Memory by line of your code | views.memory.lines | memory-lines
-memory.MemoryBlock | Memory: largest allocations | views.memory.blocks | memory-blocks
-memory.MemoryState | Memory when a snapshot was taken | views.memory.states | memory-states
-memory.OutOfMemory | Allocations that failed | views.memory.out_of_memory | out-of-memory
-findings.Risk | Risks | risks
-memory.MemoryGrowth | Memory that grows with the steps | risks, and findings of memory.allocator_retries
-memory.GrowthLine | Memory that grows: a line's part | risks, and findings of memory.allocator_retries
-memory.MemoryLimit | The limit of memory that holds for a process | risks, and findings of memory.allocator_retries
-memory.MemoryPeak | The most memory held of a device | risks, and findings of memory.allocator_retries
-memory.RetryFacts | Steps with retries of the allocator | risks, and findings of memory.allocator_retries
-views.ModuleTree | Modules | views.modules
-views.ModuleNode | Modules: each | views.modules.nodes | modules
-views.CollectiveRow | Collectives of each rank | views.communication | communication
-views.WorkerShare | Workers: a mean step of each | views.distributed.workers | distributed
-views.CollectiveOverWorkers | Workers: collectives | views.distributed.collectives | distributed-collectives
-views.Distributed | Workers together | views.distributed
-views.DiffRow | Differences | analyze --diff | diff
-machine.PauseFacts | Garbage collections | findings of system.garbage_collection
-machine.PauseLine | Garbage collections: a line | findings of system.garbage_collection
-machine.ChildrenFacts | Processes of the script | findings of system.children_hold_cores
-machine.Child | Processes of the script: alike in command and line | findings of system.children_hold_cores
-machine.CpuFacts | Cores | findings of system.threads_beyond_cores and its neighbours
-machine.MemoryPressureFacts | Memory pressure | findings of system.swapping_or_faults
-machine.PageFaultFacts | Page faults | findings of memory.page_faults
-machine.DriftFacts | Drift of steps | findings of host.step_drift
-machine.DriftLine | Drift of steps: a line | findings of host.step_drift
-machine.ProfilerFacts | The script's own profiler | findings of system.profiler_overhead
-machine.EpochFacts | Workers started for every epoch | findings of input.first_batch
-machine.WaveFacts | Waves of waiting | findings of input.prefetch_waves
-machine.TraceLoader | The loader of a trace | findings of input.loader_bound
-device_losses.DeviceLosses | Devices: what profiled steps lose | findings of the rules on devices (sync, launch, transfer, compute, communication)
-device_losses.Loss | Devices: one kind of loss | findings of the rules on devices (sync, launch, transfer, compute, communication)
-device_losses.LossLine | Devices: a line's part of a loss | findings of the rules on devices (sync, launch, transfer, compute, communication)
-device_losses.Replay | Devices: profiled steps played again | ceilings of findings on devices and of the loader in traces
-device_losses.WhatIf | Devices: profiled steps without one loss | ceilings of findings on devices and of the loader in traces
-sampled.CallerLine | Callers | views.sampled.callers; behind `explains` of findings
-device_losses.PassFacts | Needless work: the training steps of a run's traces | not in the report; behind rules on the host, on precision and on the backward pass
-device_losses.ExtraCall | Needless work: calls of a trained module that train nothing | not in the report; behind rules on the host, on precision and on the backward pass
-device_losses.ModelCopy | Needless work: copies of the model | not in the report; behind rules on the host, on precision and on the backward pass
-device_losses.Doubles | Needless work: float64 | not in the report; behind rules on the host, on precision and on the backward pass
-device_losses.Recompute | Needless work: forward operators run again in the backward pass | not in the report; behind rules on the host, on precision and on the backward pass
-device_losses.WideGradients | Needless work: whole tensors of zeros for the gradients of small parts | not in the report; behind rules on the host, on precision and on the backward pass
-device_losses.PassLine | Needless work: a line's part | not in the report; behind rules on the host, on precision and on the backward pass
-machine.RanksFacts | Ranks side by side | not in the report; behind the communication rules
-machine.RankWork | Ranks side by side: each | not in the report; behind the communication rules
-machine.Pipeline | What steps wait for and share | not in the report; behind ceilings of input, host, io and communication rules
-machine.RankWait | What steps wait for: each rank | not in the report; as above
-run_facts.FileReads | Files the loader reads | views.loader.files
-metrics.MetricSeries | What the run learned: each series | views.metrics.series
-metrics.NonFinite | What the run learned: the first value that is not finite | views.metrics.non_finite
-metrics.Spike | What the run learned: spikes | views.metrics.spikes
-metrics.LevelChange | What the run learned: another level | views.metrics.changes
-metrics.Happening | What happened in the same steps | views.metrics: happenings
-metrics.Clipping | What the run learned: clipping | views.metrics.clipping
-metrics.Scaling | What the run learned: GradScaler | views.metrics.scaling
-metrics.Accumulation | What the run learned: several passes of an update | views.metrics.accumulation
-metrics.Watched | What the run learned: watched | views.metrics.zeros, .update_ratios
-metrics.LoggingCost | What logging takes | views.logging
-comparison.TrialFacts | Knobs and seed of a run | views.trial
-comparison.AppliedKnob | What became of a knob | views.trial.knobs, compare --json, experiment.json
-comparison.Measure | A measured run | compare --json, experiment.json
-comparison.SteadyStep | The steady step of a measured run | compare --json, experiment.json
-comparison.PhaseTime | Parts of a measured step | compare --json, experiment.json
-Conditions | The machine during the measured steps | compare --json, experiment.json: conditions
-comparison.Effect | An effect | compare --json, experiment.json
-comparison.Verdict | A verdict | compare --json, experiment.json
-comparison.PhaseEffect | What a phase changed by | compare --json, experiment.json
-comparison.Equivalence | Whether a candidate trains alike | compare --json, experiment.json
-comparison.Change | A change between two sides | compare --json: changes
-comparison.SideFacts | A side of a comparison | compare --json
-comparison.Candidate | A candidate | experiment.json
-comparison.ByHand | A loss that no knob reaches | experiment.json
-comparison.Protocol | How candidates are measured | experiment.json
-comparison.MainEffect | What a knob does on average | experiment.json
-comparison.Noise | What this machine can show | experiment.json
-comparison.Experiment | An experiment | experiment.json
-machine.PoolFacts | Threads of a training process | findings of system.threads_beyond_cores
-machine.GpuClocks | Clocks of GPUs | findings of system.gpu_clocks
-machine.StorageFacts | Storage | evidence of findings of input.loader_bound
-machine.StorageMount | Storage: a file system | evidence of findings of input.loader_bound
-machine.NumaFacts | Nodes of memory | evidence of findings on cores and clocks
-timeline.StepPhases | Steps one by one | the dashboard's page of steps
-timeline.StepDistribution | Distribution of step times | the dashboard's page of steps
-timeline.ProcessSteps | Steps of each process | the dashboard's page of steps
-timeline.StepEvent | Events in a step | the dashboard's page of steps
-timeline.LongStep | The longest steps | the dashboard's page of steps
-timeline.TelemetrySeries | Telemetry over time | the dashboard's page of the system
-timeline.Telemetry | Telemetry over time: the axis | the dashboard's page of the system
-timeline.CurveSummary | Curves of a run | the dashboard's page of metrics; `--group curve` | metrics
-CurvePoint | Curves of a run: a value | not in the report | metrics
-timeline.TimelineTrack | Timeline: tracks | not in the report; the timeline of `stepscope view`
-timeline.TimelineStep | Timeline: steps | not in the report; the timeline of `stepscope view`
-timeline.TimelineWindow | Timeline: a window | not in the report; the timeline of `stepscope view`
-timeline.TrackSlices | Timeline: slices of a window | not in the report; the timeline of `stepscope view`
-timeline.SliceDetail | Timeline: one slice | not in the report; the timeline of `stepscope view`
-timeline.SliceFact | Timeline: more about a slice | not in the report; the timeline of `stepscope view`
-timeline.SliceRef | Timeline: slices that belong to another | not in the report; the timeline of `stepscope view`
-timeline.SearchHit | Timeline: found by a search | not in the report; the timeline of `stepscope view`
-timeline.SearchResult | Timeline: a search | not in the report; the timeline of `stepscope view`
-"""
-_ABOUT = {  # by title
-    "Overview": "`wall`, `plugin` and `parts` are summaries over the steps. `parts` is our partition, `plugin` that "
-    "of the TensorBoard plugin; each is exclusive, in the order of the two lists below, and sums to the "
-    "step. `basis` is `device`, or `host` for a trace without device work, whose time is no idle time of "
-    "a device. What the host did while devices were idle is no proof that the gap goes with it. Idle "
-    "means that no device of the trace works.",
-    "Overview: the parts of a step": "Of each moment the first part that fits, in this order. In `report.json` the parts are keys without "
-    "`_ns`.",
-    "Operators": "`tensor_core_eligible` says that the operator, or one it called, can end in a matrix product; not "
-    "that its types and sizes suit. `place` is the line of yours that most of its device self time comes "
-    "from (of the host's where there is none), `place.share` its part of that time; `place_exact` that it "
-    "is the calling line and not where the function begins.",
-    "Compilers: what changed": "`old` is what the compiled version expected, `new` what came, as the compiler writes them.",
-    "Differences": "A difference tells what changed, not whether it is more than noise. Values are per step where both "
-    "sides know their steps, else totals. In the tree, steps are laid over each other and their parts "
-    "matched in order by type and name; what finds no partner stands under `not matched`.",
-    "Needless work: the training steps of a run's traces": "Times are wall time lost: without a device the host's, less what recording adds (the excess of the "
-    "profiled step over the steady one, up to 1 us for each slice); on a device the time in which nothing "
-    "else ran, and idle time while the host prepared it.",
-    "What the run learned: each series": "At most 100 are in the report, by name; `--table metrics` has every value.",
-    "What the run learned: another level": "Of the loss, the gradient norm, the time of a step, samples per second, and the memory held.",
-    "What happened in the same steps": "What stands in the same steps need not be the cause. What is met in one of five stretches of such a "
-    "length is left out.",
-    "A measured run": "With traces of others the steps are those of `ProfilerStep`, none is dropped, and figures without a "
-    "source are missing.",
+    **{name: "\n".join(text) for name, text in _TEXTS.declared.items()},
+    "metrics as a table": _METRICS_AS_A_TABLE,
+    "StepParts": _STEP_PARTS,
 }
 
 
@@ -369,23 +130,14 @@ def _section(row: str) -> Section:
     name, title, where, *tables = row.split(" | ")
     module, dot, record = name.rpartition(".")
     described = getattr(import_module(f"stepscope.model.{module}"), record) if dot else _DECLARED[name]
-    return Section(described, title, where, tuple(tables[0].split(", ")) if tables else (), _ABOUT.get(title, ""))
+    return Section(described, title, where, tuple(tables[0].split(", ")) if tables else (), _TEXTS.about.get(title, ""))
 
 
-SECTIONS = tuple(map(_section, _SECTIONS.strip().splitlines()))
-
-
-_HEAD = """# What each figure means
-
-Every figure stepscope shows, by where it stands in `report.json`; tables of `stepscope analyze --table NAME` have the same
-names (`--define` prints the meaning below a table). Names end in their unit. A `share` is a fraction from 0 to 1, a `pct` a
-percentage from 0 to 100. A figure whose source is missing is null, never 0. This page is made by
-`python -m stepscope.report.definitions`, and a test keeps it complete.
-"""
+SECTIONS = tuple(map(_section, _TEXTS.sections))
 
 
 def page() -> str:
-    parts = [_HEAD]
+    parts = ["\n".join(_TEXTS.head)]
     for section in SECTIONS:
         tables = ", ".join(f"`--table {name}`" for name in section.tables)
         parts.append(f"\n## {section.title}\n`{section.where}`" + (f"; {tables}\n" if tables else "\n"))
