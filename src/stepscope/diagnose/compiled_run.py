@@ -34,7 +34,19 @@ from stepscope.diagnose.compile import (
     unclear,
     what,
 )
-from stepscope.diagnose.rule import REPORT_FLOOR, Claim, Need, Rule, Thresholds, at, at_place, ms, rule, shown
+from stepscope.diagnose.rule import (
+    REPORT_FLOOR,
+    Claim,
+    Need,
+    Rule,
+    Thresholds,
+    advice,
+    at,
+    at_place,
+    ms,
+    rule,
+    shown,
+)
 from stepscope.model import Analysis
 from stepscope.model.compilers import CompilerCause, CompilerFacts, CompilerMetric
 
@@ -68,12 +80,6 @@ _FROM_DEVICE = ("TransferFromDeviceTime", "TransferFromServerTime")
 _EXECUTE = ("ExecuteTime", "ExecuteReplicatedTime", "ExecuteChainedTime")
 _DATA_DEPENDENT = "data_dependent_shape"
 _LEARN = {XLA: "https://docs.pytorch.org/xla/release/r2.8/perf/recompilation.html"}
-_SLOW_FIXES = {
-    XLA: "Keep compiled graphs between runs (torch_xla.runtime.initialize_cache), and make the graph smaller: "
-    "a Python loop over equal layers is unrolled, torch_xla.experimental.scan is not",
-    TORCH: "Keep compiled code between runs (TORCHINDUCTOR_CACHE_DIR on a lasting disk), compile the repeated block "
-    "instead of the whole model, and leave mode='max-autotune' out while trying",
-}
 
 
 def slow_losses(backend: Backend) -> Iterator[Loss]:
@@ -97,7 +103,7 @@ def slow_losses(backend: Backend) -> Iterator[Loss]:
             title=f"{name} took {longest_ms / 1000:.0f} s to compile",
             levels=(backend.run_confidence(items),),
             evidence=(ms("longest compilation", longest_ms, source or facts.source),),
-            fix=_SLOW_FIXES.get(facts.backend, _SLOW_FIXES[TORCH]),
+            fix=advice("slow_compile", facts.backend),
             caveat=f"A cache helps from the second start on. {AMORTISED}",
             falsified_by="With the compiler's cache warm, a second run starts no faster",
             learn=_LEARN.get(facts.backend, LEARN_TORCH),
@@ -169,15 +175,6 @@ def _held(backend: Backend) -> list[tuple[str, str]]:
     return held
 
 
-_CAUSES = {
-    "user_sync": "compiled at the step's own sync",
-    "loader_sync": "compiled at the parallel loader's sync",
-    "read_value": "compiled because a tensor's value was read",
-    "dynamo": "compiled a graph of torch.compile",
-    "unknown": "cause unknown",
-}
-
-
 def _run_loss(backend: Backend, name: str, title: str, left_ms: float, others: list[str]) -> Loss:
     facts = backend.facts
     again = backend.causes("recompile", "limit_hit") or backend.causes("compile")
@@ -193,7 +190,7 @@ def _run_loss(backend: Backend, name: str, title: str, left_ms: float, others: l
     evidence += [fact("also", text, "", facts.source) for text in others]
     for cause in lead[: COMPILE.places_shown]:
         if cause.cause and cause.count:
-            known = _CAUSES.get(cause.cause) or because(cause)
+            known = advice("compile_caused_by", cause.cause) or because(cause)
             if cause.cause == "unknown" and cause.text:
                 known = f"the compiler says: {clipped(cause.text, 60)}"
             source = cause.source or facts.source

@@ -24,12 +24,14 @@ from msgspec.structs import replace
 from stepscope.diagnose.gains import BY_SUBTRACTION, replayed
 from stepscope.diagnose.in_script import of_loader
 from stepscope.diagnose.rule import (
+    ADVICE,
     ON_DEVICE,
     REPORT_FLOOR,
     Claim,
     Need,
     Rule,
     Thresholds,
+    advice,
     always,
     at,
     clip_share,
@@ -419,25 +421,6 @@ def zeroing_gradients(seen: ProfiledLoss) -> Iterator[Claim]:
 
 LEARN_PINNED = "https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html"
 
-# What to write instead, by the operator that waits. `{}`: the line.
-_READ = (
-    "Read the value every N steps only{}: add it up in a tensor on the device (detach it first) and call .item() on "
-    "the sum"
-)
-_BRANCH = "Keep the condition on the device{}: torch.where or a factor of 0 or 1 in place of a Python branch"
-_SIZE = "Keep sizes independent of the data{}: torch.where or a mask multiplied in, in place of an index"
-_COPY = (
-    "Copy to the host into pinned memory with non_blocking=True{}, record an event, and read the result a step later"
-)
-_FIXES = {
-    **dict.fromkeys(("aten::item", "aten::_local_scalar_dense"), _READ),
-    **dict.fromkeys(("aten::is_nonzero", "aten::equal", "aten::allclose"), _BRANCH),
-    **dict.fromkeys(
-        ("aten::nonzero", "aten::masked_select", "aten::unique", "aten::_unique2", "aten::unique_consecutive"), _SIZE
-    ),
-    **dict.fromkeys(("aten::copy_", "aten::to", "aten::_to_copy", "aten::cpu"), _COPY),
-}
-
 
 @loss_rule(
     "sync.host_waits",
@@ -457,7 +440,7 @@ def host_waits(seen: ProfiledLoss) -> Iterator[Claim]:
             seen.figure("waits with idle device per step", round(seen.loss.calls_per_step, 2), "calls"),
             *seen.parts("idle time by {}"),
         ),
-        fix=_FIXES.get(call, other).replace("{}", seen.at),
+        fix=advice("sync", call, other).replace("{}", seen.at),
         caveat="Counted is the time in which the device idles under a wait, and behind it as far as the host would "
         "have been ahead without it; waits while the device works cost nothing. Where the value decides what runs "
         "next, the wait has to stay.",
@@ -471,63 +454,6 @@ CUDA = Need(
     "training on a CUDA device", lambda a: next((one for one in a.devices if one.startswith("cuda")), None), quiet=True
 )
 PINNING = Need("the construction of the DataLoader, which says whether it pins memory", lambda a: _pins(a) is not None)
-
-
-class _KindOfCopy(Struct, frozen=True):
-    """How copies were made: the detail that holds their time, and what to say. `{}`: ms per step, and the line."""
-
-    detail: str
-    evidence: str
-    title: str
-    fix: str
-    tries: tuple[Try, ...] = ()
-
-
-_KINDS_OF_COPY = (
-    _KindOfCopy(
-        "pageable_ns",
-        "lost to copies from pageable memory",
-        "Copies from pageable memory hold the device up for {}",
-        "pin_memory=True in the DataLoader and .to(device, non_blocking=True){}",
-        _PIN,
-    ),
-    _KindOfCopy(
-        "unpinned_async_ns",
-        "lost to copies from pageable memory with non_blocking=True",
-        "non_blocking=True has no effect on copies from pageable memory, which hold the device up for {}",
-        "non_blocking=True needs pinned memory{}: pin_memory=True in the DataLoader",
-        _PIN,
-    ),
-    _KindOfCopy(
-        "pinned_blocking_ns",
-        "lost to copies from pinned memory that block",
-        "Copies from pinned memory block the host and hold the device up for {}",
-        "The memory is pinned but the host waits for the copy: .to(device, non_blocking=True){}",
-    ),
-    _KindOfCopy(
-        "pinned_async_ns",
-        "lost to copies from pinned memory that nothing hides",
-        "Nothing hides copies from the host: they hold the device up for {}",
-        "Copy the next batch while the device works on this one{}: on a stream of its own, or one step ahead; and copy "
-        "less, for example bytes in place of floats",
-    ),
-    _KindOfCopy(
-        "untold_ns",
-        "lost to copies from memory of unknown kind",
-        "Copies from the host hold the device up for {}",
-        "pin_memory=True in the DataLoader and .to(device, non_blocking=True){}: the trace does not tell whether the "
-        "memory is pinned",
-        _PIN,
-    ),
-    _KindOfCopy(
-        "pinning_ns",
-        "lost to pinning memory",
-        "Pinning memory on the training thread holds the device up for {}",
-        "Leave pinning to the DataLoader (pin_memory=True does it on a thread of its own), or copy without pinning{}: "
-        "a plain .to(device) is faster than pin_memory() and a copy in turn",
-        _PIN,
-    ),
-)
 
 
 def _pins(analysis: Analysis) -> bool | None:
@@ -560,7 +486,7 @@ def pinning_off(analysis: Analysis) -> Iterator[Claim]:
             cost_ns=cost_ns,
             evidence=(
                 Evidence("pin_memory", "False", "", "events.jsonl, the loader's own setting or PyTorch's default"),
-                *(seen.ms(one.evidence, seen.detail(one.detail)) for one in _KINDS_OF_COPY if one.detail in _PAGEABLE),
+                *(seen.ms(one.evidence, seen.detail(one.detail)) for one in ADVICE.copies if one.detail in _PAGEABLE),
                 seen.figure("copies from pageable memory", round(seen.detail("pageable_copies"), 2), "copies"),
                 *_rate_evidence(seen),
             ),
@@ -582,7 +508,7 @@ def host_to_device(seen: ProfiledLoss) -> Iterator[Claim]:
     """
     told_ns = _unpinned_ns(seen)
     cost_ns = seen.cost_ns - told_ns
-    left = [one for one in _KINDS_OF_COPY if not told_ns or one.detail not in _PAGEABLE]
+    left = [one for one in ADVICE.copies if not told_ns or one.detail not in _PAGEABLE]
     kind = max(left, key=lambda one: seen.detail(one.detail))
     rate = _rate(seen)
     yield seen.claim(
@@ -594,7 +520,7 @@ def host_to_device(seen: ProfiledLoss) -> Iterator[Claim]:
             seen.figure("copies from the host per step", round(seen.loss.calls_per_step, 2), "copies"),
             seen.figure("of them from pageable memory", round(seen.detail("pageable_copies"), 2), "copies"),
             seen.figure("of them with the host waiting", round(seen.detail("blocking_copies"), 2), "copies"),
-            *(seen.ms(one.evidence, seen.detail(one.detail)) for one in _KINDS_OF_COPY if seen.detail(one.detail) > 0),
+            *(seen.ms(one.evidence, seen.detail(one.detail)) for one in ADVICE.copies if seen.detail(one.detail) > 0),
             *_rate_evidence(seen),
         ),
         fix=kind.fix.format(seen.at),

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from stepscope.diagnose.rule import Thresholds, accelerator, ms, traces_source
-from stepscope.model import Analysis, Evidence, device_losses
+from stepscope.diagnose.rule import Thresholds, accelerator, advice, ms, traces_source
+from stepscope.model import Analysis, Evidence
 from stepscope.model.machine import Pipeline, RanksFacts
 
 
@@ -48,26 +48,6 @@ class PIPELINE(Thresholds):
 
 
 BY_SUBTRACTION = "The ceiling is by subtraction: these steps could not be replayed without the loss."
-_WITHOUT = {
-    device_losses.LOADER: "without the loader",
-    device_losses.COMPILE: "without compiling",
-    device_losses.COLLECTIVES: "without collectives",
-    device_losses.SYNC: "without these waits",
-    device_losses.COPY_IN: "without copies from the host",
-    device_losses.ALLOCATOR: "without calls of the allocator",
-    device_losses.LAUNCH: "without these gaps",
-    device_losses.COMPILED: "without these gaps",
-    device_losses.HOST: "without this host work",
-    device_losses.OPTIMIZER: "with a fused optimizer",
-    device_losses.ZERO_GRAD: "without setting gradients to zero",
-    device_losses.LINALG: "without this linear algebra",
-    device_losses.DATA_PARALLEL: "without DataParallel's copies",
-    device_losses.MATRIX: "in 16 bits at the peak rate",
-    device_losses.ATTENTION: "without these kernels",
-    device_losses.LAYOUT: "without these conversions",
-    device_losses.POINTWISE: "without these kernels",
-    device_losses.DEVICE_COPY: "without these copies",
-}
 
 
 class Gain(Struct, frozen=True):
@@ -115,7 +95,7 @@ def replayed(analysis: Analysis, run: str, kind: str, *, use_median: bool = Fals
         all_work, less_work = replay.never_late_median_ns, without.never_late_median_ns
     if before <= 0:
         return None
-    words, traces = _WITHOUT.get(kind.partition("/")[0], "without it"), traces_source(replay.traces)
+    words, traces = advice("replayed", kind.partition("/")[0], "without it"), traces_source(replay.traces)
     steps = f"{which} of {replay.steps} step{'s' if replay.steps != 1 else ''}"
     evidence = [
         ms(f"replayed step {words}", after / 1e6, f"replay of {traces}, {steps}"),

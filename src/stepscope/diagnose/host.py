@@ -22,6 +22,7 @@ from stepscope.diagnose.rule import (
     Claim,
     Need,
     Thresholds,
+    advice,
     always,
     at,
     bare,
@@ -88,21 +89,6 @@ IO_SEEN = Need(
 )
 MANY_STEPS = Need("60 steady training steps", lambda a: a.machine.drift)
 LEARN = "https://pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
-
-
-# What to write instead, by what the loop calls.
-_FOREACH = "by the torch._foreach operators or an optimizer with foreach=True, which update all tensors in one call"
-_HINTS = {
-    "cross_entropy": "by one call: F.cross_entropy(logits.flatten(0, 1), targets.flatten()) is the mean over all items",
-    "nll_loss": "by one call on the flattened tensors",
-    "item": "by keeping the values in one tensor and one .tolist() behind the loop",
-    "linear": "by one call: a linear layer takes any number of leading dimensions",
-    "matmul": "by one torch.matmul or torch.einsum on the stacked operands",
-    "cat": "by collecting the parts in a list and one torch.cat behind the loop",
-    "stack": "by collecting the parts in a list and one torch.stack behind the loop",
-    "add_": _FOREACH,
-    "mul_": _FOREACH,
-}
 
 
 @rule("host.per_item_loop", STEPS, WINDOW, learn=LEARN)
@@ -180,7 +166,7 @@ def _loop_claim(analysis: Analysis, train: StepFacts, loop: LoopFacts) -> Claim:
         # the line that makes the calls, then the line of the `for`
         where=(replace(loop.place, share=1.0), *((start,) if start.line != loop.place.line else ())),
         evidence=evidence,
-        fix=f"Replace the loop{over} {_HINTS.get(loop.callee.removeprefix('aten::'), by)}",
+        fix=f"Replace the loop{over} {advice('loop', loop.callee.removeprefix('aten::'), by)}",
         caveat="One call over all items holds the results of all of them at once: memory grows by the items' size. "
         "Sums in another order differ in the last digits.",
         falsified_by=f"With the loop replaced by one call, {loop.callee} still runs {loop.calls_per_step:g} times per "
@@ -317,14 +303,6 @@ def _python_evidence(analysis: Analysis, train: StepFacts, facts: list[PythonFac
             yield figure(f"time of {name} outside torch operators", fact.python_fraction, "fraction", fact.source)
 
 
-_LOGGING_FIXES = {
-    "wandb.watch": "raise log_freq, or leave wandb.watch out: it reads five figures of each parameter back from the "
-    "device each time",
-    "Lightning's ThroughputMonitor": "leave it out: it waits for the device in every batch, and samples per second are "
-    "known without it",
-}
-
-
 @rule("host.logging", STEPS, LOGGED, learn="https://docs.wandb.ai/guides/track/limits/")
 def logging(analysis: Analysis) -> Iterator[Claim]:
     train = STEPS.of(analysis)
@@ -348,7 +326,7 @@ def logging(analysis: Analysis) -> Iterator[Claim]:
                 *figures(source, ("of it the thread waits", one.waiting_share, "share", 3)),
             ),
             fix=f"{at(one.place).strip(' ()') or 'There'}: "
-            + _LOGGING_FIXES.get(one.tool, "log every N steps only, and many values in one call"),
+            + advice("logging", one.tool, "log every N steps only, and many values in one call"),
             caveat=f"What is logged less often is seen less often.{words}",
             falsified_by=f"With {one.tool} switched off, the mean step does not get shorter",
         )

@@ -20,6 +20,7 @@ from stepscope.diagnose.rule import (
     Claim,
     Need,
     Thresholds,
+    advice,
     at_place,
     clip_share,
     device_doubt,
@@ -408,16 +409,6 @@ def numa_caveat(analysis: Analysis) -> str:
     )
 
 
-_CLOCK_FIXES = {
-    "set clocks": "reset the clocks that were set (nvidia-smi --reset-gpu-clocks, --reset-applications-clocks)",
-    "power cap": "ask why the power limit was lowered (nvidia-smi --query-gpu=power.limit,power.default_limit)",
-    "hardware slowdown": "have cooling and power supply of the node looked at",
-    "thermal slowdown by software": "have the cooling of the node looked at",
-    "thermal slowdown by hardware": "have the cooling of the node looked at",
-    "power brake": "have the power supply of the node looked at",
-}
-
-
 @rule(
     "system.gpu_clocks",
     STEPS,
@@ -477,7 +468,7 @@ def gpu_clocks(analysis: Analysis) -> Iterator[Claim]:
             ),
             *numa_evidence(analysis),
         ),
-        fix="; ".join(dict.fromkeys(_CLOCK_FIXES[name] for name in reasons)),
+        fix="; ".join(dict.fromkeys(advice("clocks", name) for name in reasons)),
         caveat="An upper bound: kernels that wait for memory do not follow the clock, and the highest clock is not "
         "reached under every load." + numa_caveat(analysis),
         falsified_by="On a GPU that keeps its clock the mean step does not get shorter",

@@ -18,6 +18,7 @@ from stepscope.diagnose.rule import (
     Claim,
     Need,
     Thresholds,
+    advice,
     always,
     at,
     bare,
@@ -180,15 +181,6 @@ def evaluation_in_step(analysis: Analysis) -> Iterator[Claim]:
         yield _of_run(analysis, run, claim)
 
 
-_FIXES = {
-    "copy.deepcopy": "copy it every N steps or at the end of an epoch only; to keep the best weights, save them when "
-    "the validation says so",
-    "AveragedModel.update_parameters": "update the average every N steps (with the decay to the power of N), or pass "
-    "multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(decay), which updates all parameters in a few calls",
-}
-_FIX = "read or load the state every N steps only, and update tensors in place by the torch._foreach operators"
-
-
 @rule(
     "host.model_copied_in_step",
     COPYING,
@@ -234,7 +226,7 @@ def _copy_claim(analysis: Analysis, copy: ModelCopy, step_ms: float, metric: str
         ceiling_ms=gains.without_main(analysis, copy.at_most_ms_per_step, behind=PIPELINE.cold_copies),
         where=(replace(copy.place, share=1.0),),
         evidence=(ms(metric, copy.ms_per_step, copy.source),),
-        fix=f"At {place}: {_FIXES.get(copy.call, _FIX)}",
+        fix=f"At {place}: {advice('copy', copy.call)}",
         caveat="A copy made less often is older; an average over fewer updates differs a little.",
         falsified_by=f"With the line at {place} run every 50 steps the mean step does not get shorter",
     )

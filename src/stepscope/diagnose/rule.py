@@ -11,8 +11,10 @@ import hashlib
 import math
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib import resources
 from typing import Any, Generic, TypeVar
 
+import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
@@ -46,6 +48,32 @@ class CONFIDENCE(Thresholds):
 
 class CAUSES(Thresholds):
     part: float = 0.5  # of the other's cost that lies in the cause's code, and that the cause's cost could hold: most
+
+
+class KindOfCopy(Struct, frozen=True):
+    """How copies were made: the detail that holds their time, and what to say. `{}`: ms per step, and the line."""
+
+    detail: str
+    evidence: str
+    title: str
+    fix: str
+    tries: tuple[Try, ...] = ()
+
+
+class Advice(Struct, frozen=True):
+    """What rules say by what they see, in `advice.json`: `words` by rule or cause, `{}` in them the line."""
+
+    words: dict[str, dict[str, str]]
+    copies: tuple[KindOfCopy, ...]
+
+
+ADVICE = msgspec.json.decode((resources.files(__package__) / "advice.json").read_bytes(), type=Advice)
+
+
+def advice(of: str, key: str, other: str = "") -> str:
+    """What `advice.json` has of a key, else `other`, else what it has of none."""
+    words = ADVICE.words[of]
+    return words.get(key) or other or words.get("", "")
 
 
 STEADY, PROFILED, ALL = "steady", "profiled", "all"  # which steps a share is of
