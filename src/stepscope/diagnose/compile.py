@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stepscope.diagnose.rule import ALL, REPORT_FLOOR, Claim, Thresholds, at, at_place, distinct, ms, shown
+from stepscope.diagnose.rule import ALL, REPORT_FLOOR, Claim, Known, Thresholds, at, at_place, distinct, ms, shown
 from stepscope.model import Evidence, Place
 from stepscope.model.compilers import Change, CompilerCause, CompilerFacts, CompilersView, EagerAfterLimit
 
@@ -208,8 +208,10 @@ def places(items: Iterable[CompilerCause]) -> tuple[Place, ...]:
     return distinct(replace(place, share=None) for place in lines if place is not None)[: COMPILE.places_shown]
 
 
-def fact(metric: str, value: object, unit: str, source: str) -> Evidence:
+def fact(metric: str, value: object, unit: str, source: str) -> Known:
     """A figure, with the first of its sources where they are many."""
+    if value is None:
+        return None
     parts = list(dict.fromkeys(source.split("; ")))
     text = "; ".join(parts)
     return Evidence(metric, value, unit, text if len(text) <= SOURCE_SHOWN else f"{parts[0][:SOURCE_SHOWN]} and others")
@@ -355,9 +357,7 @@ def _close_loss(backend: Backend, full: CompilerCause, group: list[CompilerCause
     return _again(backend, "compile.close_to_limit", title, [lead, *others], total_ms(group), versions)
 
 
-def _again(
-    backend: Backend, rule: str, title: str, items: list[CompilerCause], lost_ms: float, *first: Evidence
-) -> Loss:
+def _again(backend: Backend, rule: str, title: str, items: list[CompilerCause], lost_ms: float, *first: Known) -> Loss:
     lead = items[0]
     return backend.loss(
         rule,
@@ -395,18 +395,15 @@ def _limit_loss(backend: Backend, limit: CompilerCause, group: list[CompilerCaus
     versions = f"{limit.limit} compiled versions" if limit.limit else "compiled versions"
     ordered = [lead, *(cause for cause in again if cause is not lead)]
     source = limit.source or TORCH
-    evidence = []
-    if limit.limit is not None:
-        evidence.append(fact("compiled versions at most", limit.limit, "", source))
-    if limit.first_step is not None:
-        evidence.append(fact("step of the limit", limit.first_step, "", source))
+    evidence = [
+        fact("compiled versions at most", limit.limit, "", source),
+        fact("step of the limit", limit.first_step, "", source),
+    ]
     if eager is not None and excess is not None:
         before, after = f"steps.jsonl, {eager.before_steps} steps", f"steps.jsonl, {eager.after_steps} steps"
-        evidence.append(ms("median step before the limit, compiling left out", eager.before_ms or 0.0, before))
-        evidence.append(ms("median step after the limit", eager.after_ms or 0.0, after))
-    evidence += _evidence(backend, ordered)
-    if limit.text:
-        evidence.append(fact("the compiler's reason", clipped(limit.text), "", source))
+        evidence.append(ms("median step before the limit, compiling left out", eager.before_ms, before))
+        evidence.append(ms("median step after the limit", eager.after_ms, after))
+    evidence += (*_evidence(backend, ordered), fact("the compiler's reason", clipped(limit.text) or None, "", source))
     caveat = "is the difference of two medians: other changes at that step count in."
     if excess is None:
         caveat = "was not measured: too few steps that did not compile."
@@ -478,8 +475,7 @@ def _break_loss(backend: Backend, pairs: list[tuple[CompilerCause, list[Compiler
     for cause, compiled in pairs[: COMPILE.places_shown]:
         where, source = shown(cause.place) if cause.place else "an unknown line", cause.source or TORCH
         evidence.append(fact(f"graph breaks at {where}", cause.count, "", source))
-        if cause.text:
-            evidence.append(fact(f"reason at {where}", clipped(cause.text), "", source))
+        evidence.append(fact(f"reason at {where}", clipped(cause.text) or None, "", source))
         evidence.append(ms(f"compiling what follows {where}", total_ms(compiled), compiled[0].source or TORCH))
     fixes = [
         (CAUSE_WORDS.get(one.cause, _OTHER).break_fix or _BREAK).format(place=at_place(one.place)) + hinted(one)
@@ -505,19 +501,15 @@ def _break_loss(backend: Backend, pairs: list[tuple[CompilerCause, list[Compiler
     )
 
 
-def _evidence(backend: Backend, items: list[CompilerCause]) -> Iterator[Evidence]:
+def _evidence(backend: Backend, items: list[CompilerCause]) -> Iterator[Known]:
     for cause in items[: COMPILE.places_shown]:
         if cause.kind != "recompile":
-            if cause.total_ms is not None:
-                yield ms("failed compilations", cause.total_ms, cause.source or TORCH)
+            yield ms("failed compilations", cause.total_ms, cause.source or TORCH)
             continue
         name, source = f"recompilations by {what(cause)}", cause.source or TORCH
         seen = changes(cause.changes)
-        if seen:
-            yield fact(f"{what(cause)} changed from", seen, "", source)
+        yield fact(f"{what(cause)} changed from", seen or None, "", source)
         yield fact(name, cause.count, "", source)
-        if cause.total_ms is not None:
-            yield ms(f"time of {name}", cause.total_ms, source)
-        if not seen and cause.text:
-            yield fact("the compiler's reason", clipped(cause.text), "", source)
+        yield ms(f"time of {name}", cause.total_ms, source)
+        yield fact("the compiler's reason", None if seen else clipped(cause.text) or None, "", source)
     yield fact(f"{'training' if backend.kind == 'train' else 'evaluation'} steps", backend.steps, "", backend.source)

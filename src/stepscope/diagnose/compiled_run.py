@@ -182,12 +182,12 @@ def _run_loss(backend: Backend, name: str, title: str, left_ms: float, others: l
     worst = "critical"
     if name == "compile.share":
         worst = "warning" if left_ms > COMPILE.share_warning * backend.loop_ms else "info"
-    evidence = [fact("compilations", facts.compiles, f"in {backend.steps} {backend.kind} steps", facts.source)]
-    if facts.compile_ms is not None:
-        evidence.append(ms("time of all compilations", facts.compile_ms, facts.source))
-    if facts.longest_ms is not None:
-        evidence.append(ms("longest compilation", facts.longest_ms, facts.source))
-    evidence += [fact("also", text, "", facts.source) for text in others]
+    evidence = [
+        fact("compilations", facts.compiles, f"in {backend.steps} {backend.kind} steps", facts.source),
+        ms("time of all compilations", facts.compile_ms, facts.source),
+        ms("longest compilation", facts.longest_ms, facts.source),
+        *(fact("also", text, "", facts.source) for text in others),
+    ]
     for cause in lead[: COMPILE.places_shown]:
         if cause.cause and cause.count:
             known = advice("compile_caused_by", cause.cause) or because(cause)
@@ -289,17 +289,17 @@ def transfer_losses(backend: Backend) -> Iterator[Loss]:
     where = at_place(lines[0].place) if lines else ""
     by_item = any(cause.operator == READ_ITEM or cause.cause == "item" for cause in items)
     how = ".item(), .tolist(), print or bool() of a tensor" if by_item or not items else "reading a tensor's value"
-    evidence = [
+    after_warm_up = round(late_rate, 2) if late_steps else None
+    evidence = (
         fact("transfers from the device per step", round(rate, 2), "transfers", facts.source),
         ms("time of these transfers", own, seen.source),
-    ]
-    if late_steps:
-        text = "transfers per step after warm-up, of steps with any event"
-        evidence.append(fact(text, round(late_rate, 2), "transfers", facts.source))
-    for cause in lines[:3]:
-        source = cause.source or facts.source
-        evidence.append(fact(f"transfers{at_place(cause.place)}", cause.count, "transfers", source))
-    evidence.append(ms("mean step", backend.mean_ms, backend.source))
+        fact("transfers per step after warm-up, of steps with any event", after_warm_up, "transfers", facts.source),
+        *(
+            fact(f"transfers{at_place(cause.place)}", cause.count, "transfers", cause.source or facts.source)
+            for cause in lines[:3]
+        ),
+        ms("mean step", backend.mean_ms, backend.source),
+    )
     step_closure = "or read it in torch_xla's step closure (xm.add_step_closure)"
     yield backend.loss(
         "transfer.device_to_host",
@@ -367,15 +367,19 @@ def _unlowered_loss(backend: Backend, group: list[CompilerCause], seen: Reads, c
     names = ", ".join(operators[:shown_at_most]) + more
     often = f"{sum(cause.count for cause in group)} times in {backend.steps} steps"
     dependent = group[0].cause == _DATA_DEPENDENT
-    evidence = []
-    for cause in group[:shown_at_most]:
-        metric = f"calls of {cause.operator or 'an operator'} on the host"
-        evidence.append(fact(metric, cause.count, "calls", cause.source or facts.source))
-    if seen.ms is not None:
-        evidence.append(ms("their transfers from the device", seen.fallback_ms * part, seen.source))
-    evidence.append(ms("compiling the graphs they cut", compiled_ms, facts.source))
     said = [one for one in backend.view.warnings if one.backend == facts.backend and one.rule == "not_lowered"]
-    evidence += [fact("as torch_xla words it", clipped(one.text), "", one.source or facts.source) for one in said[:1]]
+    transfers_ms = None if seen.ms is None else seen.fallback_ms * part
+    evidence = (
+        *(
+            fact(
+                f"calls of {one.operator or 'an operator'} on the host", one.count, "calls", one.source or facts.source
+            )
+            for one in group[:shown_at_most]
+        ),
+        ms("their transfers from the device", transfers_ms, seen.source),
+        ms("compiling the graphs they cut", compiled_ms, facts.source),
+        *(fact("as torch_xla words it", clipped(one.text), "", one.source or facts.source) for one in said[:1]),
+    )
     # the operators' own lines, else those of the graphs that were cut
     cut = backend.causes("transfer", "compile", "recompile")
     cut = [cause for cause in cut if cause.cause in ("read_value", "unlowered") and cause.place]

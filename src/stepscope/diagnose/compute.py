@@ -245,16 +245,15 @@ def serial_linalg(seen: ProfiledLoss) -> Iterator[Claim]:
     launches, matrices = seen.detail("launches"), seen.detail("matrices")
     rows = seen.detail("matrix_rows") / matrices if matrices else 0.0
     sizes = f" for {matrices:.0f} matrices with {rows:.0f} rows" if matrices else ""
-    evidence = [
+    known = (("matrices per step", matrices, "matrices"), ("rows of a matrix", rows, "rows"))
+    evidence = (
         seen.ms("linear algebra with nothing beside it", seen.loss.ns_per_step),
         seen.ms("of it the device idles", seen.detail("idle_ns")),
         seen.figure("calls per step", round(seen.loss.calls_per_step, 2), "calls"),
         seen.figure("launches in them per step", round(launches, 1), "launches"),
         *seen.parts(),
-    ]
-    if matrices:
-        evidence.append(seen.figure("matrices per step", round(matrices, 1), "matrices"))
-        evidence.append(seen.figure("rows of a matrix", round(rows, 1), "rows"))
+        *(seen.figure(metric, round(value, 1), unit) for metric, value, unit in known if matrices),
+    )
     yield seen.claim(
         title=f"{seen.top or 'linear algebra'} on the GPU is serial: {seen.cost_ms:.1f} ms per step and "
         f"{launches:.0f} launches{sizes}, and the device mostly waits{seen.at}",

@@ -28,6 +28,7 @@ from stepscope.diagnose.rule import (
     ON_DEVICE,
     REPORT_FLOOR,
     Claim,
+    Known,
     Need,
     Rule,
     Thresholds,
@@ -101,13 +102,13 @@ class ProfiledLoss(Struct, frozen=True):
     def detail(self, name: str) -> float:
         return self.loss.details.get(name, 0.0)
 
-    def ms(self, metric: str, ns: float) -> Evidence:
-        return ms(metric, ns / 1e6, self.source)
+    def ms(self, metric: str, ns: float | None) -> Known:
+        return ms(metric, None if ns is None else ns / 1e6, self.source)
 
-    def figure(self, metric: str, value: object, unit: str) -> Evidence:
+    def figure(self, metric: str, value: object, unit: str) -> Known:
         return Evidence(metric, value, unit, self.source)
 
-    def parts(self, text: str = "{} per step") -> Iterable[Evidence]:
+    def parts(self, text: str = "{} per step") -> Iterable[Known]:
         for name, ns in list(self.loss.parts.items())[:3]:
             if ns > 0:
                 yield self.ms(text.format(clipped(name)), ns)
@@ -116,7 +117,7 @@ class ProfiledLoss(Struct, frozen=True):
         self,
         *,
         title: str,
-        evidence: Iterable[Evidence],
+        evidence: Iterable[Known],
         fix: str,
         caveat: str,
         falsified_by: str,
@@ -224,7 +225,7 @@ class _Gaps(Struct, frozen=True):
     mean_us: str
     counted: str  # `772 times for 82 µs, while half of its 694 kernels take under 5.8 µs`
     longest: str
-    evidence: tuple[Evidence, ...]
+    evidence: tuple[Known, ...]
 
 
 def _gaps(seen: ProfiledLoss) -> _Gaps | None:
@@ -308,14 +309,13 @@ def compiled_kernels(seen: ProfiledLoss) -> Iterator[Claim]:
         return
     kernels, made = seen.detail("compiled_kernels"), seen.detail("generated_kernels")
     how = "none of which a compiler made" if not made else f"{made:.0f} of them made by a compiler"
-    evidence = [
+    evidence = (
         *gaps.evidence[:2],
         seen.figure("kernels launched in compiled functions", round(kernels, 1), "kernels"),
         seen.figure("of them made by a compiler", round(made, 1), "kernels"),
         *gaps.evidence[2:],
-    ]
-    if seen.detail("collectives_ns") > 0:
-        evidence.append(seen.ms("of it before launches of collectives", seen.detail("collectives_ns")))
+        seen.ms("of it before launches of collectives", max(0.0, seen.detail("collectives_ns")) or None),
+    )
     yield seen.claim(
         title=f"Compiled functions launch their {kernels:.0f} kernels one by one, {how}: the device waits "
         f"{seen.cost_ms:.1f} ms per step, {seen.loss.calls_per_step:.0f} times for {gaps.mean_us}{gaps.longest}"
@@ -538,7 +538,7 @@ def _rate(seen: ProfiledLoss) -> float | None:
     return size / time if size and time else None
 
 
-def _rate_evidence(seen: ProfiledLoss) -> Iterator[Evidence]:
+def _rate_evidence(seen: ProfiledLoss) -> Iterator[Known]:
     rate = _rate(seen)
     if rate is not None:
         yield seen.figure("copied per step", round(seen.detail("copied_bytes") / 2**20, 2), "MiB")

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from stepscope.diagnose.rule import Thresholds, accelerator, advice, ms, traces_source
-from stepscope.model import Analysis, Evidence
+from stepscope.diagnose.rule import Known, Thresholds, accelerator, advice, ms, traces_source
+from stepscope.model import Analysis
 from stepscope.model.machine import Pipeline, RanksFacts
 
 
@@ -60,7 +60,7 @@ class Gain(Struct, frozen=True):
     as_recorded: float
     unexplained: float
     work: bool
-    evidence: tuple[Evidence, ...]
+    evidence: tuple[Known, ...]
 
     def caveat(self, cost_share: float) -> str:
         """Where the recorded host would hide what work costs, and where a replay knows too little to bound anything."""

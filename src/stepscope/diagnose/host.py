@@ -20,6 +20,7 @@ from stepscope.diagnose.rule import (
     REPORT_FLOOR,
     STEPS,
     Claim,
+    Known,
     Need,
     Thresholds,
     advice,
@@ -143,19 +144,20 @@ def _loop_claim(analysis: Analysis, train: StepFacts, loop: LoopFacts) -> Claim:
     if loop.low_confidence:
         level = "low" if loop.samples < CONFIDENCE.few_samples else "medium"
     matched = f"{source}; matched by sequence number, scaled to the steady step"
-    evidence = [
+    own_backward = loop.backward_ms_per_step
+    most_backward = backward if own_backward is not None and backward > own_backward else None
+    backward_calls = loop.backward_calls_per_step if loop.backward_node is not None else None
+    evidence = (
         figure(f"calls of {loop.callee} per step", loop.calls_per_step, "calls", source, 2),
         ms("loop per step, forward", loop.ms_per_step, loop.time_source or source),
-    ]
-    if loop.backward_ms_per_step is not None:
-        evidence.append(ms("loop per step, backward", loop.backward_ms_per_step, matched))
-        if backward > loop.backward_ms_per_step:
-            evidence.append(ms("loop per step, backward, at most", backward, matched))
-    if loop.dimension:
-        evidence.append(Evidence("calls equal a dimension", loop.dimension, "", f"{source}; recorded shapes"))
-    evidence.append(figure("operators per call", loop.operators_per_call, "operators", source, 1))
-    if loop.backward_node is not None:
-        evidence += figures(source, (f"{loop.backward_node} per step", loop.backward_calls_per_step, "calls", 2))
+        ms("loop per step, backward", own_backward, matched),
+        ms("loop per step, backward, at most", most_backward, matched),
+        Evidence("calls equal a dimension", loop.dimension, "", f"{source}; recorded shapes")
+        if loop.dimension
+        else None,
+        figure("operators per call", loop.operators_per_call, "operators", source, 1),
+        figure(f"{loop.backward_node} per step", backward_calls, "calls", source, 2),
+    )
     return Claim(
         title=f"A Python loop ({shown(start)}) calls {loop.callee} {loop.calls_per_step:g} times per step{size}",
         steps=train,
@@ -285,7 +287,7 @@ def _python_ceiling(analysis: Analysis, facts: list[PythonFacts], cost: float) -
     return gains.without_main(analysis, most + others_ms)
 
 
-def _python_evidence(analysis: Analysis, train: StepFacts, facts: list[PythonFacts]) -> Iterator[Evidence]:
+def _python_evidence(analysis: Analysis, train: StepFacts, facts: list[PythonFacts]) -> Iterator[Known]:
     stacks = stacks_source(analysis)
     yield ms("mean steady step", train.mean_ms, steps_source(train))
     unknown = sum(fact.unknown_ms_per_step for fact in facts)
@@ -323,7 +325,7 @@ def logging(analysis: Analysis) -> Iterator[Claim]:
             key=f"{one.tool.replace(' ', '-')}-{shown(one.place)}" if one.place is not None else one.tool,
             evidence=(
                 ms(f"main thread in {bare(one.function)}", one.ms_per_step, source),
-                *figures(source, ("of it the thread waits", one.waiting_share, "share", 3)),
+                figure("of it the thread waits", one.waiting_share, "share", source, 3),
             ),
             fix=f"{at(one.place).strip(' ()') or 'There'}: "
             + advice("logging", one.tool, "log every N steps only, and many values in one call"),
@@ -362,7 +364,7 @@ def blocking_in_step(analysis: Analysis) -> Iterator[Claim]:
         # the whole call where I/O is a notable part of it: what it computes to write goes as well
         if top.call_ms_per_step and cost >= IO.of_call * top.call_ms_per_step:
             most = max(most, top.call_at_most_ms_per_step or 0.0)
-        evidence: list[Evidence] = []
+        evidence: list[Known] = []
         for fact in facts:
             source = fact.source if fact.measured else f"{stacks_source(analysis)}, {fact.source}"
             evidence.append(ms(f"{fact.operation} at {shown(fact.place)} per step", fact.ms_per_step, source))

@@ -23,6 +23,7 @@ from stepscope.diagnose.rule import (
     REPORT_FLOOR,
     STEPS,
     Claim,
+    Known,
     Need,
     Thresholds,
     accelerator,
@@ -310,7 +311,7 @@ def _named(loader: LoaderFacts, hot: Place | None) -> str:
     return f", hottest in {hot.function} ({shown(hot)})"
 
 
-def _evidence(analysis: Analysis, train: StepFacts, loader: LoaderFacts) -> Iterator[Evidence]:
+def _evidence(analysis: Analysis, train: StepFacts, loader: LoaderFacts) -> Iterator[Known]:
     steps, stacks = steps_source(train), stacks_source(analysis)
     loading = f"{stacks}, {loader.samples} samples of loading"
     yield ms("data wait per step", loader.data_wait_ms, f"{steps}, {train.count} steady steps")
@@ -548,7 +549,7 @@ def _in_traces(analysis: Analysis) -> Iterator[Claim]:
         )
 
 
-def _traced_evidence(wait: _Wait, loader: TraceLoader) -> Iterator[Evidence]:
+def _traced_evidence(wait: _Wait, loader: TraceLoader) -> Iterator[Known]:
     what = "device idle while the host loads" if wait.device else "loading on the training thread"
     steps = f"{wait.steps} profiled step{'s' * (wait.steps != 1)}"
     yield ms(f"{what}, per step", wait.lost_ms, f"{wait.part} of {steps}")
@@ -579,7 +580,7 @@ def _storage(analysis: Analysis) -> StorageFacts | None:
     return facts if slow else None
 
 
-def _storage_evidence(analysis: Analysis) -> Iterator[Evidence]:
+def _storage_evidence(analysis: Analysis) -> Iterator[Known]:
     """Where the data lies and whether reading it reaches a device; nothing without telemetry or noteworthy reads."""
     facts = _storage(analysis)
     if facts is None:

@@ -18,6 +18,7 @@ from stepscope.diagnose.rule import (
     REPORT_FLOOR,
     STEPS,
     Claim,
+    Known,
     Need,
     Thresholds,
     advice,
@@ -136,7 +137,7 @@ def garbage_collection(analysis: Analysis) -> Iterator[Claim]:
             Evidence("full collections", pauses.full, "collections", source),
             ms("longest collection", pauses.longest_ms, source),
             ms("mean steady step", train.mean_ms, steps_source(train)),
-            *figures(source, ("objects they freed", pauses.collected, "objects", 0)),
+            figure("objects they freed", pauses.collected, "objects", source, 0),
         ),
         fix=f"{fix}gc.freeze() after set-up keeps what lives anyway out of every collection, gc.set_threshold with a "
         "larger first number makes them rarer; objects without reference cycles need no collector at all",
@@ -207,7 +208,7 @@ def profiler_overhead(analysis: Analysis) -> Iterator[Claim]:
     )
 
 
-def _of_cores(analysis: Analysis, *, evidence: Iterable[Evidence], caveat: str, **said: Any) -> Claim:
+def _of_cores(analysis: Analysis, *, evidence: Iterable[Known], caveat: str, **said: Any) -> Claim:
     """A claim whose cost is a part of the main thread's waits, with what all of these stand on."""
     cpu, (doubt, words) = CPU.of(analysis), device_doubt(analysis)
     enough = "high" if cpu.readings >= CORES.readings_for_high else "medium"
@@ -385,7 +386,7 @@ def _command(child: Child) -> str:
     return text if len(text) <= CORES.command_shown else f"{text[: CORES.command_shown - 1]}…"
 
 
-def numa_evidence(analysis: Analysis) -> Iterator[Evidence]:
+def numa_evidence(analysis: Analysis) -> Iterator[Known]:
     """Nodes the main threads ran on, where a thread moved between nodes or was away from its GPU; else nothing."""
     numa = analysis.machine.numa
     if numa is None:

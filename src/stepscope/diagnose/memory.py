@@ -16,12 +16,12 @@ from stepscope.diagnose.rule import (
     REPORT_FLOOR,
     STEPS,
     Claim,
+    Known,
     Need,
     Thresholds,
     at,
     clip_share,
     figure,
-    figures,
     ms,
     risk_rule,
     rule,
@@ -181,7 +181,7 @@ def page_faults(analysis: Analysis) -> Iterator[Claim]:
             Evidence("a fault of one thread alone", facts.ns_alone or 0.0, "ns", measured),
             Evidence(f"a fault, with {facts.threads} threads at once", facts.ns_beside or 0.0, "ns", measured),
             Evidence("a page given back", facts.ns_returned or 0.0, "ns", measured),
-            *figures("system.jsonl", ("faults of the training thread itself", facts.main_share, "share", 4)),
+            figure("faults of the training thread itself", facts.main_share, "share", "system.jsonl", 4),
             Evidence("allocator", allocator, "", "manifest.json"),
             *(() if huge is None else (Evidence("transparent huge pages", huge, "", "manifest.json"),)),
         ),
@@ -321,7 +321,7 @@ def _allocator_losses(findings: Sequence[Finding]) -> tuple[str, ...]:
     return tuple(finding.id for finding in findings if finding.rule in rules)
 
 
-def _peak_evidence(peak: MemoryPeak, limit: MemoryLimit) -> Iterator[Evidence]:
+def _peak_evidence(peak: MemoryPeak, limit: MemoryLimit) -> Iterator[Known]:
     """Of the peak what is known and not nothing, of its limit what is not the limit itself."""
     for metric, value, unit in (
         ("tensors at the peak", peak.allocated_bytes, "bytes"),

@@ -253,9 +253,8 @@ def double_precision(analysis: Analysis) -> Iterator[Claim]:
             figure("operators on float64 per step", doubles.operators_per_step, "operators", source, 1),
             figure("conversions per step", doubles.conversions_per_step, "conversions", source, 1),
             *(ms(f"{name} on float64", value, source) for name, value in list(doubles.parts.items())[:3]),
+            Evidence("GPU (compute capability)", gpus, "", source) if gpus else None,
         ]
-        if gpus:
-            evidence.append(Evidence("GPU (compute capability)", gpus, "", source))
         claim = Claim(
             title=f"Float64 takes {clip_share(conversion_ms + compute_ms, run.step_ms):.0%} of the step{at(*where)}; "
             "in float32 it would take half or less",
@@ -287,9 +286,8 @@ def recompute(analysis: Analysis) -> Iterator[Claim]:
             ms("forward operators again in the backward pass, per step", again.ms_per_step, again.source),
             figure("such operators per step", again.operators_per_step, "operators", source, 1),
             figure("times per step that something is computed again", again.checkpoints_per_step, "", source, 1),
+            figure("peak of the device's memory", again.memory_share, "fraction", source, 3),
         ]
-        if again.memory_share is not None:
-            evidence.append(figure("peak of the device's memory", again.memory_share, "fraction", source, 3))
         claim = Claim(
             title="The backward pass computes forward work again, "
             f"{clip_share(again.ms_per_step, run.step_ms):.0%} of the step{at(*where)}: activation checkpointing",
@@ -336,9 +334,8 @@ def _gradients(analysis: Analysis, run: PassFacts, parts: list[WideGradients]) -
             figure(f"{one.node} over {size}, per step", one.calls_per_step, "calls", source, 1),
             figure(f"zeros per call for {size}", each, "MiB", shapes, 3),
             figure("zeros per step", one.calls_per_step * each, "MiB", f"calls x bytes; {source}", 1),
+            Evidence("calls equal a dimension", one.dimension, "", shapes) if one.dimension else None,
         ]
-        if one.dimension:
-            evidence.append(Evidence("calls equal a dimension", one.dimension, "", shapes))
     loops = [  # around the place: its gradients are a part of what these cost, however each was estimated
         loop.both_passes_ms
         for loop in analysis.loops or ()

@@ -22,6 +22,7 @@ from stepscope.diagnose.rule import (
     ON_DEVICE,
     STEPS,
     Claim,
+    Known,
     Need,
     Thresholds,
     accelerator,
@@ -103,7 +104,7 @@ class _Late(Struct, frozen=True):
     rank: int
     cost_ms: float
     by_phase: dict[str, float]
-    evidence: tuple[Evidence, ...]
+    evidence: tuple[Known, ...]
     level: str
     ranks: tuple[int, ...]  # all that are late for the same reason
 
@@ -263,7 +264,7 @@ def _expected(analysis: Analysis, train: StepFacts, ranks: RanksFacts, late: _La
     return Interval(low=max(0.0, share - longer / train.mean_ms), high=share)
 
 
-def _step_evidence(ranks: RanksFacts) -> tuple[Evidence, ...]:
+def _step_evidence(ranks: RanksFacts) -> tuple[Known, ...]:
     source = f"steps.jsonl of {len(ranks.ranks)} ranks, {ranks.steps} steps side by side"
     waits = f"{source}; waits in {', '.join(ranks.exchange)}: {ranks.exchange_source}"
     least = RANKS.line_share * max(ranks.excess_ms, 0.0)
@@ -397,9 +398,8 @@ def many_small_collectives(analysis: Analysis) -> Iterator[Claim]:
         ms("small collectives that nothing hides, per step", alone / 1e6, source),
         ms("the same bytes at the best rate seen, in one call", kept / 1e6, source),
         ms("mean profiled step", step_ns / 1e6, source),
+        ms("time at that line, per steady step", measured, "sampled stacks"),
     ]
-    if measured is not None:
-        evidence.append(ms("time at that line, per steady step", measured, "sampled stacks"))
     yield Claim(
         title=f"{calls:.0f} small collectives per step, {_size(size / calls)} each on average{at(*where)}: their "
         "number costs more than their bytes",
@@ -564,9 +564,9 @@ def _exposed(analysis: Analysis, run: str, found: list[Overview]) -> Iterator[Cl
             ms("mean profiled step", step_ns / 1e6, source),
             *figures(source, ("collectives per step", sum(row.calls for row in rows) / steps or None, "calls", 1)),
             *(ms(f"of it in {one}", times[one] / steps / 1e6, source) for one in names[: COLLECTIVES.kinds_shown]),
-            *figures(source, ("waiting for other ranks, of all communication", waiting, "fraction", 4)),
-            *figures(source, ("rank that came last where others waited longest", late, "rank", 0)),
-            *figures(source, ("SyncBatchNorm layers per step", layers or None, "calls", 1)),
+            figure("waiting for other ranks, of all communication", waiting, "fraction", source, 4),
+            figure("rank that came last where others waited longest", late, "rank", source, 0),
+            figure("SyncBatchNorm layers per step", layers or None, "calls", source, 1),
             *(gain.evidence if gain is not None else ()),
         ),
         fix=exposed_fix(waiting, layers),

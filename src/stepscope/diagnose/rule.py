@@ -22,6 +22,7 @@ from stepscope.model import SEVERITIES, Analysis, Evidence, Finding, Interval, P
 from stepscope.model.views import Overview
 
 Fact = TypeVar("Fact")
+Known = Evidence | None  # a figure, None where it is not known: claims leave it out
 
 # Below this share of the step no finding is made: runs of the same script on one machine differ by a few percent, so
 # no experiment could confirm a smaller gain. A healthy run is one without a finding above it.
@@ -113,7 +114,7 @@ class Claim(Struct, frozen=True, kw_only=True):
 
     title: str
     cost_ms: float
-    evidence: Iterable[Evidence]
+    evidence: Iterable[Known]
     fix: str
     falsified_by: str
     steps: StepFacts | None = None
@@ -189,7 +190,7 @@ class Rule(Struct, frozen=True):
             share=share,
             gain_ceiling=max(share, clip_share(claim.ceiling_ms, step_ms)) - clip_share(claim.kept_ms, step_ms),
             where=claim.where,
-            evidence=tuple(claim.evidence),
+            evidence=tuple(one for one in claim.evidence if one is not None),
             fix=claim.fix,
             falsified_by=claim.falsified_by,
             expected_gain=claim.expected_gain,
@@ -216,6 +217,7 @@ class RiskRule(Struct, frozen=True):
     def risk(self, key: Place | str, **said: Any) -> Risk:
         """What it says; the id, by a place or a text, is stable over runs of the same code."""
         place, where = (key, (key,)) if isinstance(key, Place) else (Place(key, None), ())
+        said["evidence"] = tuple(one for one in said["evidence"] if one is not None)
         usual = {"severity": "warning", "confidence": "high", "where": where}
         category = self.name.partition(".")[0]
         return Risk(id=finding_id(self.name, place), rule=self.name, category=category, **{**usual, **said})
@@ -368,21 +370,17 @@ def traces_source(traces: Sequence[str]) -> str:
     return f"trace {traces[0]}" if len(traces) == 1 else f"{len(traces)} traces"
 
 
-def figure(metric: str, value: float, unit: str, source: str, digits: int = 4) -> Evidence:
-    return Evidence(metric, round(value, digits), unit, source)
+def figure(metric: str, value: float | None, unit: str, source: str, digits: int = 4) -> Known:
+    return None if value is None else Evidence(metric, round(value, digits), unit, source)
 
 
-def figures(source: str, *rows: tuple[str, float | None, str, int]) -> Iterator[Evidence]:
-    """Figures of one source, each with its unit and digits; what is not known is left out."""
-    return (
-        Evidence(metric, round(value, digits), unit, source)
-        for metric, value, unit, digits in rows
-        if value is not None
-    )
+def figures(source: str, *rows: tuple[str, float | None, str, int]) -> Iterator[Known]:
+    """Figures of one source, each with its unit and digits."""
+    return (figure(metric, value, unit, source, digits) for metric, value, unit, digits in rows)
 
 
-def ms(metric: str, value: float, source: str) -> Evidence:
-    return Evidence(metric, round(value, 3), "ms", source)
+def ms(metric: str, value: float | None, source: str) -> Known:
+    return figure(metric, value, "ms", source, 3)
 
 
 def device_doubt(analysis: Analysis) -> tuple[tuple[str, ...], str]:

@@ -73,8 +73,8 @@ def not_finite(analysis: Analysis, _findings: Sequence[Finding]) -> Iterator[Ris
         evidence=(
             Evidence("first step", found.step if found.step is not None else "unknown", "", SOURCE),
             Evidence("shows first in", found.name, "", SOURCE),
-            *figures(SOURCE, ("losses from there on", found.losses, "values", 0)),
-            *figures(SOURCE, ("of these not finite", found.losses_lost, "values", 0)),
+            figure("losses from there on", found.losses, "values", SOURCE, 0),
+            figure("of these not finite", found.losses_lost, "values", SOURCE, 0),
         ),
         fix=f"Look at {where}. torch.autograd.detect_anomaly() around that step names the operator, at about three "
         "times the time"
