@@ -12,15 +12,12 @@ from hypothesis import strategies as st
 from stepscope.analyze import analyze
 from stepscope.diagnose import REPORT_FLOOR, RISKS, RULES, diagnose
 from stepscope.errors import UsageError
-from stepscope.model import CATEGORIES, SEVERITIES, Diagnosis, Finding
+from stepscope.model import CATEGORIES, SEVERITIES, Finding
 from stepscope.tables.schema import Tables
 from tests.analyze import scenes
 from tests.builders import MS, make_tables, rank_info, step_rows
+from tests.diagnose.judged import judged, values
 from tests.records import replace
-
-
-def judged(tables: Tables, sources: dict[str, str] | None = None) -> Diagnosis:
-    return diagnose(analyze(tables, sources))
 
 
 def only(tables: Tables, rule: str, sources: dict[str, str] | None = None) -> Finding:
@@ -72,9 +69,9 @@ def test_the_token_loop() -> None:
         (scenes.TRAIN, scenes.LOOP_LINE),
     ]
     assert finding.cost_ms_per_step == pytest.approx(40 + 32)
-    values = {evidence.metric: evidence.value for evidence in finding.evidence}
-    assert values["calls of cross_entropy per step"] == 256
-    assert values["loop per step, backward"] == pytest.approx(32)
+    figures = values(finding)
+    assert figures["calls of cross_entropy per step"] == 256
+    assert figures["loop per step, backward"] == pytest.approx(32)
     assert "flatten" in finding.fix
 
 

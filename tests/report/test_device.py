@@ -23,7 +23,7 @@ from stepscope.model import (
 from stepscope.report import build
 from tests.dashboard.plain_pages import page_of
 from tests.records import replace
-from tests.report.fabricate import analysis, kept, run_facts, write_script
+from tests.report.fabricate import analysis, kept, run_facts
 from tests.report.test_terminal import HOSTILE, shown, words_of
 
 MS = 1_000_000
@@ -67,12 +67,6 @@ def foreign(folder: Path, **changes: Any) -> Analysis:
 
 
 NONE_FOUND = Diagnosis(findings=(), abstained=(Abstention("input.loader_bound", "the data wait of the steps"),))
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    write_script(tmp_path)
-    return tmp_path
 
 
 @pytest.fixture

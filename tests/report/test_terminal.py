@@ -12,15 +12,9 @@ from rich.console import Console
 from stepscope.dashboard import terminal
 from stepscope.model import Abstention, Diagnosis, Evidence, Note, Place, Quality, Report
 from stepscope.report import build
-from tests.report.fabricate import analysis, diagnosis, finding, hot_line, run_facts, step_facts, write_script
+from tests.report.fabricate import analysis, diagnosis, finding, hot_line, run_facts, step_facts
 
 HOSTILE = "<script>x</script>\x1b[2J\x1b]0;t\x07[bold red]b[/]\u202eevil\u2066\x9b31m\r\nfake: 0 ms"
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    write_script(tmp_path)
-    return tmp_path
 
 
 def shown(report: Report, *, width: int = 80, encoding: str = "utf-8", terminal_like: bool = False) -> str:
