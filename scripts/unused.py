@@ -23,11 +23,15 @@ LEAST_CONFIDENCE = 60  # percent: all that vulture finds
 
 # files whose texts name functions, classes or fields: tables of names, and surfaces, which take fields by key
 TEXTS = (
-    *("report/**/*.py", "dashboard/**/*.py"),
+    *("report/**/*.py", "report/*.json", "dashboard/**/*.py"),
     *("cli/__init__.py", "read/event_columns.py", "schema.py", "tables/schema.py"),
     *("record/agent/knobs/__init__.py", "record/agent/probes/__init__.py"),
 )
-COLUMNS = ("report/table.py", "dashboard/pages/*.py")  # whose texts are lists of fields: `Label: key unit; …`
+COLUMNS = (
+    "report/table.py",
+    "report/table.json",
+    "dashboard/pages/*.py",
+)  # whose texts are lists of fields: `Label: key unit; …`
 ALLOWED = {
     "called by Python or IPython": (*("__getattr__", "__dir__", "load_ipython_extension", "unload_ipython_extension"),),
     "read by the parser of command lines": ("__signature__", "__annotations__"),

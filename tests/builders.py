@@ -25,9 +25,6 @@ PHASE_COLUMNS = ("data_wait_ns", "forward_ns", "backward_ns", "optimizer_ns", "o
 Row = Mapping[str, Any]
 
 
-# ------------------------------------------------------------------------------------------------------- steps
-
-
 def step_rows(
     count: int,
     *,
@@ -85,9 +82,6 @@ def full_steps(rows: Iterable[Row]) -> list[dict[str, Any]]:
         clock = full["start_ns"] + full["wall_ns"]
         result.append(full)
     return result
-
-
-# ------------------------------------------------------------------------------------------------------ tables
 
 
 def make_tables(

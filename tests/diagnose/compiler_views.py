@@ -149,7 +149,3 @@ def only(compilers: CompilersView, rule: str) -> Finding:
     findings = found(compilers)
     assert [finding.rule for finding in findings] == [rule]
     return findings[0]
-
-
-def values(finding: Finding) -> dict[str, Any]:
-    return {evidence.metric: evidence.value for evidence in finding.evidence}

@@ -25,10 +25,10 @@ from tests.diagnose.compiler_views import (
     point,
     steps,
     storm,
-    values,
     view,
     warning,
 )
+from tests.diagnose.judged import values
 from tests.records import replace
 
 BASE = analysis(None)

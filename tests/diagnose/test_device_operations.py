@@ -26,6 +26,7 @@ from tests.analyze.device_scenes import (
     zeros,
 )
 from tests.analyze.traces import US
+from tests.diagnose.judged import values
 from tests.records import replace
 
 Fill = Callable[[Scene], Any]
@@ -37,10 +38,6 @@ def analysis(fill: Fill, length: float = 1000) -> Analysis:
 
 def findings(fill: Fill, length: float = 1000) -> dict[str, Finding]:
     return {one.rule: one for one in diagnose(analysis(fill, length)).findings}
-
-
-def values(finding: Finding) -> dict[str, Any]:
-    return {item.metric: item.value for item in finding.evidence}
 
 
 def test_an_optimizer_that_launches_for_every_parameter_is_told_to_fuse() -> None:
@@ -101,9 +98,6 @@ def test_a_wait_for_work_that_had_not_begun_is_not_the_hosts() -> None:
 
     assert "sync.host_waits" not in findings(lambda scene: fill(scene, 5), 10_000)
     assert "sync.host_waits" in findings(lambda scene: fill(scene, 7015), 10_000)
-
-
-# --------------------------------------------------------------------------------------------------------- sizes
 
 
 def test_sizes_that_do_not_fill_tiles_are_told() -> None:

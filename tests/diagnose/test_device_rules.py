@@ -10,32 +10,7 @@ import pytest
 from stepscope.analyze import analyze
 from stepscope.diagnose import diagnose
 from stepscope.model import CATEGORIES, Analysis, Diagnosis, Finding, WindowFacts
-from tests.analyze.device_scenes import (
-    A100,
-    SGEMM,
-    TENSOR,
-    V100,
-    Scene,
-    allocations,
-    attention,
-    batch_copies,
-    compiled,
-    conversions,
-    converted_inputs,
-    copies_within,
-    decompositions,
-    host_work,
-    odd_sizes,
-    pointwise_run,
-    products,
-    reads_value,
-    repeated,
-    replicas,
-    short_launches,
-    small_batch,
-    updates,
-    zeros,
-)
+from tests.analyze import device_scenes
 from tests.builders import make_tables, rank_info, run_facts, step_rows
 from tests.records import replace
 
@@ -46,30 +21,30 @@ OURS = (
     *("transfer.device_to_device", "launch.unfused_optimizer", "launch.zeroing_gradients", "launch.compiled_kernels"),
     *("compute.small_batch", "compute.sizes_off_tiles", "compute.serial_linalg", "communication.data_parallel"),
 )
-SCENES: dict[str, tuple[float, Callable[[Scene], None]]] = {
-    "sync.host_waits": (400, reads_value),
-    "memory.allocator_in_steps": (1000, allocations),
-    "launch.short_kernels": (1000, short_launches),
-    "host.device_idle": (10_000, host_work),
-    "transfer.host_to_device": (1000, batch_copies),
-    "compute.no_tensor_cores": (1000, products),
-    "compute.attention_unfused": (1000, attention),
-    "compute.layout_conversions": (1000, conversions),
-    "compute.unfused_pointwise": (1000, pointwise_run),
-    "transfer.device_to_device": (1000, copies_within),
-    "launch.unfused_optimizer": (1000, updates),
-    "launch.zeroing_gradients": (1000, zeros),
-    "launch.compiled_kernels": (1000, compiled),
-    "compute.small_batch": (1000, small_batch),
-    "compute.sizes_off_tiles": (1000, odd_sizes),
-    "compute.serial_linalg": (1000, decompositions),
-    "communication.data_parallel": (1000, replicas),
+SCENES: dict[str, tuple[float, Callable[[device_scenes.Scene], None]]] = {
+    "sync.host_waits": (400, device_scenes.reads_value),
+    "memory.allocator_in_steps": (1000, device_scenes.allocations),
+    "launch.short_kernels": (1000, device_scenes.short_launches),
+    "host.device_idle": (10_000, device_scenes.host_work),
+    "transfer.host_to_device": (1000, device_scenes.batch_copies),
+    "compute.no_tensor_cores": (1000, device_scenes.products),
+    "compute.attention_unfused": (1000, device_scenes.attention),
+    "compute.layout_conversions": (1000, device_scenes.conversions),
+    "compute.unfused_pointwise": (1000, device_scenes.pointwise_run),
+    "transfer.device_to_device": (1000, device_scenes.copies_within),
+    "launch.unfused_optimizer": (1000, device_scenes.updates),
+    "launch.zeroing_gradients": (1000, device_scenes.zeros),
+    "launch.compiled_kernels": (1000, device_scenes.compiled),
+    "compute.small_batch": (1000, device_scenes.small_batch),
+    "compute.sizes_off_tiles": (1000, device_scenes.odd_sizes),
+    "compute.serial_linalg": (1000, device_scenes.decompositions),
+    "communication.data_parallel": (1000, device_scenes.replicas),
 }
 
 
-def scene(rule: str, steps: int = 4) -> Scene:
+def scene(rule: str, steps: int = 4) -> device_scenes.Scene:
     length, fill = SCENES[rule]
-    return repeated(steps, length, fill)
+    return device_scenes.repeated(steps, length, fill)
 
 
 def found(analysis: Analysis) -> dict[str, Finding]:
@@ -78,7 +53,7 @@ def found(analysis: Analysis) -> dict[str, Finding]:
 
 
 def only(rule: str, **more: Any) -> Finding:
-    findings = found(analyze(scene(rule).tables(V100, **more)))
+    findings = found(analyze(scene(rule).tables(device_scenes.V100, **more)))
     assert rule in findings
     return findings[rule]
 
@@ -106,26 +81,26 @@ def test_a_rule_speaks_of_its_loss(rule: str) -> None:
 def test_a_loss_below_the_floor_is_no_finding(rule: str) -> None:
     length, fill = SCENES[rule]
 
-    def diluted(scene: Scene) -> None:
+    def diluted(scene: device_scenes.Scene) -> None:
         fill(scene)
-        scene.kernel(TENSOR, length, 40 * length, launched=length - 900 if length > 1000 else 5)
+        scene.kernel(device_scenes.TENSOR, length, 40 * length, launched=length - 900 if length > 1000 else 5)
 
-    assert rule not in found(analyze(repeated(4, 41 * length, diluted).tables(V100)))
+    assert rule not in found(analyze(device_scenes.repeated(4, 41 * length, diluted).tables(device_scenes.V100)))
 
 
 @pytest.mark.parametrize("rule", SCENES)
 def test_what_one_step_of_many_loses_is_no_loss_per_step(rule: str) -> None:
     length, fill = SCENES[rule]
-    made = repeated(1, length, fill)
+    made = device_scenes.repeated(1, length, fill)
     for _ in range(5):
         made.step(length)
-        made.kernel(TENSOR, 5, length - 10)
-    assert rule not in found(analyze(made.tables(V100)))
+        made.kernel(device_scenes.TENSOR, 5, length - 10)
+    assert rule not in found(analyze(made.tables(device_scenes.V100)))
 
 
 @pytest.mark.parametrize("rule", SCENES)
 def test_few_steps_mean_less_confidence(rule: str) -> None:
-    many, one = only(rule), found(analyze(scene(rule, steps=1).tables(V100)))[rule]
+    many, one = only(rule), found(analyze(scene(rule, steps=1).tables(device_scenes.V100)))[rule]
     assert one.confidence == "medium"
     assert many.confidence in ("medium", "high")
 
@@ -146,7 +121,7 @@ def test_in_a_recorded_run_the_share_is_of_the_steady_step() -> None:
     made = scene("sync.host_waits")
     outside = [{**row, "step": 100 + number, "in_window": False} for number, row in enumerate(step_rows(20))]
     made.steps += [{**row, "start_ns": row["start_ns"] + 10**10} for row in outside]
-    analysis = analyze(made.tables(V100))
+    analysis = analyze(made.tables(device_scenes.V100))
     window = WindowFacts(0, "worker0.pt.trace.json", "stepscope", 4, False, "", None, None, None, None)
     finding = found(replace(analysis, windows=(window,)))["sync.host_waits"]
     assert finding.cost_ms_per_step == pytest.approx(finding.share * 10)
@@ -155,7 +130,7 @@ def test_in_a_recorded_run_the_share_is_of_the_steady_step() -> None:
 
 def test_values_read_from_a_gpu_are_told_once() -> None:
     read = {"step": 1, "kind": "transfer", "backend": "cuda", "count": 9, "duration_ns": 10**9}
-    made = scene("sync.host_waits").tables(V100, compiles=[{**read, "direction": "device_to_host"}])
+    made = scene("sync.host_waits").tables(device_scenes.V100, compiles=[{**read, "direction": "device_to_host"}])
     rules = [finding.rule for finding in diagnose(analyze(made)).findings]
     assert "sync.host_waits" in rules
     assert "transfer.device_to_host" not in rules
@@ -164,7 +139,7 @@ def test_values_read_from_a_gpu_are_told_once() -> None:
 def test_the_allocator_needs_named_steps() -> None:
     made = scene("memory.allocator_in_steps")
     made.steps.clear()
-    diagnosis = diagnose(analyze(made.tables(V100)))
+    diagnosis = diagnose(analyze(made.tables(device_scenes.V100)))
     assert "memory.allocator_in_steps" not in {finding.rule for finding in diagnosis.findings}
     assert needs(diagnosis)["memory.allocator_in_steps"] == ("steps named in the trace", False)
 
@@ -172,13 +147,13 @@ def test_the_allocator_needs_named_steps() -> None:
 def test_without_named_steps_confidence_is_low_and_says_why() -> None:
     made = scene("launch.short_kernels")
     made.steps.clear()
-    finding = found(analyze(made.tables(V100)))["launch.short_kernels"]
+    finding = found(analyze(made.tables(device_scenes.V100)))["launch.short_kernels"]
     assert finding.confidence == "low"
     assert finding.caveat.startswith("The trace names no step")
 
 
 def test_host_work_that_sampled_stacks_explain_is_not_told_again() -> None:
-    analysis = analyze(scene("host.device_idle").tables(V100))
+    analysis = analyze(scene("host.device_idle").tables(device_scenes.V100))
     assert "host.device_idle" in found(analysis)
     assert "host.device_idle" not in found(replace(analysis, python=()))
 
@@ -189,17 +164,19 @@ def test_without_the_compute_capability_nothing_is_said_of_tensor_cores() -> Non
 
 
 def test_tf32_comes_before_mixed_precision_where_the_device_has_it() -> None:
-    finding = found(analyze(scene("compute.no_tensor_cores").tables(A100)))["compute.no_tensor_cores"]
+    finding = found(analyze(scene("compute.no_tensor_cores").tables(device_scenes.A100)))["compute.no_tensor_cores"]
     assert "TF32 are off" in finding.title
     assert [item.knob for item in finding.try_] == ["matmul_precision", "amp.dtype"]
     assert finding.fix.index("set_float32_matmul_precision") < finding.fix.index("autocast")
-    older = found(analyze(scene("compute.no_tensor_cores").tables(V100)))["compute.no_tensor_cores"]
+    older = found(analyze(scene("compute.no_tensor_cores").tables(device_scenes.V100)))["compute.no_tensor_cores"]
     assert "TF32" not in older.title
     assert [item.knob for item in older.try_] == ["amp.dtype"]
 
 
 def test_conversions_of_the_input_alone_are_told_so() -> None:
-    finding = found(analyze(repeated(4, 1000, converted_inputs).tables(A100)))["compute.layout_conversions"]
+    finding = found(
+        analyze(device_scenes.repeated(4, 1000, device_scenes.converted_inputs).tables(device_scenes.A100))
+    )["compute.layout_conversions"]
     assert finding.title.startswith("The input arrives in another memory layout")
     assert finding.cost_ms_per_step == pytest.approx(0.3)
     assert finding.try_ == ()
@@ -235,10 +212,12 @@ def test_a_gpu_in_use_or_none_at_all_is_no_finding() -> None:
 def test_a_product_beside_others_is_still_one() -> None:
     """Exclusive time: of two products on two streams neither hides the other."""
 
-    def fill(scene: Scene) -> None:
-        scene.kernel(SGEMM, 10, 800)
+    def fill(scene: device_scenes.Scene) -> None:
+        scene.kernel(device_scenes.SGEMM, 10, 800)
         op = scene.op("aten::mm", 6, 2)
-        scene.work(SGEMM, 10, 800, launch=scene.call("cudaLaunchKernel", 6, 1, op), op=op, stream=8)
+        scene.work(device_scenes.SGEMM, 10, 800, launch=scene.call("cudaLaunchKernel", 6, 1, op), op=op, stream=8)
 
-    finding = found(analyze(repeated(4, 1000, fill).tables(V100)))["compute.no_tensor_cores"]
+    finding = found(analyze(device_scenes.repeated(4, 1000, fill).tables(device_scenes.V100)))[
+        "compute.no_tensor_cores"
+    ]
     assert finding.cost_ms_per_step == pytest.approx(0.4)

@@ -23,6 +23,7 @@ from tests.analyze.scenes import (
 )
 from tests.analyze.test_calls import DESCRIBE, MAIN, TRAINING, main, tables
 from tests.builders import MS, T0, make_tables, rank_info, step_rows
+from tests.diagnose.judged import values
 from tests.records import replace
 
 PYTHON_RULE = "host.python_on_critical_path"
@@ -84,8 +85,8 @@ def small_files(reading: int, decoding: int) -> Tables:
 
 def test_many_small_files_are_named_and_packing_is_the_advice() -> None:
     finding = only(small_files(90, 30), "input.loader_bound")
-    values = {evidence.metric: evidence.value for evidence in finding.evidence}
-    assert values["loading time in opening and reading files"] == pytest.approx(0.75)
+    figures = values(finding)
+    assert figures["loading time in opening and reading files"] == pytest.approx(0.75)
     assert "WebDataset" in finding.fix
     assert "shards" in finding.caveat
 
@@ -103,8 +104,8 @@ def test_items_of_one_file_are_packed_already() -> None:
         trace.add("<built-in function open>", row["start_ns"], 5 * MS, step=row["step"])
     opened = make_tables(steps=steps, events=trace.rows, journal=made.journal.to_dicts(), manifests=made.manifests)
     finding = only(replace(made, steps=opened.steps, events=opened.events, traces=opened.traces), "input.loader_bound")
-    values = {evidence.metric: evidence.value for evidence in finding.evidence}
-    assert values["files opened per item"] == pytest.approx(1 / 64, abs=0.001)
+    figures = values(finding)
+    assert figures["files opened per item"] == pytest.approx(1 / 64, abs=0.001)
     assert "WebDataset" not in finding.fix
 
 
@@ -155,7 +156,7 @@ def test_tensors_in_memory_are_not_sent_through_workers_but_taken_by_the_batch()
     )
     assert finding.try_ == ()
     assert finding.expected_gain is None
-    evidence = {each.metric: each.value for each in finding.evidence}
+    evidence = values(finding)
     assert evidence["bytes of a batch"] == 8448
     (in_order,) = loader_findings(small_step(SMALL))
     assert "SequentialSampler" in in_order.fix

@@ -12,20 +12,16 @@ from stepscope import api
 from stepscope.analyze import analyze
 from stepscope.diagnose import diagnose
 from stepscope.model import Analysis, Diagnosis, Finding
-from stepscope.tables.schema import Tables
 from tests.analyze.scenes import TRAIN, loader_tables
 from tests.analyze.test_machine import epochs_tables, wave_tables
 from tests.builders import rank_info
+from tests.diagnose.judged import judged, values
 from tests.gpu_traces import STEP_US, host, write
 from tests.records import replace
 
 RULE = "input.loader_bound"
 PAIR = Path(__file__).resolve().parents[3] / "shared" / "traces" / "kineto_tb_plugin"
 needs_pair = pytest.mark.skipif(not PAIR.is_dir(), reason=f"the real traces are not at {PAIR}")
-
-
-def judged(tables: Tables) -> Diagnosis:
-    return diagnose(analyze(tables))
 
 
 def input_findings(diagnosis: Diagnosis) -> list[Finding]:
@@ -50,9 +46,9 @@ def test_a_trace_without_a_journal_names_its_loader(tmp_path: Path) -> None:
     assert finding.title.startswith("The training process loads every batch itself: the device idles for it")
     assert [(Path(place.file).name, place.line) for place in finding.where] == [("train.py", 7)]
     assert "num_workers=2" in finding.fix
-    values = {evidence.metric: evidence.value for evidence in finding.evidence}
-    assert values["device idle while the host loads, per step"] == pytest.approx(0.2, abs=0.01)
-    assert values["num_workers"] == "0"
+    figures = values(finding)
+    assert figures["device idle while the host loads, per step"] == pytest.approx(0.2, abs=0.01)
+    assert figures["num_workers"] == "0"
 
 
 def test_a_loader_behind_a_busy_device_costs_nothing(tmp_path: Path) -> None:
@@ -109,8 +105,7 @@ def test_beside_an_accelerator_with_a_window_only_its_idle_time_counts(tmp_path:
     views = opened(write(tmp_path / "worker0.pt.trace.json", steps=4)).analysis.views
     recorded = analyze(loader_tables(ranks=[rank_info(device="cuda")]))
     (finding,) = input_findings(diagnose(replace(recorded, views=views)))
-    values = {evidence.metric: evidence.value for evidence in finding.evidence}
-    idle = values["device idle while the host loads"]
+    idle = values(finding)["device idle while the host loads"]
     assert isinstance(idle, float)
     assert 0.15 < idle < 0.25
     assert finding.cost_ms_per_step == pytest.approx(idle * 100, rel=1e-3)  # of a steady step of 100 ms

@@ -12,7 +12,7 @@ from stepscope.analyze import analyze
 from stepscope.dashboard import terminal
 from stepscope.diagnose import diagnose
 from stepscope.errors import UsageError
-from stepscope.model import Diagnosis, Report, Risk
+from stepscope.model import Report, Risk
 from stepscope.report import build
 from stepscope.report.document import read_report, report_bytes
 from stepscope.tables.schema import Tables
@@ -20,12 +20,9 @@ from tests.analyze.memory_scenes import GIB, HARDWARE, MIB, STEPS, memory_tables
 from tests.analyze.test_memory_losses import leaking
 from tests.builders import T0, make_tables, step_rows
 from tests.dashboard.plain_pages import page_of
+from tests.diagnose.judged import judged
 
 RETRIES = "memory.allocator_retries"
-
-
-def judged(tables: Tables) -> Diagnosis:
-    return diagnose(analyze(tables))
 
 
 def only(tables: Tables) -> Risk:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stepscope.diagnose.rule import based
-from stepscope.model import Analysis, Diagnosis, Interval
+from stepscope.model import Analysis, Diagnosis
 from stepscope.report import document, sentences
 from tests.report import fabricate
 
@@ -27,11 +27,6 @@ def test_a_cost_above_the_step_names_the_step_it_is_of(analysis: Analysis, tmp_p
     row = {"cost_ms_per_step": 776.0, "share": 0.5, "basis": found.basis, "step_ms": found.step_ms}
     assert sentences.cost(row) == "776 ms of 1,552 ms a step, 50 %"
     assert "all steps" in (sentences.basis(row) or "")
-
-
-def test_an_expectation_is_never_above_what_can_be_gained(analysis: Analysis, tmp_path: Path) -> None:
-    given = _finding(tmp_path, gain_ceiling=0.4, expected_gain=Interval(0.3, 0.9))
-    assert based(given, analysis).expected_gain == Interval(0.3, 0.4)
 
 
 @pytest.mark.parametrize(("counted", "overlaps"), [(1.16, True), (0.9, False)])

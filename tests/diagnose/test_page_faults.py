@@ -10,6 +10,7 @@ from stepscope.analyze import analyze
 from stepscope.diagnose import diagnose
 from stepscope.model import Diagnosis, Finding
 from tests.builders import MS, PID, T0, make_tables, step_rows
+from tests.diagnose.judged import values
 
 RULE = "memory.page_faults"
 COST = {"page_bytes": 4096, "ns_alone": 1000.0, "threads": 2, "ns_beside": 1400.0, "ns_returned": 200.0}
@@ -55,7 +56,7 @@ def test_the_training_thread_pays_its_own_faults_and_all_that_is_given_back():
     assert unknown.cost_ms_per_step == shared.cost_ms_per_step  # the least it can have been
     assert shared.gain_ceiling == pytest.approx(15_000 * (1400 + 200) / 1e6 / 60)
     assert judged(main=0.5).findings[0].rule == RULE
-    told = {one.metric: one.value for one in shared.evidence}
+    told = values(shared)
     assert told["page faults per step"] == 15_000
     assert told["allocator"] == "glibc 2.36"
     assert told["transparent huge pages"] == "madvise"

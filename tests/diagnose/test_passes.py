@@ -10,17 +10,7 @@ from stepscope.analyze import analyze
 from stepscope.diagnose import diagnose
 from stepscope.diagnose.gains import PIPELINE
 from stepscope.diagnose.needless_work import DOUBLES, PASSES, RECOMPUTE, told_places
-from stepscope.model import CATEGORIES, Analysis, Finding, LoopFacts, Place
-from stepscope.model.device_losses import (
-    Doubles,
-    ExtraCall,
-    ModelCopy,
-    PassesFacts,
-    PassFacts,
-    PassLine,
-    Recompute,
-    WideGradients,
-)
+from stepscope.model import CATEGORIES, Analysis, Finding, LoopFacts, Place, device_losses
 from stepscope.model.trace import GpuProperties
 from tests.analyze.scenes import TRAIN
 from tests.builders import make_tables, rank_info, step_rows
@@ -31,8 +21,8 @@ OURS = {
     *("compute.recompute", "memory.short_lived_gradients"),
 }
 STEP_MS = 10.0  # of `step_rows`
-LINE = PassLine(Place(TRAIN, 12, "forward"), 1.0, True)
-CALL = ExtraCall(
+LINE = device_losses.PassLine(Place(TRAIN, 12, "forward"), 1.0, True)
+CALL = device_losses.ExtraCall(
     module="Net_0",
     place=Place(TRAIN, 20, "accuracy"),
     exact=True,
@@ -46,10 +36,12 @@ CALL = ExtraCall(
     samples=60,
     source="sampled stacks, 60 of 200 samples in steps",
 )
-COPY = ModelCopy("copy.deepcopy", Place(TRAIN, 30, "train"), 2.0, 2.5, 40, "sampled stacks, 40 of 200 samples in steps")
-TWICE = Doubles(4.0, 1.0, 10, 4, (LINE,), {"aten::mm": 3.5, "aten::linear": 0.5})
-AGAIN = Recompute(2.0, 8, 2, (LINE,), None, 40, "sampled stacks, 40 of 200 samples in steps")
-WIDE = WideGradients(
+COPY = device_losses.ModelCopy(
+    "copy.deepcopy", Place(TRAIN, 30, "train"), 2.0, 2.5, 40, "sampled stacks, 40 of 200 samples in steps"
+)
+TWICE = device_losses.Doubles(4.0, 1.0, 10, 4, (LINE,), {"aten::mm": 3.5, "aten::linear": 0.5})
+AGAIN = device_losses.Recompute(2.0, 8, 2, (LINE,), None, 40, "sampled stacks, 40 of 200 samples in steps")
+WIDE = device_losses.WideGradients(
     node="SelectBackward0",
     forward="aten::select",
     place=Place(TRAIN, 59, "looped_loss"),
@@ -73,12 +65,12 @@ _NOTHING: dict[str, Any] = {
 }
 _NOTHING |= dict.fromkeys(("gpus", "extra_calls", "wide_gradients", "copies"), ())
 _NOTHING |= dict.fromkeys(("has_steps", "modules", "types", "shapes", "numbered", "functions"), True)
-NOTHING = blank(PassFacts, **_NOTHING)
+NOTHING = blank(device_losses.PassFacts, **_NOTHING)
 
 
-def analysis(copies: tuple[ModelCopy, ...] | None = (), device: str = "cpu", **facts: Any) -> Analysis:
+def analysis(copies: tuple[device_losses.ModelCopy, ...] | None = (), device: str = "cpu", **facts: Any) -> Analysis:
     made = analyze(make_tables(steps=step_rows(50), ranks=[rank_info(device=device)]))
-    return replace(made, passes=PassesFacts((replace(NOTHING, **facts),), copies))
+    return replace(made, passes=device_losses.PassesFacts((replace(NOTHING, **facts),), copies))
 
 
 def findings(given: Analysis) -> list[Finding]:
@@ -167,7 +159,7 @@ def test_copies_on_a_device_are_those_of_the_trace() -> None:
     facts = {"on_device": True, "copies": (replace(COPY, ms_per_step=1.0, samples=0),)}
     made = analysis(device="cuda")
     (run,) = made.passes.runs if made.passes is not None else ()
-    given = replace(made, passes=PassesFacts((replace(run, **facts),), (COPY,)))  # type: ignore[arg-type]
+    given = replace(made, passes=device_losses.PassesFacts((replace(run, **facts),), (COPY,)))  # type: ignore[arg-type]
     assert only(given).share == pytest.approx(0.1)
 
 

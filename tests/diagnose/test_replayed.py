@@ -11,6 +11,7 @@ from stepscope.model import Analysis, Finding
 from stepscope.model.device_losses import ALLOCATOR, LOADER, SYNC, Replay, WhatIf
 from tests.analyze import shared_traces
 from tests.analyze.device_scenes import V100, pointwise_run, reads_value, repeated
+from tests.diagnose.judged import values
 from tests.records import blank, replace
 
 MS = 1e6
@@ -20,10 +21,6 @@ PAIR = "kineto_tb_plugin/resnet50_num_workers_"
 def only(analysis: Analysis, rule: str) -> Finding:
     (finding,) = [one for one in diagnose(analysis).findings if one.rule == rule]
     return finding
-
-
-def values(finding: Finding) -> dict[str, object]:
-    return {evidence.metric: evidence.value for evidence in finding.evidence}
 
 
 def made(what_if: WhatIf) -> Replay:

@@ -12,26 +12,12 @@ from hypothesis import strategies as st
 from stepscope.analyze import analyze
 from stepscope.diagnose import REPORT_FLOOR, RISKS, RULES, diagnose
 from stepscope.errors import UsageError
-from stepscope.model import CATEGORIES, SEVERITIES, Diagnosis, Finding
+from stepscope.model import CATEGORIES, SEVERITIES, Finding
 from stepscope.tables.schema import Tables
-from tests.analyze.scenes import (
-    CALL_LINE,
-    LOOP_LINE,
-    LOOP_SOURCE,
-    TORCH,
-    TRAIN,
-    loader_tables,
-    loop_tables,
-    python_tables,
-    stack,
-    steps_with_window,
-)
+from tests.analyze import scenes
 from tests.builders import MS, make_tables, rank_info, step_rows
+from tests.diagnose.judged import judged, values
 from tests.records import replace
-
-
-def judged(tables: Tables, sources: dict[str, str] | None = None) -> Diagnosis:
-    return diagnose(analyze(tables, sources))
 
 
 def only(tables: Tables, rule: str, sources: dict[str, str] | None = None) -> Finding:
@@ -46,13 +32,13 @@ def test_the_rules_have_unique_names_and_known_categories() -> None:
 
 
 def test_the_training_process_loads_itself() -> None:
-    finding = only(loader_tables(), "input.loader_bound")
+    finding = only(scenes.loader_tables(), "input.loader_bound")
     assert finding.cost_ms_per_step == pytest.approx(60)
     assert finding.share == pytest.approx(0.6)
     assert finding.gain_ceiling == pytest.approx(0.6, abs=0.005)
     assert finding.severity == "critical"
     first = finding.where[0]
-    assert (first.file, first.line, first.function) == (TRAIN, 30, "PngFolder.__getitem__")
+    assert (first.file, first.line, first.function) == (scenes.TRAIN, 30, "PngFolder.__getitem__")
     assert {place.line for place in finding.where} == {30, 31, 12, 75}
     assert "num_workers=3" in finding.fix
     assert "train.py:75" in finding.fix
@@ -68,32 +54,35 @@ def test_the_training_process_loads_itself() -> None:
     ],
 )
 def test_workers_that_more_of_them_would_not_help(scene: dict[str, Any], title: str, fix: str) -> None:
-    finding = only(loader_tables(**scene), "input.loader_bound")
+    finding = only(scenes.loader_tables(**scene), "input.loader_bound")
     assert title in finding.title
     assert fix in finding.fix
     assert "loader.num_workers" not in {each.knob for each in finding.try_}
 
 
 def test_the_token_loop() -> None:
-    finding = only(loop_tables(), "host.per_item_loop", {TRAIN: LOOP_SOURCE})
+    finding = only(scenes.loop_tables(), "host.per_item_loop", {scenes.TRAIN: scenes.LOOP_SOURCE})
     assert "256 times per step" in finding.title
     assert "256 = dim 1 of (8, 256)" in finding.title
-    assert [(place.file, place.line) for place in finding.where] == [(TRAIN, CALL_LINE), (TRAIN, LOOP_LINE)]
+    assert [(place.file, place.line) for place in finding.where] == [
+        (scenes.TRAIN, scenes.CALL_LINE),
+        (scenes.TRAIN, scenes.LOOP_LINE),
+    ]
     assert finding.cost_ms_per_step == pytest.approx(40 + 32)
-    values = {evidence.metric: evidence.value for evidence in finding.evidence}
-    assert values["calls of cross_entropy per step"] == 256
-    assert values["loop per step, backward"] == pytest.approx(32)
+    figures = values(finding)
+    assert figures["calls of cross_entropy per step"] == 256
+    assert figures["loop per step, backward"] == pytest.approx(32)
     assert "flatten" in finding.fix
 
 
 def test_python_beside_a_gpu_is_a_weak_finding() -> None:
-    finding = only(python_tables(ranks=[rank_info(device="cuda")]), "host.python_on_critical_path")
+    finding = only(scenes.python_tables(ranks=[rank_info(device="cuda")]), "host.python_on_critical_path")
     assert finding.confidence == "low"
     assert "cuda" in finding.caveat
 
 
 def test_a_main_thread_that_sleeps_is_said_to_wait() -> None:
-    tables = python_tables(leaf="wait (/usr/lib/python3.11/threading.py:324)")
+    tables = scenes.python_tables(leaf="wait (/usr/lib/python3.11/threading.py:324)")
     first = pl.int_range(pl.len()) == 0
     tables = replace(tables, stacks=tables.stacks.with_columns(waiting=pl.col("waiting") | first))
     assert "waits" in only(tables, "host.python_on_critical_path").title
@@ -101,7 +90,7 @@ def test_a_main_thread_that_sleeps_is_said_to_wait() -> None:
 
 def test_without_a_window_python_at_lines_that_call_no_library_is_not_judged() -> None:
     """A sampler shows `x @ w` and arithmetic in Python alike; so the rule does not say that there is nothing."""
-    stacks = [stack([f"<module> ({TRAIN}:90)", f"clean ({TRAIN}:20)"], 50)]
+    stacks = [scenes.stack([f"<module> ({scenes.TRAIN}:90)", f"clean ({scenes.TRAIN}:20)"], 50)]
     diagnosis = judged(make_tables(steps=step_rows(400), stacks=stacks))
     assert diagnosis.findings == ()
     needs = {abstention.rule: abstention.needs for abstention in diagnosis.abstained}
@@ -109,10 +98,10 @@ def test_without_a_window_python_at_lines_that_call_no_library_is_not_judged() -
 
 
 def test_lines_of_one_function_are_one_finding() -> None:
-    stacks = [stack([f"log ({TRAIN}:{line})"], 20, phase="other") for line in (1, 2)]
-    stacks.append(stack([f"main ({TRAIN}:9)", f"relu ({TORCH}/nn/functional.py:1)"], 60))
-    tables = make_tables(steps=steps_with_window(window=()), stacks=stacks)
-    finding = only(tables, "io.blocking_in_step", {TRAIN: "f.write(x)\nf.flush()\n"})
+    stacks = [scenes.stack([f"log ({scenes.TRAIN}:{line})"], 20, phase="other") for line in (1, 2)]
+    stacks.append(scenes.stack([f"main ({scenes.TRAIN}:9)", f"relu ({scenes.TORCH}/nn/functional.py:1)"], 60))
+    tables = make_tables(steps=scenes.steps_with_window(window=()), stacks=stacks)
+    finding = only(tables, "io.blocking_in_step", {scenes.TRAIN: "f.write(x)\nf.flush()\n"})
     assert finding.cost_ms_per_step == pytest.approx(40)
     assert {place.line for place in finding.where} == {1, 2}
 
@@ -126,8 +115,8 @@ def test_nothing_recorded_is_no_error() -> None:
 
 
 def test_findings_come_in_order_of_cost() -> None:
-    tables = loader_tables()
-    save = {"kind": "save", "duration_ns": 20 * MS, "file": TRAIN, "line": 9, "function": "keep"}
+    tables = scenes.loader_tables()
+    save = {"kind": "save", "duration_ns": 20 * MS, "file": scenes.TRAIN, "line": 9, "function": "keep"}
     journal = tables.journal.to_dicts()
     journal += [{**save, "time_ns": row["start_ns"] + MS} for row in tables.steps.to_dicts()]
     findings = judged(replace(tables, journal=make_tables(journal=journal).journal)).findings
@@ -135,7 +124,7 @@ def test_findings_come_in_order_of_cost() -> None:
 
 
 def test_ignored_rules_are_named_with_their_reason() -> None:
-    diagnosis = diagnose(analyze(loader_tables()), ignored={"input.loader_bound": "the disk is replaced in May"})
+    diagnosis = diagnose(analyze(scenes.loader_tables()), ignored={"input.loader_bound": "the disk is replaced in May"})
     assert diagnosis.findings == ()
     assert [(each.rule, each.reason) for each in diagnosis.ignored] == [
         ("input.loader_bound", "the disk is replaced in May")
@@ -148,7 +137,7 @@ def test_ignoring_an_unknown_rule_is_a_usage_error() -> None:
 
 
 def test_a_run_with_windows_only_is_judged_with_low_confidence() -> None:
-    tables = loop_tables(stacks=False)
+    tables = scenes.loop_tables(stacks=False)
     inside = [row for row in tables.steps.to_dicts() if row["in_window"]]
     finding = only(make_tables(steps=inside, events=tables.events.to_dicts()), "host.per_item_loop")
     assert finding.confidence == "low"
@@ -166,7 +155,9 @@ def test_a_run_with_windows_only_is_judged_with_low_confidence() -> None:
 def test_every_finding_keeps_the_schema(
     wait: float, compute: float, workers: int, busy: int, affinity: int, count: int
 ) -> None:
-    tables = loader_tables(wait_ms=wait, compute_ms=compute, workers=workers, busy=busy, affinity=affinity, count=count)
+    tables = scenes.loader_tables(
+        wait_ms=wait, compute_ms=compute, workers=workers, busy=busy, affinity=affinity, count=count
+    )
     analysis = analyze(tables)
     for finding in diagnose(analysis).findings:
         check_schema(finding, analysis.steps[0].mean_ms)

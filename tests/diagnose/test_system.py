@@ -25,6 +25,7 @@ from tests.analyze.test_machine_views import (
 )
 from tests.analyze.test_pool import SMALL, pool_tables
 from tests.builders import MS, PID, T0, make_tables, rank_info, step_rows
+from tests.diagnose.judged import values
 
 OWN = ("system.", "host.step_drift")
 THREADS, OTHERS, CLOCKS = "system.threads_beyond_cores", "system.other_processes", "system.gpu_clocks"
@@ -170,7 +171,7 @@ def test_others_are_blamed_where_they_have_the_cores() -> None:
     run: dict[str, Any] = {"main": 0.3, "delay": 0.65, "slices": 20, "pool": 0.05, "pool_delay": 2.0, "others": 1.65}
     found = findings(pool_tables(**run))
     assert THREADS not in found
-    metrics = {evidence.metric: evidence.value for evidence in found[OTHERS].evidence}
+    metrics = values(found[OTHERS])
     assert metrics["CPU use of others"] == pytest.approx(1.65)
     assert metrics["moves of the main thread to another core"] == 3
 
@@ -195,7 +196,7 @@ def slow_loader(*rows: dict[str, Any]) -> tuple[dict[str, object], str]:
     steps = step_rows(400, data_wait_ms=60, forward_ms=34)
     site = {"kind": "site", "what": "DataLoader", "arguments": {"num_workers": "0"}, "file": TRAIN, "line": 9}
     finding = findings(storage_tables(*rows, steps=steps, journal=[site]))["input.loader_bound"]
-    return {one.metric: one.value for one in finding.evidence}, finding.fix
+    return values(finding), finding.fix
 
 
 def test_a_network_file_system_is_named_with_what_to_do() -> None:

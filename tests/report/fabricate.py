@@ -18,8 +18,6 @@ from stepscope.model import (
     IoFacts,
     LoaderFacts,
     LoopFacts,
-    Note,
-    Place,
     ProcessFacts,
     Quality,
     RunFacts,
@@ -31,7 +29,7 @@ from stepscope.model import (
 )
 from stepscope.model.machine import MachineFacts
 from stepscope.model.views import OperatorRow, Views
-from tests.records import blank, replace
+from tests.records import replace
 
 SCRIPT = """\
 import torch
@@ -92,70 +90,34 @@ def three_findings(file: str) -> tuple[Finding, ...]:
 
 def hot_line(file: str, **changes: Any) -> HotLine:
     """A sampled line of the data set."""
-    line = HotLine(file, ITEM_LINE, "Pictures.__getitem__", "rank", "data_wait", 900, 0.61, 37.5, 0.02, "decode (PIL)")
-    return replace(line, **changes)
+    return replace(kept("hot_line", HotLine, file), **changes)
 
 
 def operator_row(file: str, **changes: Any) -> OperatorRow:
     """An operator of five profiled steps on the CPU, four times in each."""
-    row = blank(
-        OperatorRow,
-        name="aten::conv2d",
-        calls=21,
-        calls_per_step=4.0,
-        host_self_ns=17_000_000,
-        host_total_ns=36_000_000,
-        host_self_ns_per_step=3_200_000.0,
-        host_total_ns_per_step=6_900_000.0,
-        runtime_ns=0,
-        place=Place(file, 12, "forward", 0.9),
-        place_exact=True,
-    )
-    return replace(row, **changes)
+    return replace(kept("operator", OperatorRow, file), **changes)
 
 
 def analysis(folder: Path, **changes: Any) -> Analysis:
     """All facts of the fabricated run, whose script lies in `folder`."""
     file = str(folder / "train.py")
-    line = hot_line(file)
     facts = Analysis(
         run=run_facts(folder),
         source_files=SourceFiles((str(folder),)),
-        quality=Quality(
-            {"steps": 521, "torn_lines": 1},
-            (
-                Note("warning", "1 torn line at the end of rank-0/steps.jsonl was dropped", "steps"),
-                Note("info", "stacks sampled at 100 Hz by py-spy", "sampler"),
-            ),
-        ),
+        quality=kept("quality", Quality),
         steps=(step_facts(), step_facts(kind="eval", count=40, mean_ms=20.1, median_ms=20.0, p95_ms=22.0)),
         fixed=FixedCosts(4.21, 3.1, 0.61, 1.11, None),
-        stacks=StackFacts("py-spy", 100.0, 3100, 4, 2900, {"data_wait": 1900, "forward": 400}, (line,)),
-        loader=LoaderFacts(
-            num_workers=0,
-            batch_size=32,
-            site=Place(file, 2, "main"),
-            arguments={"shuffle": "True"},
-            data_wait_ms=41.2,
-            data_wait_share=0.672,
-            in_main_process=True,
-            lines=(line,),
-            workers_busy_share=None,
-            workers_idle_share=None,
-            cpu_limit=4.0,
-            suggested_workers=4,
-        ),
+        stacks=kept("stacks", StackFacts, file),
+        loader=kept("loader", LoaderFacts, file),
         machine=MachineFacts(),
         views=Views((), (operator_row(file),), (), None, None, (), (), None, {}),
-        loops=(
-            LoopFacts("cross_entropy", 256.0, 5.1, 6.0, Place(file, LOOP_LINE), "256 = dim 1 of (8, 256)", "trace-0"),
-        ),
-        io=(IoFacts("torch.save", Place(file, 3), 0.1, 1.4, "events.jsonl"),),
-        windows=(WindowFacts(0, "trace-0.json.gz", "stepscope", 5, False, "steady", 10.0, 320.0, 4_000_000, 1.4),),
-        sites=(Site("DataLoader", Place(file, 2, "main"), {"batch_size": "32"}, 0),),
-        processes=(ProcessFacts(4711, "rank", "python train.py", True, None),),
+        loops=kept("loops", tuple[LoopFacts, ...], file),
+        io=kept("io", tuple[IoFacts, ...], file),
+        windows=kept("windows", tuple[WindowFacts, ...]),
+        sites=kept("sites", tuple[Site, ...], file),
+        processes=kept("processes", tuple[ProcessFacts, ...]),
         system={"cpu_mean_pct": 99.0},
-        regions=({"name": "augment", "calls": 512, "calls_per_step": 1.0, "ms_per_step": 3.0, "source": "events"},),
+        regions=kept("regions", tuple[dict[str, Any], ...]),
     )
     return replace(facts, **changes)
 

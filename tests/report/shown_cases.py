@@ -28,7 +28,16 @@ from tests.records import replace
 from tests.report import fabricate_compilers as compilers
 from tests.report import fabricate_experiment as tried
 from tests.report import test_comparison, test_device, test_hotspots, test_sampled
-from tests.report.fabricate import analysis, diagnosis, finding, run_facts, step_facts, three_findings, write_script
+from tests.report.fabricate import (
+    analysis,
+    diagnosis,
+    finding,
+    kept,
+    run_facts,
+    step_facts,
+    three_findings,
+    write_script,
+)
 from tests.report.test_terminal import shown
 
 KEPT = Path(__file__).with_name("shown.txt")
@@ -62,19 +71,7 @@ def _reports(folder: Path) -> dict[str, str]:
     ranks = {"run": run_facts(folder, ranks=(0, 1, 2)), "steps": (step_facts(ranks=(0, 1, 2)),)}
     many = tuple(finding(file, title=f"Loss number {index}") for index in range(20))
     lost = tuple(Note("warning", f"thing {index} was lost", "reader") for index in range(30))
-    trainer = FrameworkFacts(
-        name="HF Trainer",
-        package="transformers",
-        version="5.23.0",
-        supported=True,
-        checked=("5.23",),
-        seams=("train: Trainer.train",),
-        missing=(),
-        counter="state.global_step",
-        counts="updates",
-        trainer="transformers.trainer.Trainer",
-        cut_by="loader",
-    )
+    trainer = kept("framework", FrameworkFacts)
     on_top = {"on_top": ("trl 1.16.0", "peft 0.21.2"), "steps_counted": 512, "steps_cut": 512}
     frameworks = {
         "a framework": {},
@@ -217,7 +214,7 @@ def _compilers(folder: Path) -> dict[str, str]:
 
 
 def _experiments(folder: Path) -> dict[str, str]:
-    faster, by_hand = tried.faster(), tried.BY_HAND
+    faster, by_hand = tried.FASTER, tried.BY_HAND
     by_samples = replace(
         faster,
         candidate=replace(faster.candidate, knobs=(Knob("arg:--batch-size", "128"),)),
@@ -242,11 +239,11 @@ def _experiments(folder: Path) -> dict[str, str]:
     found = {
         "a win": tried.experiment(),
         "no knob helps": tried.experiment(
-            tried=(tried.equal(),), by_hand=(by_hand,), notes=("No finding names a knob.",)
+            tried=(tried.EQUAL,), by_hand=(by_hand,), notes=("No finding names a knob.",)
         ),
         "a win beside what only an edit removes": tried.experiment(tried=(faster,), by_hand=(by_hand, other)),
-        "an undecided candidate": tried.experiment(tried=(tried.equal(), tried.undecided())),
-        "void candidates": tried.experiment(tried=(tried.void(),)),
+        "an undecided candidate": tried.experiment(tried=(tried.EQUAL, tried.UNDECIDED)),
+        "void candidates": tried.experiment(tried=(tried.VOID,)),
         "a gain beyond its ceiling": tried.experiment(
             tried=(replace(faster, candidate=replace(faster.candidate, ceiling=0.2)),)
         ),

@@ -73,9 +73,6 @@ def page(found: Comparison) -> str:
     return compare.render(comparison_report.comparison_document(found))
 
 
-# ---------------------------------------------------------------------------------------------------------- words
-
-
 def test_flags_say_whether_they_withhold_and_which_runs_they_keep_out() -> None:
     found = comparison()
     assert found.outcome is not None
@@ -86,9 +83,6 @@ def test_flags_say_whether_they_withhold_and_which_runs_they_keep_out() -> None:
         "the command ended with status 1 (no verdict rests on such a run)",
         "left out of the pairs for that: b/7",
     ]
-
-
-# ------------------------------------------------------------------------------------------------------- surfaces
 
 
 def test_a_verdict_is_a_sentence_on_every_surface() -> None:

@@ -18,7 +18,7 @@ from tests.records import annotated
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "definitions.md"
 FIGURE = re.compile(r"\b(int|float)\b")
 # records that no report and no table holds
-INTERNAL = {"MemoryRecording", "BlockRows"}
+INTERNAL = {"MemoryRecording", "BlockRows", "Statement"}
 
 
 def records() -> Iterator[type]:

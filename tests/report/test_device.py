@@ -23,101 +23,31 @@ from stepscope.model import (
 from stepscope.report import build
 from tests.dashboard.plain_pages import page_of
 from tests.records import replace
-from tests.report.fabricate import ITEM_LINE, LOOP_LINE, analysis, run_facts, write_script
+from tests.report.fabricate import analysis, kept, run_facts
 from tests.report.test_terminal import HOSTILE, shown, words_of
 
 MS = 1_000_000
 TRACE = "worker0.pt.trace.json"
-READING = ReadingFacts(
-    traces=2,
-    events=149_021,
-    salvaged=12,
-    lost=3,
-    clipped=66,
-    repaired=1,
-    device_events=9_000,
-    link_rate=0.994,
-    linked_shares={"correlation": 0.99, "flow": 0.004},
-    graph_share=0.0,
-    unlinked_share=0.006,
-    before_recording_share=0.301,
-)
+READING = kept("reading", ReadingFacts)
 
 
 def trace_facts(**changes: Any) -> TraceFacts:
-    facts = TraceFacts(
-        trace=TRACE,
-        rank=0,
-        owner="user",
-        events=149_021,
-        salvaged=12,
-        lost=3,
-        unsupported=40,
-        clipped=66,
-        repaired=1,
-        problems=("the file ends in the middle of an event",),
-        device_events=9_000,
-        device_ns=500 * MS,
-        linked_ns={"correlation": 347 * MS},
-        before_recording_ns=150 * MS,
-        graph_ns=0,
-        unlinked_ns=3 * MS,
-        link_rate=0.994,
-    )
-    return replace(facts, **changes)
+    return replace(kept("trace", TraceFacts), **changes)
 
 
 def device_time(scope: str, **changes: Any) -> DeviceTime:
-    facts = DeviceTime(
-        rank=0,
-        trace=TRACE,
-        scope=scope,
-        total_ns=480 * MS,
-        busy_ns=472 * MS,
-        compute_ns=400 * MS,
-        communication_ns=90 * MS,
-        memcpy_ns=12 * MS,
-        exposed_communication_ns=65 * MS,
-        exposed_memcpy_ns=7 * MS,
-        idle_ns=8 * MS,
-        busy_share=472 / 480,
-        events=9_000,
-        kind_ns={"kernel": 490 * MS},
-    )
-    return replace(facts, **changes)
+    return replace(kept("device_time", DeviceTime), scope=scope, **changes)
 
 
 def device_line(file: str, line: int, ns: int, **changes: Any) -> DeviceLine:
-    facts = DeviceLine(
-        place=Place(file, line, "main"),
-        ns=ns,
-        share=ns / (500 * MS),
-        ms_per_step=ns / MS / 10,
-        events=40,
-        via={"sequence": ns},
-        top=(("gemm_kernel", ns),),
-        exact_line=True,
-        guess=False,
-    )
-    return replace(facts, **changes)
+    line_facts = {"place": Place(file, line, "main"), "ns": ns, "share": ns / (500 * MS), "ms_per_step": ns / MS / 10}
+    top = (("gemm_kernel", ns),)
+    return replace(kept("device_line", DeviceLine), **{**line_facts, "via": {"sequence": ns}, "top": top, **changes})
 
 
 def foreign(folder: Path, **changes: Any) -> Analysis:
     """What is known of a trace that something else recorded: no stacks, no journal, no command."""
-    file = str(folder / "train.py")
-    lines = DeviceLines(
-        basis="device",
-        total_ns=500 * MS,
-        lines=(
-            device_line(file, LOOP_LINE, 300 * MS),
-            device_line(file, ITEM_LINE, 40 * MS, via={"direct": 40 * MS}, exact_line=False),
-        ),
-        unattributed={"launched before the recording began": 150 * MS, "only library code around the launch": 10 * MS},
-        unattributed_shares={"launched before the recording began": 0.3, "only library code around the launch": 0.02},
-        attributed_share=0.68,
-        guessed_share=0.0,
-        steps=10,
-    )
+    lines = kept("device_lines", DeviceLines, str(folder / "train.py"))
     run = run_facts(folder, command=(), hosts=(), exit_status=None, started_ns=None)
     facts = analysis(
         folder,
@@ -137,12 +67,6 @@ def foreign(folder: Path, **changes: Any) -> Analysis:
 
 
 NONE_FOUND = Diagnosis(findings=(), abstained=(Abstention("input.loader_bound", "the data wait of the steps"),))
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    write_script(tmp_path)
-    return tmp_path
 
 
 @pytest.fixture

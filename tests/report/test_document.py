@@ -13,7 +13,7 @@ from stepscope.errors import UnreadableInputError
 from stepscope.model import Diagnosis, Note, Quality
 from stepscope.report import build
 from stepscope.report.document import KEY_ORDER, read_report, report_bytes
-from tests.report.fabricate import ITEM_LINE, analysis, diagnosis, finding, run_facts, write_script
+from tests.report.fabricate import ITEM_LINE, analysis, diagnosis, finding, run_facts
 
 STEP_KEYS = (
     *("kind", "count", "mean_ms", "median_ms", "p95_ms", "per_second", "samples_per_second", "fixed_cost_s"),
@@ -28,12 +28,6 @@ VIEWS = {
     *("steps_by_kind", "stacks", "loader", "operators", "loops", "io", "windows", "sites", "processes", "system"),
     *("regions", "fixed_costs"),
 }
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    write_script(tmp_path)
-    return tmp_path
 
 
 def test_every_key_of_the_schema_is_there(folder: Path) -> None:

@@ -16,16 +16,10 @@ from stepscope.report.document import load_report, read_report, report_bytes
 from stepscope.report.experiment_report import experiment_document, load
 from tests.dashboard.plain_pages import Page
 from tests.dashboard.plain_pages import page_of as page_of_report
-from tests.report.fabricate import analysis, diagnosis, write_script
+from tests.report.fabricate import analysis, diagnosis
 from tests.report.fabricate_experiment import experiment, hostile, screening, self_test
 from tests.report.test_terminal import HOSTILE, words_of
 from tests.run_folders import make_run_folder
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    write_script(tmp_path)
-    return tmp_path
 
 
 @pytest.fixture

@@ -15,13 +15,7 @@ from stepscope.report import build
 from stepscope.report.sentences import groups, members
 from tests.dashboard.plain_pages import page_of
 from tests.records import replace
-from tests.report.fabricate import analysis, diagnosis, three_findings, write_script
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    write_script(tmp_path)
-    return tmp_path
+from tests.report.fabricate import analysis, diagnosis, three_findings
 
 
 def reported(folder: Path, **explains: tuple[int, ...]) -> Report:

@@ -14,6 +14,7 @@ from stepscope.report.hotspots import show, to_csv, to_json
 from stepscope.report.outputs import console
 from stepscope.report.words import Shortener
 from tests.records import replace
+from tests.report.fabricate import kept
 
 SEVEN = [
     "name",
@@ -27,73 +28,21 @@ SEVEN = [
 EVIL = "f\x1b[2Jg\r\u202e</script>"
 
 
+KEPT = kept("hotspots", Hotspots)
+_, WAITING, NOBODY = KEPT.rows
+
+
 def row(**fields: Any) -> HotspotRow:
-    usual: dict[str, Any] = {
-        "name": "Linear.forward",
-        "path": "torch/nn/modules/linear.py",
-        "line": 134,
-        "library_function_name": "Net.forward",
-        "library_function_path": "/home/user/project/train.py",
-        "library_function_line": 31,
-        "samples": 50,
-        "proportion": 0.5,
-        "waiting": False,
-        "kind": "python",
-        "module": "torch",
-        "phase": "forward",
-        "seconds": None,
-        "ms_per_step": None,
-        "roles": {"rank": 50},
-    }
-    return HotspotRow(**{**usual, **fields})
-
-
-WAITING = row(
-    name="Condition.wait", path="threading.py", line=327, samples=40, proportion=0.4, waiting=True, phase="data_wait"
-)
-NOBODY = row(
-    name="(no Python frame)",
-    path="",
-    line=None,
-    library_function_name=None,
-    library_function_path=None,
-    library_function_line=None,
-    samples=10,
-    proportion=0.1,
-    kind="none",
-    module="",
-    phase=None,
-)
+    return replace(KEPT.rows[0], **fields)
 
 
 def hotspots(*rows: HotspotRow, **fields: Any) -> Hotspots:
-    rows = rows or (row(), WAITING, NOBODY)
-    usual: dict[str, Any] = {
-        "samples": 120,
-        "skipped_samples": 3,
-        "unit": "samples",
-        "by": "line",
-        "library": "your own code",
-        "selected_samples": 100,
-        "waiting_samples": 40,
-        "left_out": {"parked threads": 20},
-        "rows": rows,
+    rows = rows or KEPT.rows
+    counts = {
         "working_rows": sum(not each.waiting for each in rows),
         "waiting_rows": sum(each.waiting for each in rows),
-        "kinds": {"python": 90, "none": 10},
-        "processes": (SampledProcess("", 7, "rank", 0, 2, 100, 40),),
-        "files": 1,
-        "formats": ("py-spy raw",),
-        "idle": True,
-        "idle_source": "inferred",
-        "rate_hz": None,
-        "wall_s": None,
-        "wall_source": None,
-        "steps": 0,
-        "mean_step_ms": None,
-        "warnings": (),
     }
-    return Hotspots(**{**usual, **fields})
+    return replace(KEPT, rows=rows, **{**counts, **fields})
 
 
 def shown(found: Hotspots, rows: int | None = None) -> str:

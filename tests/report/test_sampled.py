@@ -12,60 +12,19 @@ from stepscope.analyze.input import loader_waits
 from stepscope.dashboard import terminal
 from stepscope.model import Place, Report
 from stepscope.model.sampled import (
-    LoaderWait,
-    RankLine,
-    RankLines,
     SampledViews,
-    SlowLine,
-    SlowSteps,
     StageTime,
-    WaitPart,
 )
 from stepscope.report import build, words
 from stepscope.report.values import plain_mapping
-from tests.records import replace
-from tests.report.fabricate import analysis, diagnosis
+from tests.records import replace, some
+from tests.report.fabricate import analysis, diagnosis, kept
 
 ROOT = "/home/user/project"
 HOSTILE = "evil\x1b[2J\x1b]0;t\x07[bold red]b[/]\u202e\r\nfake"
-AUGMENT = Place(f"{ROOT}/data.py", 20, "augment")
-PARTS = (
-    WaitPart("worker_busy", AUGMENT, 24.0, 0.6, 60, lines=1),
-    WaitPart("transfer", None, 8.0, 0.2, 20),
-    WaitPart("worker_busy", None, 4.8, 0.12, 12, lines=7),
-    WaitPart("worker_busy", None, 2.4, 0.06, 6, leaf="PIL/Image.py:open"),
-    WaitPart("pinning", None, 0.8, 0.02, 2),
-)
-WAIT = LoaderWait(0, "rank-0", 40.0, 0.65, True, PARTS, "stacks", 100, 154, True)
-SLOW = SlowSteps(
-    slow_steps=12,
-    typical_steps=480,
-    threshold_ms=90.0,
-    median_ms=60.0,
-    slow_mean_ms=143.0,
-    typical_mean_ms=61.0,
-    lines=(SlowLine(Place(f"{ROOT}/train.py", 44, "save"), "other", 80.0, 0.1, 79.9, True, 96, "torch/x.py:save"),),
-    source="stacks",
-)
-RANKS = RankLines(
-    unit="share of samples",
-    ranks=(0, 1),
-    lines=(RankLine(Place(f"{ROOT}/train.py", 9, "main"), "other", {0: 0.0, 1: 0.44}, 0.44, 1, False, None),),
-    straggler=1,
-    straggler_place=Place(f"{ROOT}/train.py", 9, "main"),
-    waiters=(0,),
-    waiter_place=Place(f"{ROOT}/train.py", 10, "main"),
-    verdict="rank 1 spends 44 % of its loop at train.py:9; rank 0 waits for it",
-    source="stacks",
-)
-VIEWS = SampledViews(
-    stages=(StageTime("import", 400, 0.4, None), StageTime("steady", 600, 0.6, 0.3)),
-    phases={"data_wait": 0.65, "backward": 0.345, "other": 0.005},
-    waits=(WAIT,),
-    slow_steps=SLOW,
-    rank_lines=RANKS,
-    absent={},
-)
+VIEWS = kept("sampled", SampledViews)
+(WAIT,), SLOW, RANKS = VIEWS.waits, some(VIEWS.slow_steps), some(VIEWS.rank_lines)
+PARTS = WAIT.parts
 EMPTY = SampledViews(stages=(), phases={}, waits=(), slow_steps=None, rank_lines=None, absent={"waits": "none"})
 
 

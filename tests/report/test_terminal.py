@@ -5,24 +5,16 @@ from __future__ import annotations
 import io
 import unicodedata
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
 
 from stepscope.dashboard import terminal
-from stepscope.model import Abstention, Diagnosis, Evidence, FrameworkFacts, Note, Place, Quality, Report
+from stepscope.model import Abstention, Diagnosis, Evidence, Note, Place, Quality, Report
 from stepscope.report import build
-from tests.records import replace
-from tests.report.fabricate import analysis, diagnosis, finding, hot_line, run_facts, step_facts, write_script
+from tests.report.fabricate import analysis, diagnosis, finding, hot_line, run_facts, step_facts
 
 HOSTILE = "<script>x</script>\x1b[2J\x1b]0;t\x07[bold red]b[/]\u202eevil\u2066\x9b31m\r\nfake: 0 ms"
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    write_script(tmp_path)
-    return tmp_path
 
 
 def shown(report: Report, *, width: int = 80, encoding: str = "utf-8", terminal_like: bool = False) -> str:
@@ -128,20 +120,3 @@ def test_hot_lines_of_a_hostile_file_are_harmless(folder: Path) -> None:
 
     assert "\x1b" not in text
     assert "\u202e" not in text
-
-
-def framework(**changes: Any) -> FrameworkFacts:
-    facts = FrameworkFacts(
-        name="HF Trainer",
-        package="transformers",
-        version="5.23.0",
-        supported=True,
-        checked=("5.23",),
-        seams=("train: Trainer.train",),
-        missing=(),
-        counter="state.global_step",
-        counts="updates",
-        trainer="transformers.trainer.Trainer",
-        cut_by="loader",
-    )
-    return replace(facts, **changes)

@@ -6,21 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from stepscope.model.comparison import AppliedKnob, TrialFacts
 from stepscope.report import build
 from stepscope.report.document import read_report, report_bytes
 from tests.dashboard.plain_pages import page_of
 from tests.records import replace
-from tests.report.fabricate import analysis, diagnosis, write_script
+from tests.report.fabricate import analysis, diagnosis
 from tests.report.test_terminal import HOSTILE, shown, words_of
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    write_script(tmp_path)
-    return tmp_path
 
 
 def knob(

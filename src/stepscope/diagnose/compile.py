@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from importlib import resources
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stepscope.diagnose.rule import ALL, REPORT_FLOOR, Claim, Thresholds, at, at_place, distinct, ms, shown
+from stepscope.diagnose.rule import ALL, REPORT_FLOOR, Claim, Known, Thresholds, at, at_place, distinct, ms, shown
 from stepscope.model import Evidence, Place
 from stepscope.model.compilers import Change, CompilerCause, CompilerFacts, CompilersView, EagerAfterLimit
 
@@ -66,17 +68,20 @@ class Backend(Struct, frozen=True):
 
     @property
     def mean_ms(self) -> float:
-        """The run's mean step: its wall time by the steps of the main kind."""
         return self.loop_ms / self.steps
 
     def causes(self, *kinds: str) -> list[CompilerCause]:
-        """Causes of these kinds, in the view's order."""
         return causes(self.view, self.facts, *kinds)
 
     def confidence(self, items: Sequence[CompilerCause]) -> str:
         """Measured times are exact; rates are not, few steps exaggerate, and an unknown cause is half a finding."""
         doubtful = self.estimated or self.steps < COMPILE.few_steps
         return "low" if any(unclear(cause) for cause in items) else "medium" if doubtful else "high"
+
+    def run_confidence(self, items: Sequence[CompilerCause]) -> str:
+        """Of all compilations together: they are timed, but without causes nothing names what changes."""
+        level = self.confidence(items[:1])
+        return level if items or level != "high" else "medium"
 
     def loss(
         self,
@@ -112,7 +117,6 @@ class Loss(Struct, frozen=True):
 
     @property
     def spoken(self) -> bool:
-        """Whether it is worth a finding."""
         return self.claim.cost_ms > 0 and self.claim.cost_ms >= self.claim.floor * self.backend.loop_ms
 
 
@@ -168,7 +172,6 @@ def causes(view: CompilersView, facts: CompilerFacts, *kinds: str) -> list[Compi
 
 
 def total_ms(items: Iterable[CompilerCause]) -> float:
-    """Their time; what was not timed adds nothing."""
     return sum(cause.total_ms or 0.0 for cause in items)
 
 
@@ -205,91 +208,47 @@ def places(items: Iterable[CompilerCause]) -> tuple[Place, ...]:
     return distinct(replace(place, share=None) for place in lines if place is not None)[: COMPILE.places_shown]
 
 
-def fact(metric: str, value: object, unit: str, source: str) -> Evidence:
+def fact(metric: str, value: object, unit: str, source: str) -> Known:
     """A figure, with the first of its sources where they are many."""
+    if value is None:
+        return None
     parts = list(dict.fromkeys(source.split("; ")))
     text = "; ".join(parts)
     return Evidence(metric, value, unit, text if len(text) <= SOURCE_SHOWN else f"{parts[0][:SOURCE_SHOWN]} and others")
 
 
-# ------------------------------------------------------------------------------------------ what causes are called
-
 _TENSOR_SIZE = re.compile(r"(.{1,80}?)\.size\((-?\d{1,3})\)$")
-
-# What changed, where the compiler names no subject.
-_SUBJECTS = {
-    "shape": "the size of a tensor",
-    "dtype": "the dtype of a tensor",
-    "stride": "the memory layout of a tensor",
-    "device": "the device of a tensor",
-    "requires_grad": "whether a tensor requires gradients",
-    "constant": "a constant",
-    "float_argument": "a float argument",
-    "int_attribute": "an integer attribute",
-    "attribute": "an attribute",
-    "object": "an object",
-    "type": "the type of an argument",
-    "length": "the length of a container",
-    "keys": "the keys of a dict",
-    "grad_mode": "whether gradients are recorded",
-    "global_state": "a global setting of torch",
-    "tensor_read": "a value read from a tensor",
-    "new_function": "a function that is made anew",
-}
-
-# What to do; `{what}` is the subject, `{place}` " at train.py:18" or nothing, `{call}` likewise where it is called.
-_FIXES = {
-    "dtype": "Cast {what} to one dtype before the call{call}",
-    "stride": "Give {what} one memory layout: .contiguous() before the call{call}",
-    "device": "Keep {what} on one device, moved there before the call{call}",
-    "requires_grad": "Call the compiled function with {what} always alike; compile training and evaluation separately",
-    "constant": "Keep {what} equal over the calls{place}, pass it as a tensor, or use it outside the compiled part",
-    "float_argument": "Pass {what} as a tensor (torch.tensor({name}), made once and filled in place){place}; "
-    "a Python float becomes a constant of the compiled version",
-    "int_attribute": "Count {what} outside the compiled part, keep it in a tensor{place}, or set "
-    "torch._dynamo.config.allow_unspec_int_on_nn_module = True",
-    "attribute": "Set {what} once before training, or read it outside the compiled part{place}",
-    "object": "Create {what} once and pass the same one in every call{place}",
-    "type": "Pass the same type in every call{call}",
-    "length": "Keep {what} equal over the calls: pad it, or stack it into one tensor{place}",
-    "keys": "Keep {what} equal over the calls{place}",
-    "grad_mode": "Compile training and evaluation separately: two torch.compile calls, each under its own grad mode",
-    "global_state": "Set {what} once before training, not between calls{place}",
-    "tensor_read": "Leave the value on the tensor instead of reading it (.item(), int(), bool()){place}: "
-    "torch.where or torch.cond, or read it outside the compiled part; "
-    "torch._dynamo.config.capture_scalar_outputs = True keeps an .item() in the graph",
-    "new_function": "Make the function once, outside the loop, and pass the same one in every call{place}",
-}
 _UNKNOWN = "Keep what the compiler names equal over the calls, or move it out of the compiled part{place}"
-
-_BREAKS = {
-    "item": "Leave the value on the tensor{place}, or read it outside the compiled part; "
-    "torch._dynamo.config.capture_scalar_outputs = True keeps an .item() in the graph",
-    "print": "Take the print or log call{place} out of the compiled part",
-    "data_dependent": "Replace the branch on a tensor's value{place} by torch.where or torch.cond, "
-    "or move it out of the compiled part",
-    "unsupported_call": "Call it outside the compiled part{place}, or register it as a custom operator "
-    "(torch.library.custom_op)",
-}
 _BREAK = "Rewrite{place} with what the compiler supports, or move it out of the compiled part"
 
 
-_REASONS = {
-    "item": "a tensor's value is read",
-    "print": "something is printed",
-    "data_dependent": "what to do next depends on a tensor's values",
-}
+class CauseWords(Struct, frozen=True):
+    """How a cause is called, and what to do about it; empty where nothing special is said.
+
+    In fixes `{what}` is the subject, `{place}` " at train.py:18" or nothing, `{call}` likewise where it is called.
+    """
+
+    shown: str  # in views, where nothing says what changed
+    subject: str = ""  # what changed, where the compiler names no subject
+    fix: str = ""
+    reason: str = ""  # why the graph breaks
+    break_fix: str = ""
+
+
+CAUSE_WORDS = msgspec.json.decode(
+    (resources.files(__package__) / "compile_causes.json").read_bytes(), type=dict[str, CauseWords]
+)
+_OTHER = CauseWords("")
 
 
 def what(cause: CompilerCause) -> str:
-    """What changed."""
     if unclear(cause) and not cause.subject:
         return "an unknown cause"
-    return clipped(cause.subject, 80) if cause.subject else _SUBJECTS.get(cause.cause, "something the compiler checks")
+    named = clipped(cause.subject, 80) if cause.subject else CAUSE_WORDS.get(cause.cause, _OTHER).subject
+    return named or "something the compiler checks"
 
 
 def clipped(text: str, limit: int = TEXT_SHOWN) -> str:
-    """One line of bounded length."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
 
@@ -342,13 +301,12 @@ def recompile_fix(cause: CompilerCause) -> str:
         text = f"Let the size change without a new version: {dynamic}; or pad to a few fixed sizes"
     else:
         name = cause.subject if cause.subject and cause.subject.isidentifier() else "value"
-        template = _FIXES.get(cause.cause, _UNKNOWN)
+        template = CAUSE_WORDS.get(cause.cause, _OTHER).fix or _UNKNOWN
         text = template.format(what=what(cause), place=at_place(cause.place), call=call, name=name)
     return text + hinted(cause)
 
 
 def hinted(cause: CompilerCause) -> str:
-    """The compiler's own advice, quoted."""
     return f". The compiler's hint: {clipped(cause.hint, 300)}" if cause.hint else ""
 
 
@@ -356,9 +314,6 @@ def without(cause: CompilerCause) -> str:
     """The experiment that would prove a finding wrong: `With s.calls kept equal over all calls`."""
     equal = f"what the compiler names{at_place(spot(cause))}" if unclear(cause) else what(cause)
     return f"With {equal} kept equal over all calls"
-
-
-# ----------------------------------------------------------------------------------------- what compiled again
 
 
 def cause_losses(backend: Backend) -> Iterator[Loss]:
@@ -402,10 +357,7 @@ def _close_loss(backend: Backend, full: CompilerCause, group: list[CompilerCause
     return _again(backend, "compile.close_to_limit", title, [lead, *others], total_ms(group), versions)
 
 
-def _again(
-    backend: Backend, rule: str, title: str, items: list[CompilerCause], lost_ms: float, *first: Evidence
-) -> Loss:
-    """Compilations that came again, the first of `items` leading."""
+def _again(backend: Backend, rule: str, title: str, items: list[CompilerCause], lost_ms: float, *first: Known) -> Loss:
     lead = items[0]
     return backend.loss(
         rule,
@@ -443,18 +395,15 @@ def _limit_loss(backend: Backend, limit: CompilerCause, group: list[CompilerCaus
     versions = f"{limit.limit} compiled versions" if limit.limit else "compiled versions"
     ordered = [lead, *(cause for cause in again if cause is not lead)]
     source = limit.source or TORCH
-    evidence = []
-    if limit.limit is not None:
-        evidence.append(fact("compiled versions at most", limit.limit, "", source))
-    if limit.first_step is not None:
-        evidence.append(fact("step of the limit", limit.first_step, "", source))
+    evidence = [
+        fact("compiled versions at most", limit.limit, "", source),
+        fact("step of the limit", limit.first_step, "", source),
+    ]
     if eager is not None and excess is not None:
         before, after = f"steps.jsonl, {eager.before_steps} steps", f"steps.jsonl, {eager.after_steps} steps"
-        evidence.append(ms("median step before the limit, compiling left out", eager.before_ms or 0.0, before))
-        evidence.append(ms("median step after the limit", eager.after_ms or 0.0, after))
-    evidence += _evidence(backend, ordered)
-    if limit.text:
-        evidence.append(fact("the compiler's reason", clipped(limit.text), "", source))
+        evidence.append(ms("median step before the limit, compiling left out", eager.before_ms, before))
+        evidence.append(ms("median step after the limit", eager.after_ms, after))
+    evidence += (*_evidence(backend, ordered), fact("the compiler's reason", clipped(limit.text) or None, "", source))
     caveat = "is the difference of two medians: other changes at that step count in."
     if excess is None:
         caveat = "was not measured: too few steps that did not compile."
@@ -487,9 +436,6 @@ def _excess_ms(eager: EagerAfterLimit | None) -> float | None:
     return more * eager.after_steps if more >= COMPILE.eager * eager.before_ms else 0.0
 
 
-# ------------------------------------------------------------------------------------------------ graph breaks
-
-
 def break_losses(backend: Backend) -> Iterator[Loss]:
     """Breaks that cost more than the floor, each; the others of the steps together."""
     small: list[tuple[CompilerCause, list[CompilerCause]]] = []
@@ -519,7 +465,7 @@ def _behind(compiled: CompilerCause, broken: CompilerCause) -> bool:
 def _break_loss(backend: Backend, pairs: list[tuple[CompilerCause, list[CompilerCause]]]) -> Loss:
     broken, behind = [cause for cause, _ in pairs], {each.id: each for _, compiled in pairs for each in compiled}
     first = broken[0]
-    reason = _REASONS.get(first.cause) or clipped(first.text, 60) or "for a reason that was not told"
+    reason = CAUSE_WORDS.get(first.cause, _OTHER).reason or clipped(first.text, 60) or "for a reason that was not told"
     if first.cause == "unsupported_call" and first.operator:
         reason = f"the compiler cannot follow {clipped(first.operator, 60)}"
     breaks = f"The graph of {function_name(first.function)} breaks{at(first.place)}"
@@ -529,10 +475,12 @@ def _break_loss(backend: Backend, pairs: list[tuple[CompilerCause, list[Compiler
     for cause, compiled in pairs[: COMPILE.places_shown]:
         where, source = shown(cause.place) if cause.place else "an unknown line", cause.source or TORCH
         evidence.append(fact(f"graph breaks at {where}", cause.count, "", source))
-        if cause.text:
-            evidence.append(fact(f"reason at {where}", clipped(cause.text), "", source))
+        evidence.append(fact(f"reason at {where}", clipped(cause.text) or None, "", source))
         evidence.append(ms(f"compiling what follows {where}", total_ms(compiled), compiled[0].source or TORCH))
-    fixes = [_BREAKS.get(one.cause, _BREAK).format(place=at_place(one.place)) + hinted(one) for one in broken[:3]]
+    fixes = [
+        (CAUSE_WORDS.get(one.cause, _OTHER).break_fix or _BREAK).format(place=at_place(one.place)) + hinted(one)
+        for one in broken[:3]
+    ]
     return backend.loss(
         "compile.graph_break",
         total_ms(behind.values()),
@@ -553,20 +501,15 @@ def _break_loss(backend: Backend, pairs: list[tuple[CompilerCause, list[Compiler
     )
 
 
-def _evidence(backend: Backend, items: list[CompilerCause]) -> Iterator[Evidence]:
-    """How often and how long each cause compiled, and what changed."""
+def _evidence(backend: Backend, items: list[CompilerCause]) -> Iterator[Known]:
     for cause in items[: COMPILE.places_shown]:
         if cause.kind != "recompile":
-            if cause.total_ms is not None:
-                yield ms("failed compilations", cause.total_ms, cause.source or TORCH)
+            yield ms("failed compilations", cause.total_ms, cause.source or TORCH)
             continue
         name, source = f"recompilations by {what(cause)}", cause.source or TORCH
         seen = changes(cause.changes)
-        if seen:
-            yield fact(f"{what(cause)} changed from", seen, "", source)
+        yield fact(f"{what(cause)} changed from", seen or None, "", source)
         yield fact(name, cause.count, "", source)
-        if cause.total_ms is not None:
-            yield ms(f"time of {name}", cause.total_ms, source)
-        if not seen and cause.text:
-            yield fact("the compiler's reason", clipped(cause.text), "", source)
+        yield ms(f"time of {name}", cause.total_ms, source)
+        yield fact("the compiler's reason", None if seen else clipped(cause.text) or None, "", source)
     yield fact(f"{'training' if backend.kind == 'train' else 'evaluation'} steps", backend.steps, "", backend.source)

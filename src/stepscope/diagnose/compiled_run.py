@@ -34,7 +34,19 @@ from stepscope.diagnose.compile import (
     unclear,
     what,
 )
-from stepscope.diagnose.rule import REPORT_FLOOR, Claim, Need, Rule, Thresholds, at, at_place, ms, rule, shown
+from stepscope.diagnose.rule import (
+    REPORT_FLOOR,
+    Claim,
+    Need,
+    Rule,
+    Thresholds,
+    advice,
+    at,
+    at_place,
+    ms,
+    rule,
+    shown,
+)
 from stepscope.model import Analysis
 from stepscope.model.compilers import CompilerCause, CompilerFacts, CompilerMetric
 
@@ -55,17 +67,11 @@ class UNLOWERED(Thresholds):
 
 
 class EXECUTION(Thresholds):
-    """When one execution of a compiled graph takes too long."""
-
     slow_ms: float = 30_000  # torch_xla's debug profiler warns above it
 
 
 LEARN_TORCH = (
     "https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/compile/programming_model.recompilation.html"
-)
-LEARN_XLA = "https://docs.pytorch.org/xla/release/r2.8/perf/recompilation.html"
-LEARN_BREAKS = (
-    "https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/compile/programming_model.fullgraph_true.html"
 )
 GPU = "cuda"  # backend of the copies to the host that a trace holds
 READ_ITEM = "aten::_local_scalar_dense"
@@ -73,53 +79,35 @@ _READS = ("read_value", "item")
 _FROM_DEVICE = ("TransferFromDeviceTime", "TransferFromServerTime")
 _EXECUTE = ("ExecuteTime", "ExecuteReplicatedTime", "ExecuteChainedTime")
 _DATA_DEPENDENT = "data_dependent_shape"
-_SLOW_FIXES = {
-    XLA: "Keep compiled graphs between runs (torch_xla.runtime.initialize_cache), and make the graph smaller: "
-    "a Python loop over equal layers is unrolled, torch_xla.experimental.scan is not",
-    TORCH: "Keep compiled code between runs (TORCHINDUCTOR_CACHE_DIR on a lasting disk), compile the repeated block "
-    "instead of the whole model, and leave mode='max-autotune' out while trying",
-}
+_LEARN = {XLA: "https://docs.pytorch.org/xla/release/r2.8/perf/recompilation.html"}
 
 
 def slow_losses(backend: Backend) -> Iterator[Loss]:
     """One compilation above the bound: a first one, since those that came again are told by their cause."""
     facts = backend.facts
     slow = [one for one in backend.causes("compile") if (one.longest_ms or 0.0) > COMPILE.slow_ms]
-    for cause in slow:
-        name = f"{function_name(cause.function)}{at(spot(cause))}" if cause.function else ""
-        yield _slow_loss(backend, [cause], name, cause.longest_ms or 0.0, cause.source)
+    told = [([one], one.longest_ms or 0.0, one.source) for one in slow]
     again = max((one.longest_ms or 0.0 for one in backend.causes("recompile", "limit_hit")), default=0.0)
     if not slow and facts.longest_ms is not None and facts.longest_ms > max(COMPILE.slow_ms, again):
-        yield _slow_loss(backend, [], "", facts.longest_ms, "")
-
-
-def _slow_loss(backend: Backend, items: list[CompilerCause], name: str, longest_ms: float, source: str) -> Loss:
-    name = name or f"A graph of {backend.facts.backend}"
-    return backend.loss(
-        "compile.slow",
-        longest_ms,
-        items,
-        late_ms=longest_ms if not items or late(items) else 0.0,
-        title=f"{name} took {longest_ms / 1000:.0f} s to compile",
-        levels=(_run_confidence(backend, items),),
-        evidence=(ms("longest compilation", longest_ms, source or backend.facts.source),),
-        fix=_SLOW_FIXES.get(backend.facts.backend, _SLOW_FIXES[TORCH]),
-        caveat=f"A cache helps from the second start on. {AMORTISED}",
-        falsified_by="With the compiler's cache warm, a second run starts no faster",
-        learn=_learn(backend.facts),
-    )
-
-
-def _run_confidence(backend: Backend, items: list[CompilerCause]) -> str:
-    level = backend.confidence(items[:1])
-    return level if items or level != "high" else "medium"  # timed, but nothing names what changes
-
-
-def _learn(facts: CompilerFacts) -> str:
-    return LEARN_XLA if facts.backend == XLA else LEARN_TORCH
-
-
-# ---------------------------------------------------------------------------------------- all compilations together
+        told.append(([], facts.longest_ms, ""))
+    for items, longest_ms, source in told:
+        cause = items[0] if items else None
+        name = f"A graph of {facts.backend}"
+        if cause is not None and cause.function:
+            name = f"{function_name(cause.function)}{at(spot(cause))}"
+        yield backend.loss(
+            "compile.slow",
+            longest_ms,
+            items,
+            late_ms=longest_ms if not items or late(items) else 0.0,
+            title=f"{name} took {longest_ms / 1000:.0f} s to compile",
+            levels=(backend.run_confidence(items),),
+            evidence=(ms("longest compilation", longest_ms, source or facts.source),),
+            fix=advice("slow_compile", facts.backend),
+            caveat=f"A cache helps from the second start on. {AMORTISED}",
+            falsified_by="With the compiler's cache warm, a second run starts no faster",
+            learn=_LEARN.get(facts.backend, LEARN_TORCH),
+        )
 
 
 def run_losses(backend: Backend, explained_ms: float, late_ms: float) -> Iterator[Loss]:
@@ -154,7 +142,6 @@ def saveable_ms(backend: Backend) -> float | None:
 
 
 def _late_ms(backend: Backend) -> float | None:
-    """Compile time after warm-up."""
     view, name = backend.view, backend.facts.backend
     known = [row.late_compile_ms for row in view.steps if row.backend == name and row.late_compile_ms is not None]
     storm = next((one.late_ms for one in view.storms if one.backend == name), None)
@@ -188,15 +175,6 @@ def _held(backend: Backend) -> list[tuple[str, str]]:
     return held
 
 
-_CAUSES = {
-    "user_sync": "compiled at the step's own sync",
-    "loader_sync": "compiled at the parallel loader's sync",
-    "read_value": "compiled because a tensor's value was read",
-    "dynamo": "compiled a graph of torch.compile",
-    "unknown": "cause unknown",
-}
-
-
 def _run_loss(backend: Backend, name: str, title: str, left_ms: float, others: list[str]) -> Loss:
     facts = backend.facts
     again = backend.causes("recompile", "limit_hit") or backend.causes("compile")
@@ -204,15 +182,15 @@ def _run_loss(backend: Backend, name: str, title: str, left_ms: float, others: l
     worst = "critical"
     if name == "compile.share":
         worst = "warning" if left_ms > COMPILE.share_warning * backend.loop_ms else "info"
-    evidence = [fact("compilations", facts.compiles, f"in {backend.steps} {backend.kind} steps", facts.source)]
-    if facts.compile_ms is not None:
-        evidence.append(ms("time of all compilations", facts.compile_ms, facts.source))
-    if facts.longest_ms is not None:
-        evidence.append(ms("longest compilation", facts.longest_ms, facts.source))
-    evidence += [fact("also", text, "", facts.source) for text in others]
+    evidence = [
+        fact("compilations", facts.compiles, f"in {backend.steps} {backend.kind} steps", facts.source),
+        ms("time of all compilations", facts.compile_ms, facts.source),
+        ms("longest compilation", facts.longest_ms, facts.source),
+        *(fact("also", text, "", facts.source) for text in others),
+    ]
     for cause in lead[: COMPILE.places_shown]:
         if cause.cause and cause.count:
-            known = _CAUSES.get(cause.cause) or because(cause)
+            known = advice("compile_caused_by", cause.cause) or because(cause)
             if cause.cause == "unknown" and cause.text:
                 known = f"the compiler says: {clipped(cause.text, 60)}"
             source = cause.source or facts.source
@@ -230,14 +208,14 @@ def _run_loss(backend: Backend, name: str, title: str, left_ms: float, others: l
         lead,
         key=facts.backend,
         title=title,
-        levels=(_run_confidence(backend, lead),),
+        levels=(backend.run_confidence(lead),),
         worst=worst,
         evidence=evidence,
         fix=_run_fix(facts, lead),
         caveat=" ".join(caveat),
         falsified_by="With inputs of the same shapes and values in every step it compiles as often, or the mean step "
         "does not get shorter",
-        learn=_learn(facts),
+        learn=_LEARN.get(facts.backend, LEARN_TORCH),
     )
 
 
@@ -259,9 +237,6 @@ def _run_fix(facts: CompilerFacts, lead: list[CompilerCause]) -> str:
         f"{first}Give every step the same graph: pad inputs to fixed sizes, do not grow a tensor from step to step "
         f"(torch.cat, append and stack behind the loop, on the host), and keep Python branches equal.{read}"
     )
-
-
-# --------------------------------------------------------------------------------------------------- transfers
 
 
 class Reads(Struct, frozen=True):
@@ -314,17 +289,17 @@ def transfer_losses(backend: Backend) -> Iterator[Loss]:
     where = at_place(lines[0].place) if lines else ""
     by_item = any(cause.operator == READ_ITEM or cause.cause == "item" for cause in items)
     how = ".item(), .tolist(), print or bool() of a tensor" if by_item or not items else "reading a tensor's value"
-    evidence = [
+    after_warm_up = round(late_rate, 2) if late_steps else None
+    evidence = (
         fact("transfers from the device per step", round(rate, 2), "transfers", facts.source),
         ms("time of these transfers", own, seen.source),
-    ]
-    if late_steps:
-        text = "transfers per step after warm-up, of steps with any event"
-        evidence.append(fact(text, round(late_rate, 2), "transfers", facts.source))
-    for cause in lines[:3]:
-        source = cause.source or facts.source
-        evidence.append(fact(f"transfers{at_place(cause.place)}", cause.count, "transfers", source))
-    evidence.append(ms("mean step", backend.mean_ms, backend.source))
+        fact("transfers per step after warm-up, of steps with any event", after_warm_up, "transfers", facts.source),
+        *(
+            fact(f"transfers{at_place(cause.place)}", cause.count, "transfers", cause.source or facts.source)
+            for cause in lines[:3]
+        ),
+        ms("mean step", backend.mean_ms, backend.source),
+    )
     step_closure = "or read it in torch_xla's step closure (xm.add_step_closure)"
     yield backend.loss(
         "transfer.device_to_host",
@@ -343,17 +318,12 @@ def transfer_losses(backend: Backend) -> Iterator[Loss]:
     )
 
 
-# --------------------------------------------------------------------------------------------------- operators
-
-
 def unlowered(backend: Backend) -> list[CompilerCause]:
-    """Operators without lowering that the steps keep using."""
     found = [cause for cause in backend.causes("fallback") if cause.operator != READ_ITEM]
     return found if sum(cause.count for cause in found) >= UNLOWERED.per_step * backend.steps else []
 
 
 def unlowered_losses(backend: Backend) -> Iterator[Loss]:
-    """Operators that lack a lowering, and those whose results have no fixed size."""
     found = unlowered(backend)
     calls = sum(cause.count for cause in found)
     if not calls:
@@ -397,15 +367,19 @@ def _unlowered_loss(backend: Backend, group: list[CompilerCause], seen: Reads, c
     names = ", ".join(operators[:shown_at_most]) + more
     often = f"{sum(cause.count for cause in group)} times in {backend.steps} steps"
     dependent = group[0].cause == _DATA_DEPENDENT
-    evidence = []
-    for cause in group[:shown_at_most]:
-        metric = f"calls of {cause.operator or 'an operator'} on the host"
-        evidence.append(fact(metric, cause.count, "calls", cause.source or facts.source))
-    if seen.ms is not None:
-        evidence.append(ms("their transfers from the device", seen.fallback_ms * part, seen.source))
-    evidence.append(ms("compiling the graphs they cut", compiled_ms, facts.source))
     said = [one for one in backend.view.warnings if one.backend == facts.backend and one.rule == "not_lowered"]
-    evidence += [fact("as torch_xla words it", clipped(one.text), "", one.source or facts.source) for one in said[:1]]
+    transfers_ms = None if seen.ms is None else seen.fallback_ms * part
+    evidence = (
+        *(
+            fact(
+                f"calls of {one.operator or 'an operator'} on the host", one.count, "calls", one.source or facts.source
+            )
+            for one in group[:shown_at_most]
+        ),
+        ms("their transfers from the device", transfers_ms, seen.source),
+        ms("compiling the graphs they cut", compiled_ms, facts.source),
+        *(fact("as torch_xla words it", clipped(one.text), "", one.source or facts.source) for one in said[:1]),
+    )
     # the operators' own lines, else those of the graphs that were cut
     cut = backend.causes("transfer", "compile", "recompile")
     cut = [cause for cause in cut if cause.cause in ("read_value", "unlowered") and cause.place]
@@ -435,9 +409,6 @@ def _unlowered_loss(backend: Backend, group: list[CompilerCause], seen: Reads, c
         falsified_by=f"With {names} replaced or left out, as many values are transferred, or the mean step does not "
         "get shorter",
     )
-
-
-# -------------------------------------------------------------------------------------------------- executions
 
 
 def execution_losses(backend: Backend) -> Iterator[Loss]:
@@ -473,9 +444,6 @@ def _longest(metric: CompilerMetric) -> float:
     return max((value for _, value in metric.percentiles), default=0.0)
 
 
-# ------------------------------------------------------------------------------------------------------ the rules
-
-
 def _losses(backend: Backend) -> list[Loss]:
     of_torch = backend.facts.backend == TORCH
     told = [
@@ -491,8 +459,6 @@ def _losses(backend: Backend) -> list[Loss]:
 
 
 def _rule(name: str, *needs: Need[bool], learn: str = "") -> Rule:
-    """A rule whose claims are its part of all that are made on compilers."""
-
     @rule(name, *needs, learn=learn)
     def judge(analysis: Analysis) -> Iterator[Claim]:
         if analysis.compilers is not None:
@@ -532,7 +498,14 @@ ON_COMPILERS = (
         _rule(name, COMPILED, STEP_TIMES, COMPILE_TIMES)
         for name in ("compile.too_frequent", "compile.storm", "compile.late", "compile.share", "compile.slow")
     ),
-    _rule("compile.graph_break", TORCH_COMPILE, STEP_TIMES, COMPILE_TIMES, BREAKS, learn=LEARN_BREAKS),
+    _rule(
+        "compile.graph_break",
+        TORCH_COMPILE,
+        STEP_TIMES,
+        COMPILE_TIMES,
+        BREAKS,
+        learn="https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/compile/programming_model.fullgraph_true.html",
+    ),
     _rule("compile.unlowered", TORCH_XLA, STEP_TIMES),
     _rule(
         "transfer.device_to_host",

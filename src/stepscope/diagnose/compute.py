@@ -22,13 +22,10 @@ class TENSOR_CORES(Thresholds):
 
 
 class LAYOUT(Thresholds):
-    """Whose layout is converted."""
-
     at_input: float = 0.8  # of the conversions at a step's first convolution: the rest of the model agrees with itself
 
 
 def gpu_names(analysis: Analysis) -> tuple[str, ...]:
-    """Names of the GPUs that the recording host saw."""
     listed = analysis.run.hardware.get("gpus")
     if not isinstance(listed, list):
         return ()
@@ -40,16 +37,11 @@ CAPABILITY = Need(
 )
 SHAPES = Need("shapes of operators in the trace", lambda a: any(one.has_shapes for one in a.device_losses))
 GPU_THERE = Need("a GPU in the machine", gpu_names, quiet=True)
-LEARN_ATTENTION = "https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html"
-LEARN_LAYOUT = "https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html"
-LEARN_TILES = "https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html"
-LEARN_LINALG = "https://docs.pytorch.org/docs/stable/backends.html#torch.backends.cuda.preferred_linalg_library"
 _AMPERE = 8  # major compute capability from which there are TF32 and bfloat16
 
 
 @loss_rule("compute.no_tensor_cores", kinds.MATRIX, CAPABILITY, learn="https://docs.pytorch.org/docs/stable/amp.html")
 def no_tensor_cores(seen: ProfiledLoss) -> Iterator[Claim]:
-    """Products and convolutions run on ordinary cores for more than the floor."""
     losses, eligible = seen.losses, seen.cost_ns
     cost = eligible * (1 - 1 / TENSOR_CORES.gain)
     newer = all(_major(gpu.capability) >= _AMPERE for gpu in losses.gpus)
@@ -98,9 +90,12 @@ def _major(capability: str | None) -> int:
     return int(text) if text.isdigit() else 0
 
 
-@loss_rule("compute.attention_unfused", kinds.ATTENTION, learn=LEARN_ATTENTION)
+@loss_rule(
+    "compute.attention_unfused",
+    kinds.ATTENTION,
+    learn="https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html",
+)
 def attention_unfused(seen: ProfiledLoss) -> Iterator[Claim]:
-    """What stands between the products of an attention costs more than the floor."""
     products, calls = seen.detail("products_ns"), seen.detail("softmax_calls")
     yield seen.claim(
         title=f"Attention is written out: what stands between its two products takes {seen.cost_ms:.1f} ms per "
@@ -120,9 +115,12 @@ def attention_unfused(seen: ProfiledLoss) -> Iterator[Claim]:
     )
 
 
-@loss_rule("compute.layout_conversions", kinds.LAYOUT, learn=LEARN_LAYOUT)
+@loss_rule(
+    "compute.layout_conversions",
+    kinds.LAYOUT,
+    learn="https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html",
+)
 def layout_conversions(seen: ProfiledLoss) -> Iterator[Claim]:
-    """Conversions between memory layouts around convolutions cost more than the floor."""
     first, convolutions = seen.detail("first_ns"), seen.detail("convolutions")
     evidence = (
         seen.ms("conversions between layouts, nothing beside them", seen.loss.ns_per_step),
@@ -162,7 +160,6 @@ def layout_conversions(seen: ProfiledLoss) -> Iterator[Claim]:
     learn="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
 )
 def unfused_pointwise(seen: ProfiledLoss) -> Iterator[Claim]:
-    """Runs of pointwise kernels cost more than the floor over what one kernel for each would."""
     yield seen.claim(
         title=f"{seen.detail('runs_kernels'):.0f} pointwise kernels per step run one behind the other: "
         f"{seen.cost_ms:.1f} ms per step more than fused ones would{seen.at}",
@@ -184,7 +181,6 @@ def unfused_pointwise(seen: ProfiledLoss) -> Iterator[Claim]:
 
 @rule("compute.cpu_only", STEPS, GPU_THERE, learn="https://docs.pytorch.org/docs/stable/notes/cuda.html")
 def cpu_only(analysis: Analysis) -> Iterator[Claim]:
-    """The machine has a GPU and every rank trains on the CPU."""
     train, found = STEPS.of(analysis), GPU_THERE.of(analysis)
     if accelerator(analysis) is not None:
         return
@@ -210,9 +206,13 @@ def cpu_only(analysis: Analysis) -> Iterator[Claim]:
     )
 
 
-@loss_rule("compute.sizes_off_tiles", kinds.TILES, SHAPES, learn=LEARN_TILES)
+@loss_rule(
+    "compute.sizes_off_tiles",
+    kinds.TILES,
+    SHAPES,
+    learn="https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html",
+)
 def sizes_off_tiles(seen: ProfiledLoss) -> Iterator[Claim]:
-    """Matrix products whose sizes do not fit the tiles of tensor cores: filling up tiles costs more than the floor."""
     unaligned = seen.detail("unaligned_ns")
     yield seen.claim(
         title=f"Matrix products do not fit the tiles of tensor cores: {seen.cost_ms:.1f} ms per step only fill "
@@ -236,22 +236,24 @@ def sizes_off_tiles(seen: ProfiledLoss) -> Iterator[Claim]:
     )
 
 
-@loss_rule("compute.serial_linalg", kinds.LINALG, learn=LEARN_LINALG)
+@loss_rule(
+    "compute.serial_linalg",
+    kinds.LINALG,
+    learn="https://docs.pytorch.org/docs/stable/backends.html#torch.backends.cuda.preferred_linalg_library",
+)
 def serial_linalg(seen: ProfiledLoss) -> Iterator[Claim]:
-    """Calls of linear algebra that leave the device mostly empty: matrix by matrix, or with work on the host too."""
     launches, matrices = seen.detail("launches"), seen.detail("matrices")
     rows = seen.detail("matrix_rows") / matrices if matrices else 0.0
     sizes = f" for {matrices:.0f} matrices with {rows:.0f} rows" if matrices else ""
-    evidence = [
+    known = (("matrices per step", matrices, "matrices"), ("rows of a matrix", rows, "rows"))
+    evidence = (
         seen.ms("linear algebra with nothing beside it", seen.loss.ns_per_step),
         seen.ms("of it the device idles", seen.detail("idle_ns")),
         seen.figure("calls per step", round(seen.loss.calls_per_step, 2), "calls"),
         seen.figure("launches in them per step", round(launches, 1), "launches"),
         *seen.parts(),
-    ]
-    if matrices:
-        evidence.append(seen.figure("matrices per step", round(matrices, 1), "matrices"))
-        evidence.append(seen.figure("rows of a matrix", round(rows, 1), "rows"))
+        *(seen.figure(metric, round(value, 1), unit) for metric, value, unit in known if matrices),
+    )
     yield seen.claim(
         title=f"{seen.top or 'linear algebra'} on the GPU is serial: {seen.cost_ms:.1f} ms per step and "
         f"{launches:.0f} launches{sizes}, and the device mostly waits{seen.at}",

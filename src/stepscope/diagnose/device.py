@@ -24,12 +24,15 @@ from msgspec.structs import replace
 from stepscope.diagnose.gains import BY_SUBTRACTION, replayed
 from stepscope.diagnose.in_script import of_loader
 from stepscope.diagnose.rule import (
+    ADVICE,
     ON_DEVICE,
     REPORT_FLOOR,
     Claim,
+    Known,
     Need,
     Rule,
     Thresholds,
+    advice,
     always,
     at,
     clip_share,
@@ -71,17 +74,14 @@ class ProfiledLoss(Struct, frozen=True):
 
     @property
     def cost_ms(self) -> float:
-        """The cost in ms of the mean profiled step."""
         return self.cost_ns / 1e6
 
     @property
     def source(self) -> str:
-        """Which traces the figures come from."""
         return traces_source(self.losses.traces)
 
     @property
     def where(self) -> tuple[Place, ...]:
-        """The lines of the loss with their part of it."""
         return tuple(
             replace(line.place, share=min(1.0, line.ns_per_step / self.loss.ns_per_step))
             for line in self.loss.lines[: DEVICE.lines_shown]
@@ -90,32 +90,25 @@ class ProfiledLoss(Struct, frozen=True):
 
     @property
     def at(self) -> str:
-        """` (train.py:29)` of the first line, or nothing."""
         return at(*self.where)
 
     def names(self, count: int) -> list[str]:
-        """Names of what takes most of it."""
         return [clipped(name) for name in list(self.loss.parts)[:count]]
 
     @property
     def top(self) -> str:
-        """The name of what takes most of it, or nothing."""
         return "".join(self.names(1))
 
     def detail(self, name: str) -> float:
-        """One of its details; 0 where it has none of the name."""
         return self.loss.details.get(name, 0.0)
 
-    def ms(self, metric: str, ns: float) -> Evidence:
-        """A time per step."""
-        return ms(metric, ns / 1e6, self.source)
+    def ms(self, metric: str, ns: float | None) -> Known:
+        return ms(metric, None if ns is None else ns / 1e6, self.source)
 
-    def figure(self, metric: str, value: object, unit: str) -> Evidence:
-        """Another figure of the traces."""
+    def figure(self, metric: str, value: object, unit: str) -> Known:
         return Evidence(metric, value, unit, self.source)
 
-    def parts(self, text: str = "{} per step") -> Iterable[Evidence]:
-        """What takes most of it, with its time."""
+    def parts(self, text: str = "{} per step") -> Iterable[Known]:
         for name, ns in list(self.loss.parts.items())[:3]:
             if ns > 0:
                 yield self.ms(text.format(clipped(name)), ns)
@@ -124,7 +117,7 @@ class ProfiledLoss(Struct, frozen=True):
         self,
         *,
         title: str,
-        evidence: Iterable[Evidence],
+        evidence: Iterable[Known],
         fix: str,
         caveat: str,
         falsified_by: str,
@@ -190,7 +183,6 @@ def profiled_losses(analysis: Analysis, kind: str) -> Iterator[ProfiledLoss]:
 def loss_rule(
     name: str, kind: str, *needs: Need[Any], learn: str
 ) -> Callable[[Callable[[ProfiledLoss], Iterator[Claim]]], Rule]:
-    """Make a function the judge of a rule on each loss of a kind."""
     return lambda judge: rule(name, *TRACED, *needs, learn=learn)(
         lambda analysis: [claim for seen in profiled_losses(analysis, kind) for claim in judge(seen)]
     )
@@ -223,7 +215,6 @@ BATCH = Need(
     lambda a: any(one.batch_size is not None and one.filling_share is not None for one in a.device_losses),
 )
 LEARN_IDLE = "https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
-LEARN_ZERO = "https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.zero_grad.html"
 SLOWED = "The profiler slows the host, most of all with Python stacks, and not the device: the real gaps are shorter."
 _CUDA_GRAPH = (Try("compile.mode", "reduce-overhead"),)
 
@@ -234,11 +225,10 @@ class _Gaps(Struct, frozen=True):
     mean_us: str
     counted: str  # `772 times for 82 µs, while half of its 694 kernels take under 5.8 µs`
     longest: str
-    evidence: tuple[Evidence, ...]
+    evidence: tuple[Known, ...]
 
 
 def _gaps(seen: ProfiledLoss) -> _Gaps | None:
-    """Where the gaps are many, and kernels are shorter than the host takes to launch them."""
     kernel_ns, kernels, calls = seen.losses.median_kernel_ns, seen.losses.kernels_per_step, seen.loss.calls_per_step
     if kernel_ns is None or calls < LAUNCH.gaps or kernel_ns >= seen.loss.ns_per_step / calls:
         return None
@@ -267,7 +257,6 @@ def _has_room(losses: kinds.DeviceLosses) -> bool:
     "launch.short_kernels", kinds.LAUNCH, learn="https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs"
 )
 def short_kernels(seen: ProfiledLoss) -> Iterator[Claim]:
-    """Gaps before launches add up, and kernels are shorter than the host takes to launch them."""
     gaps = _gaps(seen)
     if gaps is None or _has_room(seen.losses):
         return
@@ -287,7 +276,6 @@ def short_kernels(seen: ProfiledLoss) -> Iterator[Claim]:
 
 @loss_rule("compute.small_batch", kinds.LAUNCH, BATCH, learn=LEARN_IDLE)
 def small_batch(seen: ProfiledLoss) -> Iterator[Claim]:
-    """The same where the batch is known and most kernels leave multiprocessors empty."""
     gaps = _gaps(seen)
     if gaps is None or not _has_room(seen.losses):
         return
@@ -316,20 +304,18 @@ def small_batch(seen: ProfiledLoss) -> Iterator[Claim]:
     "launch.compiled_kernels", kinds.COMPILED, learn="https://docs.pytorch.org/docs/stable/generated/torch.compile.html"
 )
 def compiled_kernels(seen: ProfiledLoss) -> Iterator[Claim]:
-    """The same inside compiled functions."""
     gaps = _gaps(seen)
     if gaps is None:
         return
     kernels, made = seen.detail("compiled_kernels"), seen.detail("generated_kernels")
     how = "none of which a compiler made" if not made else f"{made:.0f} of them made by a compiler"
-    evidence = [
+    evidence = (
         *gaps.evidence[:2],
         seen.figure("kernels launched in compiled functions", round(kernels, 1), "kernels"),
         seen.figure("of them made by a compiler", round(made, 1), "kernels"),
         *gaps.evidence[2:],
-    ]
-    if seen.detail("collectives_ns") > 0:
-        evidence.append(seen.ms("of it before launches of collectives", seen.detail("collectives_ns")))
+        seen.ms("of it before launches of collectives", max(0.0, seen.detail("collectives_ns")) or None),
+    )
     yield seen.claim(
         title=f"Compiled functions launch their {kernels:.0f} kernels one by one, {how}: the device waits "
         f"{seen.cost_ms:.1f} ms per step, {seen.loss.calls_per_step:.0f} times for {gaps.mean_us}{gaps.longest}"
@@ -375,7 +361,6 @@ def device_idle(seen: ProfiledLoss) -> Iterator[Claim]:
     "launch.unfused_optimizer", kinds.OPTIMIZER, learn="https://docs.pytorch.org/docs/stable/optim.html#algorithms"
 )
 def unfused_optimizer(seen: ProfiledLoss) -> Iterator[Claim]:
-    """An update in many kernels costs more than the floor over one in few."""
     idle_ns, launches = seen.detail("idle_ns"), seen.detail("launches")
     # idle time that stays: one call for all parameters takes as long as one of these calls
     cost_ns = max(0.0, seen.cost_ns - idle_ns / max(1.0, seen.loss.details.get("operator_calls", 1.0)))
@@ -408,9 +393,12 @@ def unfused_optimizer(seen: ProfiledLoss) -> Iterator[Claim]:
     )
 
 
-@loss_rule("launch.zeroing_gradients", kinds.ZERO_GRAD, learn=LEARN_ZERO)
+@loss_rule(
+    "launch.zeroing_gradients",
+    kinds.ZERO_GRAD,
+    learn="https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.zero_grad.html",
+)
 def zeroing_gradients(seen: ProfiledLoss) -> Iterator[Claim]:
-    """Setting gradients to zero costs more than the floor."""
     launches = seen.detail("launches")
     yield seen.claim(
         title=f"Setting gradients to zero takes {launches:.0f} launches and {seen.cost_ms:.1f} ms per step{seen.at}",
@@ -431,35 +419,15 @@ def zeroing_gradients(seen: ProfiledLoss) -> Iterator[Claim]:
     )
 
 
-LEARN_SYNC = (
-    "https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html#avoid-unnecessary-cpu-gpu-synchronization"
-)
 LEARN_PINNED = "https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html"
-LEARN_COPIES = "https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
 
-# What to write instead, by the operator that waits. `{}`: the line.
-_READ = (
-    "Read the value every N steps only{}: add it up in a tensor on the device (detach it first) and call .item() on "
-    "the sum"
+
+@loss_rule(
+    "sync.host_waits",
+    kinds.SYNC,
+    learn="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html#avoid-unnecessary-cpu-gpu-synchronization",
 )
-_BRANCH = "Keep the condition on the device{}: torch.where or a factor of 0 or 1 in place of a Python branch"
-_SIZE = "Keep sizes independent of the data{}: torch.where or a mask multiplied in, in place of an index"
-_COPY = (
-    "Copy to the host into pinned memory with non_blocking=True{}, record an event, and read the result a step later"
-)
-_FIXES = {
-    **dict.fromkeys(("aten::item", "aten::_local_scalar_dense"), _READ),
-    **dict.fromkeys(("aten::is_nonzero", "aten::equal", "aten::allclose"), _BRANCH),
-    **dict.fromkeys(
-        ("aten::nonzero", "aten::masked_select", "aten::unique", "aten::_unique2", "aten::unique_consecutive"), _SIZE
-    ),
-    **dict.fromkeys(("aten::copy_", "aten::to", "aten::_to_copy", "aten::cpu"), _COPY),
-}
-
-
-@loss_rule("sync.host_waits", kinds.SYNC, learn=LEARN_SYNC)
 def host_waits(seen: ProfiledLoss) -> Iterator[Claim]:
-    """Waits of the host leave the device idle for more than the floor."""
     call, copied_ns = next(iter(seen.loss.parts), "a synchronising call"), seen.detail("copied_ns")
     other = f"Take {clipped(call)}{{}} out of the step, or do it every N steps only"
     yield seen.claim(
@@ -472,7 +440,7 @@ def host_waits(seen: ProfiledLoss) -> Iterator[Claim]:
             seen.figure("waits with idle device per step", round(seen.loss.calls_per_step, 2), "calls"),
             *seen.parts("idle time by {}"),
         ),
-        fix=_FIXES.get(call, other).replace("{}", seen.at),
+        fix=advice("sync", call, other).replace("{}", seen.at),
         caveat="Counted is the time in which the device idles under a wait, and behind it as far as the host would "
         "have been ahead without it; waits while the device works cost nothing. Where the value decides what runs "
         "next, the wait has to stay.",
@@ -486,63 +454,6 @@ CUDA = Need(
     "training on a CUDA device", lambda a: next((one for one in a.devices if one.startswith("cuda")), None), quiet=True
 )
 PINNING = Need("the construction of the DataLoader, which says whether it pins memory", lambda a: _pins(a) is not None)
-
-
-class _KindOfCopy(Struct, frozen=True):
-    """How copies were made: the detail that holds their time, and what to say. `{}`: ms per step, and the line."""
-
-    detail: str
-    evidence: str
-    title: str
-    fix: str
-    tries: tuple[Try, ...] = ()
-
-
-_KINDS_OF_COPY = (
-    _KindOfCopy(
-        "pageable_ns",
-        "lost to copies from pageable memory",
-        "Copies from pageable memory hold the device up for {}",
-        "pin_memory=True in the DataLoader and .to(device, non_blocking=True){}",
-        _PIN,
-    ),
-    _KindOfCopy(
-        "unpinned_async_ns",
-        "lost to copies from pageable memory with non_blocking=True",
-        "non_blocking=True has no effect on copies from pageable memory, which hold the device up for {}",
-        "non_blocking=True needs pinned memory{}: pin_memory=True in the DataLoader",
-        _PIN,
-    ),
-    _KindOfCopy(
-        "pinned_blocking_ns",
-        "lost to copies from pinned memory that block",
-        "Copies from pinned memory block the host and hold the device up for {}",
-        "The memory is pinned but the host waits for the copy: .to(device, non_blocking=True){}",
-    ),
-    _KindOfCopy(
-        "pinned_async_ns",
-        "lost to copies from pinned memory that nothing hides",
-        "Nothing hides copies from the host: they hold the device up for {}",
-        "Copy the next batch while the device works on this one{}: on a stream of its own, or one step ahead; and copy "
-        "less, for example bytes in place of floats",
-    ),
-    _KindOfCopy(
-        "untold_ns",
-        "lost to copies from memory of unknown kind",
-        "Copies from the host hold the device up for {}",
-        "pin_memory=True in the DataLoader and .to(device, non_blocking=True){}: the trace does not tell whether the "
-        "memory is pinned",
-        _PIN,
-    ),
-    _KindOfCopy(
-        "pinning_ns",
-        "lost to pinning memory",
-        "Pinning memory on the training thread holds the device up for {}",
-        "Leave pinning to the DataLoader (pin_memory=True does it on a thread of its own), or copy without pinning{}: "
-        "a plain .to(device) is faster than pin_memory() and a copy in turn",
-        _PIN,
-    ),
-)
 
 
 def _pins(analysis: Analysis) -> bool | None:
@@ -564,7 +475,6 @@ def _unpinned_ns(seen: ProfiledLoss) -> float:
 
 @rule("transfer.pinning_off", CUDA, DEVICE_WORK, PINNING, learn=LEARN_PINNED)
 def pinning_off(analysis: Analysis) -> Iterator[Claim]:
-    """The DataLoader does not pin its batches, and copying them to a CUDA device costs more than the floor."""
     loader = analysis.loader
     for seen in profiled_losses(analysis, kinds.COPY_IN):
         cost_ns = _unpinned_ns(seen)
@@ -576,7 +486,7 @@ def pinning_off(analysis: Analysis) -> Iterator[Claim]:
             cost_ns=cost_ns,
             evidence=(
                 Evidence("pin_memory", "False", "", "events.jsonl, the loader's own setting or PyTorch's default"),
-                *(seen.ms(one.evidence, seen.detail(one.detail)) for one in _KINDS_OF_COPY if one.detail in _PAGEABLE),
+                *(seen.ms(one.evidence, seen.detail(one.detail)) for one in ADVICE.copies if one.detail in _PAGEABLE),
                 seen.figure("copies from pageable memory", round(seen.detail("pageable_copies"), 2), "copies"),
                 *_rate_evidence(seen),
             ),
@@ -598,7 +508,7 @@ def host_to_device(seen: ProfiledLoss) -> Iterator[Claim]:
     """
     told_ns = _unpinned_ns(seen)
     cost_ns = seen.cost_ns - told_ns
-    left = [one for one in _KINDS_OF_COPY if not told_ns or one.detail not in _PAGEABLE]
+    left = [one for one in ADVICE.copies if not told_ns or one.detail not in _PAGEABLE]
     kind = max(left, key=lambda one: seen.detail(one.detail))
     rate = _rate(seen)
     yield seen.claim(
@@ -610,7 +520,7 @@ def host_to_device(seen: ProfiledLoss) -> Iterator[Claim]:
             seen.figure("copies from the host per step", round(seen.loss.calls_per_step, 2), "copies"),
             seen.figure("of them from pageable memory", round(seen.detail("pageable_copies"), 2), "copies"),
             seen.figure("of them with the host waiting", round(seen.detail("blocking_copies"), 2), "copies"),
-            *(seen.ms(one.evidence, seen.detail(one.detail)) for one in _KINDS_OF_COPY if seen.detail(one.detail) > 0),
+            *(seen.ms(one.evidence, seen.detail(one.detail)) for one in ADVICE.copies if seen.detail(one.detail) > 0),
             *_rate_evidence(seen),
         ),
         fix=kind.fix.format(seen.at),
@@ -628,16 +538,19 @@ def _rate(seen: ProfiledLoss) -> float | None:
     return size / time if size and time else None
 
 
-def _rate_evidence(seen: ProfiledLoss) -> Iterator[Evidence]:
+def _rate_evidence(seen: ProfiledLoss) -> Iterator[Known]:
     rate = _rate(seen)
     if rate is not None:
         yield seen.figure("copied per step", round(seen.detail("copied_bytes") / 2**20, 2), "MiB")
         yield seen.figure("rate of these copies", round(rate, 2), "GB/s")
 
 
-@loss_rule("transfer.device_to_device", kinds.DEVICE_COPY, learn=LEARN_COPIES)
+@loss_rule(
+    "transfer.device_to_device",
+    kinds.DEVICE_COPY,
+    learn="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
+)
 def device_to_device(seen: ProfiledLoss) -> Iterator[Claim]:
-    """Copies on or between devices, with nothing beside them, cost more than the floor."""
     between = seen.detail("between_ns") * 2 >= seen.loss.ns_per_step
     of = f", most of it for {seen.top}" if seen.top else ""
     yield seen.claim(

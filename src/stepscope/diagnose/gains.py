@@ -17,28 +17,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from stepscope.diagnose.rule import Thresholds, accelerator, ms, traces_source
-from stepscope.model import Analysis, Evidence
-from stepscope.model.device_losses import (
-    ALLOCATOR,
-    ATTENTION,
-    COLLECTIVES,
-    COMPILE,
-    COMPILED,
-    COPY_IN,
-    DATA_PARALLEL,
-    DEVICE_COPY,
-    HOST,
-    LAUNCH,
-    LAYOUT,
-    LINALG,
-    LOADER,
-    MATRIX,
-    OPTIMIZER,
-    POINTWISE,
-    SYNC,
-    ZERO_GRAD,
-)
+from stepscope.diagnose.rule import Known, Thresholds, accelerator, advice, ms, traces_source
+from stepscope.model import Analysis
 from stepscope.model.machine import Pipeline, RanksFacts
 
 
@@ -68,26 +48,6 @@ class PIPELINE(Thresholds):
 
 
 BY_SUBTRACTION = "The ceiling is by subtraction: these steps could not be replayed without the loss."
-_WITHOUT = {
-    LOADER: "without the loader",
-    COMPILE: "without compiling",
-    COLLECTIVES: "without collectives",
-    SYNC: "without these waits",
-    COPY_IN: "without copies from the host",
-    ALLOCATOR: "without calls of the allocator",
-    LAUNCH: "without these gaps",
-    COMPILED: "without these gaps",
-    HOST: "without this host work",
-    OPTIMIZER: "with a fused optimizer",
-    ZERO_GRAD: "without setting gradients to zero",
-    LINALG: "without this linear algebra",
-    DATA_PARALLEL: "without DataParallel's copies",
-    MATRIX: "in 16 bits at the peak rate",
-    ATTENTION: "without these kernels",
-    LAYOUT: "without these conversions",
-    POINTWISE: "without these kernels",
-    DEVICE_COPY: "without these copies",
-}
 
 
 class Gain(Struct, frozen=True):
@@ -100,7 +60,7 @@ class Gain(Struct, frozen=True):
     as_recorded: float
     unexplained: float
     work: bool
-    evidence: tuple[Evidence, ...]
+    evidence: tuple[Known, ...]
 
     def caveat(self, cost_share: float) -> str:
         """Where the recorded host would hide what work costs, and where a replay knows too little to bound anything."""
@@ -135,7 +95,7 @@ def replayed(analysis: Analysis, run: str, kind: str, *, use_median: bool = Fals
         all_work, less_work = replay.never_late_median_ns, without.never_late_median_ns
     if before <= 0:
         return None
-    words, traces = _WITHOUT.get(kind.partition("/")[0], "without it"), traces_source(replay.traces)
+    words, traces = advice("replayed", kind.partition("/")[0], "without it"), traces_source(replay.traces)
     steps = f"{which} of {replay.steps} step{'s' if replay.steps != 1 else ''}"
     evidence = [
         ms(f"replayed step {words}", after / 1e6, f"replay of {traces}, {steps}"),

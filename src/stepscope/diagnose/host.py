@@ -20,8 +20,10 @@ from stepscope.diagnose.rule import (
     REPORT_FLOOR,
     STEPS,
     Claim,
+    Known,
     Need,
     Thresholds,
+    advice,
     always,
     at,
     bare,
@@ -41,15 +43,11 @@ from stepscope.model import Analysis, Evidence, Interval, IoFacts, LoopFacts, Pl
 
 
 class LOOP(Thresholds):
-    """When many equal calls are a loop worth vectorising."""
-
     operators_per_call: float = 1.0  # below it the iterations run no torch operator: plain Python, another rule
     steps_for_high: int = 3  # window steps from which a mean over them is no accident
 
 
 class PYTHON(Thresholds):
-    """When Python on the main thread counts."""
-
     samples: int = 10  # fewer samples on a function are chance
     waiting: float = 0.5  # mostly parked: it sleeps or waits rather than computes
     lines_shown: int = 3
@@ -59,8 +57,6 @@ class PYTHON(Thresholds):
 
 
 class IO(Thresholds):
-    """When file I/O inside a step counts."""
-
     samples: int = 10
     of_call: float = 0.2  # as for Python; chosen, untuned
 
@@ -94,30 +90,10 @@ IO_SEEN = Need(
 )
 MANY_STEPS = Need("60 steady training steps", lambda a: a.machine.drift)
 LEARN = "https://pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
-LEARN_LOGS = "https://docs.python.org/3/library/logging.handlers.html#logging.handlers.QueueHandler"
-LEARN_SAVES = "https://pytorch.org/tutorials/recipes/distributed_async_checkpoint_recipe.html"
-
-
-# ---------------------------------------------------------------------------------------------------------- loops
-
-# What to write instead, by what the loop calls.
-_FOREACH = "by the torch._foreach operators or an optimizer with foreach=True, which update all tensors in one call"
-_HINTS = {
-    "cross_entropy": "by one call: F.cross_entropy(logits.flatten(0, 1), targets.flatten()) is the mean over all items",
-    "nll_loss": "by one call on the flattened tensors",
-    "item": "by keeping the values in one tensor and one .tolist() behind the loop",
-    "linear": "by one call: a linear layer takes any number of leading dimensions",
-    "matmul": "by one torch.matmul or torch.einsum on the stacked operands",
-    "cat": "by collecting the parts in a list and one torch.cat behind the loop",
-    "stack": "by collecting the parts in a list and one torch.stack behind the loop",
-    "add_": _FOREACH,
-    "mul_": _FOREACH,
-}
 
 
 @rule("host.per_item_loop", STEPS, WINDOW, learn=LEARN)
 def per_item_loop(analysis: Analysis) -> Iterator[Claim]:
-    """A Python loop whose operators and backward nodes cost more than the floor."""
     train = STEPS.of(analysis)
     # A loop over collectives is a loss of communication, and told there; so are passes of the model that train nothing.
     told = (*small_lines(analysis), *told_places(analysis))
@@ -143,16 +119,12 @@ def reported_loops(analysis: Analysis) -> list[LoopFacts]:
     return [
         loop
         for loop in analysis.loops or ()
-        if loop.operators_per_call >= LOOP.operators_per_call and _loop_ms(loop) >= least
+        if loop.operators_per_call >= LOOP.operators_per_call and loop.both_passes_ms >= least
     ]
 
 
-def _loop_ms(loop: LoopFacts) -> float:
-    return loop.ms_per_step + (loop.backward_ms_per_step or 0.0)
-
-
 def _loop_claim(analysis: Analysis, train: StepFacts, loop: LoopFacts) -> Claim:
-    cost, source = _loop_ms(loop), loop.source
+    cost, source = loop.both_passes_ms, loop.source
     forward = max(loop.ms_per_step, loop.at_most_ms_per_step or 0.0)
     backward = max(loop.backward_ms_per_step or 0.0, loop.backward_at_most_ms_per_step or 0.0)
     size = f" ({loop.dimension})" if loop.dimension else ""
@@ -172,19 +144,20 @@ def _loop_claim(analysis: Analysis, train: StepFacts, loop: LoopFacts) -> Claim:
     if loop.low_confidence:
         level = "low" if loop.samples < CONFIDENCE.few_samples else "medium"
     matched = f"{source}; matched by sequence number, scaled to the steady step"
-    evidence = [
+    own_backward = loop.backward_ms_per_step
+    most_backward = backward if own_backward is not None and backward > own_backward else None
+    backward_calls = loop.backward_calls_per_step if loop.backward_node is not None else None
+    evidence = (
         figure(f"calls of {loop.callee} per step", loop.calls_per_step, "calls", source, 2),
         ms("loop per step, forward", loop.ms_per_step, loop.time_source or source),
-    ]
-    if loop.backward_ms_per_step is not None:
-        evidence.append(ms("loop per step, backward", loop.backward_ms_per_step, matched))
-        if backward > loop.backward_ms_per_step:
-            evidence.append(ms("loop per step, backward, at most", backward, matched))
-    if loop.dimension:
-        evidence.append(Evidence("calls equal a dimension", loop.dimension, "", f"{source}; recorded shapes"))
-    evidence.append(figure("operators per call", loop.operators_per_call, "operators", source, 1))
-    if loop.backward_node is not None:
-        evidence += figures(source, (f"{loop.backward_node} per step", loop.backward_calls_per_step, "calls", 2))
+        ms("loop per step, backward", own_backward, matched),
+        ms("loop per step, backward, at most", most_backward, matched),
+        Evidence("calls equal a dimension", loop.dimension, "", f"{source}; recorded shapes")
+        if loop.dimension
+        else None,
+        figure("operators per call", loop.operators_per_call, "operators", source, 1),
+        figure(f"{loop.backward_node} per step", backward_calls, "calls", source, 2),
+    )
     return Claim(
         title=f"A Python loop ({shown(start)}) calls {loop.callee} {loop.calls_per_step:g} times per step{size}",
         steps=train,
@@ -195,15 +168,12 @@ def _loop_claim(analysis: Analysis, train: StepFacts, loop: LoopFacts) -> Claim:
         # the line that makes the calls, then the line of the `for`
         where=(replace(loop.place, share=1.0), *((start,) if start.line != loop.place.line else ())),
         evidence=evidence,
-        fix=f"Replace the loop{over} {_HINTS.get(loop.callee.removeprefix('aten::'), by)}",
+        fix=f"Replace the loop{over} {advice('loop', loop.callee.removeprefix('aten::'), by)}",
         caveat="One call over all items holds the results of all of them at once: memory grows by the items' size. "
         "Sums in another order differ in the last digits.",
         falsified_by=f"With the loop replaced by one call, {loop.callee} still runs {loop.calls_per_step:g} times per "
         "step, or the mean step does not get shorter",
     )
-
-
-# --------------------------------------------------------------------------------------------------------- Python
 
 
 @rule("host.python_on_critical_path", STEPS, STACKS, helps=(PYTHON_TOLD,), learn=LEARN)
@@ -218,7 +188,7 @@ def python_on_critical_path(analysis: Analysis) -> Iterator[Claim]:
         if fact.inside_loop is not None:
             inside[spot(fact.inside_loop)] += fact.ms_per_step
     # reported loops whose cost holds the Python in their iterations, so that it is told with them
-    loops = {spot(loop.place): _loop_ms(loop) for loop in reported_loops(analysis)}
+    loops = {spot(loop.place): loop.both_passes_ms for loop in reported_loops(analysis)}
     explained = {line for line, cost in loops.items() if cost >= inside[line] * CAUSES.part}
     collected = {spot(line.place): line.ms_per_step for line in pauses.lines} if pauses is not None else {}
     for claim in logging.judge(analysis) if LOGGED.present(analysis) else ():  # told by the tool's name
@@ -317,7 +287,7 @@ def _python_ceiling(analysis: Analysis, facts: list[PythonFacts], cost: float) -
     return gains.without_main(analysis, most + others_ms)
 
 
-def _python_evidence(analysis: Analysis, train: StepFacts, facts: list[PythonFacts]) -> Iterator[Evidence]:
+def _python_evidence(analysis: Analysis, train: StepFacts, facts: list[PythonFacts]) -> Iterator[Known]:
     stacks = stacks_source(analysis)
     yield ms("mean steady step", train.mean_ms, steps_source(train))
     unknown = sum(fact.unknown_ms_per_step for fact in facts)
@@ -335,19 +305,8 @@ def _python_evidence(analysis: Analysis, train: StepFacts, facts: list[PythonFac
             yield figure(f"time of {name} outside torch operators", fact.python_fraction, "fraction", fact.source)
 
 
-# -------------------------------------------------------------------------------------------------------- logging
-
-_LOGGING_FIXES = {
-    "wandb.watch": "raise log_freq, or leave wandb.watch out: it reads five figures of each parameter back from the "
-    "device each time",
-    "Lightning's ThroughputMonitor": "leave it out: it waits for the device in every batch, and samples per second are "
-    "known without it",
-}
-
-
 @rule("host.logging", STEPS, LOGGED, learn="https://docs.wandb.ai/guides/track/limits/")
 def logging(analysis: Analysis) -> Iterator[Claim]:
-    """A logging tool takes more than the floor of the main thread, called from a line of the user's."""
     train = STEPS.of(analysis)
     for one in LOGGED.of(analysis):
         if one.samples < PYTHON.samples:
@@ -366,16 +325,14 @@ def logging(analysis: Analysis) -> Iterator[Claim]:
             key=f"{one.tool.replace(' ', '-')}-{shown(one.place)}" if one.place is not None else one.tool,
             evidence=(
                 ms(f"main thread in {bare(one.function)}", one.ms_per_step, source),
-                *figures(source, ("of it the thread waits", one.waiting_share, "share", 3)),
+                figure("of it the thread waits", one.waiting_share, "share", source, 3),
             ),
             fix=f"{at(one.place).strip(' ()') or 'There'}: "
-            + _LOGGING_FIXES.get(one.tool, "log every N steps only, and many values in one call"),
+            + advice("logging", one.tool, "log every N steps only, and many values in one call"),
             caveat=f"What is logged less often is seen less often.{words}",
             falsified_by=f"With {one.tool} switched off, the mean step does not get shorter",
         )
 
-
-# ------------------------------------------------------------------------------------------------------- file I/O
 
 _SAVES = ("torch.save", "save", "save_checkpoint", "save_pretrained", "save_file")
 _READS = (
@@ -407,7 +364,7 @@ def blocking_in_step(analysis: Analysis) -> Iterator[Claim]:
         # the whole call where I/O is a notable part of it: what it computes to write goes as well
         if top.call_ms_per_step and cost >= IO.of_call * top.call_ms_per_step:
             most = max(most, top.call_at_most_ms_per_step or 0.0)
-        evidence: list[Evidence] = []
+        evidence: list[Known] = []
         for fact in facts:
             source = fact.source if fact.measured else f"{stacks_source(analysis)}, {fact.source}"
             evidence.append(ms(f"{fact.operation} at {shown(fact.place)} per step", fact.ms_per_step, source))
@@ -427,7 +384,9 @@ def blocking_in_step(analysis: Analysis) -> Iterator[Claim]:
             evidence=evidence,
             fix=_io_fix(top),
             caveat="What is written later or in the background is lost when the process dies before it is written.",
-            learn=LEARN_SAVES if top.operation in _SAVES else LEARN_LOGS,
+            learn="https://pytorch.org/tutorials/recipes/distributed_async_checkpoint_recipe.html"
+            if top.operation in _SAVES
+            else "https://docs.python.org/3/library/logging.handlers.html#logging.handlers.QueueHandler",
             falsified_by=f"With the {top.operation} at {shown(top.place)} left out, the mean step does not get shorter",
         )
 
@@ -451,12 +410,8 @@ def _io_fix(top: IoFacts) -> str:
     )
 
 
-# ---------------------------------------------------------------------------------------------------------- drift
-
-
 @rule("host.step_drift", STEPS, MANY_STEPS, learn=LEARN)
 def step_drift(analysis: Analysis) -> Iterator[Claim]:
-    """Steady steps grow slower all through the run, by more than the floor on average."""
     train, drift = STEPS.of(analysis), MANY_STEPS.of(analysis)
     lost_ms = drift.lost_ms_per_step
     if not drift.rising:

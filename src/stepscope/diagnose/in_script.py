@@ -41,14 +41,12 @@ class Edit(Struct, frozen=True):
     by_value: dict[str, str] = field(default_factory=dict)
 
     def argument(self, value: str) -> str:
-        """`num_workers=2` of a value."""
         word = value.lower()
         switch = "true" if word in TRUE else "false" if word in FALSE else ""
         template = self.by_value.get(word) or self.by_value.get(switch) or self.write
         return template.format(value=value, literal=literal(value), repr=repr(value), quoted=shlex.quote(value))
 
     def text(self, value: str) -> str:
-        """All there is to write."""
         argument = self.argument(value)
         return argument if self.call is None else f"{self.call}(..., {argument})"
 
@@ -69,7 +67,6 @@ class Edits(Struct, frozen=True):
 
 
 def literal(value: str) -> str:
-    """`value` as Python writes it."""
     text = value.strip()
     if text == FREE:
         return text

@@ -23,6 +23,7 @@ from stepscope.diagnose.rule import (
     REPORT_FLOOR,
     STEPS,
     Claim,
+    Known,
     Need,
     Thresholds,
     accelerator,
@@ -133,7 +134,6 @@ def in_waves(analysis: Analysis) -> bool:
 
 
 def _waiting(analysis: Analysis, loader: LoaderFacts) -> Iterator[Claim]:
-    """The claim on a recorded run, whatever the rhythm of its waits."""
     train, on_device = STEPS.of(analysis), accelerator(analysis) is not None
     idle, replay = idle_share(analysis), loader_gain(analysis)
     if on_device and idle is not None:
@@ -311,7 +311,7 @@ def _named(loader: LoaderFacts, hot: Place | None) -> str:
     return f", hottest in {hot.function} ({shown(hot)})"
 
 
-def _evidence(analysis: Analysis, train: StepFacts, loader: LoaderFacts) -> Iterator[Evidence]:
+def _evidence(analysis: Analysis, train: StepFacts, loader: LoaderFacts) -> Iterator[Known]:
     steps, stacks = steps_source(train), stacks_source(analysis)
     loading = f"{stacks}, {loader.samples} samples of loading"
     yield ms("data wait per step", loader.data_wait_ms, f"{steps}, {train.count} steady steps")
@@ -381,12 +381,8 @@ def _tries(loader: LoaderFacts) -> tuple[Try, ...]:
     return tuple(tries)
 
 
-# ------------------------------------------------------------------------------------------- waves, new workers
-
-
 @rule("input.prefetch_waves", STEPS, IN_WAVES, learn=LEARN)
 def prefetch_waves(analysis: Analysis) -> Iterator[Claim]:
-    """The loader's claim in other words, where one step of as many as there are workers holds the wait."""
     train, waves, loader = STEPS.of(analysis), IN_WAVES.of(analysis), analysis.loader
     if loader is None or not in_waves(analysis):
         return
@@ -411,7 +407,6 @@ def prefetch_waves(analysis: Analysis) -> Iterator[Claim]:
 
 @rule("input.first_batch", STEPS, RESTARTED, learn=LEARN)
 def first_batch(analysis: Analysis) -> Iterator[Claim]:
-    """A loader's workers are started for every epoch, at more than the floor of all step time."""
     train, (doubt, words) = STEPS.of(analysis), device_doubt(analysis)
     for fact in analysis.machine.epochs or ():
         if fact.persistent:
@@ -454,9 +449,6 @@ def first_batch(analysis: Analysis) -> Iterator[Claim]:
         )
 
 
-# ------------------------------------------------------------------------------------------- traces without a journal
-
-
 class _Wait(Struct, frozen=True):
     """The loader in the profiled steps of one run. ms per step."""
 
@@ -468,7 +460,6 @@ class _Wait(Struct, frozen=True):
 
     @property
     def part(self) -> str:
-        """The part of an overview that it is."""
         return "idle_data" if self.device else "host_data"
 
 
@@ -558,7 +549,7 @@ def _in_traces(analysis: Analysis) -> Iterator[Claim]:
         )
 
 
-def _traced_evidence(wait: _Wait, loader: TraceLoader) -> Iterator[Evidence]:
+def _traced_evidence(wait: _Wait, loader: TraceLoader) -> Iterator[Known]:
     what = "device idle while the host loads" if wait.device else "loading on the training thread"
     steps = f"{wait.steps} profiled step{'s' * (wait.steps != 1)}"
     yield ms(f"{what}, per step", wait.lost_ms, f"{wait.part} of {steps}")
@@ -571,8 +562,6 @@ def _traced_evidence(wait: _Wait, loader: TraceLoader) -> Iterator[Evidence]:
         words = "0" if loader.workers == "none" else "at least 1"
         yield Evidence("num_workers", words, "processes", "the iterator's name in the trace")
 
-
-# --------------------------------------------------------------------------------------------------------- storage
 
 # Kinds of file systems whose data lies on other machines, as the kernel calls them.
 NETWORK = re.compile(
@@ -591,7 +580,7 @@ def _storage(analysis: Analysis) -> StorageFacts | None:
     return facts if slow else None
 
 
-def _storage_evidence(analysis: Analysis) -> Iterator[Evidence]:
+def _storage_evidence(analysis: Analysis) -> Iterator[Known]:
     """Where the data lies and whether reading it reaches a device; nothing without telemetry or noteworthy reads."""
     facts = _storage(analysis)
     if facts is None:

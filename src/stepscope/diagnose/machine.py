@@ -18,8 +18,10 @@ from stepscope.diagnose.rule import (
     REPORT_FLOOR,
     STEPS,
     Claim,
+    Known,
     Need,
     Thresholds,
+    advice,
     at_place,
     clip_share,
     device_doubt,
@@ -35,8 +37,6 @@ from stepscope.model.machine import Child, CpuFacts, PauseFacts
 
 
 class PAUSES(Thresholds):
-    """When garbage collections count."""
-
     count: int = 3  # fewer in a whole run are no rhythm
     one_line: float = 0.9  # of their time at one line: it asks for them, since automatic ones strike anywhere
     lines_shown: int = 3
@@ -57,21 +57,15 @@ class CORES(Thresholds):
 
 
 class MEMORY_PRESSURE(Thresholds):
-    """When the machine runs out of memory during steps."""
-
     faults_per_step: float = 1.0  # that read a disk; below it pressure is that of others; chosen, untuned
 
 
 class PROFILER(Thresholds):
-    """When the script's own profiler counts."""
-
     steps: int = 3  # in it: fewer are chance
     steps_for_high: int = 10
 
 
 class CLOCKS(Thresholds):
-    """When a GPU below its highest clock counts."""
-
     readings: int = 10  # in which it was not idle: ten seconds, more than a board takes to find its clock
 
 
@@ -99,15 +93,7 @@ OWN_PROFILER = Need(
     quiet=True,
 )
 GPU_READINGS = Need("telemetry of the GPU's clocks", lambda a: a.machine.gpus)
-LEARN_THREADS = (
-    "https://pytorch.org/docs/stable/notes/cpu_threading_torchscript_inference.html#tuning-the-number-of-threads"
-)
 LEARN_DELAY = "https://docs.kernel.org/scheduler/sched-stats.html#proc-pid-schedstat"
-LEARN_PROFILER = "https://pytorch.org/docs/stable/profiler.html#torch.profiler.schedule"
-LEARN_CLOCKS = "https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html"
-
-
-# ---------------------------------------------------------------------------------------------------- collections
 
 
 def asked_for(analysis: Analysis, pauses: PauseFacts) -> Place | None:
@@ -124,7 +110,6 @@ def asked_for(analysis: Analysis, pauses: PauseFacts) -> Place | None:
 
 @rule("system.garbage_collection", STEPS, JOURNAL, learn="https://docs.python.org/3/library/gc.html#gc.freeze")
 def garbage_collection(analysis: Analysis) -> Iterator[Claim]:
-    """Collections inside steps take more than the floor."""
     train, pauses = STEPS.of(analysis), analysis.machine.pauses
     if pauses is None or pauses.count < PAUSES.count or pauses.ms_per_step < REPORT_FLOOR * train.mean_ms:
         return
@@ -152,7 +137,7 @@ def garbage_collection(analysis: Analysis) -> Iterator[Claim]:
             Evidence("full collections", pauses.full, "collections", source),
             ms("longest collection", pauses.longest_ms, source),
             ms("mean steady step", train.mean_ms, steps_source(train)),
-            *figures(source, ("objects they freed", pauses.collected, "objects", 0)),
+            figure("objects they freed", pauses.collected, "objects", source, 0),
         ),
         fix=f"{fix}gc.freeze() after set-up keeps what lives anyway out of every collection, gc.set_threshold with a "
         "larger first number makes them rarer; objects without reference cycles need no collector at all",
@@ -161,12 +146,8 @@ def garbage_collection(analysis: Analysis) -> Iterator[Claim]:
     )
 
 
-# ------------------------------------------------------------------------------------------- memory, profilers
-
-
 @rule("system.swapping_or_faults", STEPS, PRESSURE, learn="https://docs.kernel.org/accounting/psi.html")
 def swapping_or_faults(analysis: Analysis) -> Iterator[Claim]:
-    """Page faults read the disk in every step and the kernel says that time was lost to it."""
     train, facts = STEPS.of(analysis), PRESSURE.of(analysis)
     share, faults = (facts.stalled_pct or 0.0) / 100.0, facts.major_faults_per_step
     if share < REPORT_FLOOR or faults < MEMORY_PRESSURE.faults_per_step:
@@ -195,9 +176,13 @@ def swapping_or_faults(analysis: Analysis) -> Iterator[Claim]:
     )
 
 
-@rule("system.profiler_overhead", STEPS, OWN_PROFILER, learn=LEARN_PROFILER)
+@rule(
+    "system.profiler_overhead",
+    STEPS,
+    OWN_PROFILER,
+    learn="https://pytorch.org/docs/stable/profiler.html#torch.profiler.schedule",
+)
 def profiler_overhead(analysis: Analysis) -> Iterator[Claim]:
-    """The script's own profiler makes its steps so much longer that the whole run notices."""
     facts = OWN_PROFILER.of(analysis)
     if facts.inside < PROFILER.steps:
         return
@@ -223,10 +208,7 @@ def profiler_overhead(analysis: Analysis) -> Iterator[Claim]:
     )
 
 
-# ---------------------------------------------------------------------------------------------------------- cores
-
-
-def _of_cores(analysis: Analysis, *, evidence: Iterable[Evidence], caveat: str, **said: Any) -> Claim:
+def _of_cores(analysis: Analysis, *, evidence: Iterable[Known], caveat: str, **said: Any) -> Claim:
     """A claim whose cost is a part of the main thread's waits, with what all of these stand on."""
     cpu, (doubt, words) = CPU.of(analysis), device_doubt(analysis)
     enough = "high" if cpu.readings >= CORES.readings_for_high else "medium"
@@ -252,7 +234,6 @@ def _of_cores(analysis: Analysis, *, evidence: Iterable[Evidence], caveat: str, 
 
 
 def _part(analysis: Analysis, cost_ms: float) -> str:
-    """`12% of the step`."""
     return f"{clip_share(cost_ms, STEPS.of(analysis).mean_ms):.0%} of the step"
 
 
@@ -260,7 +241,13 @@ def _fitting_threads(cpu: CpuFacts) -> int:
     return max(1, int(cpu.cores) // cpu.ranks_on_host)
 
 
-@rule("system.threads_beyond_cores", STEPS, CPU, THREADS, learn=LEARN_THREADS)
+@rule(
+    "system.threads_beyond_cores",
+    STEPS,
+    CPU,
+    THREADS,
+    learn="https://pytorch.org/docs/stable/notes/cpu_threading_torchscript_inference.html#tuning-the-number-of-threads",
+)
 def threads_beyond_cores(analysis: Analysis) -> Iterator[Claim]:
     """Torch has more threads than cores and the main thread waits for its own.
 
@@ -309,7 +296,6 @@ def threads_beyond_cores(analysis: Analysis) -> Iterator[Claim]:
 
 @rule("system.cpu_throttled", STEPS, CPU, QUOTA, learn="https://docs.kernel.org/scheduler/sched-bwc.html")
 def cpu_throttled(analysis: Analysis) -> Iterator[Claim]:
-    """The cgroup's quota stopped the main thread for more than the floor."""
     cpu = CPU.of(analysis)
     cost = cpu.throttled_ms_per_step or 0.0
     fits = _fitting_threads(cpu)
@@ -335,7 +321,6 @@ def cpu_throttled(analysis: Analysis) -> Iterator[Claim]:
 
 @rule("system.other_processes", STEPS, CPU, learn=LEARN_DELAY)
 def other_processes(analysis: Analysis) -> Iterator[Claim]:
-    """Processes that are not the run's held the core that the main thread waited for."""
     cpu = CPU.of(analysis)
     cost = cpu.others_ms_per_step
     if cpu.readings < CORES.others_readings or cost < CORES.others_floor * STEPS.of(analysis).mean_ms:
@@ -354,7 +339,6 @@ def other_processes(analysis: Analysis) -> Iterator[Claim]:
 
 @rule("system.children_hold_cores", STEPS, CPU, CHILDREN, learn=LEARN_DELAY)
 def children_hold_cores(analysis: Analysis) -> Iterator[Claim]:
-    """Processes that the script started had the cores that the main thread waited for."""
     train, cpu, children = STEPS.of(analysis), CPU.of(analysis), CHILDREN.of(analysis)
     cost, most = children.ms_per_step, children.at_most_ms_per_step
     if cost is None:
@@ -402,7 +386,7 @@ def _command(child: Child) -> str:
     return text if len(text) <= CORES.command_shown else f"{text[: CORES.command_shown - 1]}…"
 
 
-def numa_evidence(analysis: Analysis) -> Iterator[Evidence]:
+def numa_evidence(analysis: Analysis) -> Iterator[Known]:
     """Nodes the main threads ran on, where a thread moved between nodes or was away from its GPU; else nothing."""
     numa = analysis.machine.numa
     if numa is None:
@@ -426,19 +410,13 @@ def numa_caveat(analysis: Analysis) -> str:
     )
 
 
-# --------------------------------------------------------------------------------------------------------- clocks
-
-_CLOCK_FIXES = {
-    "set clocks": "reset the clocks that were set (nvidia-smi --reset-gpu-clocks, --reset-applications-clocks)",
-    "power cap": "ask why the power limit was lowered (nvidia-smi --query-gpu=power.limit,power.default_limit)",
-    "hardware slowdown": "have cooling and power supply of the node looked at",
-    "thermal slowdown by software": "have the cooling of the node looked at",
-    "thermal slowdown by hardware": "have the cooling of the node looked at",
-    "power brake": "have the power supply of the node looked at",
-}
-
-
-@rule("system.gpu_clocks", STEPS, ON_DEVICE, GPU_READINGS, learn=LEARN_CLOCKS)
+@rule(
+    "system.gpu_clocks",
+    STEPS,
+    ON_DEVICE,
+    GPU_READINGS,
+    learn="https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html",
+)
 def gpu_clocks(analysis: Analysis) -> Iterator[Claim]:
     """A GPU of the run was kept below its highest clock for a reason that can be removed.
 
@@ -491,7 +469,7 @@ def gpu_clocks(analysis: Analysis) -> Iterator[Claim]:
             ),
             *numa_evidence(analysis),
         ),
-        fix="; ".join(dict.fromkeys(_CLOCK_FIXES[name] for name in reasons)),
+        fix="; ".join(dict.fromkeys(advice("clocks", name) for name in reasons)),
         caveat="An upper bound: kernels that wait for memory do not follow the clock, and the highest clock is not "
         "reached under every load." + numa_caveat(analysis),
         falsified_by="On a GPU that keeps its clock the mean step does not get shorter",

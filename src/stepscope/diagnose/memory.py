@@ -7,7 +7,6 @@ faulted in and given back in every step.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -17,15 +16,14 @@ from stepscope.diagnose.rule import (
     REPORT_FLOOR,
     STEPS,
     Claim,
+    Known,
     Need,
-    RiskRule,
     Thresholds,
     at,
     clip_share,
     figure,
-    figures,
-    finding_id,
     ms,
+    risk_rule,
     rule,
     shown,
     steps_source,
@@ -55,8 +53,6 @@ class MEMORY(Thresholds):
 
 
 class PAGE_FAULTS(Thresholds):
-    """When pages mapped anew in every step count."""
-
     faults_per_step: float = 256.0  # 1 MiB of pages: fewer are Python's and torch's own small change; chosen, untuned
 
 
@@ -89,7 +85,6 @@ _LESS = (
 
 @loss_rule("memory.allocator_in_steps", ALLOCATOR, NAMED_STEPS, learn=LEARN)
 def allocator_in_steps(seen: ProfiledLoss) -> Iterator[Claim]:
-    """Steady steps get or give back device memory, and the device idles meanwhile."""
     if not seen.losses.has_steps:
         return
     sizes = [gpu.memory_bytes for gpu in seen.losses.gpus if gpu.memory_bytes]
@@ -116,7 +111,6 @@ def allocator_in_steps(seen: ProfiledLoss) -> Iterator[Claim]:
 
 @rule("memory.allocator_retries", STEPS, ON_DEVICE, READINGS, learn=LEARN)
 def allocator_retries(analysis: Analysis) -> Iterator[Claim]:
-    """Steady steps with retries near them are longer than those without, by more than the floor."""
     losses, train = analysis.memory_losses, STEPS.of(analysis)
     retries = losses.retries if losses is not None else None
     if retries is None or not retries.lost_ms_per_step or allocator_in_steps.findings(analysis):
@@ -149,8 +143,6 @@ def allocator_retries(analysis: Analysis) -> Iterator[Claim]:
     )
 
 
-# ------------------------------------------------------------------------------------------- page faults of the host
-
 _TRIM = "MALLOC_TRIM_THRESHOLD_=4294967296"
 LARGEST_THRESHOLD_BYTES = 33_554_432  # that glibc takes; see docs/knobs.md
 _BELOW, _WHATEVER = f"MALLOC_MMAP_THRESHOLD_={LARGEST_THRESHOLD_BYTES} {_TRIM}", f"MALLOC_MMAP_MAX_=0 {_TRIM}"
@@ -163,7 +155,6 @@ _OTHERS = {  # allocators other than glibc's: how they are told to keep memory
 
 @rule("memory.page_faults", STEPS, FAULTS, FAULT_COST, learn="https://man7.org/linux/man-pages/man3/mallopt.3.html")
 def page_faults(analysis: Analysis) -> Iterator[Claim]:
-    """The faults of steady steps, at what one costs on this machine, take more than the floor."""
     train, facts = STEPS.of(analysis), FAULTS.of(analysis)
     if facts.cost_ms_per_step is None or facts.at_most_ms_per_step is None:
         return
@@ -190,7 +181,7 @@ def page_faults(analysis: Analysis) -> Iterator[Claim]:
             Evidence("a fault of one thread alone", facts.ns_alone or 0.0, "ns", measured),
             Evidence(f"a fault, with {facts.threads} threads at once", facts.ns_beside or 0.0, "ns", measured),
             Evidence("a page given back", facts.ns_returned or 0.0, "ns", measured),
-            *figures("system.jsonl", ("faults of the training thread itself", facts.main_share, "share", 4)),
+            figure("faults of the training thread itself", facts.main_share, "share", "system.jsonl", 4),
             Evidence("allocator", allocator, "", "manifest.json"),
             *(() if huge is None else (Evidence("transparent huge pages", huge, "", "manifest.json"),)),
         ),
@@ -231,14 +222,6 @@ def _faults_fix(facts: PageFaultFacts) -> tuple[str, tuple[Try, ...]]:
     return words, (*((whatever, below) if above else (below, whatever)), *tries, *huge)
 
 
-# ------------------------------------------------------------------------------------------ risks of a full device
-
-
-def _risk(rule: str, place: Place, **said: Any) -> Risk:
-    """With what all risks of memory share; its id is stable over runs of the same code."""
-    return Risk(id=finding_id(rule, place), rule=rule, category="memory", **{"learn": LEARN, **said})
-
-
 def _peaks(analysis: Analysis) -> list[tuple[MemoryPeak, MemoryLimit, float]]:
     """(peak, its limit, the part of that which tensors took) where the limit is known."""
     known = [(one, one.limit) for one in PEAKS.of(analysis) if one.limit is not None and one.limit.bytes > 0]
@@ -250,7 +233,8 @@ def _confidence(peak: MemoryPeak) -> str:
     return "high" if peak.retries is not None else "medium"
 
 
-def _near_limit(analysis: Analysis, findings: Sequence[Finding]) -> list[Risk]:
+@risk_rule("memory.near_limit", DEVICE, PEAKS)
+def near_limit(analysis: Analysis, findings: Sequence[Finding]) -> Iterator[Risk]:
     """One risk: of the device that came nearest the limit that holds for its process, or ran out of memory."""
     near = [
         (bool(peak.retries or peak.out_of_memory), share, -(peak.rank or 0), peak, limit)
@@ -258,7 +242,7 @@ def _near_limit(analysis: Analysis, findings: Sequence[Finding]) -> list[Risk]:
         if peak.retries or peak.out_of_memory or share >= MEMORY.near
     ]
     if not near:
-        return []
+        return
     _, share, _, peak, limit = max(near, key=lambda one: one[:3])
     held = f"{gib(peak.allocated_bytes)} of {gib(limit.bytes)}"
     tried = ", and its allocator had to give its cache back" if peak.retries else ""
@@ -272,27 +256,26 @@ def _near_limit(analysis: Analysis, findings: Sequence[Finding]) -> list[Risk]:
         more_room = "; or end the other processes on the device (nvidia-smi lists them)"
     elif limit.reason == "slice":
         by, more_room = "of its slice of the GPU", "; or take a larger slice of the GPU"
-    return [
-        _risk(
-            near_limit.name,
-            Place(peak.device, None),
-            title=f"{peak.device} is nearly full: tensors take {held} at the peak, all {by}{tried}{ran_out}",
-            severity="critical" if share >= MEMORY.full or peak.out_of_memory else "warning",
-            confidence=_confidence(peak),
-            where=at_peak(analysis, peak.device),
-            ranks=_ranks([one[3] for one in near]),
-            evidence=tuple(_peak_evidence(peak, limit)),
-            fix=f"To be safe, {_LESS}{more_room}",
-            caveat="Costs no time as long as nothing more is needed: a longer sequence, an evaluation or another "
-            "process may end the run with an out-of-memory error.",
-            try_=(EXPANDABLE,) if peak.retries else (),
-            falsified_by="A batch a tenth larger than the largest one runs without a retry of the allocator",
-            explains=_allocator_losses(findings),
-        )
-    ]
+    yield near_limit.risk(
+        peak.device,
+        learn=LEARN,
+        title=f"{peak.device} is nearly full: tensors take {held} at the peak, all {by}{tried}{ran_out}",
+        severity="critical" if share >= MEMORY.full or peak.out_of_memory else "warning",
+        confidence=_confidence(peak),
+        where=at_peak(analysis, peak.device),
+        ranks=_ranks([one[3] for one in near]),
+        evidence=tuple(_peak_evidence(peak, limit)),
+        fix=f"To be safe, {_LESS}{more_room}",
+        caveat="Costs no time as long as nothing more is needed: a longer sequence, an evaluation or another "
+        "process may end the run with an out-of-memory error.",
+        try_=(EXPANDABLE,) if peak.retries else (),
+        falsified_by="A batch a tenth larger than the largest one runs without a retry of the allocator",
+        explains=_allocator_losses(findings),
+    )
 
 
-def _fragmentation(analysis: Analysis, findings: Sequence[Finding]) -> list[Risk]:
+@risk_rule("memory.fragmentation", DEVICE, PEAKS)
+def fragmentation(analysis: Analysis, findings: Sequence[Finding]) -> Iterator[Risk]:
     """One risk when the allocator holds far more than tensors ever took, and that brings it to the limit."""
     explained = _allocator_losses(findings)
     found = [
@@ -302,7 +285,7 @@ def _fragmentation(analysis: Analysis, findings: Sequence[Finding]) -> list[Risk
         and (peak.retries or explained or held >= MEMORY.held * limit.bytes)
     ]
     if not found:
-        return []
+        return
     ratio, _, held, peak, limit = max(found, key=lambda one: one[:2])
     view = analysis.views.memory if analysis.views is not None else None
     gaps = tuple(
@@ -310,26 +293,23 @@ def _fragmentation(analysis: Analysis, findings: Sequence[Finding]) -> list[Risk
         for state in (view.states if view is not None else ())
         if state.device == peak.device and state.fragmented_bytes
     )
-    return [
-        _risk(
-            fragmentation.name,
-            Place(peak.device, None),
-            title=f"Memory of {peak.device} is fragmented: {gib(held)} held, {ratio:.1f} times of what tensors took at "
-            "their peak",
-            severity="warning",
-            confidence=_confidence(peak),
-            where=at_peak(analysis, peak.device),
-            ranks=_ranks([one[3] for one in found]),
-            evidence=(*_peak_evidence(peak, limit), *gaps),
-            fix="Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; keep inputs to few different sizes (pad to "
-            "buckets); allocate what lives long before the loop",
-            caveat="Peaks of both are compared, whenever they were: an evaluation or cuDNN's search for algorithms may "
-            "have held that much for a moment.",
-            try_=(EXPANDABLE,),
-            falsified_by="With expandable segments as much is held",
-            explains=explained,
-        )
-    ]
+    yield fragmentation.risk(
+        peak.device,
+        learn=LEARN,
+        title=f"Memory of {peak.device} is fragmented: {gib(held)} held, {ratio:.1f} times of what tensors took at "
+        "their peak",
+        confidence=_confidence(peak),
+        where=at_peak(analysis, peak.device),
+        ranks=_ranks([one[3] for one in found]),
+        evidence=(*_peak_evidence(peak, limit), *gaps),
+        fix="Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; keep inputs to few different sizes (pad to "
+        "buckets); allocate what lives long before the loop",
+        caveat="Peaks of both are compared, whenever they were: an evaluation or cuDNN's search for algorithms may "
+        "have held that much for a moment.",
+        try_=(EXPANDABLE,),
+        falsified_by="With expandable segments as much is held",
+        explains=explained,
+    )
 
 
 def _ranks(found: Sequence[MemoryPeak | MemoryGrowth]) -> tuple[int, ...]:
@@ -337,12 +317,11 @@ def _ranks(found: Sequence[MemoryPeak | MemoryGrowth]) -> tuple[int, ...]:
 
 
 def _allocator_losses(findings: Sequence[Finding]) -> tuple[str, ...]:
-    """Losses that a full or fragmented device is behind."""
     rules = (allocator_retries.name, allocator_in_steps.name)
     return tuple(finding.id for finding in findings if finding.rule in rules)
 
 
-def _peak_evidence(peak: MemoryPeak, limit: MemoryLimit) -> Iterator[Evidence]:
+def _peak_evidence(peak: MemoryPeak, limit: MemoryLimit) -> Iterator[Known]:
     """Of the peak what is known and not nothing, of its limit what is not the limit itself."""
     for metric, value, unit in (
         ("tensors at the peak", peak.allocated_bytes, "bytes"),
@@ -375,8 +354,6 @@ def gib(size: float) -> str:
     return f"{size / 2**30:.3g} GiB" if size >= 2**30 else f"{size / 2**20:.3g} MiB"
 
 
-# ------------------------------------------------------------------------------------------------ growing memory
-
 HOST = "cpu"
 _SIZES = {"machine": "the machine's memory", "cgroup": "the memory limit of the cgroup"}
 _BEHIND = {  # whether it is the host's: findings of the same run that growing memory is behind
@@ -385,17 +362,16 @@ _BEHIND = {  # whether it is the host's: findings of the same run that growing m
 }
 
 
-def _growth(analysis: Analysis, findings: Sequence[Finding]) -> list[Risk]:
+@risk_rule("memory.growth", GROWTH_SEEN)
+def growth(analysis: Analysis, findings: Sequence[Finding]) -> Iterator[Risk]:
     """One risk for the host and one for the devices, each of the rank that is full first."""
     losses = analysis.memory_losses
     counted = [one for one in (losses.growth if losses is not None else ()) if _counts(one)]
-    risks = []
     for on_host in (True, False):
         own = [one for one in counted if (one.device == HOST) is on_host]
         if own:
             worst = min(own, key=lambda one: (_time_left(one), -one.bytes_per_step, one.rank or 0))
-            risks.append(_growth_risk(worst, _ranks(own), findings))
-    return risks
+            yield _growth_risk(worst, _ranks(own), findings)
 
 
 def _time_left(one: MemoryGrowth) -> float:
@@ -440,9 +416,8 @@ def _growth_risk(one: MemoryGrowth, ranks: tuple[int, ...], findings: Sequence[F
         by = f" by {line.operator}" if line.operator else ""
         metric = f"still there a step later, allocated at {shown(line.place)}{by}"
         evidence.append(Evidence(metric, round(line.bytes_per_step), "bytes", f"trace {one.lines_source}"))
-    return _risk(
-        growth.name,
-        where[0] if where else Place(one.device, None),
+    return growth.risk(
+        where[0] if where else one.device,
         title=f"Memory {of} grows by {gib(one.bytes_per_step)} in every step{left}{outlives}",
         severity="critical" if _time_left(one) <= MEMORY.soon_s else "warning",
         confidence=levels[enough],
@@ -467,7 +442,4 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6_000 else f"{seconds / 3600:.2g} h"
 
 
-growth = RiskRule("memory.growth", (GROWTH_SEEN,), _growth)
-near_limit = RiskRule("memory.near_limit", (DEVICE, PEAKS), _near_limit)
-fragmentation = RiskRule("memory.fragmentation", (DEVICE, PEAKS), _fragmentation)
 RISKS = (growth, near_limit, fragmentation)

@@ -6,8 +6,8 @@ copy; `told_places` names what is told here, so that no time is told twice.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
+from math import inf
 
 from msgspec.structs import replace
 
@@ -18,6 +18,7 @@ from stepscope.diagnose.rule import (
     Claim,
     Need,
     Thresholds,
+    advice,
     always,
     at,
     bare,
@@ -29,7 +30,6 @@ from stepscope.diagnose.rule import (
     sampled_confidence,
     shown,
     spot,
-    steps_confidence,
     steps_source,
     traced_confidence,
     traces_source,
@@ -40,8 +40,6 @@ from stepscope.model.device_losses import ExtraCall, ModelCopy, PassFacts, PassL
 
 
 class PASSES(Thresholds):
-    """When work that training does not need counts."""
-
     recurring: float = 0.5  # of the profiled steps; a call in fewer is made every few steps already; chosen, untuned
     nearly_all: float = 0.9  # of them, for more than medium confidence; chosen, untuned
     steps_for_high: int = 3  # profiled steps from which a mean over them is no accident
@@ -59,8 +57,6 @@ class DOUBLES(Thresholds):
 
 
 class RECOMPUTE(Thresholds):
-    """When activation checkpointing counts."""
-
     full: float = 0.7  # of the device's memory: kept activations would hardly fit; chosen, untuned
     most: float = 1.1  # of the time of the work that is done again: keeping random states and hooks; chosen, untuned
 
@@ -78,23 +74,18 @@ MODULE_CALLS = Need("calls of modules in the trace", _trained(lambda run: run.mo
 INPUT_TYPES = Need("types of operators' inputs in the trace", _trained(lambda run: run.types))
 INPUT_SHAPES = Need("shapes of operators' inputs in the trace", _trained(lambda run: run.shapes))
 NODES = Need("numbers of autograd nodes in the trace", _trained(lambda run: run.numbered))
-LEARN_NO_GRAD = "https://pytorch.org/docs/stable/notes/autograd.html#locally-disabling-gradient-computation"
-LEARN_AVERAGE = "https://pytorch.org/docs/stable/optim.html#weight-averaging-swa-and-ema"
-LEARN_GPU = "https://docs.nvidia.com/cuda/cuda-c-programming-guide/#arithmetic-instructions"
-LEARN_UNBIND = "https://pytorch.org/docs/stable/generated/torch.unbind.html"
 MIB = 1 << 20
 _OTHER_MAKERS = ("AMD", "Radeon", "Instinct")  # their numbers have the form of a capability and mean something else
 
 
 def _runs(analysis: Analysis) -> tuple[PassFacts, ...]:
-    """Of each run with traces of training steps what they compute without need."""
     return analysis.passes.runs if analysis.passes is not None else ()
 
 
 def _of_run(analysis: Analysis, run: PassFacts, claim: Claim) -> Claim:
     """A claim on the steps of a run, with its mean step as the first evidence."""
     train, several = train_steps(analysis), len(_runs(analysis)) > 1 and bool(run.run)
-    steps = [steps_confidence(train)] if train is not None and analysis.windows else []
+    steps = ["low"] if train is not None and train.low_confidence and analysis.windows else []
     place = claim.where[0] if claim.where else None
     if several:  # what tells a finding from that of another run with the same code
         place = Place(f"{run.run}|{place.file if place else ''}", place.line if place else None, None)
@@ -110,12 +101,10 @@ def _of_run(analysis: Analysis, run: PassFacts, claim: Claim) -> Claim:
 
 
 def _counts(run: PassFacts, cost_ms: float) -> bool:
-    """Whether a cost is worth a finding."""
     return cost_ms > 0 and cost_ms >= REPORT_FLOOR * run.step_ms
 
 
 def _places(lines: tuple[PassLine, ...], whole_ms: float) -> tuple[Place, ...]:
-    """The lines of a loss with their part of it."""
     return tuple(
         replace(line.place, share=min(1.0, line.ms_per_step / whole_ms))
         for line in lines[: PASSES.lines_shown]
@@ -124,12 +113,8 @@ def _places(lines: tuple[PassLine, ...], whole_ms: float) -> tuple[Place, ...]:
 
 
 def _source(run: PassFacts) -> str:
-    """Which traces the figures come from."""
     steps = f"{run.steps} training step{'s' * (run.steps != 1)}" if run.has_steps else "its whole length"
     return f"{traces_source(run.traces)}, {steps}"
-
-
-# ----------------------------------------------------------------------------------- validation and copies of the model
 
 
 def told_places(analysis: Analysis) -> tuple[Place, ...]:
@@ -153,9 +138,13 @@ def _reported_calls(analysis: Analysis) -> list[tuple[PassFacts, ExtraCall]]:
     ]
 
 
-@rule("host.evaluation_in_step", TRAINED, MODULE_CALLS, learn=LEARN_NO_GRAD)
+@rule(
+    "host.evaluation_in_step",
+    TRAINED,
+    MODULE_CALLS,
+    learn="https://pytorch.org/docs/stable/notes/autograd.html#locally-disabling-gradient-computation",
+)
 def evaluation_in_step(analysis: Analysis) -> Iterator[Claim]:
-    """A place calls the trained model for a result which trains nothing."""
     for run, call in _reported_calls(analysis):
         module, place, source = call.module.rsplit("_", 1)[0], shown(call.place), _source(run)
         recorded = call.nodes_per_step >= 1
@@ -192,16 +181,11 @@ def evaluation_in_step(analysis: Analysis) -> Iterator[Claim]:
         yield _of_run(analysis, run, claim)
 
 
-_FIXES = {
-    "copy.deepcopy": "copy it every N steps or at the end of an epoch only; to keep the best weights, save them when "
-    "the validation says so",
-    "AveragedModel.update_parameters": "update the average every N steps (with the decay to the power of N), or pass "
-    "multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(decay), which updates all parameters in a few calls",
-}
-_FIX = "read or load the state every N steps only, and update tensors in place by the torch._foreach operators"
-
-
-@rule("host.model_copied_in_step", COPYING, learn=LEARN_AVERAGE)
+@rule(
+    "host.model_copied_in_step",
+    COPYING,
+    learn="https://pytorch.org/docs/stable/optim.html#weight-averaging-swa-and-ema",
+)
 def model_copied_in_step(analysis: Analysis) -> Iterator[Claim]:
     """A line copies the model or its state in the steps.
 
@@ -242,18 +226,14 @@ def _copy_claim(analysis: Analysis, copy: ModelCopy, step_ms: float, metric: str
         ceiling_ms=gains.without_main(analysis, copy.at_most_ms_per_step, behind=PIPELINE.cold_copies),
         where=(replace(copy.place, share=1.0),),
         evidence=(ms(metric, copy.ms_per_step, copy.source),),
-        fix=f"At {place}: {_FIXES.get(copy.call, _FIX)}",
+        fix=f"At {place}: {advice('copy', copy.call)}",
         caveat="A copy made less often is older; an average over fewer updates differs a little.",
         falsified_by=f"With the line at {place} run every 50 steps the mean step does not get shorter",
     )
 
 
-# ---------------------------------------------------------------------------------------------------------- float64
-
-
 @rule("compute.double_precision", TRAINED, INPUT_TYPES)
 def double_precision(analysis: Analysis) -> Iterator[Claim]:
-    """The steps of a run would surely be shorter in float32, by more than the floor."""
     for run in _runs(analysis):
         doubles = run.doubles
         if doubles is None:
@@ -273,9 +253,8 @@ def double_precision(analysis: Analysis) -> Iterator[Claim]:
             figure("operators on float64 per step", doubles.operators_per_step, "operators", source, 1),
             figure("conversions per step", doubles.conversions_per_step, "conversions", source, 1),
             *(ms(f"{name} on float64", value, source) for name, value in list(doubles.parts.items())[:3]),
+            Evidence("GPU (compute capability)", gpus, "", source) if gpus else None,
         ]
-        if gpus:
-            evidence.append(Evidence("GPU (compute capability)", gpus, "", source))
         claim = Claim(
             title=f"Float64 takes {clip_share(conversion_ms + compute_ms, run.step_ms):.0%} of the step{at(*where)}; "
             "in float32 it would take half or less",
@@ -288,17 +267,15 @@ def double_precision(analysis: Analysis) -> Iterator[Claim]:
             caveat="Some methods need float64: sums of many small numbers, differences of nearly equal ones, "
             "ill-conditioned linear algebra. Compare losses over some hundred steps.",
             falsified_by="With these operators in float32 the mean step does not get shorter",
-            learn=LEARN_GPU if run.on_device else "https://pytorch.org/docs/stable/notes/numerical_accuracy.html",
+            learn="https://docs.nvidia.com/cuda/cuda-c-programming-guide/#arithmetic-instructions"
+            if run.on_device
+            else "https://pytorch.org/docs/stable/notes/numerical_accuracy.html",
         )
         yield _of_run(analysis, run, claim)
 
 
-# ------------------------------------------------------------------------------------------------- the backward pass
-
-
 @rule("compute.recompute", TRAINED, NODES, learn="https://pytorch.org/docs/stable/checkpoint.html")
 def recompute(analysis: Analysis) -> Iterator[Claim]:
-    """A run computes much of its forward pass twice although its memory is not full."""
     for run in _runs(analysis):
         again = run.recompute
         if again is None or (again.memory_share or 0.0) >= RECOMPUTE.full:
@@ -309,9 +286,8 @@ def recompute(analysis: Analysis) -> Iterator[Claim]:
             ms("forward operators again in the backward pass, per step", again.ms_per_step, again.source),
             figure("such operators per step", again.operators_per_step, "operators", source, 1),
             figure("times per step that something is computed again", again.checkpoints_per_step, "", source, 1),
+            figure("peak of the device's memory", again.memory_share, "fraction", source, 3),
         ]
-        if again.memory_share is not None:
-            evidence.append(figure("peak of the device's memory", again.memory_share, "fraction", source, 3))
         claim = Claim(
             title="The backward pass computes forward work again, "
             f"{clip_share(again.ms_per_step, run.step_ms):.0%} of the step{at(*where)}: activation checkpointing",
@@ -329,9 +305,13 @@ def recompute(analysis: Analysis) -> Iterator[Claim]:
         yield _of_run(analysis, run, claim)
 
 
-@rule("memory.short_lived_gradients", TRAINED, INPUT_SHAPES, learn=LEARN_UNBIND)
+@rule(
+    "memory.short_lived_gradients",
+    TRAINED,
+    INPUT_SHAPES,
+    learn="https://pytorch.org/docs/stable/generated/torch.unbind.html",
+)
 def short_lived_gradients(analysis: Analysis) -> Iterator[Claim]:
-    """Small parts of a tensor, taken at one place, each get a gradient of the whole tensor's size."""
     for run in _runs(analysis):
         of_place: dict[object, list[WideGradients]] = {}
         for one in run.wide_gradients:
@@ -339,19 +319,6 @@ def short_lived_gradients(analysis: Analysis) -> Iterator[Claim]:
         for parts in of_place.values():
             if _counts(run, sum(one.ms_per_step for one in parts)):
                 yield _of_run(analysis, run, _gradients(analysis, run, parts))
-
-
-def _loop_ms(analysis: Analysis, place: Place | None) -> float:
-    """What the loop around a place costs: its gradients are a part of that, however each was estimated."""
-    around = [
-        loop.ms_per_step + (loop.backward_ms_per_step or 0.0)
-        for loop in analysis.loops or ()
-        if place is not None
-        and place.line is not None
-        and loop.place.file == place.file
-        and (loop.place.line == place.line or (loop.loop_line or place.line) < place.line <= (loop.loop_end or 0))
-    ]
-    return max(around, default=math.inf)
 
 
 def _gradients(analysis: Analysis, run: PassFacts, parts: list[WideGradients]) -> Claim:
@@ -367,13 +334,20 @@ def _gradients(analysis: Analysis, run: PassFacts, parts: list[WideGradients]) -
             figure(f"{one.node} over {size}, per step", one.calls_per_step, "calls", source, 1),
             figure(f"zeros per call for {size}", each, "MiB", shapes, 3),
             figure("zeros per step", one.calls_per_step * each, "MiB", f"calls x bytes; {source}", 1),
+            Evidence("calls equal a dimension", one.dimension, "", shapes) if one.dimension else None,
         ]
-        if one.dimension:
-            evidence.append(Evidence("calls equal a dimension", one.dimension, "", shapes))
+    loops = [  # around the place: its gradients are a part of what these cost, however each was estimated
+        loop.both_passes_ms
+        for loop in analysis.loops or ()
+        if top.place is not None
+        and (line := top.place.line) is not None
+        and loop.place.file == top.place.file
+        and (loop.place.line == line or (loop.loop_line or line) < line <= (loop.loop_end or 0))
+    ]
     return Claim(
         title=f"{top.node} makes {top.calls_per_step:.0f} gradients of {_shape(top)} per step for small parts of it, "
         f"{mib:.0f} MiB in all{at(*where)}",
-        cost_ms=min(sum(one.ms_per_step for one in parts), _loop_ms(analysis, top.place)),
+        cost_ms=min(sum(one.ms_per_step for one in parts), max(loops, default=inf)),
         ceiling_ms=sum(one.at_most_ms_per_step for one in parts),
         where=where,
         evidence=evidence,

@@ -22,6 +22,7 @@ from stepscope.diagnose.rule import (
     ON_DEVICE,
     STEPS,
     Claim,
+    Known,
     Need,
     Thresholds,
     accelerator,
@@ -67,8 +68,6 @@ class RANKS(Thresholds):
 
 
 class COLLECTIVES(Thresholds):
-    """When communication costs more than it has to."""
-
     exposed: float = 0.10  # of the step, where PyTorch's TensorBoard plugin begins to warn
     waiting: float = 0.5  # of the communication: then it is the ranks' unequal work, not the network
     small_bytes: int = 1 << 20  # DistributedDataParallel's first bucket; smaller messages do not fill a link
@@ -97,12 +96,6 @@ EXPOSURE = Need(  # what hides communication: work of devices, or operators wher
 )
 _RANKS = (SEVERAL_RANKS, STEPS, RANK_STEPS)
 LEARN = "https://docs.pytorch.org/docs/stable/notes/ddp.html"
-LEARN_BATCHES = "https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler"
-LEARN_BACKENDS = "https://docs.pytorch.org/docs/stable/distributed.html#backends"
-LEARN_DATA_PARALLEL = "https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-nn-ddp-instead"
-
-
-# ------------------------------------------------------------------------------------------------- one slow rank
 
 
 class _Late(Struct, frozen=True):
@@ -111,14 +104,13 @@ class _Late(Struct, frozen=True):
     rank: int
     cost_ms: float
     by_phase: dict[str, float]
-    evidence: tuple[Evidence, ...]
+    evidence: tuple[Known, ...]
     level: str
     ranks: tuple[int, ...]  # all that are late for the same reason
 
 
 @rule("communication.straggler", *_RANKS, learn=LEARN)
 def straggler(analysis: Analysis) -> Iterator[Claim]:
-    """One rank makes the others wait, and larger batches are not the reason."""
     train, ranks, loader = STEPS.of(analysis), RANK_STEPS.of(analysis), analysis.loader
     if unequal(ranks):
         return
@@ -272,7 +264,7 @@ def _expected(analysis: Analysis, train: StepFacts, ranks: RanksFacts, late: _La
     return Interval(low=max(0.0, share - longer / train.mean_ms), high=share)
 
 
-def _step_evidence(ranks: RanksFacts) -> tuple[Evidence, ...]:
+def _step_evidence(ranks: RanksFacts) -> tuple[Known, ...]:
     source = f"steps.jsonl of {len(ranks.ranks)} ranks, {ranks.steps} steps side by side"
     waits = f"{source}; waits in {', '.join(ranks.exchange)}: {ranks.exchange_source}"
     least = RANKS.line_share * max(ranks.excess_ms, 0.0)
@@ -290,12 +282,13 @@ def _step_evidence(ranks: RanksFacts) -> tuple[Evidence, ...]:
     )
 
 
-# ------------------------------------------------------------------------------------------------ unequal batches
-
-
-@rule("communication.unbalanced_work", *_RANKS, RANK_SAMPLES, learn=LEARN_BATCHES)
+@rule(
+    "communication.unbalanced_work",
+    *_RANKS,
+    RANK_SAMPLES,
+    learn="https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler",
+)
 def unbalanced_work(analysis: Analysis) -> Iterator[Claim]:
-    """The rank that the others wait for works on more samples than they do."""
     train, ranks = STEPS.of(analysis), RANK_STEPS.of(analysis)
     if not unequal(ranks) or not persistent(ranks):
         return
@@ -334,7 +327,6 @@ def unbalanced_work(analysis: Analysis) -> Iterator[Claim]:
 
 
 def unequal(ranks: RanksFacts) -> bool:
-    """Whether the slowest rank has notably more samples than the others."""
     own = ranks.of(ranks.slowest).samples
     known = sorted(work.samples for work in ranks.ranks if work.rank != ranks.slowest and work.samples is not None)
     return own is not None and bool(known) and own >= RANKS.unequal * known[len(known) // 2]
@@ -366,9 +358,6 @@ def _imbalance(analysis: Analysis, ranks: RanksFacts) -> tuple[float, float, str
     return cost, most, "high" if transfers else "medium"
 
 
-# ------------------------------------------------------------------------------------------------ small messages
-
-
 class _Small(Struct, frozen=True):
     """The small collectives of one span, per step. `kept_ns` is what the same bytes take in one call."""
 
@@ -385,7 +374,6 @@ class _Small(Struct, frozen=True):
 
 @rule("communication.many_small_collectives", COMMUNICATES, CALLED, learn=LEARN)
 def many_small_collectives(analysis: Analysis) -> Iterator[Claim]:
-    """A step makes many calls for messages that one call could carry."""
     spans = list(_small(analysis))
     if not spans:
         return
@@ -410,9 +398,8 @@ def many_small_collectives(analysis: Analysis) -> Iterator[Claim]:
         ms("small collectives that nothing hides, per step", alone / 1e6, source),
         ms("the same bytes at the best rate seen, in one call", kept / 1e6, source),
         ms("mean profiled step", step_ns / 1e6, source),
+        ms("time at that line, per steady step", measured, "sampled stacks"),
     ]
-    if measured is not None:
-        evidence.append(ms("time at that line, per steady step", measured, "sampled stacks"))
     yield Claim(
         title=f"{calls:.0f} small collectives per step, {_size(size / calls)} each on average{at(*where)}: their "
         "number costs more than their bytes",
@@ -496,8 +483,6 @@ def _size(count: float) -> str:
     return f"{count:.0f} {unit}" if count >= 10 or unit == "bytes" else f"{count:.1f} {unit}"
 
 
-# ---------------------------------------------------------------------------------------- exposed, on any backend
-
 _EXPOSED = {DEVICE: "exposed_communication", HOST: "host_communication"}
 
 
@@ -530,7 +515,6 @@ def exposed_share(analysis: Analysis) -> float:
 
 
 def _communicating(analysis: Analysis) -> list[Overview]:
-    """Of each trace with collectives where its steps go."""
     called = {row.span for row in CALLED.find(analysis) or ()}
     found = [one for one in overviews(analysis) if _EXPOSED[one.basis] in one.parts]
     return [one for one in found if one.basis == DEVICE or one.span in called]
@@ -580,9 +564,9 @@ def _exposed(analysis: Analysis, run: str, found: list[Overview]) -> Iterator[Cl
             ms("mean profiled step", step_ns / 1e6, source),
             *figures(source, ("collectives per step", sum(row.calls for row in rows) / steps or None, "calls", 1)),
             *(ms(f"of it in {one}", times[one] / steps / 1e6, source) for one in names[: COLLECTIVES.kinds_shown]),
-            *figures(source, ("waiting for other ranks, of all communication", waiting, "fraction", 4)),
-            *figures(source, ("rank that came last where others waited longest", late, "rank", 0)),
-            *figures(source, ("SyncBatchNorm layers per step", layers or None, "calls", 1)),
+            figure("waiting for other ranks, of all communication", waiting, "fraction", source, 4),
+            figure("rank that came last where others waited longest", late, "rank", source, 0),
+            figure("SyncBatchNorm layers per step", layers or None, "calls", source, 1),
             *(gain.evidence if gain is not None else ()),
         ),
         fix=exposed_fix(waiting, layers),
@@ -633,7 +617,6 @@ def exposed_fix(waiting: float | None, sync_batch_norms: float) -> str:
 
 
 def _exposed_caveat(analysis: Analysis, waiting: float | None) -> str:
-    """What the traces of the ranks at hand do not tell."""
     view = analysis.views.distributed if analysis.views is not None else None
     if waiting is None:
         return "One rank's trace does not tell a transfer from waiting for another rank."
@@ -642,12 +625,14 @@ def _exposed_caveat(analysis: Analysis, waiting: float | None) -> str:
     return "Compressed gradients change the numbers; larger buckets take memory."
 
 
-# ------------------------------------------------------------------------------------------- gloo, DataParallel
-
-
-@rule("communication.gloo_on_gpu", COMMUNICATES, *TRACED, CALLED, learn=LEARN_BACKENDS)
+@rule(
+    "communication.gloo_on_gpu",
+    COMMUNICATES,
+    *TRACED,
+    CALLED,
+    learn="https://docs.pytorch.org/docs/stable/distributed.html#backends",
+)
 def gloo_on_gpu(analysis: Analysis) -> Iterator[Claim]:
-    """Tensors of GPUs are exchanged by gloo, which goes through the host's memory."""
     on_device = {one.span: one for one in overviews(analysis) if one.basis == DEVICE}
     rows = [row for row in CALLED.of(analysis) if row.library == "gloo" and row.span in on_device]
     if not rows:
@@ -677,9 +662,12 @@ def gloo_on_gpu(analysis: Analysis) -> Iterator[Claim]:
     )
 
 
-@loss_rule("communication.data_parallel", kinds.DATA_PARALLEL, learn=LEARN_DATA_PARALLEL)
+@loss_rule(
+    "communication.data_parallel",
+    kinds.DATA_PARALLEL,
+    learn="https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-nn-ddp-instead",
+)
 def data_parallel(seen: ProfiledLoss) -> Iterator[Claim]:
-    """What DataParallel does around the model costs more than the floor."""
     devices = seen.detail("devices")
     yield seen.claim(
         title=f"DataParallel copies the model to {devices:.0f} devices and splits and gathers batches in every "

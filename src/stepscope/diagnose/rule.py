@@ -11,8 +11,10 @@ import hashlib
 import math
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib import resources
 from typing import Any, Generic, TypeVar
 
+import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
@@ -20,6 +22,7 @@ from stepscope.model import SEVERITIES, Analysis, Evidence, Finding, Interval, P
 from stepscope.model.views import Overview
 
 Fact = TypeVar("Fact")
+Known = Evidence | None  # a figure, None where it is not known: claims leave it out
 
 # Below this share of the step no finding is made: runs of the same script on one machine differ by a few percent, so
 # no experiment could confirm a smaller gain. A healthy run is one without a finding above it.
@@ -45,9 +48,33 @@ class CONFIDENCE(Thresholds):
 
 
 class CAUSES(Thresholds):
-    """When one finding explains another."""
-
     part: float = 0.5  # of the other's cost that lies in the cause's code, and that the cause's cost could hold: most
+
+
+class KindOfCopy(Struct, frozen=True):
+    """How copies were made: the detail that holds their time, and what to say. `{}`: ms per step, and the line."""
+
+    detail: str
+    evidence: str
+    title: str
+    fix: str
+    tries: tuple[Try, ...] = ()
+
+
+class Advice(Struct, frozen=True):
+    """What rules say by what they see, in `advice.json`: `words` by rule or cause, `{}` in them the line."""
+
+    words: dict[str, dict[str, str]]
+    copies: tuple[KindOfCopy, ...]
+
+
+ADVICE = msgspec.json.decode((resources.files(__package__) / "advice.json").read_bytes(), type=Advice)
+
+
+def advice(of: str, key: str, other: str = "") -> str:
+    """What `advice.json` has of a key, else `other`, else what it has of none."""
+    words = ADVICE.words[of]
+    return words.get(key) or other or words.get("", "")
 
 
 STEADY, PROFILED, ALL = "steady", "profiled", "all"  # which steps a share is of
@@ -68,11 +95,9 @@ class Need(Struct, Generic[Fact], frozen=True):
     traced: Callable[[Analysis], bool] = lambda _analysis: False
 
     def present(self, analysis: Analysis) -> bool:
-        """Whether an analysis has it."""
         return bool(self.find(analysis))
 
     def of(self, analysis: Analysis) -> Fact:
-        """The fact, for a rule that needs it."""
         found = self.find(analysis)
         assert found is not None, self.name
         return found
@@ -89,7 +114,7 @@ class Claim(Struct, frozen=True, kw_only=True):
 
     title: str
     cost_ms: float
-    evidence: Iterable[Evidence]
+    evidence: Iterable[Known]
     fix: str
     falsified_by: str
     steps: StepFacts | None = None
@@ -111,14 +136,12 @@ class Claim(Struct, frozen=True, kw_only=True):
 
     @property
     def mean_ms(self) -> float:
-        """The mean of the step that it is of."""
         mean_ms = self.steps.mean_ms if self.step_ms is None and self.steps is not None else self.step_ms
         assert mean_ms is not None, f"a claim says which step it is of: {self.title}"
         return mean_ms
 
     @property
     def share(self) -> float:
-        """The cost as a fraction of the step."""
         return clip_share(self.cost_ms, self.mean_ms)
 
 
@@ -136,28 +159,24 @@ class Rule(Struct, frozen=True):
 
     @property
     def category(self) -> str:
-        """The part of the name before the dot."""
         return self.name.partition(".")[0]
 
     def traced(self, analysis: Analysis) -> bool:
-        """Whether what the rule says stands on traces."""
         return any(need.traced(analysis) for need in self.needs)
 
     def id_of(self, claim: Claim) -> str:
-        """Stable over runs of the same code."""
         key = claim.key
         if isinstance(key, str):
             return f"{self.name}-{key}"
         return finding_id(self.name, next(iter(claim.where), None) if isinstance(key, UnsetType) else key)
 
     def findings(self, analysis: Analysis) -> list[Finding]:
-        """What the rule finds."""
         return [self._finding(claim) for claim in self.judge(analysis)]
 
     def _finding(self, claim: Claim) -> Finding:
         share, step_ms, levels, ranks = claim.share, claim.mean_ms, [*claim.levels], claim.ranks or ()
         if claim.steps is not None:
-            levels.append(steps_confidence(claim.steps))
+            levels.append("low" if claim.steps.low_confidence else "high")
             ranks = claim.steps.ranks if claim.ranks is None else ranks
         worst = "critical" if share >= SEVERITY.critical else "warning" if share >= SEVERITY.warning else "info"
         return Finding(
@@ -171,7 +190,7 @@ class Rule(Struct, frozen=True):
             share=share,
             gain_ceiling=max(share, clip_share(claim.ceiling_ms, step_ms)) - clip_share(claim.kept_ms, step_ms),
             where=claim.where,
-            evidence=tuple(claim.evidence),
+            evidence=tuple(one for one in claim.evidence if one is not None),
             fix=claim.fix,
             falsified_by=claim.falsified_by,
             expected_gain=claim.expected_gain,
@@ -193,7 +212,22 @@ class RiskRule(Struct, frozen=True):
 
     name: str
     needs: tuple[Need[Any], ...]
-    judge: Callable[[Analysis, Sequence[Finding]], list[Risk]]
+    judge: Callable[[Analysis, Sequence[Finding]], Iterable[Risk]]
+
+    def risk(self, key: Place | str, **said: Any) -> Risk:
+        """What it says; the id, by a place or a text, is stable over runs of the same code."""
+        place, where = (key, (key,)) if isinstance(key, Place) else (Place(key, None), ())
+        said["evidence"] = tuple(one for one in said["evidence"] if one is not None)
+        usual = {"severity": "warning", "confidence": "high", "where": where}
+        category = self.name.partition(".")[0]
+        return Risk(id=finding_id(self.name, place), rule=self.name, category=category, **{**usual, **said})
+
+
+def risk_rule(
+    name: str, *needs: Need[Any]
+) -> Callable[[Callable[[Analysis, Sequence[Finding]], Iterable[Risk]]], RiskRule]:
+    """Make a function the judge of a rule on risks."""
+    return lambda judge: RiskRule(name, needs, judge)
 
 
 def rule(
@@ -219,12 +253,10 @@ def always(_analysis: Analysis) -> bool:
 
 
 def train_steps(analysis: Analysis) -> StepFacts | None:
-    """The statistics of the training steps."""
     return next((fact for fact in analysis.steps if fact.kind == "train" and fact.count and fact.mean_ms > 0), None)
 
 
 def overviews(analysis: Analysis) -> list[Overview]:
-    """Where the profiled steps of each trace go."""
     spans = analysis.views.spans if analysis.views is not None else ()
     return [span.overview for span in spans if span.overview is not None]
 
@@ -262,7 +294,6 @@ def finding_id(rule: str, place: Place | None) -> str:
 
 
 def sampled_confidence(samples: int) -> str:
-    """By the number of samples a share stands on."""
     if samples >= CONFIDENCE.many_samples:
         return "high"
     return "medium" if samples >= CONFIDENCE.few_samples else "low"
@@ -283,11 +314,6 @@ def lowest(levels: Iterable[str]) -> str:
 def lower(level: str, by: int = 1) -> str:
     """A level so many lower, "low" at least."""
     return _LEVELS[max(0, _LEVELS.index(level) - by)]
-
-
-def steps_confidence(train: StepFacts) -> str:
-    """By the number of steady steps."""
-    return "low" if train.low_confidence else "high"
 
 
 def clip_share(cost_ms: float, mean_ms: float) -> float:
@@ -330,40 +356,31 @@ def distinct(places: Iterable[Place]) -> tuple[Place, ...]:
 
 
 def steps_source(train: StepFacts) -> str:
-    """Which journals a step figure comes from."""
     if len(train.ranks) == 1:
         return f"rank-{train.ranks[0]}/steps.jsonl"
     return f"steps.jsonl of {len(train.ranks)} ranks"
 
 
 def stacks_source(analysis: Analysis) -> str:
-    """Which stacks a sampled figure comes from."""
     stacks = analysis.stacks
     return f"stacks.jsonl ({stacks.source} at {stacks.rate_hz:.0f} Hz)" if stacks else "stacks.jsonl"
 
 
 def traces_source(traces: Sequence[str]) -> str:
-    """Which traces a figure comes from."""
     return f"trace {traces[0]}" if len(traces) == 1 else f"{len(traces)} traces"
 
 
-def figure(metric: str, value: float, unit: str, source: str, digits: int = 4) -> Evidence:
-    """A figure, rounded."""
-    return Evidence(metric, round(value, digits), unit, source)
+def figure(metric: str, value: float | None, unit: str, source: str, digits: int = 4) -> Known:
+    return None if value is None else Evidence(metric, round(value, digits), unit, source)
 
 
-def figures(source: str, *rows: tuple[str, float | None, str, int]) -> Iterator[Evidence]:
-    """Figures of one source, each with its unit and digits; what is not known is left out."""
-    return (
-        Evidence(metric, round(value, digits), unit, source)
-        for metric, value, unit, digits in rows
-        if value is not None
-    )
+def figures(source: str, *rows: tuple[str, float | None, str, int]) -> Iterator[Known]:
+    """Figures of one source, each with its unit and digits."""
+    return (figure(metric, value, unit, source, digits) for metric, value, unit, digits in rows)
 
 
-def ms(metric: str, value: float, source: str) -> Evidence:
-    """A time in ms."""
-    return Evidence(metric, round(value, 3), "ms", source)
+def ms(metric: str, value: float | None, source: str) -> Known:
+    return figure(metric, value, "ms", source, 3)
 
 
 def device_doubt(analysis: Analysis) -> tuple[tuple[str, ...], str]:

@@ -66,8 +66,6 @@ class TRACE(Thresholds):
 
 
 class AGREEMENT(Thresholds):
-    """When two sources that tell the same quantity disagree."""
-
     sigmas: float = 4.0  # standard errors of a sampled share: a handful of comparisons, so chance speaks in no run
     share: float = 0.10  # of the step at least: less changes neither the order of findings nor the advice
     slowed: float = 1.5  # a window's step by the steady one: profilers with stacks add a third; chosen, untuned
@@ -114,7 +112,6 @@ class _Code(Struct, frozen=True):
     functions: frozenset[tuple[str, str]]
 
     def holds(self, place: Place) -> bool:
-        """Whether the place is in it."""
         if (place.file, bare(place.function)) in self.functions:
             return True
         return place.line is not None and ((place.file, place.line) in self.lines or self.calls(place))
@@ -370,12 +367,10 @@ _CHECKS: tuple[Callable[[Analysis], Iterator[_Conflict]], ...] = (
 
 
 def _windows(analysis: Analysis, basis: str) -> list[Overview]:
-    """Profiled steps of a recorded run."""
     return [one for one in profiled(analysis) if one.basis == basis and one.steps] if analysis.windows else []
 
 
 def _shares(windows: list[Overview], part: str) -> list[float]:
-    """Of each of their steps, what is in a part."""
     return [step.parts_ns.get(part, 0) / step.wall_ns for one in windows for step in one.steps if step.wall_ns]
 
 
@@ -389,7 +384,6 @@ def _sampling(share: float, samples: int) -> float:
 
 
 def _error(values: list[float]) -> float:
-    """The standard error of a mean."""
     return stdev(values) / math.sqrt(len(values))
 
 
@@ -423,7 +417,6 @@ NO_SLICE = "in no operator, kernel, call or function of the trace"
 
 
 def unexplained(analysis: Analysis, findings: Sequence[Finding]) -> Unexplained | None:
-    """None without training steps."""
     train = train_steps(analysis)
     if train is None:
         return None
@@ -480,7 +473,6 @@ def _known(analysis: Analysis, cpu: CpuFacts, train: StepFacts, findings: Sequen
 
 
 def _unseen(analysis: Analysis) -> Iterator[str]:
-    """What was not recorded: of runs of our own the telemetry, of devices their work, of ranks what they exchange."""
     machine = analysis.machine
     if machine.journaled and machine.cpu is None:
         yield "whether the main thread had a core (too little telemetry of the steady steps)"

@@ -121,7 +121,6 @@ class DeviceLosses(Struct, frozen=True):
     losses: tuple[Loss, ...]
 
     def of(self, kind: str) -> Loss | None:
-        """The loss of that kind, None where there is none."""
         return next((loss for loss in self.losses if loss.kind == kind), None)
 
 
@@ -187,7 +186,6 @@ class Replay:
     what_ifs: tuple[WhatIf, ...]
 
     def of(self, kind: str) -> WhatIf | None:
-        """The what-if of that kind, None where the traces hold nothing of it."""
         return next((one for one in self.what_ifs if one.kind == kind), None)
 
 

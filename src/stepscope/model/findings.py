@@ -58,7 +58,36 @@ class Interval(Struct, frozen=True):
     high: float
 
 
-class Finding(Struct, frozen=True):
+class Statement(Struct, frozen=True):
+    """What findings and risks have in common."""
+
+    id: str
+    rule: str
+    category: str
+    title: str
+    severity: str
+    confidence: str
+    where: tuple[Place, ...]
+    evidence: tuple[Evidence, ...]
+    fix: str
+    falsified_by: str
+    ranks: tuple[int, ...] = ()
+    caveat: str = ""
+    learn: str = ""
+    try_: tuple[Try, ...] = ()
+    explains: tuple[str, ...] = ()
+
+
+class Risk(Statement, frozen=True):
+    """What may slow down or end a run later, without a cost that was measured: never ranked among findings.
+
+    `explains` are ids of findings of the same run that it is behind.
+
+    ranks: Ranks it was seen on.
+    """
+
+
+class Finding(Statement, frozen=True, kw_only=True):
     """One ranked statement of a loss. Without evidence and cost there is no finding.
 
     `share` is the cost by `step_ms`, the mean step of `basis`: "steady" steps, which the headline tells, "profiled"
@@ -74,53 +103,13 @@ class Finding(Struct, frozen=True):
     ranks: Ranks it was seen on.
     """
 
-    id: str
-    rule: str
-    category: str
-    title: str
-    severity: str
-    confidence: str
     cost_ms_per_step: float
     share: float
     gain_ceiling: float
-    where: tuple[Place, ...]
-    evidence: tuple[Evidence, ...]
-    fix: str
-    falsified_by: str
     expected_gain: Interval | None = None
-    ranks: tuple[int, ...] = ()
-    caveat: str = ""
-    learn: str = ""
-    try_: tuple[Try, ...] = ()
-    explains: tuple[str, ...] = ()
     disagreements: tuple[Disagreement, ...] = ()
     basis: str = ""
     step_ms: float | None = None
-
-
-class Risk(Struct, frozen=True):
-    """What may slow down or end a run later, without a cost that was measured: never ranked among findings.
-
-    `explains` are ids of findings of the same run that it is behind.
-
-    ranks: Ranks it was seen on.
-    """
-
-    id: str
-    rule: str
-    category: str
-    title: str
-    severity: str
-    confidence: str
-    where: tuple[Place, ...]
-    evidence: tuple[Evidence, ...]
-    fix: str
-    falsified_by: str
-    ranks: tuple[int, ...] = ()
-    caveat: str = ""
-    learn: str = ""
-    try_: tuple[Try, ...] = ()
-    explains: tuple[str, ...] = ()
 
 
 class Abstention(Struct, frozen=True):

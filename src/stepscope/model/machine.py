@@ -435,8 +435,6 @@ class TraceLoader(Struct, frozen=True):
 
 
 class MachineFacts(Struct, frozen=True):
-    """All of the above."""
-
     journaled: bool = False  # a journal of events exists: what is not in it did not happen
     pauses: PauseFacts | None = None
     cpu: CpuFacts | None = None
@@ -505,7 +503,6 @@ class RanksFacts(Struct, frozen=True):
     longest_own_ms: float = 0.0
 
     def of(self, rank: int) -> RankWork:
-        """The mean step of a rank of `ranks`."""
         return next(work for work in self.ranks if work.rank == rank)
 
 

@@ -355,6 +355,11 @@ class LoopFacts(Struct, frozen=True):
     operators_ms_per_step: float | None = None
     calls_per_invocation: int = 0
 
+    @property
+    def both_passes_ms(self) -> float:
+        """Forward and backward, ms in a steady step."""
+        return self.ms_per_step + (self.backward_ms_per_step or 0.0)
+
 
 class IoFacts(Struct, frozen=True):
     """Blocking file I/O of the main thread inside steady steps.

@@ -20,7 +20,6 @@ PER_LINE = 16  # indices without names
 
 
 def to_json(found: Sequence[Alarm], logged: Sequence[StepData], step: int | None) -> bytes:
-    """Indented UTF-8 JSON that ends in a line break."""
     alarms, data = plain_rows(found, len(found)), plain_rows(logged, len(logged))
     return json_bytes({"schema": SCHEMA, "step": step, "alarms": alarms, "data": data})
 

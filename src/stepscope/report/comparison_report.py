@@ -123,8 +123,6 @@ def _thinned(losses: list[Any]) -> list[Any]:
     return [losses[place * len(losses) // MAX_LOSSES] for place in range(MAX_LOSSES)]
 
 
-# ---- in words --------------------------------------------------------------------------------------------------------
-
 # shown where a single run on each side gives no verdict, and only its steps say something
 SPREAD = ("p5_ms", "p25_ms", "p75_ms", "p99_ms")
 FIGURES: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
@@ -161,8 +159,6 @@ _VERDICT_STYLES = {"faster": "good", "slower": "bad"}
 
 
 class Figure(Struct, frozen=True):
-    """A line of the headline table, as text."""
-
     label: str
     baseline: str
     candidate: str
@@ -171,7 +167,6 @@ class Figure(Struct, frozen=True):
 
 
 def title(document: Row) -> str:
-    """Both sides by name."""
     return f"{document['candidate']['label']} against {document['baseline']['label']}"
 
 
@@ -191,7 +186,6 @@ def verdict_style(document: Row) -> str:
 
 
 def outcome(document: Row) -> Row | None:
-    """The one candidate."""
     candidates = document["candidates"]
     found: Row | None = candidates[0] if candidates else None
     return found
@@ -219,7 +213,6 @@ def signed_percent(ratio: float | None) -> str:
 
 
 def difference(row: Row) -> str:
-    """What a row changed by, with its sign and unit."""
     value = row["difference"]
     if value is None:
         return words.MISSING
@@ -228,12 +221,10 @@ def difference(row: Row) -> str:
 
 
 def phase_difference(row: Row) -> str:
-    """What a phase changed by."""
     return _signed(amount(abs(row["difference_ms"]), MS), row["difference_ms"])
 
 
 def amount(value: float | None, unit: str) -> str:
-    """One side of a row."""
     if value is None:
         return words.MISSING
     if unit in UNITS:
@@ -242,19 +233,16 @@ def amount(value: float | None, unit: str) -> str:
 
 
 def status(row: Row) -> str:
-    """The word for a row."""
     return _STATUS.get(row["status"], str(row["status"]))
 
 
 def place(row: Row) -> str:
-    """File and line of a row, "" without any."""
     if row["file"] is None:
         return ""
     return f"{row['file']}:{row['line']}" if row["line"] is not None else str(row["file"])
 
 
 def name(row: Row) -> str:
-    """What a row is about; device time and phases say so."""
     text = str(row["name"])
     if row["kind"] == "category":
         text = phase(text)
@@ -262,12 +250,10 @@ def name(row: Row) -> str:
 
 
 def phase(category: str) -> str:
-    """A part of the step in words."""
     return words.PARTS.get(category, words.term(category))
 
 
 def of_kind(document: Row, kind: str) -> list[Row]:
-    """The rows of one kind."""
     return [row for row in document["changes"] if row["kind"] == kind]
 
 
@@ -287,14 +273,12 @@ def phases(document: Row) -> list[Row]:
 
 
 def runs(document: Row) -> list[Row]:
-    """The pairs, where there are several."""
     found = outcome(document)
     pairs: list[Row] = found["runs"] if found is not None else []
     return pairs if len(pairs) > 1 else []
 
 
 def value(text: Any) -> str:
-    """A side of a row of text."""
     return words.MISSING if text is None else str(text)
 
 
@@ -310,7 +294,6 @@ def warnings(document: Row) -> list[str]:
 
 
 def notes(document: Row) -> list[str]:
-    """What must be said of the comparison and of its sides."""
     return [*document["notes"], *document["baseline"]["notes"], *document["candidate"]["notes"]]
 
 
@@ -323,7 +306,6 @@ def absent(document: Row) -> list[tuple[str, str]]:
 
 
 def equivalence(document: Row) -> str | None:
-    """What the losses say, where any were compared."""
     found = outcome(document)
     equal = found["equivalence"] if found is not None else None
     return str(equal["text"]) if equal is not None and equal["judged"] else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from stepscope.diagnose.compile import CAUSE_WORDS
 from stepscope.model import Report
 from stepscope.report import words
 
@@ -30,37 +31,7 @@ COUNTED = {
     "transfer": ("transfer", "transfers"),
 }
 NAMED = ("limit_hit", "failure", "graph_break")  # kinds that the words of a cause begin with
-# why, where nothing says what changed
-CAUSES = {
-    "shape": "the shape of a tensor",
-    "dtype": "the type of a tensor's elements",
-    "stride": "the strides of a tensor",
-    "device": "the device of a tensor",
-    "requires_grad": "whether a tensor requires a gradient",
-    "constant": "a constant",
-    "float_argument": "a float argument",
-    "int_attribute": "an integer attribute",
-    "attribute": "an attribute",
-    "object": "another object",
-    "type": "the type of an object",
-    "length": "the length of a container",
-    "keys": "the keys of a dictionary",
-    "grad_mode": "grad mode",
-    "global_state": "torch's global state",
-    "tensor_read": "a value read from a tensor",
-    "new_function": "another function",
-    "item": "a tensor's value is read",
-    "print": "print",
-    "data_dependent": "control flow that depends on data",
-    "unsupported_call": "a call that cannot be traced",
-    "unsupported": "something that cannot be traced",
-    "user_sync": "torch_xla.sync",
-    "loader_sync": "the loader's sync",
-    "read_value": "a value is read before the step's sync",
-    "dynamo": "torch.compile",
-    "unlowered": "no lowering",
-    "data_dependent_shape": "a shape that depends on data",
-}
+CAUSES = {cause: said.shown for cause, said in CAUSE_WORDS.items()}  # why, where nothing says what changed
 
 
 def view_of(report: Report) -> Mapping[str, Any] | None:
@@ -70,7 +41,6 @@ def view_of(report: Report) -> Mapping[str, Any] | None:
 
 
 def warns(report: Report) -> bool:
-    """Whether a rule of a compiler's own holds."""
     view = view_of(report)
     return bool(view and view["warnings"])
 
@@ -82,7 +52,6 @@ def counted(number: int | None, kind: str) -> str:
 
 
 def backend(facts: Row) -> str:
-    """One line on a backend: what it did, and how long compiling took."""
     versions = f" ({', '.join(facts['versions'][:2])})" if facts["versions"] else ""
     name = facts["backend"] + versions
     recompiles = f" ({words.count(facts['recompiles'])} of them recompiles)" if facts["recompiles"] else ""
@@ -191,7 +160,6 @@ def what(cause: Row) -> str:
 
 
 def often(cause: Row) -> str:
-    """How often, how long in all, in which steps."""
     if cause["kind"] in NAMED:
         parts = [f"{words.count(cause['count'])} times"] if cause["count"] > 1 else []
     else:
@@ -205,7 +173,6 @@ def often(cause: Row) -> str:
 
 
 def when(cause: Row) -> str | None:
-    """The steps of a cause; None where they are unknown."""
     first, last, number = cause["first_step"], cause["last_step"], cause["step_count"]
     if first is None:
         return None
@@ -226,7 +193,6 @@ def of_ranks(cause: Row, view: Mapping[str, Any]) -> str | None:
 
 
 def eager(limit: Row) -> str:
-    """What became of a function at its limit, and of the steps around it."""
     since = f"since step {limit['step']} " if limit["step"] is not None else ""
     text = f"{since}inputs of it that match no version run eagerly"
     if limit["before_ms"] is None or limit["after_ms"] is None:
@@ -246,7 +212,6 @@ def warning(row: Row) -> tuple[str, str]:
 
 
 def storm(row: Row) -> list[str]:
-    """How often a backend compiled lately, and after a quiet time."""
     said = []
     if row["windows"]:
         first = f", first at step {row['first_window_step']}" if row["first_window_step"] is not None else ""

@@ -63,7 +63,6 @@ KEY_ORDER = (
 
 
 def report_bytes(report: Report) -> bytes:
-    """The document as indented UTF-8 JSON that ends in a line break."""
     return json_bytes({**{key: getattr(report, key) for key in KEY_ORDER}, "views": dict(report.views)})
 
 
@@ -153,9 +152,6 @@ def build(
     )
 
 
-# ---- steps and findings ----------------------------------------------------------------------------------------------
-
-
 def _headline(analysis: Analysis) -> Row:
     """The headline kind. Keys of the report's schema first, then what the statistics rest on."""
     row = _step_row(analysis.steps[0])
@@ -188,9 +184,6 @@ def _with_source(row: Row, reader: SourceReader | None) -> Row:
     return row
 
 
-# ---- views -----------------------------------------------------------------------------------------------------------
-
-
 def _part(analysis: Analysis, name: str) -> Any:
     """A part of the analysis under its own name; its lists, itself and one level down, hold at most `MAX_ROWS`."""
     view = plain_value(getattr(analysis, name))
@@ -216,7 +209,11 @@ def _of_traces(views: Views | None) -> _Makers:
     if views is None:
         return {**dict.fromkeys(OF_TRACES, lambda: None), "absent": dict}
     return {
-        "overview": lambda: _overviews(views),
+        "overview": lambda: [
+            plain_mapping(msgspec.structs.replace(one, steps=one.steps[:MAX_STEPS]))
+            for span in views.spans[:MAX_SPANS]
+            if (one := span.overview) is not None
+        ],
         "gpus": lambda: [plain_mapping(gpu) for span in views.spans[:MAX_SPANS] for gpu in span.gpus],
         **_with_total("operators", lambda: views.operators),
         **_with_total("kernels", lambda: views.kernels),
@@ -228,11 +225,6 @@ def _of_traces(views: Views | None) -> _Makers:
         "tensorboard": lambda: plain_value(views.tensorboard),
         "absent": lambda: dict(views.absent),
     }
-
-
-def _overviews(views: Views) -> list[Row]:
-    found = [plain_mapping(span.overview) for span in views.spans[:MAX_SPANS] if span.overview is not None]
-    return [{**item, "steps": item["steps"][:MAX_STEPS]} for item in found]
 
 
 def _with_total(name: str, rows: Callable[[], Sequence[Any]]) -> _Makers:
@@ -253,7 +245,6 @@ def _bounded(view: Any, limits: Mapping[str, int] | None = None, usual: int = MA
 
 
 def _compilers(view: CompilersView | None, *, source: bool) -> Row | None:
-    """`views.compilers`; `source` False leaves out what reasons quote."""
     bounded = _bounded(view, MAX_OF, MAX_COMPILER_ROWS)
     if bounded is None:
         return None
@@ -280,7 +271,6 @@ def _cut_texts(value: Any, text: int = MAX_TEXT) -> Any:
 
 
 def _trial(trial: TrialFacts | None) -> Row | None:
-    """`views.trial`."""
     if trial is None:
         return None
     reports = []

@@ -62,7 +62,6 @@ def experiment_document(experiment: Experiment) -> dict[str, Any]:
 
 
 def dumps(experiment: Experiment) -> bytes:
-    """Indented UTF-8 JSON that ends in a line break."""
     return json_bytes(experiment_document(experiment))
 
 
@@ -144,7 +143,6 @@ def _measure(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_experiment(report: Report, experiment: Mapping[str, Any]) -> Report:
-    """`report` with the experiment among its views."""
     return msgspec.structs.replace(report, views={**report.views, "experiment": dict(experiment)})
 
 
@@ -195,8 +193,6 @@ def _without_run(experiment: Experiment) -> Report:
     )
 
 
-# ---- in words --------------------------------------------------------------------------------------------------------
-
 FINDINGS = "findings"  # the source of an experiment that makes its first run to diagnose it
 AGAIN = "baseline again"  # a candidate without knobs: the baseline against itself
 MEDIAN = "median_ms"
@@ -226,7 +222,6 @@ def name(candidate: Row) -> str:
 
 
 def verdict(candidate: Row) -> str:
-    """The verdict in a few words."""
     word = str(candidate.get("verdict"))
     text = VERDICTS.get(word, word)
     if word == NO_DIFFERENCE and candidate.get("resolution") is not None:
@@ -285,13 +280,11 @@ def flags(candidate: Row) -> list[str]:
 
 
 def trains_alike(candidate: Row) -> str | None:
-    """Whether its loss goes the baseline's way; None where that was not looked at."""
     found = candidate.get("equivalence")
     return str(found["text"]) if found and found.get("text") else None
 
 
 def shown_place(file: str | None, line: int | None, cwd: str | None) -> str | None:
-    """`file:line`, relative to where the command runs."""
     if not file:
         return None
     root = cwd.rstrip(os.sep) + os.sep if cwd else ""
@@ -327,7 +320,6 @@ def is_self_test(document: Row) -> bool:
 
 
 def conclusion(document: Row) -> list[str]:
-    """What came of it, in a sentence or two."""
     if is_self_test(document):
         return [noise(document) or "Too few pairs of equal runs: how small an effect this machine shows is not known."]
     candidates, best = document.get("candidates") or (), winners(document)
@@ -375,7 +367,6 @@ def _out_of_reach(document: Row, but: str) -> Iterator[str]:
 
 
 def by_hand(document: Row) -> list[str]:
-    """The other losses that no knob reaches, each with its line and what to edit there."""
     found = []
     for row in (document.get("by_hand") or ())[0 if is_self_test(document) else 1 :]:
         place = shown_place(row.get("file"), row.get("line"), document.get("cwd"))
@@ -389,7 +380,6 @@ def _most(row: Row) -> str:
 
 
 def noise(document: Row) -> str | None:
-    """The smallest effect this machine shows."""
     found = document.get("noise")
     if not found or found.get("smallest_effect") is None:
         return None
@@ -398,7 +388,6 @@ def noise(document: Row) -> str | None:
 
 
 def protocol(document: Row) -> str:
-    """How it was measured."""
     row = document["protocol"]
     warmup, steps = words.count(row["warmup_steps"]), words.count(row["measured_steps"])
     least, most = row["least_pairs"], row["most_pairs"]
@@ -414,7 +403,6 @@ def protocol(document: Row) -> str:
 
 
 def source(document: Row) -> str | None:
-    """Where the candidates are from, where that was a diagnosis."""
     found = document.get("source")
     if not found:
         return None
@@ -439,5 +427,4 @@ def duration(seconds: float | None) -> str:
 
 
 def main_effect(row: Row) -> str:
-    """The name of a knob of a screening, with those it was set together with."""
     return name({"knobs": [row["knob"], *(row.get("with_knobs") or ())]})

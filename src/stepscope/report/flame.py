@@ -73,7 +73,10 @@ def document(graph: FlameGraph, *, first: str | None = None) -> dict[str, Any]:
     used = sorted({frame for tree in graph.trees for frame in tree.frame})
     number = {frame: at for at, frame in enumerate(used)}
     names, files, kinds = _Texts(), _Texts(), _Texts()
-    frames = [_frame(graph.frames[frame], names, files, kinds) for frame in used]
+    frames = [
+        [names.number(frame.name), files.number(frame.file), frame.line, kinds.number(frame.kind)]
+        for frame in (graph.frames[each] for each in used)
+    ]
     keys = [tree.key for tree in graph.trees]
     return {
         "schema": SCHEMA,
@@ -114,10 +117,6 @@ class _Texts:
         return list(self._known)
 
 
-def _frame(frame: FlameFrame, names: _Texts, files: _Texts, kinds: _Texts) -> list[int | None]:
-    return [names.number(frame.name), files.number(frame.file), frame.line, kinds.number(frame.kind)]
-
-
 def _tree(tree: FlameTree, number: dict[int, int]) -> dict[str, Any]:
     return {
         "key": tree.key,
@@ -147,8 +146,6 @@ def rounded(value: float) -> float | int:
     return int(short) if short.is_integer() else short
 
 
-# ---- formats of other viewers ---------------------------------------------------------------------------------------
-
 _UNITS = {"ms per step": "milliseconds", "us": "microseconds", "bytes": "bytes"}
 _SPEEDSCOPE = "https://www.speedscope.app/file-format-schema.json"
 _TINY = 1e-9  # of the root: what is left of a box after its children, when nothing is
@@ -156,14 +153,13 @@ _TINY = 1e-9  # of the root: what is left of a box after its children, when noth
 
 def speedscope(graph: FlameGraph, version: str) -> str:
     """Every tree as a profile of its own. A difference's other side is left out: the format has no place for it."""
-    profiles = [_profile(tree) for tree in graph.trees]
     document = {
         "$schema": _SPEEDSCOPE,
         "name": plain(graph.title),
         "exporter": f"stepscope@{version}",
         "activeProfileIndex": 0,
         "shared": {"frames": [_described(frame) for frame in graph.frames]},
-        "profiles": profiles,
+        "profiles": [_profile(tree) for tree in graph.trees],
     }
     return json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
@@ -187,7 +183,6 @@ def collapsed(graph: FlameGraph, tree: FlameTree) -> str:
 
 
 def own_values(tree: FlameTree, values: tuple[float, ...]) -> list[float]:
-    """What each box is worth without its children."""
     own = list(values)
     for node, parent in enumerate(tree.parent):
         if parent >= 0:
@@ -214,7 +209,6 @@ def _profile(tree: FlameTree) -> dict[str, Any]:
 
 
 def _path(tree: FlameTree, node: int) -> Iterator[int]:
-    """The frames from below the root to `node`."""
     found = []
     while node > 0:
         found.append(tree.frame[node])
@@ -237,8 +231,6 @@ def _collapsed_name(frame: FlameFrame) -> str:
     return plain(f"{frame.name}{place}", LONGEST_NAME).replace(";", ",")
 
 
-# ---- a picture ------------------------------------------------------------------------------------------------------
-
 WIDTH = 1200.0
 CELL = 17
 TOP = 64  # for the title, what the widths mean, and the buttons
@@ -253,7 +245,6 @@ _SCRIPT = "\n" + (resources.files(__package__) / "flame_picture.js").read_text(e
 
 
 def picture(graph: FlameGraph, tree: FlameTree) -> str:
-    """`tree` of `graph` as an SVG document."""
     left, width, depth = layout(tree)
     rows = int(depth[width >= NARROWEST].max(initial=0)) + 1
     height = TOP + rows * CELL + 12
@@ -327,7 +318,6 @@ def _boxes(graph: FlameGraph, tree: FlameTree, left: np.ndarray, width: np.ndarr
 
 
 def _title(graph: FlameGraph, tree: FlameTree, node: int, frame: FlameFrame) -> str:
-    """What a box is, line by line."""
     place = frame.file + (f":{frame.line}" if frame.line is not None else "") if frame.file else ""
     share = tree.value[node] / tree.value[0] if tree.value[0] else 0.0
     lines = [plain(frame.name, LONGEST_NAME), plain(place), f"{rounded(tree.value[node]):,} {tree.unit}, {share:.2%}"]

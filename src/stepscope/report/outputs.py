@@ -83,7 +83,6 @@ class Plan(Struct, frozen=True):
 
     @property
     def uses_stdout(self) -> bool:
-        """True when stdout belongs to a document."""
         return STDOUT in (self.json_file, self.html_file)
 
     def check(self, folder: Path | None = None) -> None:

@@ -46,7 +46,6 @@ def groups(report: Report) -> list[Group]:
 
 
 def members(report: Report, count: int) -> list[Row]:
-    """The findings of the first `count` groups."""
     return [row for group in groups(report)[:count] for row in (group.finding, *group.explained)]
 
 
@@ -80,7 +79,6 @@ def ended(status: int | None) -> str | None:
 
 
 def warnings(report: Report) -> list[str]:
-    """What a reader has to know before the first figure."""
     texts = [ended(report.run.get("exit_status"))]
     if report.steps and report.steps.get("low_confidence"):
         texts.append("few steady steps: take every figure below as a rough one")
@@ -195,7 +193,6 @@ def unattributed(view: Mapping[str, Any]) -> list[tuple[str, float]]:
 
 
 def step_kind(report: Report, steps: Mapping[str, Any]) -> str:
-    """Statistics of a kind of step that is not the headline's, and whether it is the slower one."""
     text = (
         f"{words.term(steps['kind'])}: {counted(steps, named=False)}, "
         f"{words.milliseconds(steps['mean_ms'])} a step "
@@ -213,7 +210,6 @@ def stands_out(report: Report, steps: Mapping[str, Any]) -> bool:
 
 
 def is_slower(report: Report, steps: Mapping[str, Any]) -> bool:
-    """Whether these steps take longer than those of the headline."""
     return report.steps is not None and steps["mean_ms"] > report.steps["mean_ms"]
 
 
@@ -249,7 +245,6 @@ def profiled(facts: ProfiledFacts | None) -> str | None:
 
 
 def fixed_costs(costs: Mapping[str, Any]) -> str | None:
-    """What the run paid once, or None where nothing was measured."""
     if costs.get("total_s") is None:
         return None
     # warm-up includes the first step
@@ -300,7 +295,6 @@ def is_judged(report: Report) -> bool:
 
 
 def cost(finding: Mapping[str, Any]) -> str:
-    """What a finding costs, and of which step where that is not the headline's."""
     lost, step = words.milliseconds(finding["cost_ms_per_step"]), finding.get("step_ms")
     if finding.get("basis") == "all" and step:
         lost = f"{lost} of {words.milliseconds(step)}"
@@ -308,7 +302,6 @@ def cost(finding: Mapping[str, Any]) -> str:
 
 
 def basis(finding: Mapping[str, Any]) -> str | None:
-    """Which steps a finding's share is of, where these are not the steady ones."""
     step = finding.get("step_ms")
     if finding.get("basis") != "all" or not step:
         return None
@@ -316,7 +309,6 @@ def basis(finding: Mapping[str, Any]) -> str | None:
 
 
 def overlap(report: Report) -> str | None:
-    """A word on findings that together are more than the step."""
     counted = report.views.get("findings_share") or 0.0
     if counted <= 1.0:
         return None
@@ -339,12 +331,10 @@ def gain(finding: Mapping[str, Any]) -> str:
 
 
 def explained(finding: Mapping[str, Any]) -> str:
-    """A finding in a line below the one that explains it."""
     return f"{finding['title']} ({cost(finding)}; not in addition)"
 
 
 def disagreement(row: Mapping[str, Any]) -> str:
-    """Two figures of one quantity, and where each is from."""
     first, second = (words.quantity(row[key], str(row["unit"])) for key in ("value", "other"))
     return f"disagree on {row['quantity']}: {first} by {row['source']}, {second} by {row['other_source']}"
 
@@ -363,7 +353,6 @@ def next_steps(report: Report) -> list[tuple[str, str]]:
 
 
 def without_steps(report: Report) -> str:
-    """What was read where no step was seen."""
     counted = compiler_words.without_steps(report)
     if counted:
         return counted
@@ -380,15 +369,12 @@ def names_input(report: Report) -> bool:
     return any(finding["category"] == "input" for finding in report.findings)
 
 
-# ---- knobs -----------------------------------------------------------------------------------------------------------
-
 MAX_KNOBS = 8  # in the line
 _VALUE = 60  # characters of a value
 _REASON = 160
 
 
 def refused(report: Report) -> bool:
-    """Whether a knob of the run was not applied."""
     trial = report.views.get("trial") or {}
     return REFUSED in (trial.get("standing") or {}).values()
 
@@ -438,8 +424,6 @@ def _place(row: Row, shorten: Shortener) -> str:
     place = row["place"]
     return shorten(place["file"], place["line"]) if place is not None else "another place"
 
-
-# ---- what the run learned --------------------------------------------------------------------------------------------
 
 LOSS, NORM, RATE = "train/loss", "train/grad_norm", "train/lr/"
 

@@ -104,7 +104,6 @@ class SourceReader:
 
 
 def _own_folders() -> list[str]:
-    """The working directory and its git root."""
     try:
         folder = Path.cwd()
     except OSError:  # it was removed

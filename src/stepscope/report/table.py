@@ -13,9 +13,11 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import resources
 from math import inf, isfinite
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 from rich.console import Console
 from rich.text import Text
@@ -29,12 +31,6 @@ from stepscope.report.text_columns import TextColumn, lines, soft
 from stepscope.report.values import field_names, is_record, json_bytes
 from stepscope.report.words import Shortener
 
-THREADS = "Host times are summed over threads: they can add up to more than the time that passed."
-STREAMS = "Kernel times are summed over streams: what runs side by side counts twice."
-USE = (
-    "100 % utilisation means that some kernel ran at every moment, not that the GPU was full: see SM efficiency and "
-    "occupancy."
-)
 _UNIT = re.compile("_(ns|ms|bytes|pct)$")
 
 
@@ -55,162 +51,32 @@ def headed(text: str) -> tuple[tuple[str, str], ...]:
     return tuple((heading or _UNIT.sub("", key).replace("_", " "), key) for heading, _, key in split)
 
 
-_SPAN = "worker; span"
-_CAUSE = "backend; kind; why: cause; what: subject; operator"
-_OFTEN = "times: count; time: total_ms; in steps: step_count; first: first_step; last: last_step; line: file; function"
-_PARTS = "; ".join(f"{re.sub('^(exposed|idle|host)_', '', part)}: {part}_ns" for part in PARTS)
+class _Layout(Struct, frozen=True):
+    """`columns` are those of `headed`."""
 
-SHOWN: dict[str, Shown] = {
-    "overview": Shown(
-        "Overview: parts of a step", headed(f"{_SPAN}; split: partition; part; mean_ns; median_ns; p95_ns; share")
-    ),
-    "steps": Shown(
-        "Steps: parts of each",
-        headed(f"{_SPAN}; step; wall_ns; {_PARTS}"),
-        quiet=tuple(key for _, key in headed(_PARTS)),
-    ),
-    "gpus": Shown(
-        "GPUs",
-        headed(
-            f"{_SPAN}; device; name; memory_bytes; capability; utilisation: utilization_pct; "
-            "SM efficiency: sm_efficiency_pct; occupancy: achieved_occupancy_pct; tensor cores: tensor_core_pct"
-        ),
-        notes=(USE,),
-        define=True,
-    ),
-    "operators": Shown(
-        "Operators",
-        headed(
-            "operator: name; shapes; calls; a step: calls_per_step; device_self_ns; total: device_total_ns; "
-            "host_self_ns; total: host_total_ns; memory: self_device_memory_bytes; "
-            "tensor cores: tensor_core_self_pct; line: file"
-        ),
-        sort="device_self_ns",
-        notes=(THREADS,),
-    ),
-    "stacks": Shown(
-        "Call stacks behind an operator",
-        headed("calls; host_self_ns; device_self_ns; stack"),
-        sort="host_self_ns",
-        notes=(THREADS,),
-    ),
-    "kernels": Shown(
-        "Kernels",
-        headed(
-            "kernel: short_name; operator; grid; block; calls; total_ns; share; mean_ns; max_ns; "
-            "blocks/SM: blocks_per_sm; occupancy_pct; tensor: tensor_cores; delay: launch_delay_ns; line: file"
-        ),
-        sort="total_ns",
-        notes=(STREAMS,),
-    ),
-    "memory": Shown(
-        "Memory by device",
-        headed("source; worker; span; device; peak_allocated_bytes; peak_reserved_bytes; capacity_bytes"),
-    ),
-    "memory-curve": Shown(
-        "Memory over time", headed(f"{_SPAN}; device; time: since_start_ns; allocated_bytes; reserved_bytes")
-    ),
-    "memory-operators": Shown(
-        "Memory by operator",
-        headed(
-            f"{_SPAN}; operator: name; device; calls; allocations; allocated, self: self_allocated_bytes; "
-            "total: total_allocated_bytes; increase, self: self_increase_bytes; total: total_increase_bytes"
-        ),
-        sort="self_allocated_bytes",
-    ),
-    "memory-lines": Shown(
-        "Memory by line of your code",
-        headed(
-            f"{_SPAN}; line: file; device; allocations; allocated_bytes; at the peak: at_peak_bytes; "
-            "not released: unreleased_bytes"
-        ),
-        sort="at_peak_bytes",
-    ),
-    "memory-blocks": Shown(
-        "Largest allocations",
-        headed(
-            f"{_SPAN}; size: bytes; device; allocated_ns; released_ns; operator; category; at the peak: at_peak; "
-            "line: file"
-        ),
-        sort="bytes",
-    ),
-    "memory-states": Shown(
-        "Memory of each device when the snapshot was taken",
-        headed(
-            "snapshot: worker; device; reserved_bytes; in_use_bytes; rounding_bytes; pending_bytes; free_bytes; "
-            "releasable_bytes; fragmented_bytes; largest free: largest_free_block_bytes"
-        ),
-        sort="reserved_bytes",
-    ),
-    "out-of-memory": Shown(
-        "Allocations that failed",
-        headed(
-            "snapshot: worker; device; asked for: requested_bytes; free: device_free_bytes; allocated_bytes; "
-            "reserved_bytes; line: file"
-        ),
-    ),
-    "modules": Shown(
-        "Modules",
-        headed(
-            "module: name; calls; host_self_ns; total: host_total_ns; device_self_ns; total: device_total_ns; "
-            "backward host: backward_host_total_ns; device: backward_device_total_ns"
-        ),
-        notes=(THREADS,),
-    ),
-    "counters": Shown(
-        "Counters over time", headed(f"{_SPAN}; device; counter: metric; time: since_start_ns; value; unit")
-    ),
-    "communication": Shown(
-        "Collectives of each rank",
-        headed(
-            f"{_SPAN}; collective: name; group; ranks: group_size; type: dtype; calls; size: total_bytes; "
-            "total_ns; mean_ns; overlapped_ns; exposed_ns; bus: bus_bytes_per_s"
-        ),
-        sort="total_ns",
-    ),
-    "distributed": Shown(
-        "Workers: a mean step of each",
-        headed(
-            f"{_SPAN}; rank; step: wall_ns; computation_ns; overlap_ns; communication_ns; other_ns; "
-            "synchronising: synchronizing_ns; transferring_ns"
-        ),
-    ),
-    "distributed-collectives": Shown(
-        "Collectives over all workers",
-        headed(
-            "collective: name; group; calls; workers; size: total_bytes; mean_ns; transferring_ns; "
-            "synchronising: synchronizing_ns; last_rank"
-        ),
-        sort="synchronizing_ns",
-    ),
-    "compiles": Shown("Compiles by cause", headed(f"{_CAUSE}; step; old; new; {_OFTEN}; versions: cache_entries")),
-    "compile-steps": Shown(
-        "Compiling in steps",
-        headed(
-            "backend; step; kind; steps; compiled: compiling_steps; wall_ms; compile time: compile_ms; share; "
-            "after warm-up: late_share; a compiling step: mean_compiling_ms; another: mean_quiet_ms; compiles; "
-            "recompiles; breaks; transfers"
-        ),
-    ),
-    "graph-breaks": Shown("Graph breaks by cause", headed(f"{_CAUSE}; {_OFTEN}; reason: text")),
-    "transfers": Shown("Transfers to the host, and operators that run there", headed(f"{_CAUSE}; {_OFTEN}")),
-    "xla-metrics": Shown(
-        "Metrics of torch_xla, whole run",
-        headed(
-            "rank; name; unit; samples; total; samples a second: per_second; value a second: value_per_second; "
-            "p50; p90; p99"
-        ),
-        notes=("Percentiles and rates stand on the last samples only, 1,024 by default.",),
-    ),
-    "metrics": Shown(
-        "Metrics",
-        headed(
-            "step; time: since_start_ns; name; value; points; first; last; lowest; highest; not finite: not_finite; "
-            "from step: not_finite_step; source; rank"
-        ),
-        quiet=("not_finite",),
-    ),
+    title: str
+    columns: str
+    sort: str | None = None
+    notes: tuple[str, ...] = ()
+    define: bool = False
+    quiet: tuple[str, ...] = ()
+
+
+class _Tables(Struct, frozen=True):
+    """`sorts`: what `--sort` takes beside the names of columns."""
+
+    shown: dict[str, _Layout]
+    sorts: dict[str, tuple[str, ...]]
+
+
+_PARTS = "; ".join(f"{re.sub('^(exposed|idle|host)_', '', part)}: {part}_ns" for part in PARTS)
+_TABLES = msgspec.json.decode((resources.files(__package__) / "table.json").read_bytes(), type=_Tables)
+SHOWN = {
+    name: Shown(one.title, headed(one.columns.replace("{parts}", _PARTS)), one.sort, one.notes, one.define, one.quiet)
+    for name, one in _TABLES.shown.items()
 }
+USE = SHOWN["gpus"].notes[0]  # what to know of a GPU's use
+SHOWN["steps"] = msgspec.structs.replace(SHOWN["steps"], quiet=tuple(key for _, key in headed(_PARTS)))
 
 
 def diff_shown(table: str, found: Diff) -> Shown:
@@ -225,8 +91,6 @@ def diff_shown(table: str, found: Diff) -> Shown:
     )
 
 
-# ---- the document ----------------------------------------------------------------------------------------------------
-
 IN_UNIT = re.compile(r"total|value_per_second|p\d+(\.\d+)?")  # columns whose unit stands in the row, as `unit`
 TABLE_SCHEMA = "stepscope.table/1"
 CURVE_VALUES = ("value", "first", "last", "lowest", "highest")
@@ -235,30 +99,9 @@ TEXT_COLUMNS = (
     *("name", "part", "path", "key", "stack", "metric", "file", "function", "operator", "kernel"),
     *("kind", "cause", "subject", "text"),  # of compilers
 )
-# what `--sort` takes beside the names of columns
-SORTS = {
-    "self_device": ("device_self_ns",),
-    "total_device": ("device_total_ns",),
-    "self_host": ("host_self_ns",),
-    "total_host": ("host_total_ns",),
-    "self_memory": ("self_memory_bytes", "self_allocated_bytes"),
-    "total_memory": ("total_memory_bytes", "total_allocated_bytes"),
-    "self_device_memory": ("self_device_memory_bytes",),
-    "total_device_memory": ("total_device_memory_bytes",),
-    "memory": ("bytes", "allocated_bytes", "peak_allocated_bytes"),
-    "total": ("total_ns", "wall_ns", "total_ms", "wall_ms"),
-    "mean": ("mean_ns",),
-    "min": ("min_ns",),
-    "max": ("max_ns",),
-    "delta": ("delta_ns",),
-    "delay": ("launch_delay_ns",),
-    "occupancy": ("occupancy_pct",),
-}
 
 
 class Column(Struct, frozen=True):
-    """`unit` and `definition` as docs/definitions.md gives them; empty for names."""
-
     key: str
     unit: str
     definition: str
@@ -312,7 +155,10 @@ def document(
     return TableDocument(
         table=table,
         title=shown.title,
-        columns=tuple(_column(table, key) for key in keys),
+        columns=tuple(
+            Column(key, found.unit, found.definition) if (found := definition(table, key)) else Column(key, "", "")
+            for key in keys
+        ),
         rows=tuple(chosen[: choice.top]),
         total=len(chosen) if total is None else total,
         sorted_by=by,
@@ -345,14 +191,18 @@ def unit_of_row(row: Mapping[str, Any], key: str) -> str | None:
 
 
 def to_json(found: TableDocument) -> bytes:
-    """The document as indented JSON."""
+    rows = found.rows
+    if found.table == METRICS:  # with words for values that JSON has no number for
+        rows = tuple(
+            {**row, **{key: str(row[key]) for key in CURVE_VALUES if not isfinite(row.get(key) or 0.0)}} for row in rows
+        )
     return json_bytes(
         {
             "schema": TABLE_SCHEMA,
             "table": found.table,
             "title": found.title,
             "columns": found.columns,
-            "rows": found.rows if found.table != METRICS else [_worded(row) for row in found.rows],
+            "rows": rows,
             "rows_total": found.total,
             "sorted_by": found.sorted_by,
             "notes": found.notes,
@@ -361,15 +211,7 @@ def to_json(found: TableDocument) -> bytes:
     )
 
 
-def _worded(row: dict[str, Any]) -> dict[str, Any]:
-    """With words for values that JSON has no number for."""
-    return {
-        key: str(value) if isinstance(value, float) and not isfinite(value) else value for key, value in row.items()
-    }
-
-
 def _matching(rows: list[dict[str, Any]], keys: tuple[str, ...], pattern: str | None) -> list[dict[str, Any]]:
-    """Rows in which one of the texts matches."""
     if pattern is None:
         return rows
     try:
@@ -382,12 +224,12 @@ def _matching(rows: list[dict[str, Any]], keys: tuple[str, ...], pattern: str | 
 
 def _sort_key(table: str, wanted: str, keys: tuple[str, ...]) -> str | None:
     name = wanted.replace("-", "_")
-    for key in (name, *SORTS.get(name, ()), f"{name}_ns", f"{name}_ms", f"{name}_bytes", f"{name}_pct"):
+    for key in (name, *_TABLES.sorts.get(name, ()), f"{name}_ns", f"{name}_ms", f"{name}_bytes", f"{name}_pct"):
         if key in keys:
             return key
     if not keys:
         return None
-    known = [name for name, columns in SORTS.items() if any(key in keys for key in columns)]
+    known = [name for name, columns in _TABLES.sorts.items() if any(key in keys for key in columns)]
     raise UsageError(f"--sort {wanted}: the table {table} has no such column; it knows {', '.join([*known, *keys])}")
 
 
@@ -405,13 +247,6 @@ def _size(by: str, value: Any) -> float:
         return inf
     return abs(value) if by == "delta_ns" else float(value)
 
-
-def _column(table: str, key: str) -> Column:
-    found = definition(table, key)
-    return Column(key, found.unit if found else "", found.definition if found else "")
-
-
-# ---- on a terminal, as CSV -------------------------------------------------------------------------------------------
 
 _FORMULA = ("=", "+", "-", "@")
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
@@ -441,7 +276,6 @@ MIN_WIDTH = 132  # of a table that goes to a file or a pipe: nobody has to fit i
 
 
 def to_csv(found: TableDocument) -> bytes:
-    """UTF-8, one line per row, quoted where needed."""
     keys = [column.key for column in found.columns]
     return csv_bytes([keys, *([row.get(key) for key in keys] for row in found.rows)])
 
@@ -496,13 +330,9 @@ def shown_value(row: dict[str, Any], key: str, shorten: Shortener) -> str:
         indent = "  " * (row.get("depth") or row.get("level") or 0) if key in ("name", "key") else ""
         return indent + plain(value, MAX_NAME + len(indent))
     unit = unit_of_row(row, key)
-    return _figure(key, value) if unit is None else _in_unit(value, unit)
-
-
-def _in_unit(value: float, unit: str) -> str:
-    if unit == "ms":
-        return _time(value * 1e6)
-    return words.size(value) if unit == "bytes" else words.count(value)
+    if unit is None:
+        return _figure(key, value)
+    return _time(value * 1e6) if unit == "ms" else words.size(value) if unit == "bytes" else words.count(value)
 
 
 def _figure(key: str, value: float) -> str:

@@ -22,7 +22,6 @@ def json_bytes(document: Any) -> bytes:
 
 
 def plain_rows(records: Iterable[Any], limit: int) -> list[dict[str, Any]]:
-    """The first `limit` records."""
     return [plain_mapping(record) for _, record in zip(range(limit), records, strict=False)]
 
 
@@ -34,7 +33,6 @@ def plain_mapping(record: Any) -> dict[str, Any]:
 
 
 def is_record(value: Any) -> bool:
-    """Whether it has `field_names`."""
     return isinstance(value, Struct) or is_dataclass(value)
 
 
@@ -44,7 +42,6 @@ def field_names(record: Any) -> tuple[str, ...]:
 
 
 def plain_value(value: Any) -> Any:
-    """Any value as JSON can carry it."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):

@@ -9,7 +9,10 @@ import os
 import re
 import shlex
 from collections.abc import Mapping
+from importlib import resources
 from typing import Any
+
+import msgspec
 
 from stepscope.report.escape import plain
 
@@ -18,62 +21,11 @@ MISSING = "–"
 SMALLEST = 0.001  # of any unit: less is the end of a float, no measurement
 WHOLE = 0.995  # a share from which "of it" says nothing
 
-SIGNALS = {
-    "user": "the user's own mark",
-    "optimizer": "the optimizer's step",
-    "loader": "the loader's next fetch",
-    "profiler_step": "the profiler's step()",
-    "xla_sync": "torch_xla.sync",
-    "end": "the end of the loop",
-}
-
-# parts of a profiled step
-PARTS = {
-    "compute": "compute",
-    "exposed_communication": "exposed communication",
-    "exposed_copies": "exposed copies",
-    "idle_data": "idle: waiting for data",
-    "idle_sync": "idle: synchronising",
-    "idle_compile": "idle: compiling",
-    "idle_allocator": "idle: allocator",
-    "idle_launch": "idle: launching",
-    "idle_io": "idle: files",
-    "idle_python": "idle: Python",
-    "idle_operators": "idle: operators on the host",
-    "idle_unknown": "idle: unknown",
-    "host_data": "waiting for data",
-    "host_compile": "compiling",
-    "host_convolution": "convolutions",
-    "host_matmul": "matrix products",
-    "host_attention": "attention",
-    "host_normalization": "normalization",
-    "host_optimizer": "optimizer",
-    "host_copies": "copies",
-    "host_operators": "other operators",
-    "host_communication": "communication",
-    "host_io": "files",
-    "host_python": "Python",
-    "host_unknown": "unknown",
-}
-
-# kinds of parts of a wait; where a line is known, it follows
-WAIT_PARTS = {
-    "worker_busy": "a worker makes batches",
-    "worker_start": "workers start",
-    "workers_idle": "workers are idle",
-    "transfer": "a batch moves between processes",
-    "pinning": "a batch is pinned",
-    "loading_here": "the main process loads itself",
-    "unknown": "no sample of the workers",
-}
-STAGES = {
-    "import": "imports",
-    "compile": "compiling",
-    "startup": "before the first step",
-    "warmup": "warm-up",
-    "steady": "steady steps",
-    "other": "everything else",
-}
+_WORDS = msgspec.json.decode((resources.files(__package__) / "words.json").read_bytes(), type=dict[str, dict[str, str]])
+SIGNALS = _WORDS["signals"]  # what cut the steps
+PARTS = _WORDS["parts"]  # of a profiled step
+WAIT_PARTS = _WORDS["wait_parts"]  # kinds of parts of a wait; where a line is known, it follows
+STAGES = _WORDS["stages"]
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -110,12 +62,10 @@ def milliseconds(value: float | None) -> str:
 
 
 def nanoseconds(value: float | None) -> str:
-    """A duration given in ns, as `milliseconds` shows it."""
     return MISSING if value is None else milliseconds(value / 1e6)
 
 
 def seconds(value: float | None) -> str:
-    """A duration given in s, with its unit."""
     return MISSING if value is None else _duration(value, "s")
 
 
@@ -132,7 +82,6 @@ def percent(share: float | None) -> str:
 
 
 def size(value: float | None) -> str:
-    """A count of bytes with a binary unit."""
     if value is None:
         return MISSING
     for unit in ("B", "KiB", "MiB", "GiB"):
