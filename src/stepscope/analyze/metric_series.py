@@ -57,12 +57,6 @@ class Level(NamedTuple):
     near: int
 
 
-def first_non_finite(values: Floats) -> int | None:
-    """The first NaN or infinite value."""
-    lost = np.flatnonzero(~np.isfinite(values))
-    return int(lost[0]) if len(lost) else None
-
-
 # --------------------------------------------------------------------------------------------------------- spikes
 
 
