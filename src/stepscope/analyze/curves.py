@@ -22,7 +22,7 @@ from stepscope.errors import UsageError
 from stepscope.model import PHASES
 from stepscope.model.metrics import CurveSummary
 from stepscope.read.text import integer, string
-from stepscope.tables.arrays import NONE, Floats, Int64
+from stepscope.tables.arrays import NONE, Bools, Floats, Int64
 from stepscope.tables.journal import step_at
 from stepscope.tables.metrics import FOUND
 from stepscope.tables.schema import SCHEMAS, Tables, empty
@@ -54,6 +54,10 @@ class Curve(NamedTuple):
     def step(self, at: int) -> int | None:
         """The step of a value."""
         return int(self.steps[at]) if self.steps[at] != NONE else None
+
+    def where(self, chosen: Bools) -> Curve:
+        """Some of the values."""
+        return self._replace(steps=self.steps[chosen], times_ns=self.times_ns[chosen], values=self.values[chosen])
 
 
 def rows(tables: Tables, labelled: LabelledSteps) -> pl.DataFrame:

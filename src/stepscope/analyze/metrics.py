@@ -293,14 +293,11 @@ class _Run:
         if not len(passes) or (usual := int(np.median(passes))) < 2:
             return ()
         place = self._places.get(loss.process, {}).get(LOSS)
-        node = self._nodes.get((loss.process, place), "")
+        node = ""  # the last operator of what backward was called on
+        for row, data in event_data(self._tables, "metric_series"):
+            if (row["process"], place_of(data)) == (loss.process, place):
+                node = str(data.get("node") or "")
         return (Accumulation(LOSS, usual, len(passes), float((passes == usual).mean()), node, place),)
-
-    @cached_property
-    def _nodes(self) -> dict[tuple[str | None, Place | None], str]:
-        """By process and line the last operator of what backward was called on."""
-        events = event_data(self._tables, "metric_series")
-        return {(row["process"], place_of(data)): str(data.get("node") or "") for row, data in events}
 
 
 def _watched(series: Sequence[Curve], prefix: str) -> Iterator[Watched]:

@@ -18,16 +18,16 @@ from stepscope.analyze.curves import TELEMETRY, Curve
 from stepscope.analyze.happenings import Happenings
 from stepscope.analyze.pictures.series import positions
 from stepscope.engine.step_labels import LabelledSteps
-from stepscope.tables.arrays import NONE, Floats
+from stepscope.tables.arrays import NONE, Floats, Int64
 from stepscope.tables.schema import Tables
 
 SECOND = 1e9
 
 
 class Points(NamedTuple):
-    """`x` ascends and holds nothing twice."""
+    """`x` ascends and holds nothing twice; steps are whole numbers."""
 
-    x: Floats
+    x: Floats | Int64
     values: Floats
 
 
@@ -64,8 +64,8 @@ def on_steps(curve: Curve) -> Points:
     ends = np.flatnonzero(np.append(steps[1:] != steps[:-1], True)) if len(steps) else steps
     if curve.source == TELEMETRY and len(steps):
         firsts = np.append(0, ends[:-1] + 1)
-        return Points(steps[ends].astype(np.float64), np.add.reduceat(values, firsts) / (ends - firsts + 1))
-    return Points(steps[ends].astype(np.float64), values[ends])
+        return Points(steps[ends], np.add.reduceat(values, firsts) / (ends - firsts + 1))
+    return Points(steps[ends], values[ends])
 
 
 def over_time(curve: Curve, origin_ns: int) -> Points:

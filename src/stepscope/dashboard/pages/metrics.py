@@ -79,7 +79,7 @@ class Shown(Struct, frozen=True):
     def end(self, found: Mapping[str, Curve], origin_ns: int) -> float:
         """The last x of all curves."""
         if self.over == STEP:
-            return float(max(curve.steps[-1] for curve in found.values() if len(curve.steps)))
+            return max(int(curve.steps[-1]) for curve in found.values() if len(curve.steps))
         return (max(int(curve.times_ns[-1]) for curve in found.values() if len(curve.steps)) - origin_ns) / SECOND
 
     @property
@@ -178,12 +178,8 @@ def _other(context: PageContext, run: Run, name: str) -> Other:
     origin = _origin(run, found)
     if context.scope.steps is not None:
         low, high = context.scope.steps
-        found = {name: _within(curve, (curve.steps >= low) & (curve.steps <= high)) for name, curve in found.items()}
+        found = {name: curve.where((curve.steps >= low) & (curve.steps <= high)) for name, curve in found.items()}
     return Other(name, found, origin)
-
-
-def _within(curve: Curve, chosen: Any) -> Curve:
-    return curve._replace(steps=curve.steps[chosen], times_ns=curve.times_ns[chosen], values=curve.values[chosen])
 
 
 # ---- charts ----------------------------------------------------------------------------------------------------------
@@ -247,13 +243,12 @@ def _chart(shown: Shown, title: str, names: Sequence[str], ids: Counter[str]) ->
         counts = Counter(gap.reason for gap in shown.gaps for _ in range(gap.length))
         said = (f"{words.things(count, 'step')} {REASONS[reason]}" for reason, count in counts.items())
         notes.append(f"Left out: {', '.join(said)}.")
-    label, x_unit = shown.axis
     return blocks.chart(
         f"m-{slug}" + (f"-{ids[slug]}" if ids[slug] > 1 else ""),
         title,
         "line",
         sentence=" ".join(sentences),
-        x=(label, x_unit, _whole(made.x) if shown.over == STEP else made.x),
+        x=(*shown.axis, made.x),
         y=(title, unit),
         series=series,
         marks=marks,
@@ -285,10 +280,6 @@ def _series(label: str, unit: str, line: Line, **more: Any) -> dict[str, Any]:
 
 def _slug(title: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:60]
-
-
-def _whole(x: Sequence[float]) -> list[int]:
-    return [int(value) for value in x]
 
 
 def _sentence(label: str, curve: Curve, points: Points, unit: str, over: str) -> str:
@@ -400,7 +391,7 @@ def _matrix(
         title,
         type,
         sentence=sentence,
-        x=("step", "number", _whole(x)),
+        x=("step", "number", x),
         y=("value", "number"),
         series=[_series(name, "number", line, joined=True) for name, line in zip(names, lines, strict=True)],
         notes=notes,
