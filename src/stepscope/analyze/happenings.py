@@ -69,17 +69,14 @@ class Happenings:
         place = int(places[0])
         first, last = max(0, place - before), min(len(self._numbers) - 1, place + after)
         begin, end = int(self._ends[first - 1]) if first else int(self._starts[0]), int(self._ends[last])
-        width = last - first + 1
+        count = len(self._numbers)
         found: dict[tuple[str, str], Happening] = {}
         for time_ns, one, _ in self.all:
-            if begin <= time_ns < end and not self._usual(one.kind, width):
+            usual = count >= LEAST_KNOWN and self._often.get(one.kind, 0) * (last - first + 1) > USUAL * count
+            if begin <= time_ns < end and not usual:
                 found.setdefault((one.kind, one.text), one)
         told = [*found.values(), *self._load(int(self._starts[place]))]
         return tuple(told[:MAX_SHOWN])
-
-    def _usual(self, kind: str, width: int) -> bool:
-        count = len(self._numbers)
-        return count >= LEAST_KNOWN and self._often.get(kind, 0) * width > USUAL * count
 
     @cached_property
     def _often(self) -> dict[str, int]:
