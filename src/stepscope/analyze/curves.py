@@ -107,7 +107,7 @@ def processes(tables: Tables) -> list[str]:
     return pl.concat(parts).unique().sort("rank", "process")["process"].to_list() if parts else []
 
 
-def curves(tables: Tables, labelled: LabelledSteps, process: str | None, *, narrow: bool = False) -> dict[str, Curve]:
+def curves(tables: Tables, labelled: LabelledSteps, process: str | None, *, narrow: bool) -> dict[str, Curve]:
     """By name, those of a process and of the machine: what was learned first, then performance, system and layers.
 
     `narrow`: of a run of which few steps were read, what was measured while these ran.
