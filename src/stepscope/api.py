@@ -194,7 +194,7 @@ class Run:
         if name not in select.TABLES:
             raise UsageError(f"{name}: no such table; there are {', '.join(select.TABLES)}")
         compilers = self.analysis.compilers if name in select.COMPILER_TABLES else None
-        source = select.Source(self._context.base, self._context.code, self.recordings, compilers)
+        source = select.Source(self._context, self.recordings, compilers)
         return select.rows(source, name, selection or select.Selection())
 
     def hotspots(self, options: HotspotOptions | None = None) -> Hotspots:
@@ -238,7 +238,7 @@ class Run:
         """What is laid against another run, of all spans or the one that `selection` names; raises `UsageError`."""
         from stepscope.analyze.views import select, trace_diff
 
-        source = select.Source(self._context.base, self._context.code)
+        source = select.Source(self._context)
         ref = source.only(selection or select.Selection())
         label = f"{self.folder.name}/{ref.label}" if ref is not None else self.folder.name
         return trace_diff.side(source.base, ref, label)

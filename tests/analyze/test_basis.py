@@ -18,13 +18,12 @@ OPERATORS = 3  # of each step
 TEN: dict[str, Any] = {"data_wait_ms": 1, "forward_ms": 3, "backward_ms": 4, "optimizer_ms": 1, "other_ms": 1}
 
 
-def _own_profiler(tmp_path: Path, *, touched: bool = True) -> Analysis:
+def _own_profiler(tmp_path: Path) -> Analysis:
     """Steps of 10 ms; the script's profiler records `ACTIVE` of them whole and stops in the next one."""
     rows = [dict(row) for row in step_rows(STEPS, **TEN, fetches=0)]
-    for row in rows[FIRST : FIRST + ACTIVE + touched]:
+    for row in rows[FIRST : FIRST + ACTIVE + 1]:
         row["in_window"] = True
-    if touched:
-        rows[FIRST + ACTIVE]["data_wait_ns"] = STOP_MS * MS
+    rows[FIRST + ACTIVE]["data_wait_ns"] = STOP_MS * MS
     for row in rows:
         row.pop("start_ns", None)
         row.pop("wall_ns", None)

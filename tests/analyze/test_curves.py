@@ -73,7 +73,8 @@ def test_telemetry_is_laid_on_the_steps(run: api.Run) -> None:
     assert points(run, "sys/busy_cores") == [(None, 1.5), (4, 1.5)]  # the first before any step
     assert points(run, "sys/cpu_pct", worker="rank-0") == [(None, 90.0), (4, 90.0)]
     assert points(run, "sys/busy_cores", worker="rank-0") == []  # is the machine's
-    assert points(run, r"sys/cuda\.0\.peak_allocated_bytes") == [(4, 7_000.0)]
+    assert points(run, r"sys/cuda\.0\.(peak_)?allocated_bytes") == [(4, 1.0), (4, 7_000.0)]
+    assert points(run, "sys/private_bytes") == [(5, 5.0)]
     assert not rows(run, name="reserved")
 
 
@@ -128,8 +129,8 @@ def test_a_name_that_several_tools_log_under_is_several_curves(tmp_path: Path) -
         )
     ]
     run = api.open_run(make_run_folder(tmp_path, steps=step_rows(10, start_ns=START), events=logged), options=OPTIONS)
-    found = curves.of_process(run.tables, run.tables.metrics, "rank-0")
-    assert {name: curve.values.tolist()[0] for name, curve in found.items()} == {
+    found = curves.made(run.tables, run.tables.metrics)
+    assert {curve.name: curve.values.tolist()[0] for curve in found} == {
         "train/loss": 1.0,
         "train/loss (wandb)": 2.0,
         "train/loss (tensorboard)": 3.0,

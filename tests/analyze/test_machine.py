@@ -151,28 +151,18 @@ def growing_stacks(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return stacks
 
 
-def epochs_tables(
-    *, persistent: bool = False, make_ms: float = 50, wait_ms: float = 21, workers: int = 2, epochs: int = 5
-) -> Tables:
+def epochs_tables() -> Tables:
     """Epochs of ten steps of 10 ms; between them an iterator is made, and the first batch is waited for."""
+    site = {"kind": "site", "what": "DataLoader", "arguments": {"num_workers": "2"}}
     steps: list[dict[str, Any]] = []
-    journal: list[dict[str, Any]] = [
-        {
-            "kind": "site",
-            "what": "DataLoader",
-            "arguments": {"num_workers": str(workers), **({"persistent_workers": "True"} if persistent else {})},
-            "file": TRAIN,
-            "line": 75,
-            "function": "main",
-        }
-    ]
+    journal: list[dict[str, Any]] = [{**site, "file": TRAIN, "line": 75, "function": "main"}]
     clock = T0
-    for epoch in range(epochs):
-        made = {"kind": "loader", "id": 1, "epoch": epoch, "num_workers": workers, "time_ns": clock}
-        journal.append({**made, "duration_ns": round(make_ms * MS)})
-        clock += round(make_ms * MS)
+    for epoch in range(5):
+        made = {"kind": "loader", "id": 1, "epoch": epoch, "num_workers": 2, "time_ns": clock}
+        journal.append({**made, "duration_ns": 50 * MS})
+        clock += 50 * MS
         common = {"epoch": epoch, "first_step": 10 * epoch}
-        first = step_rows(1, data_wait_ms=wait_ms, start_ns=clock, first_batch=True, **common)
+        first = step_rows(1, data_wait_ms=21, start_ns=clock, first_batch=True, **common)
         clock += first[0]["wall_ns"]
         common["first_step"] += 1
         rest = step_rows(9, data_wait_ms=0.1, forward_ms=3.9, start_ns=clock, first_batch=False, **common)
@@ -193,15 +183,15 @@ def test_starting_workers_for_every_epoch() -> None:
     assert fact.site.line == 75
 
 
-def wave_tables(period: int = 4, *, workers: int = 4, count: int = 80, wait_ms: float = 100) -> Tables:
+def wave_tables(period: int = 4) -> Tables:
     steps: list[dict[str, Any]] = []
     clock = T0
-    for number in range(count):
-        wait = wait_ms if number % period == 0 else 0.1
+    for number in range(80):
+        wait = 100 if number % period == 0 else 0.1
         (row,) = step_rows(1, data_wait_ms=wait, start_ns=clock, first_step=number)
         clock += row["wall_ns"]
         steps.append(row)
-    made = {"kind": "loader", "id": 1, "epoch": 0, "num_workers": workers, "time_ns": T0 - MS, "duration_ns": MS}
+    made = {"kind": "loader", "id": 1, "epoch": 0, "num_workers": 4, "time_ns": T0 - MS, "duration_ns": MS}
     return make_tables(steps=steps, journal=[made])
 
 

@@ -101,28 +101,24 @@ def test_only_gpus_of_the_run_count_where_processes_are_told() -> None:
     assert [(gpu.device, gpu.strangers) for gpu in untold] == [("gpu:0", None), ("gpu:1", None)]
 
 
-def storage_rows(
-    pid: int = PID, *, asked: float = 20e6, device: float = 10e6, seconds: int = 40, until: int | None = None
-) -> list[dict[str, Any]]:
+def storage_rows(*, asked: float = 20e6, device: float = 10e6, until: int | None = None) -> list[dict[str, Any]]:
     """Bytes per second; those from the device end at second `until`."""
     rows: list[dict[str, Any]] = []
-    for second in range(seconds):
+    for second in range(40):
         brought = device * (second if until is None else min(second, until))
-        at = {"time_ns": T0 + second * SECOND, "pid": pid}
+        at = {"time_ns": T0 + second * SECOND, "pid": PID}
         rows.append({**at, "metric": "requested_bytes", "value": asked * second})
         rows.append({**at, "metric": "read_bytes", "value": brought})
         rows.append({**at, "metric": "major_faults", "value": 0.0})
         if second % 4 == 0:
             rows.append({**at, "metric": "blocked", "value": 1.0})
-    rows.append({"time_ns": T0, "pid": pid, "metric": "open_files", "value": 3.0, "device": "lustre:/scratch"})
-    rows.append({"time_ns": T0, "pid": pid, "metric": "open_files", "value": 1.0, "device": "ext4:/"})
+    rows.append({"time_ns": T0, "pid": PID, "metric": "open_files", "value": 3.0, "device": "lustre:/scratch"})
+    rows.append({"time_ns": T0, "pid": PID, "metric": "open_files", "value": 1.0, "device": "ext4:/"})
     return rows
 
 
-def storage_tables(*rows: dict[str, Any], workers: tuple[int, ...] = (), **more: Any) -> Tables:
-    processes = [{"pid": pid, "role": "loader_worker"} for pid in workers]
-    steps = step_rows(400, forward_ms=93)
-    return make_tables(**{"steps": steps, "system": rows, "processes": processes, **more})
+def storage_tables(*rows: dict[str, Any], **more: Any) -> Tables:
+    return make_tables(**{"steps": step_rows(400, forward_ms=93), "system": rows, **more})
 
 
 def storage_of(tables: Tables) -> StorageFacts:

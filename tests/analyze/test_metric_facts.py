@@ -130,8 +130,8 @@ def test_steps_of_windows_and_of_monitors_are_no_change_of_step_time() -> None:
         row |= {"in_window": True, "wall_ns": 3 * STEP}
     for row in steps[100:130]:
         row |= {"wall_ns": 3 * STEP}
-    rows = [{"name": "watch/zeros/act", "source": "watch", "step": step, "value": 0.5} for step in watched]
-    assert facts_of(steps=steps, metrics=rows).changes == ()
+    monitored = [{"kind": "monitor", "step": step, "time_ns": in_step(step, steps)} for step in watched]
+    assert facts_of(steps=steps, journal=monitored).changes == ()
     assert len(facts_of(steps=steps).changes) == 2
 
 
@@ -211,8 +211,8 @@ def test_each_rank_has_its_series_and_the_first_to_break_is_named() -> None:
     ]
     steps = [{**row, "rank": rank, "process": f"rank-{rank}"} for rank in (0, 1) for row in step_rows(100)]
     facts = facts_of(steps=steps, metrics=rows)
-    assert [(one.rank, one.count, one.non_finite) for one in facts.series] == [(0, 100, 40), (1, 100, 42)]
-    assert [(one.first, one.last, one.least, one.last_step) for one in facts.series][1] == (0.0, 5.7, 0.0, 99)
+    assert [(one.rank, one.points, one.not_finite) for one in facts.series] == [(0, 100, 40), (1, 100, 42)]
+    assert [(one.first, one.last, one.lowest, one.last_step) for one in facts.series][1] == (0.0, 5.7, 0.0, 99)
     assert facts.non_finite is not None
     assert (facts.non_finite.rank, facts.non_finite.step, facts.non_finite.value) == (1, 58, "inf")
 

@@ -29,9 +29,9 @@ def rank_rows(rank: int, phases: Sequence[float], count: int = 40, **more: Any) 
     return step_rows(count, **columns)
 
 
-def sites(ranks: int, what: str = DDP) -> list[dict[str, Any]]:
+def sites(ranks: int) -> list[dict[str, Any]]:
     return [
-        {"kind": "site", "what": what, "rank": rank, "process": f"rank-{rank}", "file": TRAIN, "line": 20}
+        {"kind": "site", "what": DDP, "rank": rank, "process": f"rank-{rank}", "file": TRAIN, "line": 20}
         for rank in range(ranks)
     ]
 

@@ -20,8 +20,8 @@ def site(line: int, *, what: str = "DataLoader", via: str | None = None, **field
     return {**found, **({"via": via} if via is not None else {}), **fields}
 
 
-def iterated(loader: int, data: int, *, at: int = T0 - MS) -> dict[str, Any]:
-    return {"kind": "loader", "id": loader, "dataset": data, "num_workers": 0, "batch_size": 8, "time_ns": at}
+def iterated(loader: int, data: int) -> dict[str, Any]:
+    return {"kind": "loader", "id": loader, "dataset": data, "num_workers": 0, "batch_size": 8, "time_ns": T0 - MS}
 
 
 def analyzed(*journal: dict[str, Any]) -> Analysis:

@@ -121,6 +121,24 @@ def test_what_happened_is_marked(run: api.Run, tmp_path: Path) -> None:
     assert "Marked: every 7th of 49 epochs." in said(many, "note")
 
 
+def test_steps_that_count_for_no_timing_are_marked_as_left_out(tmp_path: Path) -> None:
+    rows = [{**row, "in_window": 20 <= at < 23} for at, row in enumerate(step_rows(40))]
+    monitor = {"kind": "monitor", "step": 30, "time_ns": rows[30]["start_ns"]}
+    loss = metrics_event(("train/loss", "log", [row["start_ns"] + MS for row in rows], [1.0] * 40))
+    run = api.open_run(make_run_folder(tmp_path, steps=rows, events=[loss, monitor]), options=OPTIONS)
+    found = page(run, "metrics")
+    drawn = part(found, "m-perf-step-ms")
+    assert drawn["x"]["values"] == [at for at in range(40) if at not in (20, 21, 22, 30)]
+    assert [(mark["from"], mark["to"], mark["label"]) for mark in drawn["marks"]] == [
+        (20, 22, "left out: under the profiler"),
+        (30, 30, "left out: with monitors of --watch"),
+    ]
+    assert drawn["notes"] == ["Left out: 3 steps under the profiler, 1 step with monitors of --watch."]
+    assert part(found, "m-train-loss")["marks"] == []
+    over_time = part(page(run, "metrics", over="time"), "m-perf-step-ms")["marks"][0]
+    assert over_time["to"] - over_time["from"] == pytest.approx(0.03)
+
+
 def test_runs_are_laid_over_each_other(run: api.Run, tmp_path: Path) -> None:
     other = trained(tmp_path, "other", higher=1.0)
     catalog = Runs({"one": run, "two": other, "three": other})

@@ -1,9 +1,9 @@
-"""All curves of a run: what the table of metrics holds, and what follows from steps, telemetry and the allocator.
+"""All curves of a run: what the table of metrics holds, and what follows from steps, telemetry and memory.
 
 What follows is stored nowhere and made when it is asked for: `perf/step_ms`, `perf/forward_ms`, `perf/samples_per_s`
-of the steps, `sys/busy_cores`, `sys/gpu.0.power_w` of telemetry, `sys/cuda.0.peak_allocated_bytes` of the allocator. A
-name that is stored is not made again. Telemetry has times alone; it is put on the steps of the first training process.
-A GPU is `gpu.N` as NVML counts, and `cuda.N` as the process does, which may see few of them.
+of the steps that timings stand on (`timed`), `sys/busy_cores`, `sys/gpu.0.power_w` of telemetry, `sys/private_bytes`,
+`sys/cuda.0.peak_allocated_bytes` of memory. A name that is stored is not made again. Telemetry has times alone; it is
+put on the steps of the first training process. A GPU is `gpu.N` as NVML counts, and `cuda.N` as the process does.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ import polars as pl
 
 from stepscope.analyze.pictures.series import OTHERS, WORKERS, by_subject
 from stepscope.engine.journal import event_data
+from stepscope.engine.step_labels import EDGE, INCOMPLETE, MONITOR, LabelledSteps
 from stepscope.errors import UsageError
 from stepscope.model import PHASES
-from stepscope.model.timeline import CurveSummary
+from stepscope.model.metrics import CurveSummary
 from stepscope.read.text import integer, string
-from stepscope.tables.arrays import NONE, Floats, Int64
+from stepscope.tables.arrays import NONE, Bools, Floats, Int64
 from stepscope.tables.journal import step_at
 from stepscope.tables.metrics import FOUND
 from stepscope.tables.schema import SCHEMAS, Tables, empty
 
-STEPS, TELEMETRY, ALLOCATOR = "steps", "telemetry", "allocator"  # sources of what is not stored
+STEPS, TELEMETRY, ALLOCATOR, KERNEL = "steps", "telemetry", "allocator", "kernel"  # sources of what is not stored
 PERFORMANCE, SYSTEM, WATCHED, TRAINING = "perf", "sys", "watch", "train"  # first words of names
 RATES, TOKENS = "train/lr", "perf/batch_tokens"  # kept when they change
-PEAKS = ("peak_allocated_bytes", "peak_reserved_bytes")
+LEFT_OUT = ("window", EDGE, INCOMPLETE, MONITOR)  # why a step counts for no timing
+PRIVATE, ALLOCATED = "private_bytes", "allocated_bytes"
+OF_DEVICE = (ALLOCATED, "peak_allocated_bytes", "peak_reserved_bytes")
 _SHORT = {WORKERS: "workers", OTHERS: "others"}
 _LAST = (PERFORMANCE, SYSTEM, WATCHED)  # groups behind what was learned
 
@@ -43,17 +46,59 @@ class Curve(NamedTuple):
     name: str
     source: str
     rank: int | None
+    process: str | None
     steps: Int64
     times_ns: Int64
     values: Floats
 
+    def step(self, at: int) -> int | None:
+        """The step of a value."""
+        return int(self.steps[at]) if self.steps[at] != NONE else None
 
-def rows(tables: Tables) -> pl.DataFrame:
+    def where(self, chosen: Bools) -> Curve:
+        """Some of the values."""
+        return self._replace(steps=self.steps[chosen], times_ns=self.times_ns[chosen], values=self.values[chosen])
+
+
+def rows(tables: Tables, labelled: LabelledSteps) -> pl.DataFrame:
     """Every value of every rank, as rows of the table of metrics; the process is null where it is the machine's."""
-    stored = set(tables.metrics["name"].unique().to_list())
-    derived = (part for part in (_performance(tables), _machine(tables), _allocator(tables)) if part.height)
-    parts = [tables.metrics, *(part.filter(~pl.col("name").is_in(stored)) if stored else part for part in derived)]
-    return pl.concat(parts)
+    return beside(tables.metrics, performance(timed(labelled), tables.metrics), _machine(tables), memory(tables))
+
+
+def beside(stored: pl.DataFrame, *made: pl.DataFrame) -> pl.DataFrame:
+    """What is stored, and of what is made the names that are not."""
+    known = stored["name"].unique().to_list()
+    parts = (part.filter(~pl.col("name").is_in(known)) if known else part for part in made if part.height)
+    return pl.concat([stored, *parts])
+
+
+def timed(labelled: LabelledSteps) -> pl.LazyFrame:
+    """The steps that timings stand on: not those in profiler windows, cut off by a trace, or with a monitor of ours."""
+    return labelled.frame.lazy().filter(~pl.col("reason").is_in(LEFT_OUT))
+
+
+class Gap(NamedTuple):
+    """Steps that follow each other and count for no timing, by the same `reason`."""
+
+    reason: str
+    length: int
+    steps: tuple[int, int]  # the first and the last
+    times_ns: tuple[int, int]
+
+
+def gaps(labelled: LabelledSteps, process: str | None) -> list[Gap]:
+    """What `timed` leaves out of the curves of a process, in order of time."""
+    own = labelled.frame.filter(pl.col("process") == process).drop_nulls("start_ns").sort("start_ns")
+    stretches = own.group_by(pl.col("reason").rle_id().alias("stretch"), maintain_order=True).agg(
+        pl.col("reason").first(),
+        pl.len(),
+        pl.col("step").first().alias("first"),
+        pl.col("step").last().alias("last"),
+        pl.col("start_ns").first(),
+        (pl.col("start_ns") + pl.col("wall_ns")).last().alias("end_ns"),
+    )
+    kept = stretches.filter(pl.col("reason").is_in(LEFT_OUT)).drop("stretch")
+    return [Gap(reason, length, (first, last), (start, end)) for reason, length, first, last, start, end in kept.rows()]
 
 
 def processes(tables: Tables) -> list[str]:
@@ -62,17 +107,18 @@ def processes(tables: Tables) -> list[str]:
     return pl.concat(parts).unique().sort("rank", "process")["process"].to_list() if parts else []
 
 
-def curves(tables: Tables, process: str | None, *, narrow: bool = False) -> dict[str, Curve]:
+def curves(tables: Tables, labelled: LabelledSteps, process: str | None, *, narrow: bool) -> dict[str, Curve]:
     """By name, those of a process and of the machine: what was learned first, then performance, system and layers.
 
     `narrow`: of a run of which few steps were read, what was measured while these ran.
     """
-    own = rows(tables).filter(pl.col("process").is_null() | pl.col("process").eq_missing(process)).drop_nulls("value")
+    own = pl.col("process").is_null() | pl.col("process").eq_missing(process)
+    values = rows(tables, labelled).filter(own).drop_nulls("value")
     if narrow:
         starts, ends, _ = _steps(tables, process)
-        own = _between(own, int(starts[0]), int(ends.max())) if len(starts) else own.clear()
-    found = {**of_process(tables, own, process), **of_process(tables, own, None)}
-    return dict(sorted(found.items(), key=lambda item: _place(item[0])))
+        values = _between(values, int(starts[0]), int(ends.max())) if len(starts) else values.clear()
+    found = sorted(made(tables, values), key=lambda curve: (_place(curve.name), curve.process is None))
+    return {curve.name: curve for curve in found}
 
 
 def _between(values: pl.DataFrame, first_ns: int, last_ns: int) -> pl.DataFrame:
@@ -84,28 +130,27 @@ def _between(values: pl.DataFrame, first_ns: int, last_ns: int) -> pl.DataFrame:
     return pl.concat([still, values.filter(pl.col("time_ns").is_between(first_ns, last_ns))])
 
 
-def of_process(tables: Tables, values: pl.DataFrame, process: str | None) -> dict[str, Curve]:
-    """By name the curves of a process in `values`, which are some of `rows`; of the machine for None.
+def made(tables: Tables, values: pl.DataFrame) -> list[Curve]:
+    """The curves that `values` are of, which are some of `rows`: by process, and within it by group.
 
     A name under which several tools log is of the first of them, and of what stepscope found before all; the curves of
     the others have the tool behind it.
     """
-    starts, _, numbers = _steps(tables, process or next(iter(processes(tables)), None))
-    own = values.filter(pl.col("process").eq_missing(process))
-    found: dict[str, Curve] = {}
-    parts = own.partition_by("name", "source", maintain_order=True)
-    keys = [(str(part["name"][0]), str(part["source"][0])) for part in parts]
-    owners = {**dict(reversed(keys)), **{name: source for name, source in keys if source in FOUND}}
-    for part in parts:
-        times = part["time_ns"].to_numpy()
-        begun = np.searchsorted(starts, times, side="right") - 1
-        before = np.where(begun >= 0, numbers[begun], NONE) if len(starts) else np.full(len(times), NONE)
-        steps = part["step"].fill_null(NONE).to_numpy()
-        steps = np.where(steps == NONE, before, steps)
-        name, source, rank = part["name"][0], part["source"][0], part["rank"][0]
-        name = name if owners[name] == source else f"{name} ({source})"
-        found[name] = Curve(name, source, rank, steps, times, part["value"].to_numpy())
-    return dict(sorted(found.items(), key=lambda item: _place(item[0])))
+    found: list[Curve] = []
+    for own in values.partition_by("process", maintain_order=True):
+        process, of_process = own["process"][0], []
+        starts, _, numbers = _steps(tables, process or next(iter(processes(tables)), None))
+        parts = own.partition_by("name", "source", maintain_order=True)
+        keys = [(str(part["name"][0]), str(part["source"][0])) for part in parts]
+        owners = {**dict(reversed(keys)), **{name: source for name, source in keys if source in FOUND}}
+        for (name, source), part in zip(keys, parts, strict=True):
+            times, steps = part["time_ns"].to_numpy(), part["step"].fill_null(NONE).to_numpy()
+            before = np.append(NONE, numbers)[np.searchsorted(starts, times, side="right")]
+            steps = np.where(steps == NONE, before, steps)
+            called = name if owners[name] == source else f"{name} ({source})"
+            of_process.append(Curve(called, source, part["rank"][0], process, steps, times, part["value"].to_numpy()))
+        found += sorted(of_process, key=lambda curve: _place(curve.name))
+    return found
 
 
 def _place(name: str) -> tuple[int, bool]:
@@ -153,18 +198,22 @@ def layers(found: Mapping[str, Curve]) -> dict[str, dict[str, Curve]]:
 def summary(curve: Curve) -> CurveSummary:
     """The curve in one line."""
     finite = np.isfinite(curve.values)
-    known, odd = curve.values[finite], curve.steps[~finite]
+    known, odd, steps = curve.values[finite], curve.steps[~finite], curve.steps[curve.steps != NONE]
     return CurveSummary(
         name=curve.name,
         source=curve.source,
         rank=curve.rank,
+        process=curve.process,
         points=len(curve.values),
         first=float(known[0]) if len(known) else None,
         last=float(known[-1]) if len(known) else None,
         lowest=float(known.min()) if len(known) else None,
+        median=float(np.median(known)) if len(known) else None,
         highest=float(known.max()) if len(known) else None,
         not_finite=len(odd),
         not_finite_step=int(odd[0]) if len(odd) and odd[0] != NONE else None,
+        first_step=int(steps[0]) if len(steps) else None,
+        last_step=int(steps[-1]) if len(steps) else None,
     )
 
 
@@ -183,15 +232,14 @@ def matching(found: pl.DataFrame, pattern: str) -> pl.DataFrame:
 
 def _steps(tables: Tables, process: str | None) -> tuple[Int64, Int64, Int64]:
     """Starts, ends and numbers of the steps of a process, in order of time."""
-    own = (
-        tables.steps.filter(pl.col("process").eq_missing(process)).drop_nulls(["start_ns", "wall_ns"]).sort("start_ns")
-    )
+    every = tables.steps.lazy().filter(pl.col("process").eq_missing(process))
+    own = every.drop_nulls(["start_ns", "wall_ns"]).sort("start_ns").collect()
     starts, walls, numbers = (own[name].to_numpy() for name in ("start_ns", "wall_ns", "step"))
     return starts, starts + walls, numbers
 
 
-def _performance(tables: Tables) -> pl.DataFrame:
-    """What each step took, at the time it began; other kinds of steps stand under the name of their kind."""
+def performance(steps: pl.LazyFrame, metrics: pl.DataFrame) -> pl.DataFrame:
+    """What each of `steps` took, at the time it began; other kinds of steps stand under the name of their kind."""
     parts = ("wall", "before_forward", *PHASES, "device")
     columns = {"step" if name == "wall" else name: pl.col(f"{name}_ns") / 1e6 for name in parts}
     made = {f"{name}_ms": value for name, value in columns.items()}
@@ -200,9 +248,11 @@ def _performance(tables: Tables) -> pl.DataFrame:
     kind = pl.col("kind").fill_null("train")
     below = pl.when(kind == "train").then(pl.lit("")).otherwise(pl.concat_str([kind, pl.lit("/")]))
     return (
-        _with_tokens(tables.steps.filter((pl.col("wall_ns") > 0) & pl.col("start_ns").is_not_null()), tables.metrics)
+        _with_tokens(steps.filter(pl.col("start_ns").is_not_null()), metrics)
         .select("rank", "process", "step", pl.col("start_ns").alias("time_ns"), below.alias("below"), **made)
+        .collect()
         .unpivot(list(made), index=["rank", "process", "step", "time_ns", "below"], variable_name="name")
+        .lazy()
         .drop_nulls("value")
         .select(
             *("rank", "process", "step", "time_ns"),
@@ -210,19 +260,19 @@ def _performance(tables: Tables) -> pl.DataFrame:
             "value",
             pl.lit(STEPS).alias("source"),
         )
+        .collect()
     )
 
 
-def _with_tokens(steps: pl.DataFrame, metrics: pl.DataFrame) -> pl.DataFrame:
+def _with_tokens(steps: pl.LazyFrame, metrics: pl.DataFrame) -> pl.LazyFrame:
     """With the tokens of each step: those of its batch, and of several batches where all had as many."""
-    kept = metrics.filter(pl.col("name") == TOKENS).select("process", pl.col("time_ns").alias("until_ns"), "value")
-    if kept.is_empty():
+    if metrics.is_empty():
         return steps.with_columns(tokens=pl.lit(None, pl.Float64))
+    kept = metrics.lazy().filter(pl.col("name") == TOKENS)
+    kept = kept.select("process", pl.col("time_ns").alias("until_ns"), "value").sort("until_ns")
     ends = steps.with_columns(until_ns=pl.col("start_ns") + pl.col("wall_ns")).sort("until_ns")
-    known = ends.join_asof(kept.sort("until_ns"), on="until_ns", by="process", check_sortedness=False).rename(
-        {"until_ns": "end_ns"}
-    )
-    before = kept.rename({"value": "before", "until_ns": "start_ns"}).sort("start_ns")
+    known = ends.join_asof(kept, on="until_ns", by="process", check_sortedness=False).drop("until_ns")
+    before = kept.rename({"value": "before", "until_ns": "start_ns"})
     both = known.sort("start_ns").join_asof(before, on="start_ns", by="process", check_sortedness=False)
     same = (pl.col("fetches") == 1) | (pl.col("value") == pl.col("before"))
     return both.with_columns(tokens=pl.when(same).then(pl.col("value") * pl.col("fetches")))
@@ -261,14 +311,14 @@ def _machine(tables: Tables) -> pl.DataFrame:
     )
 
 
-def _allocator(tables: Tables) -> pl.DataFrame:
-    """The peaks that the allocator of each process tells of its device."""
-    made = []
+def memory(tables: Tables) -> pl.DataFrame:
+    """What each process held now and then, and the allocator of its device held and has held at most."""
+    found = []
     for row, data in event_data(tables, "memory"):
-        device = string(data.get("device"))
-        for peak in PEAKS if device else ():
-            value = integer(data.get(peak))
-            if value is not None and value >= 0:
-                name = f"{SYSTEM}/{re.sub(r'[:/]', '.', str(device))}.{peak}"
-                made.append((row["rank"], row["process"], row["step"], row["time_ns"], name, float(value), ALLOCATOR))
-    return pl.DataFrame(made, schema=SCHEMAS["metrics"], orient="row")
+        device = re.sub(r"[:/]", ".", string(data.get("device")) or "")
+        names = {key: (f"{SYSTEM}/{device}.{key}", ALLOCATOR) for key in OF_DEVICE if device}
+        for key, (name, source) in {PRIVATE: (f"{SYSTEM}/{PRIVATE}", KERNEL), **names}.items():
+            value = integer(data.get(key))
+            if value is not None and value >= 0 and row["time_ns"] is not None:
+                found.append((row["rank"], row["process"], row["step"], row["time_ns"], name, float(value), source))
+    return pl.DataFrame(found, schema=SCHEMAS["metrics"], orient="row")

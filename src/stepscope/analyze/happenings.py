@@ -1,7 +1,7 @@
 """What happened around a moment of a run: events of its journal, compilations, new rates, epochs, the machine's load.
 
-It is told of steps in which a series changed. What happens all the time is left out, as it would stand beside any
-change; what is told stands in the same steps, and need not be the cause.
+It is told of steps in which a series changed, and marked where curves are drawn. What happens all the time is not told,
+as it would stand beside any change; what is told stands in the same steps, and need not be the cause.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -19,7 +20,7 @@ import polars as pl
 from stepscope.analyze.machine import cores
 from stepscope.analyze.machine.hardware import REASONS
 from stepscope.analyze.machine.readings import of
-from stepscope.engine.journal import json_object, place_of
+from stepscope.engine.journal import json_object, mean, place_of
 from stepscope.engine.step_labels import COMPILING, LabelledSteps
 from stepscope.model import Place
 from stepscope.model.metrics import Happening
@@ -41,15 +42,24 @@ SCALE = "train/scale"
 CHECKPOINT, EVALUATION = "checkpoint", "evaluation"
 
 
-class Happenings:
-    """Of one process, whose training steps `steps` are, by start; nothing is read before something is asked."""
+class Occurrence(NamedTuple):
+    """What happened at a time; `mark` is what pictures call it, empty where they leave it out."""
 
-    def __init__(self, tables: Tables, labelled: LabelledSteps, process: str, steps: pl.DataFrame) -> None:
+    time_ns: int
+    happening: Happening
+    mark: str = ""
+
+
+class Happenings:
+    """Of one process; nothing is read before something is asked."""
+
+    def __init__(self, tables: Tables, labelled: LabelledSteps, process: str | None) -> None:
+        own = (pl.col("process") == process) & (pl.col("kind") == "train") & pl.col("start_ns").is_not_null()
         self._tables, self._labelled, self._process = tables, labelled, process
-        self._steps = steps
-        self._numbers: Int64 = steps["step"].to_numpy()
-        self._starts: Int64 = steps["start_ns"].to_numpy()
-        self._ends: Int64 = self._starts + steps["wall_ns"].to_numpy()
+        self._steps = labelled.frame.filter(own).sort("start_ns")
+        self._numbers: Int64 = self._steps["step"].to_numpy()
+        self._starts: Int64 = self._steps["start_ns"].to_numpy()
+        self._ends: Int64 = self._starts + self._steps["wall_ns"].to_numpy()
 
     def near(self, step: int | None, before: int = 2, after: int = 1) -> tuple[Happening, ...]:
         """What began from so many steps before one to so many after it, in order of time; each kind and line once."""
@@ -59,59 +69,55 @@ class Happenings:
         place = int(places[0])
         first, last = max(0, place - before), min(len(self._numbers) - 1, place + after)
         begin, end = int(self._ends[first - 1]) if first else int(self._starts[0]), int(self._ends[last])
-        width = last - first + 1
+        count = len(self._numbers)
         found: dict[tuple[str, str], Happening] = {}
-        for time_ns, one in self._all:
-            if begin <= time_ns < end and not self._usual(one.kind, width):
+        for time_ns, one, _ in self.all:
+            usual = count >= LEAST_KNOWN and self._often.get(one.kind, 0) * (last - first + 1) > USUAL * count
+            if begin <= time_ns < end and not usual:
                 found.setdefault((one.kind, one.text), one)
         told = [*found.values(), *self._load(int(self._starts[place]))]
         return tuple(told[:MAX_SHOWN])
-
-    def _usual(self, kind: str, width: int) -> bool:
-        count = len(self._numbers)
-        return count >= LEAST_KNOWN and self._often.get(kind, 0) * width > USUAL * count
 
     @cached_property
     def _often(self) -> dict[str, int]:
         """In how many steps something of a kind began."""
         steps: dict[str, set[int]] = defaultdict(set)
-        for time_ns, one in self._all:
+        for time_ns, one, _ in self.all:
             steps[one.kind].add(int(np.searchsorted(self._starts, time_ns)))
         return {kind: len(those) for kind, those in steps.items()}
 
     @cached_property
-    def _all(self) -> list[tuple[int, Happening]]:
-        """(time, what) in order of time."""
-        found = [*self._journal(), *self._compiles(), *self._rates(), *self._epochs(), *self._evaluations()]
-        return sorted(found, key=lambda one: (one[0], one[1].kind, one[1].text))
+    def all(self) -> list[Occurrence]:
+        """In order of time."""
+        found = [*self._journal(), *self._compiles(), *self._rates(), *self._epochs()]
+        if not any(one.mark == EVALUATION for one in found):
+            found += self._evaluations()
+        return sorted(found, key=lambda one: (one.time_ns, one.happening.kind, one.happening.text))
 
     def _step(self, time_ns: int) -> int | None:
         at = int(np.searchsorted(self._starts, time_ns, side="right")) - 1
         return int(self._numbers[at]) if at >= 0 else None
 
     def _made(
-        self, time_ns: int, kind: str, text: str, place: Place | None = None, step: int | None = None
-    ) -> tuple[int, Happening]:
-        return time_ns, Happening(kind, self._step(time_ns) if step is None else step, text, place)
+        self, time_ns: int, kind: str, text: str, place: Place | None = None, *, step: int | None = None, mark: str = ""
+    ) -> Occurrence:
+        return Occurrence(time_ns, Happening(kind, self._step(time_ns) if step is None else step, text, place), mark)
 
     # ------------------------------------------------------------------------------------------------- sources
 
-    def _journal(self) -> Iterator[tuple[int, Happening]]:
+    def _journal(self) -> Iterator[Occurrence]:
         kinds = ["gc", "save", "region", "scaler_skip", "window"]
         own = self._tables.journal.filter((pl.col("process") == self._process) & pl.col("kind").is_in(kinds))
-        least_ns = SHORT * float((self._ends - self._starts).mean())
+        least_ns = SHORT * mean(self._steps["wall_ns"])
         for row in own.drop_nulls("time_ns").iter_rows(named=True):
             time_ns, kind, data, ns = row["time_ns"], row["kind"], json_object(row["data"]), row["duration_ns"] or 0
             place, length = place_of(data), f" ({ns / 1e6:.3g} ms)" if ns else ""
             if kind == "gc" and ns >= least_ns:
                 yield self._made(time_ns, kind, f"garbage collection{at(place)}{length}", place)
             elif kind == "save":
-                yield self._made(time_ns, kind, f"checkpoint{at(place)}{length}", place)
-            elif kind == "region" and data.get("source") == "framework":
-                if data.get("name") == CHECKPOINT:
-                    yield self._made(time_ns, "save", f"checkpoint{length}")
-                elif data.get("name") == EVALUATION:
-                    yield self._made(time_ns, EVALUATION, f"evaluation{length}")
+                yield self._made(time_ns, kind, f"checkpoint{at(place)}{length}", place, mark=CHECKPOINT)
+            elif kind == "region" and (name := data.get("name")) in (CHECKPOINT, EVALUATION):
+                yield self._made(time_ns, "save" if name == CHECKPOINT else name, f"{name}{length}", mark=name)
             elif kind == "scaler_skip":
                 yield self._made(time_ns, "scale", "GradScaler left an update out")
             elif kind == "window" and (first := number(data.get("first_step"))) is not None:
@@ -121,17 +127,18 @@ class Happenings:
                 yield self._made(int(number(data.get("start_ns")) or time_ns), kind, text)
                 yield self._made(time_ns + ns, kind, text, step=int(first))
 
-    def _compiles(self) -> Iterator[tuple[int, Happening]]:
+    def _compiles(self) -> Iterator[Occurrence]:
         own = self._tables.compiles
         if not own.is_empty():
             own = own.filter((pl.col("process") == self._process) & pl.col("kind").is_in(COMPILING))
         for row in own.drop_nulls("time_ns").iter_rows(named=True):
             lines = ((row[f"{of}file"], row[f"{of}line"]) for of in ("", "call_", "def_"))
             place = next((Place(file, line) for file, line in lines if file), None)
-            word = "recompilation" if row["kind"] == "recompile" else "compilation"
-            yield self._made(row["time_ns"], "compile", f"{word}{at(place)}", place)
+            again = row["kind"] == "recompile"
+            text, mark = f"{'re' * again}compilation{at(place)}", "recompiled" if again else ""
+            yield self._made(row["time_ns"], "compile", text, place, mark=mark)
 
-    def _rates(self) -> Iterator[tuple[int, Happening]]:
+    def _rates(self) -> Iterator[Occurrence]:
         """Rates that jumped, and scales that fell."""
         metrics = self._tables.metrics
         if metrics.is_empty():
@@ -146,15 +153,16 @@ class Happenings:
                 elif jumped(old, new):
                     group = str(name).removeprefix(RATE)
                     of_group = "" if group == "0" else f" of group {group}"
-                    yield self._made(time_ns, "lr", f"lr{of_group} {old:.3g} -> {new:.3g}")
+                    text = f"lr{of_group} {old:.3g} -> {new:.3g}"
+                    yield self._made(time_ns, "lr", text, mark=f"learning rate × {new / old:.3g}")
 
-    def _epochs(self) -> Iterator[tuple[int, Happening]]:
+    def _epochs(self) -> Iterator[Occurrence]:
         epochs = self._steps["epoch"].to_list()
         for index, (old, new) in enumerate(pairwise(epochs), start=1):
             if old is not None and new is not None and new != old:
-                yield self._made(int(self._starts[index]), "epoch", f"epoch {new} begins")
+                yield self._made(int(self._starts[index]), "epoch", f"epoch {new} begins", mark=f"epoch {new}")
 
-    def _evaluations(self) -> Iterator[tuple[int, Happening]]:
+    def _evaluations(self) -> Iterator[Occurrence]:
         """Stretches of evaluation steps."""
         frame = self._labelled.frame
         if len(self._steps) == frame.height:
@@ -165,7 +173,8 @@ class Happenings:
         firsts = np.flatnonzero(np.diff(between, prepend=-1))
         counts = np.diff(np.append(firsts, len(times)))
         for first, count in zip(firsts.tolist(), counts.tolist(), strict=True):
-            yield self._made(int(times[first]), EVALUATION, f"evaluation ({count:,} step{'s' * (count > 1)})")
+            text = f"evaluation ({count:,} step{'s' * (count > 1)})"
+            yield self._made(int(times[first]), EVALUATION, text, mark=EVALUATION)
 
     # ----------------------------------------------------------------------------------------------- telemetry
 

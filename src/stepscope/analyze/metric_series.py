@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from stepscope.tables.arrays import Bools, Floats, Int64
+from stepscope.tables.arrays import Floats, Int64
 
 WINDOW = 200  # values before, that a spike is held against
 LEAST_BEFORE = 30  # with fewer the spread is not known to better than a third
@@ -55,12 +55,6 @@ class Level(NamedTuple):
     before: float
     after: float
     near: int
-
-
-def first_non_finite(values: Floats) -> int | None:
-    """The first NaN or infinite value."""
-    lost = np.flatnonzero(~np.isfinite(values))
-    return int(lost[0]) if len(lost) else None
 
 
 # --------------------------------------------------------------------------------------------------------- spikes
@@ -195,14 +189,9 @@ def _jumps(own: Floats, scale: int) -> Iterator[int]:
     )
     relative = size / np.maximum(np.abs(before), 1e-300)
     counts &= relative >= UNUSUAL * float(np.median(relative))
-    for group in _groups(counts, scale):
-        yield int(at[group[np.argmax((size - trend)[group])]])
-
-
-def _groups(counts: Bools, gap: int) -> list[Int64]:
-    """Positions that count, in groups that lie further than `gap` apart."""
     places = np.flatnonzero(counts)
-    return np.split(places, np.flatnonzero(np.diff(places) > gap) + 1) if len(places) else []
+    for group in np.split(places, np.flatnonzero(np.diff(places) > scale) + 1) if len(places) else ():
+        yield int(at[group[np.argmax((size - trend)[group])]])
 
 
 def _between(values: Floats, places: range) -> int:

@@ -1,28 +1,29 @@
 """What the run learned: each series in short, where it breaks or changes, and what happened in the same steps.
 
-The table of metrics holds what the run learned; the time of a step, its samples per second and the memory held are
-series as well, of the steps and the journal. Steps of profiler windows, and those in which something was measured that
-is not measured in every step, are in none of the latter. What is found of one rank's series stands for all: of the
-lowest that has it; what is not finite, and spikes, are looked for on the first 16.
+Series are the curves that pages and tables show (`curves.py`): those that are stored, and the time of a step, its
+samples per second and the memory held. What is found of one rank's series stands for all: of the lowest that has it;
+what is not finite, and spikes, are looked for on the first 16.
 """
 
 from __future__ import annotations
 
 import math
 import posixpath
+import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 from msgspec.structs import replace
 
+from stepscope.analyze import curves
+from stepscope.analyze.curves import Curve
 from stepscope.analyze.happenings import SCALE, Happenings, joined
 from stepscope.analyze.input.batches import alarms
-from stepscope.analyze.metric_series import Leap, Level, first_non_finite, levels, spikes
+from stepscope.analyze.metric_series import Leap, Level, levels, spikes
 from stepscope.engine.journal import event_data, place_of
-from stepscope.engine.step_labels import EDGE, INCOMPLETE, LabelledSteps
+from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import Place
 from stepscope.model.metrics import (
     Accumulation,
@@ -30,14 +31,12 @@ from stepscope.model.metrics import (
     Happening,
     LevelChange,
     MetricFacts,
-    MetricSeries,
     NonFinite,
     Scaling,
     Spike,
     Watched,
 )
-from stepscope.read.text import integer, number
-from stepscope.tables.arrays import NONE, Floats, Int64
+from stepscope.read.text import integer
 from stepscope.tables.metrics import LOSS, NORM, NORM_CLIPPED
 from stepscope.tables.schema import Tables
 
@@ -47,7 +46,6 @@ STAGES = {"backward": "forward", "clipping": "backward", "scaler": "scaler"}
 NORM_SCALED = "train/grad_norm_scaled"
 SEARCH = 20  # updates: GradScaler starts at 2**16 and halves its scale, which is 1 after as many as 16 that it left out
 SAME = 0.95  # of the updates have as many passes: the last one of an epoch may have fewer
-WATCH = "watch/"
 ZEROS, RATIOS = "watch/zeros/", "watch/update_ratio/"
 MAX_SPIKES, MAX_CHANGES = 50, 50
 TIMES = 10.0  # a change by more is told as a factor
@@ -59,26 +57,7 @@ NAMES = {
     NORM: "gradient norm",
     NORM_SCALED: "gradient norm (scaled)",
 }
-MEMORY = {
-    "allocated_bytes": "memory of the device",
-    "private_bytes": "memory of the process",
-}
-
-
-class _Series(NamedTuple):
-    """Values of one name and process, in order of time; `steps` are `NONE` where a value lies in none."""
-
-    name: str
-    source: str
-    rank: int
-    process: str
-    steps: Int64
-    times_ns: Int64
-    values: Floats
-
-    def step(self, at: int) -> int | None:
-        number = int(self.steps[at])
-        return None if number == NONE else number
+MEMORY = {curves.ALLOCATED: "memory of the device", curves.PRIVATE: "memory of the process"}
 
 
 def facts(tables: Tables, labelled: LabelledSteps) -> MetricFacts | None:
@@ -91,13 +70,13 @@ class _Run:
 
     def __init__(self, tables: Tables, labelled: LabelledSteps) -> None:
         self._tables, self._labelled = tables, labelled
-        self._near: dict[str, Happenings] = {}
+        self._near: dict[str | None, Happenings] = {}
 
     def facts(self) -> MetricFacts | None:
         if self._tables.metrics.is_empty() and self._labelled.frame.is_empty():
             return None
         return MetricFacts(
-            series=tuple(map(_summary, self._all)),
+            series=tuple(map(curves.summary, self._all)),
             non_finite=self._non_finite(),
             spikes=tuple(self._spikes()),
             changes=tuple(self._changes()),
@@ -111,80 +90,48 @@ class _Run:
     # -------------------------------------------------------------------------------------------------- series
 
     @cached_property
-    def _all(self) -> list[_Series]:
+    def _all(self) -> list[Curve]:
         """The table, by name, then by rank."""
-        metrics = self._tables.metrics
-        if metrics.is_empty():
-            return []
-        rows = metrics.with_columns(pl.col("step").fill_null(NONE)).sort("name", "rank", "process", maintain_order=True)
-        steps, times, values = (rows[name].to_numpy() for name in ("step", "time_ns", "value"))
-        found, first = [], 0
-        for count, key in rows.select(pl.struct("name", "rank", "process").rle().struct.unnest()).rows():
-            part, head = slice(first, first + count), (key["name"], str(rows["source"][first]))
-            found.append(_Series(*head, key["rank"], key["process"], steps[part], times[part], values[part]))
-            first += count
-        return found
+        found = curves.made(self._tables, self._tables.metrics)
+        return sorted(found, key=lambda one: (one.name, one.rank, one.process))
 
     @cached_property
-    def _own(self) -> list[_Series]:
+    def _own(self) -> list[Curve]:
         """Those that training itself made: of losses, norms and scales."""
         return [one for one in self._all if one.source in SOURCES]
 
-    def _of(self, name: str) -> _Series | None:
+    def _of(self, name: str) -> Curve | None:
         """The series of the lowest rank that has one."""
         return next((one for one in self._all if one.name == name), None)
 
     @cached_property
     def _train(self) -> pl.DataFrame:
         """The training steps of the lowest rank, by start."""
-        frame = self._labelled.frame
-        frame = frame.filter((pl.col("kind") == "train") & pl.col("start_ns").is_not_null())
-        if frame.is_empty():
-            return frame
-        lead = frame.sort("rank", "process")["process"][0]
-        return frame.filter(pl.col("process") == lead).sort("start_ns")
+        own = (pl.col("kind") == "train") & pl.col("start_ns").is_not_null()
+        frame = self._labelled.frame.filter(own).sort("rank", "process", "start_ns")
+        return next(iter(frame.partition_by("process", maintain_order=True)), frame)
 
-    def _measured(self) -> Iterator[_Series]:
-        """What steps took, and the memory held after them."""
-        train = self._train
-        if train.is_empty():
-            return
-        process, rank = str(train["process"][0]), int(train["rank"][0] or 0)
-        left_out = train["in_window"].fill_null(False) | train["reason"].is_in([EDGE, INCOMPLETE]) | train["warmup"]
-        kept = train.filter(~left_out & ~train["step"].is_in(self._monitored(process)))
-        steps, starts, walls = (kept[name].to_numpy() for name in ("step", "start_ns", "wall_ns"))
-        yield _Series(STEP_MS, "steps", rank, process, steps, starts, walls / 1e6)
-        samples = kept["samples"].cast(pl.Float64).fill_null(math.nan).to_numpy()
-        yield _Series(RATE, "steps", rank, process, steps, starts, samples / (walls / 1e9))
-        rows = [
-            (time_ns, step, data)
-            for row, data in event_data(self._tables, "memory")
-            if row["process"] == process and (time_ns := row["time_ns"]) and (step := row["step"]) is not None
-        ]
-        numbers = np.array([step for _, step, _ in rows], np.int64)
-        times = np.array([time_ns for time_ns, _, _ in rows], np.int64)
-        for name in MEMORY:
-            values = np.array([_float(data.get(name)) for _, _, data in rows])
-            yield _Series(f"sys/{name}", "journal", rank, process, numbers, times, values)
+    def _measured(self) -> list[Curve]:
+        """What steps took, warm-up left out, and the memory held after them."""
+        if self._train.is_empty():
+            return []
+        metrics, lead = self._tables.metrics, pl.col("process") == self._train["process"][0]
+        timed = curves.timed(self._labelled).filter(lead & (pl.col("kind") == "train") & ~pl.col("warmup"))
+        found = curves.beside(metrics, curves.performance(timed, metrics), curves.memory(self._tables))
+        memory = pl.col("name").str.contains(rf"^sys/([^/]*\.)?({'|'.join(MEMORY)})$")
+        return curves.made(self._tables, found.filter(lead & (pl.col("name").is_in([STEP_MS, RATE]) | memory)))
 
-    def _monitored(self, process: str) -> list[int]:
-        """Steps in which something was watched that is not watched in every step."""
-        watched = [one.steps for one in self._all if one.process == process and one.name.startswith(WATCH)]
-        return np.unique(np.concatenate(watched)).tolist() if watched else []
-
-    def _happenings(self, process: str) -> Happenings:
+    def _happenings(self, process: str | None) -> Happenings:
         if process not in self._near:
-            own = pl.col("process") == process
-            frame = self._labelled.frame.filter(own & (pl.col("kind") == "train") & pl.col("start_ns").is_not_null())
-            self._near[process] = Happenings(self._tables, self._labelled, process, frame.sort("start_ns"))
+            self._near[process] = Happenings(self._tables, self._labelled, process)
         return self._near[process]
 
     # -------------------------------------------------------------------------------------------- what stands out
 
     @cached_property
-    def _skipped(self) -> dict[str, set[int]]:
+    def _skipped(self) -> dict[str | None, set[int]]:
         """By process the steps in which a GradScaler left an update out."""
-        found: dict[str, set[int]] = {}
+        found: dict[str | None, set[int]] = {}
         for row, _ in event_data(self._tables, "scaler_skip"):
             if row["step"] is not None:
                 found.setdefault(row["process"], set()).add(row["step"])
@@ -235,7 +182,7 @@ class _Run:
         )
         return _with_sentence(made)
 
-    def _first_lost(self, one: _Series) -> int | None:
+    def _first_lost(self, one: Curve) -> int | None:
         """The first value that is not finite; of norms, those that a GradScaler left out are its search for a scale."""
         if one.name == NORM_CLIPPED or (one.name.startswith("train/lr/")):
             return None
@@ -243,13 +190,14 @@ class _Run:
         if one.source == "clipping" and one.process in self._skipped:
             caught = np.isin(one.steps, list(self._skipped[one.process]))
             values = np.where(caught, 0.0, values)
-        return first_non_finite(values)
+        lost = np.flatnonzero(~np.isfinite(values))
+        return int(lost[0]) if len(lost) else None
 
     @cached_property
-    def _places(self) -> dict[str, dict[str, Place]]:
+    def _places(self) -> dict[str | None, dict[str, Place]]:
         """By process and name the line that calls backward; of `train/loss` the one with most passes."""
         most: dict[tuple[str, str], int] = {}
-        found: dict[str, dict[str, Place]] = {}
+        found: dict[str | None, dict[str, Place]] = {}
         for row, data in event_data(self._tables, "metric_series"):
             place, count = place_of(data), integer(data.get("values")) or 0
             if data.get("source") != "backward" or place is None:
@@ -265,7 +213,7 @@ class _Run:
         """Of losses and norms, in order of steps."""
         wanted = [one for one in self._own if one.name in (NORM, NORM_SCALED, LOSS) or one.name.startswith(f"{LOSS}/")]
         processes = sorted({(one.rank, one.process) for one in wanted})[:PROCESSES]
-        found: dict[tuple[str, int], tuple[_Series, Leap]] = {}  # by name and step, once for all ranks
+        found: dict[tuple[str, int], tuple[Curve, Leap]] = {}  # by name and step, once for all ranks
         for one in wanted:
             if (one.rank, one.process) in processes:
                 for leap in spikes(one.values):
@@ -295,13 +243,13 @@ class _Run:
         for one, level in found[:MAX_CHANGES]:
             yield self._change(one, level)
 
-    def _change(self, one: _Series, level: Level) -> LevelChange:
+    def _change(self, one: Curve, level: Level) -> LevelChange:
         at = level.at
         # what was left out between the two levels belongs to the change
-        gap = int(one.steps[at] - one.steps[at - 1]) if one.source in ("steps", "journal") else 1
+        gap = 1 if one.source in SOURCES else int(one.steps[at] - one.steps[at - 1])
         step = int(one.steps[at])
         told = self._happenings(one.process).near(step, before=max(level.near, gap), after=1)
-        if one.source == "steps":
+        if one.source == curves.STEPS:
             told = (*told, *_batches(self._train, step))
         change = (level.after - level.before) / abs(level.before) if level.before else math.copysign(1e6, level.after)
         size = f"{change:+.0%}" if abs(change) < TIMES or not level.before else f"{change + 1:.3g} times"
@@ -356,35 +304,14 @@ class _Run:
         if not len(passes) or (usual := int(np.median(passes))) < 2:
             return ()
         place = self._places.get(loss.process, {}).get(LOSS)
-        node = self._nodes.get((loss.process, place), "")
+        node = ""  # the last operator of what backward was called on
+        for row, data in event_data(self._tables, "metric_series"):
+            if (row["process"], place_of(data)) == (loss.process, place):
+                node = str(data.get("node") or "")
         return (Accumulation(LOSS, usual, len(passes), float((passes == usual).mean()), node, place),)
 
-    @cached_property
-    def _nodes(self) -> dict[tuple[str, Place | None], str]:
-        """By process and line the last operator of what backward was called on."""
-        events = event_data(self._tables, "metric_series")
-        return {(row["process"], place_of(data)): str(data.get("node") or "") for row, data in events}
 
-
-def _summary(one: _Series) -> MetricSeries:
-    known, steps = one.values[np.isfinite(one.values)], one.steps[one.steps != NONE]
-    return MetricSeries(
-        name=one.name,
-        source=one.source,
-        rank=one.rank,
-        process=one.process,
-        count=len(one.values),
-        first=float(known[0]) if len(known) else None,
-        last=float(known[-1]) if len(known) else None,
-        least=float(known.min()) if len(known) else None,
-        median=float(np.median(known)) if len(known) else None,
-        non_finite=len(one.values) - len(known),
-        first_step=int(steps[0]) if len(steps) else None,
-        last_step=int(steps[-1]) if len(steps) else None,
-    )
-
-
-def _watched(series: Sequence[_Series], prefix: str) -> Iterator[Watched]:
+def _watched(series: Sequence[Curve], prefix: str) -> Iterator[Watched]:
     """Of each name the later half of its values, on the lowest rank that has it."""
     seen = set()
     for one in series:
@@ -426,7 +353,7 @@ def _named(name: str) -> str:
     """As a sentence calls the series."""
     if name.startswith(f"{LOSS}/"):
         return f"loss of {name.removeprefix(f'{LOSS}/')}"
-    return NAMES.get(name) or MEMORY.get(name.removeprefix("sys/")) or name
+    return NAMES.get(name) or MEMORY.get(re.split(r"[/.]", name)[-1]) or name
 
 
 def _capital(text: str) -> str:
@@ -437,8 +364,3 @@ def _value(name: str, value: float) -> str:
     if name == STEP_MS:
         return f"{value:.4g} ms"
     return f"{value / 2**20:,.0f} MiB" if name.endswith("_bytes") else f"{value:.4g}"
-
-
-def _float(value: object) -> float:
-    found = number(value)
-    return math.nan if found is None else found

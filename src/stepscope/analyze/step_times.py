@@ -107,11 +107,12 @@ def theil_sen(x: Floats, y: Floats, first: float | None = None, last: float | No
     return start, start + slope * float(last - first)
 
 
-def thin(points: list[tuple[int, float]], limit: int = SERIES_POINTS) -> tuple[tuple[int, float], ...]:
-    """At most `limit` points: the lowest and highest of each bucket, so that no stall is lost."""
-    if len(points) <= limit:
+def thin(points: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    """At most `SERIES_POINTS`: the lowest and highest of each bucket, so that no stall is lost."""
+    if len(points) <= SERIES_POINTS:
         return tuple(points)
-    edges = [index * len(points) // (limit // 2) for index in range(limit // 2 + 1)]
+    count = SERIES_POINTS // 2
+    edges = [index * len(points) // count for index in range(count + 1)]
     buckets = (points[low:high] for low, high in pairwise(edges))
     ends = ({min(own, key=itemgetter(1)), max(own, key=itemgetter(1))} for own in buckets)
     return tuple(point for both in ends for point in sorted(both))

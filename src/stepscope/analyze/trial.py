@@ -55,7 +55,8 @@ def _applied(tables: Tables, wanted: dict[str, str], skipped: list[Any]) -> tupl
         if not knob or value is None or not isinstance(applied, bool) or len(found) >= MAX_KNOBS:
             skipped.append(row)
             continue
-        observed, reason, file = (_text(data.get(name)) for name in ("observed", "reason", "file"))
+        texts = (string(data.get(name)) for name in ("observed", "reason", "file"))
+        observed, reason, file = (text[:MAX_TEXT] if text else None for text in texts)
         line = integer(data.get("line"))
         line = line if file is not None and line is not None and line > 0 else None
         report = AppliedKnob(
@@ -81,7 +82,3 @@ def _applied(tables: Tables, wanted: dict[str, str], skipped: list[Any]) -> tupl
             silent = AppliedKnob(name, value, applied=False, reason=SILENT_RANK, rank=rank)
             told += [report for report in own if report.rank == rank] or [silent]
     return tuple(told)
-
-
-def _text(value: Any) -> str | None:
-    return value[:MAX_TEXT] if isinstance(value, str) and value else None

@@ -12,30 +12,34 @@ from stepscope.model.alarms import Origin
 from stepscope.model.findings import Place
 
 
-class MetricSeries(Struct, frozen=True):
-    """One series of one process of a rank.
+class CurveSummary(Struct, frozen=True):
+    """A curve of a run in one line. Values are in the unit that its name ends in; NaN and infinities are counted.
 
-    rank: Rank it is of.
-    count: Values, those that are not finite among them.
-    first (as the series): The first finite value; missing without any, as the next three.
-    last (as the series): The last one.
-    least (as the series): The least one.
-    median (as the series): The median of the finite ones.
-    non_finite: Values that are NaN or infinite.
-    first_step: Step of the first value that lies in one.
+    rank: Whose values they are; missing for what is measured of the machine.
+    points: Values that it has.
+    first (in unit): The first value that is finite.
+    last (in unit): The last that is.
+    lowest (in unit): The lowest of them.
+    median (in unit): Their median.
+    highest (in unit): The highest of them.
+    not_finite: How many values are NaN or infinite.
+    not_finite_step: The step of the first of these.
+    first_step: Step of the first value that lies in one or behind one.
     last_step: Step of the last.
     """
 
     name: str
     source: str
-    rank: int
-    process: str
-    count: int
+    rank: int | None
+    process: str | None
+    points: int
     first: float | None
     last: float | None
-    least: float | None
+    lowest: float | None
     median: float | None
-    non_finite: int
+    highest: float | None
+    not_finite: int
+    not_finite_step: int | None
     first_step: int | None
     last_step: int | None
 
@@ -59,7 +63,7 @@ class NonFinite(Struct, frozen=True):
     `sure` is False where an earlier pass may have made it, whose norm nobody took. `place` calls backward, `origin` is
     what the recorder saw of where it was made.
 
-    step: Step of it; missing where it lies in none.
+    step: Step of it, or the one begun last before it; missing before the first.
     rank: Rank that had it.
     losses: Values of the loss from there on.
     losses_lost: Of these, those that are not finite either.
@@ -69,7 +73,7 @@ class NonFinite(Struct, frozen=True):
     value: str  # "nan", "inf" or "-inf"
     stage: str
     step: int | None
-    rank: int
+    rank: int | None
     losses: int
     losses_lost: int
     sure: bool
@@ -92,7 +96,7 @@ class Spike(Struct, frozen=True):
     """
 
     name: str
-    rank: int
+    rank: int | None
     step: int | None
     steps: int
     value: float
@@ -113,7 +117,7 @@ class LevelChange(Struct, frozen=True):
     """
 
     name: str
-    rank: int
+    rank: int | None
     step: int | None
     before: float
     after: float
@@ -210,7 +214,7 @@ class MetricFacts(Struct, frozen=True):
     `zeros` and `update_ratios` hold every module and parameter that was watched.
     """
 
-    series: tuple[MetricSeries, ...]
+    series: tuple[CurveSummary, ...]
     non_finite: NonFinite | None
     spikes: tuple[Spike, ...]
     changes: tuple[LevelChange, ...]

@@ -283,31 +283,6 @@ class TelemetrySeries(Struct, frozen=True):
     values: tuple[float | None, ...]
 
 
-class CurveSummary(Struct, frozen=True):
-    """A curve of a run in one line. Values are in the unit that its name ends in; NaN and infinities are counted.
-
-    rank: Whose values they are; missing for what is measured of the machine.
-    points: Values that it has.
-    first (in unit): The first value that is finite.
-    last (in unit): The last that is.
-    lowest (in unit): The lowest of them.
-    highest (in unit): The highest of them.
-    not_finite: How many values are NaN or infinite.
-    not_finite_step: The step of the first of these.
-    """
-
-    name: str
-    source: str
-    rank: int | None
-    points: int
-    first: float | None
-    last: float | None
-    lowest: float | None
-    highest: float | None
-    not_finite: int
-    not_finite_step: int | None
-
-
 class Telemetry(Struct, frozen=True):
     """All series. Times are since the start of the run.
 

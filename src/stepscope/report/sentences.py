@@ -437,7 +437,7 @@ def learned(report: Report) -> str | None:
     rates = [row for name, row in by_name.items() if name.startswith(RATE)]
     parts = []
     if (loss := by_name.get(LOSS)) and loss["last"] is not None:
-        parts.append(f"loss {_course(loss)} over {words.count(loss['count'])} updates")
+        parts.append(f"loss {_course(loss)} over {words.count(loss['points'])} updates")
     if (norm := by_name.get(NORM)) and norm["median"] is not None:
         clipped = view.get("clipping")
         share = f", clipped in {words.percent(clipped['clipped_share'])} of updates" if clipped else ""

@@ -46,22 +46,24 @@ def test_graph_breaks_fail() -> None:
     assert not check("recompile", found).failed
 
 
-def test_torch_xla_fails_by_a_storm() -> None:
-    bad = [2] + [1] * 14
-    result = check("recompile", view(compiles=xla_compiles(bad), counters=xla_counters(bad, step=14)))
-    assert (result.failed, result.text) == (True, "CompileTime too frequent: 16 counts during 15 steps")
-    late = [1] + [0] * 99 + [1] * 20
-    result = check("recompile", view(compiles=xla_compiles(late), counters=xla_counters(late, step=119)))
-    assert (result.failed, result.text) == (True, "torch_xla compiled again and again from step 102 on, after warm-up")
-
-
-def test_torch_xla_passes_and_needs_enough_steps() -> None:
-    good = [1] + [0] * 14
-    result = check("recompile", view(compiles=xla_compiles(good), counters=xla_counters(good, step=14)))
-    assert (result.failed, result.judged) == (False, True)
-    few = [1] * 5
-    result = check("recompile", view(compiles=xla_compiles(few), counters=xla_counters(few, step=4)))
-    assert (result.failed, result.judged) == (False, False)
+@pytest.mark.parametrize(
+    ("per_step", "failed", "judged", "text"),
+    [
+        ([2] + [1] * 14, True, True, "CompileTime too frequent: 16 counts during 15 steps"),
+        (
+            [1] + [0] * 99 + [1] * 20,
+            *(True, True, "torch_xla compiled again and again from step 102 on, after warm-up"),
+        ),
+        ([1] + [0] * 14, False, True, "torch_xla compiled 1 graph in 15 steps: too few for a storm"),
+        ([1] * 5, False, False, "no source of this run tells recompilations from first compilations"),
+    ],
+)
+def test_torch_xla_fails_by_a_storm_and_needs_enough_steps(
+    per_step: list[int], failed: bool, judged: bool, text: str
+) -> None:
+    counters = xla_counters(per_step, step=len(per_step) - 1)
+    result = check("recompile", view(compiles=xla_compiles(per_step), counters=counters))
+    assert (result.failed, result.judged, result.text) == (failed, judged, text)
 
 
 def test_what_no_source_tells_is_not_judged() -> None:

@@ -79,6 +79,10 @@ def stack(*frames: str, samples: int = 1, **columns: Any) -> dict[str, Any]:
     return {"frames": frames, "samples": samples, **columns}
 
 
+def segment(**columns: Any) -> dict[str, Any]:
+    return {"host": "host-a", "file": "stacks-0.raw", "unit": "samples", "samples": 1, "skipped_samples": 0, **columns}
+
+
 def library(row: HotspotRow) -> tuple[str | None, str | None, int | None]:
     return row.library_function_name, row.library_function_path, row.library_function_line
 
@@ -160,13 +164,17 @@ class TestGroups:
             ("pkg.flow.net", 20), ("pkg.flow", 19), ("torch", 19), ("threading", 6), ("importlib", 5), ("numpy", 1),
         ]  # fmt: skip
 
-    def test_call_paths_have_no_other_grouping(self) -> None:
-        with pytest.raises(UsageError, match="leave out --by"):
-            rows_of(by="file", aggregate=False)
-
-    def test_unknown_grouping(self) -> None:
-        with pytest.raises(UsageError, match="line, function, file, module"):
-            rows_of(by="lines")
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ({"by": "file", "aggregate": False}, "leave out --by"),
+            ({"by": "lines"}, "line, function, file, module"),
+            *(({"library": name}, "--library") for name in ("", " ", "/", "./")),
+        ],
+    )
+    def test_options_that_mean_nothing(self, options: dict[str, Any], said: str) -> None:
+        with pytest.raises(UsageError, match=said):
+            rows_of(**options)
 
 
 class TestLibrary:
@@ -208,11 +216,6 @@ class TestLibrary:
         assert any("no sampled stack runs through itwinai" in text for text in result.warnings)
         assert result.library == "itwinai"
 
-    @pytest.mark.parametrize("name", ["", " ", "/", "./"])
-    def test_empty(self, name: str) -> None:
-        with pytest.raises(UsageError, match="--library"):
-            rows_of(library=name)
-
 
 @given(st.lists(stack_rows, max_size=12), selections, st.sampled_from([*GROUPS, "paths"]))
 def test_rows_add_up_to_what_was_selected(rows: list[dict[str, Any]], selection: StackSelection, by: str) -> None:
@@ -234,8 +237,8 @@ def test_rows_add_up_to_what_was_selected(rows: list[dict[str, Any]], selection:
 
 class TestFacts:
     def test_samples_that_were_not_kept_have_a_reason(self) -> None:
-        segment = {"host": "host-a", "file": "stacks-0.raw", "unit": "samples", "samples": 12, "skipped_samples": 3}
-        result = found(make_tables(stacks=[stack("f (train.py:1)", samples=10)], segments=[segment]))
+        segments = [segment(samples=12, skipped_samples=3)]
+        result = found(make_tables(stacks=[stack("f (train.py:1)", samples=10)], segments=segments))
         assert (result.samples, result.skipped_samples) == (12, 3)
         assert result.left_out == {"torn or the recorder's own": 2}
         assert any("3 samples could not be read" in text for text in result.warnings)
@@ -271,15 +274,12 @@ class TestFacts:
         assert (result.wall_s, result.wall_source) == (3.0, "nominal")
 
     def test_weights_of_time_are_times(self) -> None:
-        segment = {"host": "host-a", "file": "stacks-0.raw", "unit": "us", "samples": 2_000_000, "skipped_samples": 0}
         stacks = [stack("f (train.py:1)", samples=2_000_000, rate_hz=None)]
-        result = found(make_tables(stacks=stacks, segments=[segment]))
+        result = found(make_tables(stacks=stacks, segments=[segment(unit="us", samples=2_000_000)]))
         assert (result.unit, result.rows[0].seconds) == ("us", 2.0)
 
     def test_files_that_count_different_things_are_warned_of(self) -> None:
-        segments = [
-            {"host": "host-a", "file": f, "unit": f, "samples": 1, "skipped_samples": 0} for f in ("us", "bytes")
-        ]
+        segments = [segment(file=unit, unit=unit) for unit in ("us", "bytes")]
         result = found(
             make_tables(stacks=[stack("f (a.py:1)", file="us"), stack("f (a.py:1)", file="bytes")], segments=segments)
         )
@@ -309,56 +309,34 @@ class TestSteps:
 class TestIdle:
     """`idle` of the segments is null here, as for py-spy's raw files; the threads have to tell."""
 
-    def tables(self, *threads: tuple[int, bool], idle: bool | None = None, pid: int = 1) -> Tables:
-        """(samples, waiting) of a main thread and others of one process."""
-        stacks = [
-            stack("f (a.py:1)", samples=samples, waiting=waiting, pid=pid, thread=str(number), main_thread=number == 0)
-            for number, (samples, waiting) in enumerate(threads)
-        ]
-        segment = {
-            "host": "host-a",
-            "file": "stacks-0.raw",
-            "unit": "samples",
-            "idle": idle,
-            "samples": 1,
-            "skipped_samples": 0,
-        }
-        return make_tables(stacks=stacks, segments=[segment])
-
-    def test_threads_that_wait_are_sampled_like_the_busy_one(self) -> None:
-        result = found(self.tables((1000, False), (990, True)))
-        assert (result.idle, result.idle_source) == (True, "inferred")
-        assert not any("waiting was" in text for text in result.warnings)
-
-    def test_threads_that_wait_are_hardly_sampled(self) -> None:
-        result = found(self.tables((1000, False), (40, True), (30, True)))
-        assert (result.idle, result.idle_source) == (False, "inferred")
-        assert any("waiting was not sampled" in text and "--idle" in text for text in result.warnings)
-
     @pytest.mark.parametrize(
-        "threads",
+        ("threads", "recorded", "expected", "said"),
         [
-            ((1000, False),),  # no thread that waits
-            ((1000, True),),  # the busiest thread is no evidence of itself
-            ((1000, False), (300, True)),  # between the two
-            ((1000, False), (10, False)),  # a thread that works now and then
-            ((20, False), (1, True)),  # too few
+            (((1000, False), (990, True)), None, (True, "inferred"), None),  # sampled like the busy one
+            (((1000, False), (40, True), (30, True)), None, (False, "inferred"), "waiting was not sampled"),
+            (((1000, False),), None, (None, None), "unknown"),  # no thread that waits
+            (((1000, True),), None, (None, None), "unknown"),  # the busiest thread is no evidence of itself
+            (((1000, False), (300, True)), None, (None, None), "unknown"),  # between the two
+            (((1000, False), (10, False)), None, (None, None), "unknown"),  # a thread that works now and then
+            (((20, False), (1, True)), None, (None, None), "unknown"),  # too few
+            (((1000, False), (990, True)), False, (False, "recorded"), "waiting was not sampled"),
         ],
     )
-    def test_otherwise_it_is_unknown(self, threads: tuple[tuple[int, bool], ...]) -> None:
-        result = found(self.tables(*threads))
-        assert (result.idle, result.idle_source) == (None, None)
-        assert any("unknown" in text for text in result.warnings)
-
-    def test_what_the_recorder_noted_wins(self) -> None:
-        result = found(self.tables((1000, False), (990, True), idle=False))
-        assert (result.idle, result.idle_source) == (False, "recorded")
+    def test_whether_waiting_was_sampled(
+        self, threads: Any, recorded: bool | None, expected: tuple[bool | None, str | None], said: str | None
+    ) -> None:
+        stacks = [
+            stack("f (a.py:1)", samples=samples, waiting=waiting, pid=1, thread=str(number), main_thread=number == 0)
+            for number, (samples, waiting) in enumerate(threads)
+        ]
+        result = found(make_tables(stacks=stacks, segments=[segment(idle=recorded)]))
+        assert (result.idle, result.idle_source) == expected
+        told = [text for text in result.warnings if "whether waiting" in text or "waiting was" in text]
+        assert len(told) == (said is not None)
+        assert all(str(said) in text for text in told)
 
     def test_waiting_that_is_missing_in_one_file_is_missing(self) -> None:
-        segments = [
-            {"host": "host-a", "file": file, "unit": "samples", "idle": idle, "samples": 1, "skipped_samples": 0}
-            for file, idle in (("a", True), ("b", False))
-        ]
+        segments = [segment(file=file, idle=idle) for file, idle in (("a", True), ("b", False))]
         assert idle_sampled(make_tables(segments=segments)) is False
 
 
@@ -451,23 +429,15 @@ def test_every_sample_is_chosen_or_counted(rows: list[dict[str, Any]], selection
     assert all(found.left_out.values())
 
 
-class TestCheck:
-    @pytest.fixture
-    def tables(self) -> Tables:
-        return make_tables(stacks=CAST)
-
-    @pytest.mark.parametrize(
-        ("selection", "said"),
-        [
-            (StackSelection(rank=7), "ranks with samples: 0, 1"),
-            (StackSelection(phase="forwards"), "phases with samples: data_wait, forward"),
-            (StackSelection(process="worker"), "main, workers, all"),
-        ],
-    )
-    def test_what_there_is_not_is_named(self, tables: Tables, selection: StackSelection, said: str) -> None:
-        with pytest.raises(UsageError, match=said):
-            check(tables, selection)
-
-    def test_no_rank_at_all(self) -> None:
-        with pytest.raises(UsageError, match="no ranks are known here"):
-            check(make_tables(), StackSelection(rank=0))
+@pytest.mark.parametrize(
+    ("stacks", "selection", "said"),
+    [
+        (CAST, StackSelection(rank=7), "ranks with samples: 0, 1"),
+        (CAST, StackSelection(phase="forwards"), "phases with samples: data_wait, forward"),
+        (CAST, StackSelection(process="worker"), "main, workers, all"),
+        ([], StackSelection(rank=0), "no ranks are known here"),
+    ],
+)
+def test_what_there_is_not_is_named(stacks: list[dict[str, Any]], selection: StackSelection, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        check(make_tables(stacks=stacks), selection)

@@ -209,8 +209,6 @@ def test_thinning_keeps_the_peaks(gaps: list[int], seed: int, points: int):
     assert reserved[kept].max() == reserved.max()
 
 
-GPU, CPU = "cuda:0", "cpu"
-
 SCRIPT = """\
 import json, pickle, sys
 import torch

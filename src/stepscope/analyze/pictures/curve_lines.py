@@ -8,27 +8,26 @@ are drawn.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 
-from stepscope.analyze.curves import RATES, TELEMETRY, Curve
+from stepscope.analyze.curves import TELEMETRY, Curve
+from stepscope.analyze.happenings import Happenings
 from stepscope.analyze.pictures.series import positions
-from stepscope.engine.journal import json_object
-from stepscope.tables.arrays import NONE, Floats
+from stepscope.engine.step_labels import LabelledSteps
+from stepscope.tables.arrays import NONE, Floats, Int64
 from stepscope.tables.schema import Tables
 
-EPOCH, EVALUATION, CHECKPOINT, RECOMPILED, RATE = "epoch", "evaluation", "checkpoint", "recompiled", "learning rate"
-RATE_RATIO = 2.0  # between two kept learning rates: a schedule that glides changes less at a time
 SECOND = 1e9
 
 
 class Points(NamedTuple):
-    """`x` ascends and holds nothing twice."""
+    """`x` ascends and holds nothing twice; steps are whole numbers."""
 
-    x: Floats
+    x: Floats | Int64
     values: Floats
 
 
@@ -65,8 +64,8 @@ def on_steps(curve: Curve) -> Points:
     ends = np.flatnonzero(np.append(steps[1:] != steps[:-1], True)) if len(steps) else steps
     if curve.source == TELEMETRY and len(steps):
         firsts = np.append(0, ends[:-1] + 1)
-        return Points(steps[ends].astype(np.float64), np.add.reduceat(values, firsts) / (ends - firsts + 1))
-    return Points(steps[ends].astype(np.float64), values[ends])
+        return Points(steps[ends], np.add.reduceat(values, firsts) / (ends - firsts + 1))
+    return Points(steps[ends], values[ends])
 
 
 def over_time(curve: Curve, origin_ns: int) -> Points:
@@ -154,51 +153,17 @@ def heat(found: Mapping[str, Curve], limit: int) -> Lines:
 # ---- what happened ---------------------------------------------------------------------------------------------------
 
 
-def moments(tables: Tables, process: str | None, found: Mapping[str, Curve]) -> list[Moment]:
+def moments(tables: Tables, labelled: LabelledSteps, process: str | None) -> list[Moment]:
     """Epochs, evaluations, checkpoints, recompilations and jumps of learning rates, each kind once a step."""
-    own = (
-        tables.steps.filter(pl.col("process").eq_missing(process)).drop_nulls(["start_ns", "wall_ns"]).sort("start_ns")
-    )
+    own = tables.steps.filter(pl.col("process") == process).drop_nulls(["start_ns", "wall_ns"]).sort("start_ns")
     if own.is_empty():
         return []
     starts, numbers = own["start_ns"].to_numpy(), own["step"].to_numpy()
     end = int((own["start_ns"] + own["wall_ns"]).max())
     made: dict[tuple[str, int], Moment] = {}
-    for kind, label, time_ns in _happened(tables, process, own, found):
+    for time_ns, happening, mark in Happenings(tables, labelled, process).all:
         at = int(np.searchsorted(starts, time_ns, side="right")) - 1
-        if at >= 0 and time_ns <= end:
+        if mark and at >= 0 and time_ns <= end:
             step = int(numbers[at])
-            made.setdefault((kind, step), Moment(kind, label, step, time_ns))
-    return sorted(made.values(), key=lambda moment: moment.time_ns)
-
-
-def _happened(
-    tables: Tables, process: str | None, own: pl.DataFrame, found: Mapping[str, Curve]
-) -> Iterator[tuple[str, str, int]]:
-    train = own.filter((pl.col("kind") == "train") & pl.col("epoch").is_not_null())
-    for epoch, start in train.filter(pl.col("epoch") != pl.col("epoch").shift(1)).select("epoch", "start_ns").rows():
-        yield EPOCH, f"epoch {epoch}", start
-    regions = False
-    journal = tables.journal.filter((pl.col("process") == process) & pl.col("kind").is_in(["region", "save"]))
-    for kind, time_ns, data in journal.select("kind", "time_ns", "data").drop_nulls("time_ns").rows():
-        name = CHECKPOINT if kind == "save" else json_object(data).get("name")
-        if name in (CHECKPOINT, EVALUATION):
-            regions = regions or name == EVALUATION
-            yield str(name), str(name), time_ns
-    if not regions:
-        first = own.filter((pl.col("kind") == "eval") & (pl.col("kind").shift(1) != "eval"))
-        yield from ((EVALUATION, EVALUATION, start) for start in first["start_ns"].to_list())
-    compiles = tables.compiles.filter((pl.col("process") == process) & (pl.col("kind") == "recompile"))
-    yield from ((RECOMPILED, RECOMPILED, time_ns) for time_ns in compiles["time_ns"].drop_nulls().to_list())
-    for name, curve in found.items():
-        if name.startswith(f"{RATES}/"):
-            yield from _jumps(curve)
-
-
-def _jumps(curve: Curve) -> Iterator[tuple[str, str, int]]:
-    before, after = curve.values[:-1], curve.values[1:]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = after / before
-    jumped = (ratio > 0) & np.isfinite(ratio) & ((ratio >= RATE_RATIO) | (ratio <= 1 / RATE_RATIO))
-    for at in np.flatnonzero(jumped).tolist():
-        yield RATE, f"learning rate × {ratio[at]:.3g}", int(curve.times_ns[at + 1])
+            made.setdefault((happening.kind, step), Moment(happening.kind, mark, step, time_ns))
+    return list(made.values())

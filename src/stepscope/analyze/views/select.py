@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from stepscope.analyze import curves
+from stepscope.analyze.context import Context
 from stepscope.analyze.views import (
     allocated_memory,
     communication,
@@ -25,12 +26,11 @@ from stepscope.analyze.views import (
     overview,
 )
 from stepscope.engine.spans import Base
-from stepscope.engine.user_code import UserCode
 from stepscope.errors import UsageError
 from stepscope.model.compilers import CompilerCause, CompilersView
 from stepscope.model.findings import Place
 from stepscope.model.memory import MemoryRecording, MemoryView
-from stepscope.model.timeline import CurveSummary
+from stepscope.model.metrics import CurveSummary
 from stepscope.model.trace import SpanRef
 from stepscope.model.views import GpuSummary, ModuleNode, Overview, Views
 
@@ -88,15 +88,19 @@ class FirstRows(Rows, frozen=True):
 
 
 class Source(Struct, frozen=True):
-    """What tables are made from: the traces, recordings of memory beside them, and what compilers did.
+    """What tables are made from: the run, recordings of memory beside it, and what compilers did.
 
     `compilers` is only asked for by `COMPILER_TABLES`.
     """
 
-    base: Base
-    code: UserCode
+    context: Context
     recordings: Sequence[MemoryRecording] = ()
     compilers: CompilersView | None = None
+
+    @property
+    def base(self) -> Base:
+        """The traces."""
+        return self.context.base
 
     def chosen(self, selection: Selection) -> tuple[SpanRef, ...]:
         """The spans that are asked for; raises `UsageError` where there is none such."""
@@ -217,7 +221,7 @@ def _gpus(source: Source, selection: Selection) -> list[GpuSummary]:
 def _stacks(source: Source, selection: Selection) -> list[dict[str, Any]]:
     if selection.name is None:
         raise UsageError("--table stacks: of which operator? add --filter NAME with its full name")
-    found = operators.stacks(source.base, selection.name, span=source.only(selection), code=source.code)
+    found = operators.stacks(source.base, selection.name, span=source.only(selection), code=source.context.code)
     frames = [[f"{frame.file}:{frame.line} {frame.function or ''}".rstrip() for frame in one.frames] for one in found]
     return [
         {**_fields(stack, "calls", "host_self_ns", "device_self_ns"), "stack": " < ".join(texts)}
@@ -265,7 +269,7 @@ def _distributed_part(part: str) -> Table:
 
 def _memory_part(part: Callable[[MemoryView], Sequence[Any]], absent: str = NO_BLOCKS) -> Table:
     def make(source: Source, selection: Selection) -> Rows:
-        view = allocated_memory.view(source.base, source.recordings, source.code)
+        view = allocated_memory.view(source.base, source.recordings, source.context.code)
         if view is None:
             return Rows((), NO_MEMORY)
         found = part(view)
@@ -375,10 +379,7 @@ def _values(source: Source, selection: Selection) -> Rows:
 
 
 def _curves(source: Source, selection: Selection) -> list[CurveSummary]:
-    found = _chosen_values(source, selection)
-    processes = found["process"].unique(maintain_order=True).to_list()
-    by_process = (curves.of_process(source.base.tables, found, process) for process in processes)
-    return [curves.summary(curve) for own in by_process for curve in own.values()]
+    return list(map(curves.summary, curves.made(source.base.tables, _chosen_values(source, selection))))
 
 
 def _chosen_values(source: Source, selection: Selection) -> pl.DataFrame:
@@ -387,7 +388,7 @@ def _chosen_values(source: Source, selection: Selection) -> pl.DataFrame:
     known = curves.processes(tables)
     if selection.worker is not None and selection.worker not in known:
         raise UsageError(f"no such worker; there are {', '.join(known[:8])}")
-    found = curves.rows(tables).drop_nulls("value")
+    found = curves.rows(tables, source.context.labelled).drop_nulls("value")
     if selection.worker is not None:
         found = found.filter(pl.col("process") == selection.worker)
     if selection.step is not None:

@@ -16,12 +16,13 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from stepscope.analyze import curves
-from stepscope.analyze.curves import Curve
+from stepscope.analyze.curves import Curve, Gap
 from stepscope.analyze.pictures import curve_lines
 from stepscope.analyze.pictures.curve_lines import SECOND, Line, Moment, Points
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
 from stepscope.dashboard.pages import PageContext, processes, traced
+from stepscope.dashboard.pages.steps import REASONS
 from stepscope.errors import EnvironmentRefusal, UnreadableInputError, UsageError
 from stepscope.report import words
 
@@ -69,6 +70,7 @@ class Shown(Struct, frozen=True):
     origin_ns: int
     others: Sequence[Other]
     marks: Sequence[Mapping[str, Any]]
+    gaps: Sequence[Gap]
 
     def points(self, curve: Curve, origin_ns: int) -> Points:
         """The curve on the axis that was chosen."""
@@ -77,7 +79,7 @@ class Shown(Struct, frozen=True):
     def end(self, found: Mapping[str, Curve], origin_ns: int) -> float:
         """The last x of all curves."""
         if self.over == STEP:
-            return float(max(curve.steps[-1] for curve in found.values() if len(curve.steps)))
+            return max(int(curve.steps[-1]) for curve in found.values() if len(curve.steps))
         return (max(int(curve.times_ns[-1]) for curve in found.values() if len(curve.steps)) - origin_ns) / SECOND
 
     @property
@@ -113,9 +115,10 @@ def build(context: PageContext) -> list[Block]:
     others, asked = _others(context)
     made += asked
     origin = _origin(context.run, own)
-    happened = curve_lines.moments(tables, process, own)
+    happened = curve_lines.moments(tables, context.run.labelled, process)
     marks, left_out = _marks(happened, over, origin)
-    shown = Shown(context, over, int(window or 0), own, origin, others, marks)
+    gaps = curves.gaps(context.run.labelled, process)
+    shown = Shown(context, over, int(window or 0), own, origin, others, marks, gaps)
     layers = curves.layers(own)
     found = curves.charts(name for name in own if not (layers and name.startswith(f"{curves.WATCHED}/")))
     groups = [*found, *([WATCHED] if layers else [])]
@@ -137,7 +140,7 @@ def build(context: PageContext) -> list[Block]:
 
 def _curves(run: Run, process: str | None, *, narrow: bool = False) -> Mapping[str, Curve]:
     key = ("curves", process)
-    return traced.kept(run, key, lambda: curves.curves(run.tables, process, narrow=narrow))
+    return traced.kept(run, key, lambda: curves.curves(run.tables, run.labelled, process, narrow=narrow))
 
 
 def _origin(run: Run, found: Mapping[str, Curve]) -> int:
@@ -175,12 +178,8 @@ def _other(context: PageContext, run: Run, name: str) -> Other:
     origin = _origin(run, found)
     if context.scope.steps is not None:
         low, high = context.scope.steps
-        found = {name: _within(curve, (curve.steps >= low) & (curve.steps <= high)) for name, curve in found.items()}
+        found = {name: curve.where((curve.steps >= low) & (curve.steps <= high)) for name, curve in found.items()}
     return Other(name, found, origin)
-
-
-def _within(curve: Curve, chosen: Any) -> Curve:
-    return curve._replace(steps=curve.steps[chosen], times_ns=curve.times_ns[chosen], values=curve.values[chosen])
 
 
 # ---- charts ----------------------------------------------------------------------------------------------------------
@@ -238,20 +237,32 @@ def _chart(shown: Shown, title: str, names: Sequence[str], ids: Counter[str]) ->
         notes.append(f"{len(made.x):,} of {longest:,} points: {kept}.")
     if len(names) > LINES:
         notes.append(f"The first {LINES} of {len(names)} curves.")
-    label, x_unit = shown.axis
+    marks = list(shown.marks)
+    if shown.gaps and any(curve.source == curves.STEPS for _, curve, *_ in drawn):
+        marks += _left_out(shown)
+        counts = Counter(gap.reason for gap in shown.gaps for _ in range(gap.length))
+        said = (f"{words.things(count, 'step')} {REASONS[reason]}" for reason, count in counts.items())
+        notes.append(f"Left out: {', '.join(said)}.")
     return blocks.chart(
         f"m-{slug}" + (f"-{ids[slug]}" if ids[slug] > 1 else ""),
         title,
         "line",
         sentence=" ".join(sentences),
-        x=(label, x_unit, _whole(made.x) if shown.over == STEP else made.x),
+        x=(*shown.axis, made.x),
         y=(title, unit),
         series=series,
-        marks=shown.marks,
+        marks=marks,
         notes=notes,
         sync=SYNC[shown.over],
         select="steps" if shown.over == STEP else None,
     )
+
+
+def _left_out(shown: Shown) -> Iterator[Mapping[str, Any]]:
+    """Stretches of steps that count for no timing."""
+    for gap in shown.gaps[:: -(-len(shown.gaps) // MARKS)]:
+        low, high = gap.steps if shown.over == STEP else ((at - shown.origin_ns) / SECOND for at in gap.times_ns)
+        yield blocks.mark(low, high, f"left out: {REASONS[gap.reason]}")
 
 
 def _label(title: str, name: str, several: int) -> str:
@@ -269,10 +280,6 @@ def _series(label: str, unit: str, line: Line, **more: Any) -> dict[str, Any]:
 
 def _slug(title: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:60]
-
-
-def _whole(x: Sequence[float]) -> list[int]:
-    return [int(value) for value in x]
 
 
 def _sentence(label: str, curve: Curve, points: Points, unit: str, over: str) -> str:
@@ -307,11 +314,11 @@ def _marks(found: Sequence[Moment], over: str, origin_ns: int) -> tuple[list[Map
             x = moment.step if over == STEP else (moment.time_ns - origin_ns) / SECOND
             labels.setdefault(x, []).append(moment.label)
         if every > 1:
-            left_out.append(f"every {every}th of {words.things(len(own), _PLURAL.get(kind, kind))}")
+            left_out.append(f"every {every}th of {words.things(len(own), _SINGULAR.get(kind, kind))}")
     return [blocks.mark(x, x, ", ".join(said), event=True) for x, said in sorted(labels.items())], left_out
 
 
-_PLURAL = {curve_lines.RECOMPILED: "recompilation", curve_lines.RATE: "jump of the learning rate"}
+_SINGULAR = {"save": "checkpoint", "compile": "recompilation", "lr": "jump of the learning rate"}
 
 
 def _notes(context: PageContext, process: str | None, several: int, left_out: Sequence[str]) -> Iterator[Block]:
@@ -384,7 +391,7 @@ def _matrix(
         title,
         type,
         sentence=sentence,
-        x=("step", "number", _whole(x)),
+        x=("step", "number", x),
         y=("value", "number"),
         series=[_series(name, "number", line, joined=True) for name, line in zip(names, lines, strict=True)],
         notes=notes,
