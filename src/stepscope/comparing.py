@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
 
-from stepscope.api import DEFAULTS, ReadOptions, Run, is_run_folder, open_run
+from stepscope.api import DEFAULTS, ReadOptions, Run, is_run_folder, open_run, run_folders
 from stepscope.errors import UnreadableInputError, UsageError
 
 if TYPE_CHECKING:
@@ -92,10 +92,7 @@ def _opened(given: Given, options: ReadOptions) -> _Opened:
 
 
 def _runs(path: Path, options: ReadOptions) -> tuple[Run, ...]:
-    """The runs that a path stands for."""
-    folders = _set(path)
-    if not folders:
-        return (open_run(path, options=options),)
+    folders = _set(path) or [path]
     if len(folders) > MAX_RUNS:
         raise UsageError(f"{path}: holds {len(folders)} runs, and at most {MAX_RUNS} are compared; name fewer")
     return tuple(open_run(folder, options=options) for folder in folders)
@@ -107,23 +104,14 @@ def _set(path: Path) -> list[Path]:
         if not path.exists():
             named = map(Path, sorted(glob.glob(str(path))))
             return [found for found in named if found.is_dir() and is_run_folder(found)]
-        return [] if is_run_folder(path) else _run_folders(path) or _of_experiment(path)
+        return [] if is_run_folder(path) else run_folders(path) or _of_experiment(path)
     except OSError as error:
         raise UnreadableInputError(f"{error.filename}: {error.strerror}; name {WHAT}") from None
 
 
-def _run_folders(folder: Path) -> list[Path]:
-    """The run folders directly in a folder, which may not be there."""
-    return (
-        sorted(child for child in folder.iterdir() if child.is_dir() and is_run_folder(child))
-        if folder.is_dir()
-        else []
-    )
-
-
 def _of_experiment(folder: Path) -> list[Path]:
     """The runs of an experiment, if they are all of the same program; raises `UsageError` where they are not."""
-    runs = _run_folders(folder / RUNS)
+    runs = run_folders(folder / RUNS)
     names = sorted({run.name.partition("-")[2] for run in runs})
     if len(names) > 1:
         patterns = ", ".join(f"'{folder / RUNS}/*-{name}'" for name in names[:SHOWN])
@@ -134,7 +122,6 @@ def _of_experiment(folder: Path) -> list[Path]:
 
 
 def _check_apart(first: Iterable[Run], second: Iterable[Run]) -> None:
-    """Raise `UsageError` where a run is on both sides."""
     ours = {path.resolve() for run in first for path in run.paths}
     both = next((path for run in second for path in run.paths if path.resolve() in ours), None)
     if both is not None:

@@ -119,8 +119,6 @@ def test_a_hostile_reason_stays_on_its_line(
     assert len(capsys.readouterr().err) < 5_000
 
 
-# ------------------------------------------------------------------------------------------------------- stepscope run
-
 # `stepscope run` as it is, its analysis made up: argv is the name of a function of this module, then the options.
 # What needs NumPy is imported after the command has ended, as the program itself does it: its threads would take the
 # signals that the recorder waits for.

@@ -51,9 +51,6 @@ def interval(found: Effect) -> tuple[float, float]:
     return found.low, found.high
 
 
-# --------------------------------------------------------------------------------------------------------- estimates
-
-
 def test_student_by_hand() -> None:
     """Logs 0, 0.02, 0.04: mean 0.02, deviation 0.02, two degrees of freedom: 4.3027."""
     found = effect(*(math.exp(value) for value in (0.0, 0.02, 0.04)))
@@ -134,9 +131,6 @@ def test_as_many_pairs_as_are_needed_are_narrow_enough() -> None:
         count = pairs_needed(spread, 0.02)
         assert (half_width(Effect(1.0, None, None, count, spread)) or 1) <= 0.02
         assert count == 3 or (half_width(Effect(1.0, None, None, count - 1, spread)) or 0) > 0.02
-
-
-# ---------------------------------------------------------------------------------------------------------- verdicts
 
 
 def judge(*ratios: float, limits: Limits = LIMITS, more_is_better: bool = False) -> Verdict:
@@ -324,8 +318,6 @@ def test_the_pairs_asked_for_suffice_if_the_spread_stays(values: list[float]) ->
 def test_figures_in_percent(fraction: float, text: str, signed: str) -> None:
     assert (percent(fraction), percent(fraction, sign=True)) == (text, signed)
 
-
-# ------------------------------------------------------------------------------------------------ --fail-on slower=X%
 
 NARROW, WIDE = (0.999, 1.0, 1.001, 1.0), (0.9, 1.1, 1.05, 0.95)
 

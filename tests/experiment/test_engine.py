@@ -262,9 +262,6 @@ class _Combined(dict[str, float]):
         return default * math.prod(self._effect.get(part, 1.0) for part in label.split(" + "))
 
 
-# ------------------------------------------------------------------- killed at any moment, it goes on where it was
-
-
 def disturbed(slot: Slot) -> tuple[Flag, ...]:
     """Some runs are spoilt, the same ones in every session."""
     spoilt = (slot.block, slot.candidate, slot.attempt) in {(0, None, 0), (1, 1, 0), (2, 0, 0), (2, 0, 1)}

@@ -90,11 +90,6 @@ def test_the_lock_of_a_killed_experiment_does_not_stay(tmp_path: Path) -> None:
         pass
 
 
-def test_a_folder_that_cannot_be_made_is_a_refusal() -> None:
-    with pytest.raises(EnvironmentRefusal, match="--out"), folder.claimed(Path("/proc/self/nothing")):
-        pass
-
-
 @pytest.mark.parametrize("label", ["env:A=../../etc/passwd", "arg:--x=" + "y" * 500, "a + b\n\x1b[2J", ""])
 def test_names_of_runs_are_plain_names(label: str) -> None:
     name = folder.run_name(7, label)
@@ -104,8 +99,6 @@ def test_names_of_runs_are_plain_names(label: str) -> None:
     assert name.isascii()
     assert name.isprintable()
 
-
-# -------------------------------------------------------------------------------------------------------- the journal
 
 SLOT = Slot(PAIRS, 2, 1, 0, (Knob("env:A", 'x "y"\n☃'),), "env:A=x")
 

@@ -39,8 +39,6 @@ DEFAULT_ROWS = 30  # of a table on a terminal; files get all
 
 
 class TableOptions(OptionGroup, frozen=True):
-    """What was asked for of tables."""
-
     table: Annotated[str | None, option("--table NAME", "Show one table in full; names above.")] = None
     sort: Annotated[
         str | None,
@@ -189,7 +187,6 @@ def analyze(
 
 
 def _show_table(run: Run, wanted: TableOptions, json_file: str | None) -> None:
-    """Print or write the table of `run`."""
     from stepscope.analyze.views.select import TABLES, FirstRows, Selection
     from stepscope.report import sentences
     from stepscope.report.table import Choice, document
@@ -217,7 +214,6 @@ def _show_table(run: Run, wanted: TableOptions, json_file: str | None) -> None:
 
 
 def _show_diff(run: Run, other: Run, wanted: TableOptions, json_file: str | None) -> None:
-    """Print or write what differs between two runs, traces or spans."""
     from stepscope.analyze.views.select import Selection
     from stepscope.report.table import Choice, diff_shown, document
 

@@ -67,7 +67,6 @@ def batch(
 
 
 def _kept(steps: list[int]) -> str:
-    """Why a step's data is not there."""
     if not steps:
         return "no batch of it was kept, and none of others: no loss and no norm went wrong"
     named = ", ".join(map(str, steps[:MAX_STEPS])) + (", …" if len(steps) > MAX_STEPS else "")

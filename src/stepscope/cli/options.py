@@ -61,7 +61,6 @@ def option(spelled: str, help: str | None, **more: Any) -> Any:
 
 
 def argument(metavar: str, help: str, **more: Any) -> Any:
-    """What is given by its place."""
     return typer.Argument(metavar=metavar, help=help, **more)
 
 
@@ -118,8 +117,6 @@ def spare_memory(paths: Sequence[Path]) -> None:
 
 
 class Reading(OptionGroup, frozen=True):
-    """How a command reads what it is given."""
-
     source_root: SourceRoot = None
     map_: PathMap = None
     library: Library = None

@@ -138,9 +138,6 @@ def _untraced(sides: tuple[list[Profile], list[Profile]], diffs: Sequence[Diff],
     return None if None in reasons else reasons[0]
 
 
-# ---------------------------------------------------------------------------------------------- time: phases to kernels
-
-
 def _phases(measures: Sequence[tuple[Measure, Measure]], floor: float) -> list[Change]:
     """Exclusive parts of the measured step: what the difference of the mean step is made of."""
 

@@ -290,7 +290,6 @@ def _allocator(tables: Tables, measured: MeasuredSteps) -> Iterator[Flag]:
 
 
 def _growth(rows: pl.DataFrame, name: str) -> dict[int, int]:
-    """Step -> by how much the counter was higher than at the reading before."""
     known = rows.drop_nulls(name).select("step", more=pl.col(name).diff()).drop_nulls()
     return {int(step): int(more) for step, more in known.rows() if more > 0}
 
@@ -302,9 +301,6 @@ def _throughout(steps: Sequence[int], measured: MeasuredSteps) -> bool:
         return False
     place = np.searchsorted(numbers, np.asarray(steps)).clip(0, len(numbers) - 1)
     return len(set((place * _PARTS // len(numbers)).tolist())) == _PARTS
-
-
-# ------------------------------------------------------------------------------------------------ runs of one kind
 
 
 def with_flags_of_set(*sides: Sequence[Measure]) -> tuple[tuple[Measure, ...], ...]:

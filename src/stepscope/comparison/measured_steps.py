@@ -109,7 +109,6 @@ def select(tables: Tables, *, warmup_limit: int | None = None) -> MeasuredSteps 
 
 
 def _step_limit(tables: Tables) -> int | None:
-    """`--max-steps` of the recording, None without."""
     for manifest in tables.manifests:
         options = manifest.get("options")
         value = integer(options.get("max_steps")) if isinstance(options, dict) else None

@@ -75,8 +75,6 @@ Amounts = Mapping[Thing, Amount]
 
 
 class Steps(Struct, frozen=True):
-    """The measure of some steps, and the percentiles of their times."""
-
     measure: Measure
     spread: Mapping[str, float]
 
@@ -206,7 +204,6 @@ def relative_to(roots: Sequence[str]) -> Callable[[str], str]:
 
 
 def merged(items: Iterable[tuple[Thing, Amount]]) -> dict[Thing, Amount]:
-    """Amounts of equal things added up."""
     found: dict[Thing, Amount] = {}
     for thing, amount in items:
         before = found.get(thing)

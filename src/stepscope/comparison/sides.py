@@ -88,7 +88,6 @@ def compare(baseline: Side, candidate: Side, limits: Limits | None = None) -> Co
 
 
 def _known(pairs: Iterable[tuple[Steps | None, Steps | None]]) -> list[tuple[Steps, Steps]]:
-    """The pairs in which both sides have steps."""
     return [(one, other) for one, other in pairs if one is not None and other is not None]
 
 

@@ -38,8 +38,6 @@ from stepscope.model.comparison import (
 
 _MOST = 1_000  # pairs; nobody runs more, and the search ends
 
-# --------------------------------------------------------------------------------------------------------- estimates
-
 
 def effect_of(pairs: Sequence[tuple[float, float]]) -> Effect | None:
     """Candidate over baseline: the geometric mean of the ratios, with Student's interval on their logs.
@@ -124,9 +122,6 @@ def exp(value: float) -> float:
 def _further(effect: Effect, half_width: float, confidence: float = thresholds.CONFIDENCE) -> int:
     """How many more pairs until the interval is as narrow, if effect and spread stay; at least one."""
     return max(1, pairs_needed(effect.spread or 0.0, half_width, confidence) - effect.pairs)
-
-
-# ---------------------------------------------------------------------------------------------------------- verdicts
 
 
 def verdict(
@@ -264,9 +259,6 @@ def _at_most(fraction: float) -> str:
 
 def _pairs(count: int) -> str:
     return f"{count} {'pair' if count == 1 else 'pairs'}"
-
-
-# ------------------------------------------------------------------------------------------------ --fail-on slower=X%
 
 
 def slower_by(comparison: Comparison, by: float) -> tuple[bool | None, str]:

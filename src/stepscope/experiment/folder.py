@@ -122,11 +122,7 @@ def claimed(folder: Path) -> Iterator[None]:
 
 
 def run_name(number: int, label: str) -> str:
-    """The folder of run `number`, from 1 on."""
     return f"{number:03d}-{safe_name(label.replace('=', '-'))[:_MOST_NAME].rstrip('._-')}"
-
-
-# -------------------------------------------------------------------------------------------------------- the journal
 
 
 class Made(Struct, frozen=True):

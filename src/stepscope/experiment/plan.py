@@ -212,5 +212,4 @@ def together(base: Sequence[Knob], knobs: Sequence[Knob]) -> tuple[Knob, ...]:
 
 
 def limits_of(protocol: Protocol) -> Limits:
-    """What counts as a difference in the experiment."""
     return Limits(protocol.threshold, protocol.width, protocol.loss_band)

@@ -63,7 +63,6 @@ class Baseline(Struct, frozen=True):
 
     @property
     def on_cpu(self) -> bool:
-        """Whether all ranks are known to have trained on the CPU."""
         return bool(self.devices) and all(device == "cpu" for device in self.devices)
 
 
@@ -118,8 +117,6 @@ def _tries(of: Finding | Risk) -> tuple[Knob, ...]:
 
 
 class _Collected:
-    """Candidates and what was skipped, so far."""
-
     def __init__(self, base: Baseline, limits: Limits) -> None:
         self.candidates: list[Candidate] = []
         self.skipped: list[Skipped] = []
@@ -151,7 +148,6 @@ class _Collected:
                     self.offer(candidate(Knob(WORKERS, str(count)), *rest))
 
     def offer(self, candidate: Candidate, reason: str | None = None) -> None:
-        """Take a candidate, or note why not."""
         twin = next((each for each in self.candidates if set(each.knobs) == set(candidate.knobs)), None)
         if twin is not None:
             self._reached.add(candidate.finding or "")
@@ -167,7 +163,6 @@ class _Collected:
         self.candidates.append(candidate)
 
     def skip(self, knobs: tuple[Knob, ...], reason: str) -> None:
-        """Note why these are not tried, once."""
         skipped = Skipped(candidate_of(knobs).name, knobs, reason)
         if skipped not in self.skipped:
             self.skipped.append(skipped)

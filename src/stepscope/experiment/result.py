@@ -106,9 +106,6 @@ def _tried(request: Request, candidate: Candidate, found: Outcome, made: Sequenc
     )
 
 
-# ---------------------------------------------------------------------------------------- what to write into the script
-
-
 def edits(
     knobs: Sequence[Knob],
     applied: Sequence[AppliedKnob] = (),

@@ -186,12 +186,10 @@ def with_flags_of_pairs(made: Sequence[Made]) -> tuple[Made, ...]:
 
 
 def spoiling(run: Made) -> tuple[Flag, ...]:
-    """The flags of a run that withhold a verdict."""
     return tuple(flag for flag in run.measure.flags if flag.withholds) if run.measure is not None else ()
 
 
 def _is_clean(run: Made) -> bool:
-    """Whether a verdict may rest on the run."""
     return run.measure is not None and not withholding(run.measure)
 
 

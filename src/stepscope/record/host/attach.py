@@ -120,10 +120,8 @@ def attach(options: AttachOptions, progress: Progress | None = None) -> Attached
         _write_rank(folder, manifest, rank, tree.members[pid])
     describe = threading.Thread(target=manifest.describe, args=(program,), daemon=True)
     describe.start()
-    host, segment = str(folder.host), SEGMENT_SECONDS
-    config = TelemetryConfig(
-        host, options.pid, clock.epoch_offset_ns, options.rate_hz, segment, program, options.native
-    )
+    asked = (options.rate_hz, SEGMENT_SECONDS, program, options.native)
+    config = TelemetryConfig(str(folder.host), options.pid, clock.epoch_offset_ns, *asked)
     timer = _Timer(options.seconds, progress)
     with Gpus() as gpus, timer.listening():
         telemetry = Telemetry(config, gpus)
@@ -303,9 +301,8 @@ def refusal(pid: int, look: Look, asked: Rights) -> StepscopeError:
     """The error for a process that py-spy could not read."""
     if not os.path.exists(f"/proc/{pid}"):
         return UnreadableInputError(f"process {pid} ended before it could be sampled; attach to a running one")
-    if not look.refused:
-        return _unsupported(pid, look.message)
-    return EnvironmentRefusal(f"process {pid} cannot be sampled: {_missing(look.message, asked)}")
+    what = _missing(look.message, asked) if look.refused else _unsupported(pid, look.message)
+    return EnvironmentRefusal(f"process {pid} cannot be sampled: {what}")
 
 
 def _missing(message: str, asked: Rights) -> str:
@@ -326,13 +323,11 @@ def _missing(message: str, asked: Rights) -> str:
     return f"{message.rstrip('.')}; {IN_CONTAINER}, elsewhere run this with sudo"
 
 
-def _unsupported(pid: int, message: str) -> EnvironmentRefusal:
+def _unsupported(pid: int, message: str) -> str:
     """py-spy was let in and did not find what it knows."""
     program = os.path.basename(read_executable(pid) or "")
     if _FREE_THREADED.fullmatch(program) or re.search(rb"/libpython3\.\d+t\.so", read_proc(pid, "maps")):
-        what = "it is a free-threaded Python, which py-spy cannot read; run the training with a build that has the GIL"
-    elif program.startswith("pypy"):
-        what = "it is PyPy, which py-spy cannot read; run the training with CPython"
-    else:
-        what = f"py-spy says {message.rstrip('.')!r}; upgrade py-spy, or {_FROM_INSIDE}"
-    return EnvironmentRefusal(f"process {pid} cannot be sampled: {what}")
+        return "it is a free-threaded Python, which py-spy cannot read; run the training with a build that has the GIL"
+    if program.startswith("pypy"):
+        return "it is PyPy, which py-spy cannot read; run the training with CPython"
+    return f"py-spy says {message.rstrip('.')!r}; upgrade py-spy, or {_FROM_INSIDE}"

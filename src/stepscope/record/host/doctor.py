@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -144,20 +144,20 @@ def gpu_checks(root: Path) -> tuple[Check, ...]:
     )
 
 
-def torch_check(build: TorchBuild) -> Check:
-    """The training environment's PyTorch, imported in a process of its own."""
+def torch_check(build: Mapping[str, Any]) -> Check:
+    """The training environment's PyTorch, as `torch_build` gives it."""
     name = "PyTorch"
-    if build.version is None:
+    if "problem" in build:
         return Check(
-            name, "missing", f"{build.python or 'python'}: {build.problem}",
+            name, "missing", f"{build['python'] or 'python'}: {build['problem']}",
             "nothing of steps, phases and operators would be recorded with this interpreter",
             "activate the training environment, or name it with --python",
         )  # fmt: skip
-    text = f"{build.version} on Python {build.python_version}, {build.threads} threads, "
-    text += f"profiler: {', '.join(build.activities) or 'none'}"
-    if build.python_version is not None and tuple(build.python_version.split(".")[:2]) in (("3", "6"), ("3", "7")):
+    text = f"{build['version']} on Python {build['python_version']}, {build['threads']} threads, "
+    text += f"profiler: {', '.join(build['activities']) or 'none'}"
+    if build["python_version"].startswith(("3.6.", "3.7.")):
         return Check(name, "missing", text, "the agent needs Python 3.8", "upgrade the interpreter")
-    if not build.activities:
+    if not build["activities"]:
         return Check(name, "limited", text, "no windows: no operators, no kernels", "use a build with Kineto")
     return Check(name, "ok", text)
 
@@ -185,7 +185,6 @@ def memory_check(cgroups: Cgroups) -> Check:
 
 
 def frequency_check(found: str | None, boost: bool | None) -> Check:
-    """Whether the clock holds still."""
     name = "processor frequency"
     if found is None:
         return Check(
@@ -200,7 +199,6 @@ def frequency_check(found: str | None, boost: bool | None) -> Check:
 
 
 def threads_check(active: bool | None, root: Path) -> Check:
-    """Sibling threads share a core's arithmetic units."""
     pairs = [core for core in sibling_groups(online_cpus(root), root) if len(core) > 1]
     if not pairs:
         return Check(
@@ -239,18 +237,6 @@ print("\\nSTEPSCOPE " + json.dumps(facts))
 """
 
 
-@dataclass(frozen=True)
-class TorchBuild:
-    """What `python` imports as torch; `version` None with a `problem` when it imports none."""
-
-    python: str | None
-    python_version: str | None = None
-    version: str | None = None
-    threads: int | None = None
-    activities: tuple[str, ...] = ()
-    problem: str | None = None
-
-
 def try_sampling() -> tuple[str | None, str | None]:
     """Let py-spy look into a short Python child, started the way a recording does: its version, why it was refused."""
     program = find_pyspy()
@@ -273,11 +259,11 @@ def try_sampling() -> tuple[str | None, str | None]:
     return pyspy_version(program) or "of an unknown version", None if look.works else look.message
 
 
-def torch_build(python: str | None) -> TorchBuild:
-    """Import torch in `python` (default: the one on PATH) and ask what it is."""
+def torch_build(python: str | None) -> dict[str, Any]:
+    """What `python` (default: the one on PATH) imports as torch, in a process of its own; or the `problem`."""
     program = shutil.which(python or "python") or (None if python else shutil.which("python3"))
     if program is None:
-        return TorchBuild(python, problem="no such interpreter on PATH")
+        return {"python": python, "problem": "no such interpreter on PATH"}
     try:
         done = subprocess.run(
             [program, "-c", _TORCH_PROGRAM],
@@ -288,12 +274,10 @@ def torch_build(python: str | None) -> TorchBuild:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return TorchBuild(program, problem=f"importing torch took more than {_TORCH_TIMEOUT_SECONDS:g} s")
+        return {"python": program, "problem": f"importing torch took more than {_TORCH_TIMEOUT_SECONDS:g} s"}
     except OSError as error:
-        return TorchBuild(program, problem=f"cannot be started: {error.strerror}")
+        return {"python": program, "problem": f"cannot be started: {error.strerror}"}
     for line in done.stdout.decode("utf-8", "replace").splitlines():
         if line.startswith("STEPSCOPE "):
-            facts = json.loads(line.partition(" ")[2])
-            facts["activities"] = tuple(facts.get("activities", ()))
-            return TorchBuild(program, **facts)
-    return TorchBuild(program, problem=f"ended with status {done.returncode} while importing torch")
+            return {"python": program, **json.loads(line.partition(" ")[2])}
+    return {"python": program, "problem": f"ended with status {done.returncode} while importing torch"}

@@ -154,14 +154,12 @@ def _claim(run: Path, host_name: str, scheduler: Scheduler | None, *, new: bool)
 
     With `new` the run folder itself must be ours too.
     """
-    for last in range(_TRIES):
+    for left in reversed(range(_TRIES)):
         try:
             return _make_host_folder(RunFolder(run=run, host=run / host_name), scheduler, new=new)
-        except FileNotFoundError as error:
-            if last == _TRIES - 1:
-                raise _unwritable(run, error) from None
         except OSError as error:
-            raise _unwritable(run, error) from None
+            if not left or not isinstance(error, FileNotFoundError):
+                raise _unwritable(run, error) from None
     return None
 
 
@@ -235,10 +233,9 @@ def part_in_report(run: Path, host_dir: Path) -> Part:
     scheduler = _scheduler_of(read_json(host_dir / "manifest.json"))
     if not scheduler.get("identity"):
         return Part.REPORT
-    try:
+    folders: list[Path] = []
+    with contextlib.suppress(OSError):
         folders = [path for path in run.glob("host-*") if path.is_dir()]
-    except OSError:
-        folders = []
     if len(folders) <= 1 and (scheduler.get("members") or 1) <= 1:
         return Part.REPORT
     ended = ((read_json(folder / "manifest.json") or {}).get("ended_ns") for folder in folders)

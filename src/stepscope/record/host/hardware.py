@@ -36,7 +36,6 @@ def hardware_facts(root: Path = ROOT) -> dict[str, Any]:
 
 
 def gpu_facts() -> list[dict[str, Any]]:
-    """`hardware.gpus` of the manifest."""
     with Gpus() as gpus:
         return gpus.describe()
 
@@ -55,7 +54,6 @@ def noise_facts(root: Path = ROOT) -> dict[str, Any]:
 
 
 def affinity() -> list[int]:
-    """Logical processors this process may run on."""
     return sorted(os.sched_getaffinity(0))
 
 
@@ -90,7 +88,6 @@ def parse_cpu_list(text: str) -> list[int]:
 
 
 def format_cpu_list(cpus: Iterable[int]) -> str:
-    """Processor numbers in the form `taskset -c` takes."""
     parts: list[list[int]] = []
     for cpu in sorted(cpus):
         if parts and parts[-1][1] == cpu - 1:
@@ -119,11 +116,9 @@ def governor(root: Path = ROOT) -> str | None:
 
 def turbo(root: Path = ROOT) -> bool | None:
     """Whether processors may exceed their base frequency."""
-    no_turbo = read_text(root / "sys/devices/system/cpu/intel_pstate/no_turbo")
-    if no_turbo is not None:
-        return no_turbo == "0"
-    boost = read_text(root / "sys/devices/system/cpu/cpufreq/boost")
-    return None if boost is None else boost == "1"
+    switches = (("intel_pstate/no_turbo", "0"), ("cpufreq/boost", "1"))
+    told = ((read_text(root / "sys/devices/system/cpu" / name), on) for name, on in switches)
+    return next((text == on for text, on in told if text is not None), None)
 
 
 def smt_active(root: Path = ROOT) -> bool | None:

@@ -41,8 +41,6 @@ class RecordOptions:
     watch: float = 0.0  # of the run's time, the share that monitors may take
 
     def __post_init__(self) -> None:
-        if not self.command:
-            raise UsageError("no command given; write: stepscope run -- python train.py")
         if not 0 < self.rate_hz <= HIGHEST_RATE_HZ:
             raise UsageError(f"--rate must lie between 0 and {HIGHEST_RATE_HZ:g} Hz, not {self.rate_hz:g}")
         if self.max_steps is not None and self.max_steps < 1:
@@ -52,7 +50,6 @@ class RecordOptions:
         check_all(self.knobs)
 
     def for_manifest(self) -> dict[str, Any]:
-        """The `options` object of the manifest."""
         return {
             "rate_hz": self.rate_hz,
             "window": asdict(self.window),

@@ -174,7 +174,6 @@ class ProcessTree:
         return added
 
     def _is_marked(self, pid: int) -> bool:
-        """Whether the environment it was started with is the run's."""
         return self._mark is not None and self._mark in read_proc(pid, "environ")
 
     def _new_stat(self, pid: int) -> Stat | None:

@@ -204,8 +204,8 @@ class Sampler:
         """Notice samplers that have ended, start those for new processes, close a segment that is due."""
         segment, ended = self._segment, False
         if segment is not None:
-            if segment.interrupted_ns is None and time.monotonic() >= segment.deadline:
-                self._interrupt(segment)
+            if time.monotonic() >= segment.deadline:
+                self.cut()
             for spy in segment.spies:
                 if spy.text is None and spy.collect(self.now_ns):
                     self._judge(spy)
@@ -227,8 +227,14 @@ class Sampler:
 
     def cut(self) -> None:
         """End the current segment now, so that its samples are on disk; the next one follows at once."""
-        if self._segment is not None and self._segment.interrupted_ns is None:
-            self._interrupt(self._segment)
+        segment = self._segment
+        if segment is None or segment.interrupted_ns is not None:
+            return
+        self._look(0.0)
+        segment.interrupted_ns = self.now_ns()
+        for spy in segment.spies:
+            if spy.process.poll() is None:
+                spy.process.send_signal(signal.SIGINT)
 
     def stop(self, timeout: float) -> None:
         """End sampling and wait for the last segment to be written, `timeout` seconds at most."""
@@ -236,8 +242,7 @@ class Sampler:
         segment, deadline = self._segment, time.monotonic() + timeout
         if segment is None:
             return
-        if segment.interrupted_ns is None:
-            self._interrupt(segment)
+        self.cut()
         for spy in segment.spies:
             try:
                 spy.process.wait(max(0.0, deadline - time.monotonic()))
@@ -289,13 +294,6 @@ class Sampler:
         for spy in self._segment.spies:
             if spy.text is None:
                 spy.look(now_ns)
-
-    def _interrupt(self, segment: _Segment) -> None:
-        self._look(0.0)
-        segment.interrupted_ns = self.now_ns()
-        for spy in segment.spies:
-            if spy.process.poll() is None:
-                spy.process.send_signal(signal.SIGINT)
 
     def _close(self, segment: _Segment) -> None:
         """Put what the samplers wrote into one file, and its line into stacks.jsonl."""
@@ -357,13 +355,11 @@ class Sampler:
     def _end(self, reason: str) -> None:
         if self.active:
             self.active = False
-            if self._segment is not None and self._segment.interrupted_ns is None:
-                self._interrupt(self._segment)
+            self.cut()
             self.give_up(reason)
 
 
 def is_refusal(message: str) -> bool:
-    """Whether py-spy's words say that it lacks a right."""
     return bool(_REFUSED.search(message))
 
 

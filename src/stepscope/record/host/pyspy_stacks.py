@@ -110,8 +110,6 @@ class _Lane:
 
 
 class _Lanes:
-    """Follows all threads through the events."""
-
     def __init__(self) -> None:
         self._lanes: dict[int, _Lane] = {}
         self._frames: dict[tuple[str, str, int | None], str] = {}
