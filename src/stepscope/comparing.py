@@ -65,17 +65,15 @@ def compare(
 
     Raises `UnreadableInputError` where nothing can be read of a side, `UsageError` where both are the same.
     """
+    from stepscope.analyze.views.select import Selection
     from stepscope.comparison import sides
 
-    first, second = _opened(a, options), _opened(b, options)
-    if _chosen(selection) == _chosen(against):
-        _check_apart(first.runs, second.runs)
-    labels = _labels(first, second, selection, against)
-    found = [
-        _side(opened, label, chosen)
-        for opened, label, chosen in zip((first, second), labels, (selection, against), strict=True)
-    ]
-    return sides.compare(found[0], found[1], limits)
+    opened = _opened(a, options), _opened(b, options)
+    chosen = selection or Selection(), against or Selection()
+    if chosen[0] == chosen[1]:
+        _check_apart(opened[0].runs, opened[1].runs)
+    baseline, candidate = map(_side, opened, _labels(opened, chosen), chosen)
+    return sides.compare(baseline, candidate, limits)
 
 
 def _opened(given: Given, options: ReadOptions) -> _Opened:
@@ -128,19 +126,14 @@ def _check_apart(first: Iterable[Run], second: Iterable[Run]) -> None:
         raise UsageError(f"{both}: on both sides; name two runs, or two spans of it with --span and --against-span")
 
 
-def _chosen(selection: Selection | None) -> tuple[str | None, int | None]:
-    return (None, None) if selection is None else (selection.worker, selection.span)
-
-
-def _labels(first: _Opened, second: _Opened, selection: Selection | None, against: Selection | None) -> list[str]:
+def _labels(opened: Sequence[_Opened], selections: Sequence[Selection]) -> list[str]:
     """Names that tell the sides apart: the last part of a path, more of it where that is the same."""
-    labels = [first.label, second.label]
+    labels = [side.label for side in opened]
     if labels[0] == labels[1]:
-        labels = _longer(first.where, second.where) or labels
-    for side, chosen in enumerate((selection, against)):
-        worker, span = _chosen(chosen)
-        parts = [part for part in (worker, f"span {span}" if span is not None else None) if part]
-        labels[side] = " ".join([labels[side], *parts])
+        labels = _longer(opened[0].where, opened[1].where) or labels
+    for side, chosen in enumerate(selections):
+        span = f"span {chosen.span}" if chosen.span is not None else None
+        labels[side] = " ".join(filter(None, (labels[side], chosen.worker, span)))
     return labels if labels[0] != labels[1] else [f"A: {labels[0]}", f"B: {labels[1]}"]
 
 
@@ -153,7 +146,7 @@ def _longer(first: Path, second: Path) -> list[str] | None:
     return None
 
 
-def _side(opened: _Opened, label: str, selection: Selection | None) -> Side:
+def _side(opened: _Opened, label: str, selection: Selection) -> Side:
     from stepscope.comparison.profile import profile
     from stepscope.comparison.sides import Side
 

@@ -177,13 +177,10 @@ def test_the_word_and_the_sentence(ratios: tuple[float, ...], more_is_better: bo
     assert (said.pairs_needed is not None) == (word == UNDECIDED)
 
 
-def test_what_decides_the_word() -> None:
+def test_what_decides_the_word_and_that_among_many_candidates_a_doubtful_effect_is_undecided() -> None:
     assert judge(*SMALL, limits=Limits(threshold=0.005, width=0.02)).word == FASTER
     assert "over 100 more pairs" in judge(0.5, 2.0, 0.6, 1.9).text  # hopeless noise names no number
     assert verdict(None, LIMITS).word == UNDECIDED
-
-
-def test_among_many_candidates_a_doubtful_effect_is_undecided() -> None:
     alone = effect(0.96, 0.99, 0.97, 0.985)
     assert alone.p_value is not None
     assert verdict(alone, LIMITS, alpha=0.05).word == FASTER

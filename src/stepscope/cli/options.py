@@ -133,17 +133,17 @@ class Reading(OptionGroup, frozen=True):
 
         if self.tables is not None and self.no_cache:
             raise UsageError("--tables and --no-cache contradict each other; give one of them")
-        maps = [tuple(text.split("=", 1)) for text in self.map_ or ()]
-        for text, pair in zip(self.map_ or (), maps, strict=True):
-            if len(pair) < 2 or not all(pair):
-                example = "give two beginnings of paths, e.g. --map /build/src=/home/me/src"
-                raise UsageError(f"--map {text}: not OLD=NEW; {example}")
+        maps = [text.partition("=") for text in self.map_ or ()]
+        odd = next(("".join(parts) for parts in maps if not all(parts)), None)
+        if odd is not None:
+            example = "give two beginnings of paths, e.g. --map /build/src=/home/me/src"
+            raise UsageError(f"--map {odd}: not OLD=NEW; {example}")
         return ReadOptions(
             tables=self.tables,
             cache=not self.no_cache,
             steps=parse_steps(self.steps),
             source_roots=tuple(self.source_root or ()),
-            maps=tuple((pair[0], pair[1]) for pair in maps),
+            maps=tuple((old, new) for old, _, new in maps),
             libraries=tuple(self.library or ()),
             progress=progress,
             ignored=ignored_rules() if judged else {},

@@ -2,9 +2,8 @@
 
 Everything is judged over the measured steps, not over the start of the run. Something that happens throughout is how
 the run is, and a comparison is meant to see it; something that happens now and then, or in one run alone, is an
-accident of that run. `flags` sees one run, `with_flags_of_set` runs beside each other.
-
-Telemetry comes once a second: of a measured part of some seconds figures are missing, and a missing one says nothing.
+accident of that run. Telemetry comes once a second: of a measured part of some seconds figures are missing, and a
+missing one says nothing.
 """
 
 from __future__ import annotations

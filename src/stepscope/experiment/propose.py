@@ -1,13 +1,9 @@
 """Candidates out of a run's findings: what their `try` lists name, the most promising first.
 
 A finding's gain ceiling bounds what a knob of it can gain, before anything is run: what cannot reach the effect that
-matters, or that the experiment can tell, is skipped, as is what this device or the table of knobs does not have. Each
-says why. Losses that no knob reaches are handed on, with the line to edit.
-
-Where the findings name nothing to try there are general knobs, which need no finding: threads, a compiled model, the
-optimizer's implementation. The phases of the step bound what each can gain: an optimizer that takes 2 % of the step
-cannot give more back. What makes the arithmetic coarser is never tried unasked: a hundred losses within a band do not
-show that a model ends as good.
+matters, or that the experiment can tell, is skipped with the reason. Where the findings name nothing to try there are
+general knobs; the phases of the step bound what each can gain. What makes the arithmetic coarser is never tried
+unasked: a hundred losses within a band do not show that a model ends as good.
 """
 
 from __future__ import annotations

@@ -315,5 +315,5 @@ def signal_name(number: int) -> str:
 
 def _reached_limit(folder: Path) -> bool:
     with contextlib.suppress(OSError):
-        return any(True for _ in folder.glob(f"host-*/{MAX_STEPS_MARKER}"))
+        return any(folder.glob(f"host-*/{MAX_STEPS_MARKER}"))
     return False

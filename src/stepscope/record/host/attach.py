@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepscope.errors import EnvironmentRefusal, StepscopeError, UnreadableInputError, UsageError
+from stepscope.errors import EnvironmentRefusal, StepscopeError, UnreadableInputError, refuse
 from stepscope.record.agent.config import Clock, WindowConfig, epoch_offset_ns
 from stepscope.record.agent.masking import mask_argv
 from stepscope.record.host.command import find_script
@@ -68,10 +68,14 @@ class AttachOptions:
     native: bool = False
 
     def __post_init__(self) -> None:
-        if self.pid < 1:
-            raise UsageError(f"{self.pid} is no process id; find it with: pgrep -af python")
-        if not 0 < self.seconds <= LONGEST_SECONDS:
-            raise UsageError(f"--seconds must lie between 0 and {LONGEST_SECONDS:g}, not {self.seconds:g}")
+        refuse(
+            {
+                f"{self.pid} is no process id; find it with: pgrep -af python": self.pid < 1,
+                f"--seconds must lie between 0 and {LONGEST_SECONDS:g}, not {self.seconds:g}": (
+                    not 0 < self.seconds <= LONGEST_SECONDS
+                ),
+            }
+        )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-_PYTHON = re.compile(r"^(python|pypy)[\d.]*(t|d)?$")
+from stepscope.record.host.command import PYTHON
+
 _LAUNCHER = re.compile(
     r"(?:^|[/ ])(torchrun|deepspeed|mpirun|mpiexec|srun|horovodrun)(?: |$)|[/ ]accelerate launch|"
     r"torch\.distributed\.(?:run|launch)|accelerate\.commands\.launch|torch/distributed/(?:run|launch)\.py"
@@ -199,7 +200,7 @@ class ProcessTree:
             process.argv = argv
             process.executable = read_executable(process.pid)
             base = os.path.basename(process.executable or (argv[0] if argv else ""))
-            process.python = bool(_PYTHON.match(base)) if base else None
+            process.python = bool(PYTHON.fullmatch(base)) if base else None
         while process.looks < len(_LIBRARY_LOOKS) and age_seconds >= _LIBRARY_LOOKS[process.looks]:
             process.looks += 1
             if process.torch is not True:

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,7 +29,6 @@ from stepscope.record.agent.masking import mask_argv
 from stepscope.record.host.hardware import ROOT, read_text
 from stepscope.record.host.pyspy_stacks import (
     Counted,
-    SpyPart,
     ThreadHistory,
     UnreadableTraceError,
     count,
@@ -299,7 +298,7 @@ class Sampler:
         """Put what the samplers wrote into one file, and its line into stacks.jsonl."""
         path = self.folder / f"stacks-{segment.number}.raw"
         wall_minus_run_ns = time.time_ns() - self.now_ns()
-        parts: list[SpyPart] = []
+        parts: list[Counted] = []
         messages: list[str] = []  # of those that failed
         errors = 0
         for spy in segment.spies:
@@ -308,16 +307,16 @@ class Sampler:
                 messages += [message] if is_refusal(message) else []
                 continue
             try:
-                counted, start_ns = spy.convert(self.rate_hz, wall_minus_run_ns)
+                counted = spy.convert(self.rate_hz, wall_minus_run_ns)
             except UnreadableTraceError as error:
                 messages.append(str(error))
                 continue
-            parts.append(SpyPart(process_prefix(self.chain(spy.pid)), start_ns, counted))
+            parts.append(replace(counted, prefix=process_prefix(self.chain(spy.pid))))
             errors += spy.counts[1]
         written, times = write_segment(path, parts) if parts else (False, None)
         # When the last sampler stopped: it takes one more sample after it was told to.
         told_ns = segment.interrupted_ns or self.now_ns()
-        end_ns = max([told_ns, *(part.start_ns + part.counted.last_us * 1000 for part in parts)])
+        end_ns = max([told_ns, *(part.start_ns + part.last_us * 1000 for part in parts)])
         for spy in segment.spies:
             remove(spy.path)
         if not written and not messages:
@@ -327,7 +326,7 @@ class Sampler:
                 "segment": segment.number, "file": path.name, "source": "py-spy", "pid": self.root,
                 "start_ns": segment.started_ns, "end_ns": end_ns,
                 "rate_hz": float(self.rate_hz), "idle": True, "blocking": self.native,
-                "samples": sum(sum(part.counted.counts) for part in parts) if written else None,
+                "samples": sum(sum(part.counts) for part in parts) if written else None,
                 "errors": errors if written else None,
                 "status": "ok" if written else "failed", "message": messages[0] if messages else None,
                 **({"times": times} if times is not None else {}),
@@ -431,8 +430,8 @@ class Spy:
             return min(max(self.spawned_ns + _LOADING_NS, written_ns - last_us * 1000), max(latest, self.spawned_ns))
         return self.spawned_ns + _LOADING_NS
 
-    def convert(self, rate_hz: float, wall_minus_run_ns: int) -> tuple[Counted, int]:
-        """What it has sampled, and its start on the run's clock. Raises `UnreadableTraceError`."""
+    def convert(self, rate_hz: float, wall_minus_run_ns: int) -> Counted:
+        """What it has sampled, without the name of its process. Raises `UnreadableTraceError`."""
         trace = read_trace(self.path)
         start_ns = self.start_ns(trace.last_us, wall_minus_run_ns)
         # Whether threads can be told by the numbers that the process has for them; not in another pid namespace.
@@ -446,4 +445,4 @@ class Spy:
             return None if seen_ns == self._looked_ns else (seen_ns - start_ns) // 1000  # None: it lives on
 
         samples = self.counts[0] if self.counts else 0
-        return count(trace, samples, rate_hz=rate_hz, last_seen_us=last_seen_us), start_ns
+        return replace(count(trace, samples, rate_hz=rate_hz, last_seen_us=last_seen_us), start_ns=start_ns)
