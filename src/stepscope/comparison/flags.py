@@ -149,13 +149,12 @@ def _come_and_go(tables: Tables, measured: MeasuredSteps) -> bool:
     """Whether loader workers were started anew in the measured part: most end before telemetry has seen what they used,
     which then looks like the use of others."""
     for process, (start, end) in measured.spans.items():
-        made = [
-            row
+        made = sum(
+            row["process"] == process and bool(data.get("num_workers")) and start < (row["time_ns"] or 0) < end
             for row, data in event_data(tables, "loader")
-            if row["process"] == process and (data.get("num_workers") or 0) and start < (row["time_ns"] or 0) < end
-        ]
+        )
         own = _workers(tables, process)["start_ns"]
-        if len(made) >= NEW_ITERATORS and (own.is_empty() or own.is_between(start, end).any()):
+        if made >= NEW_ITERATORS and (own.is_empty() or own.is_between(start, end).any()):
             return True
     return False
 
@@ -175,11 +174,10 @@ def _others(found: pl.DataFrame) -> float | None:
     parts = []
     for rows in found.partition_by("host", maintain_order=True):
         own = rows.filter(pl.col("metric") == "cpu_pct")
-        others = (
-            cores.others(rows, float(own["value"].sum()) / own["time_ns"].n_unique() / 100.0) if own.height else None
-        )
-        parts += [] if others is None else [others]
-    return sum(parts) / len(parts) if parts else None
+        if own.height:
+            parts.append(cores.others(rows, float(own["value"].sum()) / own["time_ns"].n_unique() / 100.0))
+    known = [others for others in parts if others is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _per_step(found: pl.DataFrame, metric: str, pids: list[int], measured: MeasuredSteps) -> float | None:

@@ -253,8 +253,7 @@ def last_line(log: Path) -> str | None:
     """The last line of a log that says something, cut to a readable length."""
     try:
         with log.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - _LOG_TAIL))
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_TAIL))
             lines = file.read().decode("utf-8", "replace").splitlines()
     except OSError:
         return None

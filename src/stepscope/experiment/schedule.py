@@ -73,15 +73,10 @@ def is_clear(effect: Effect, alpha: float) -> bool:
     return chance < alpha and abs(math.log(effect.ratio)) >= CLEAR * half
 
 
-def narrow_enough(effect: Effect | None, *, least: int, most: int, width: float) -> bool:
-    """Whether the pairs of `effect` suffice: `most` of them, or at least `least` with a half-width of at most `width`.
-
-    False for None (nothing could be measured yet): who runs pairs bounds how often they try.
-    """
-    if effect is None or effect.pairs >= most:
-        return effect is not None
+def narrow_enough(effect: Effect, *, least: int, most: int, width: float) -> bool:
+    """Whether these pairs suffice: `most` of them, or at least `least` with a half-width of at most `width`."""
     half = half_width(effect)
-    return effect.pairs >= least and half is not None and half <= width
+    return effect.pairs >= most or (effect.pairs >= least and half is not None and half <= width)
 
 
 def alpha_after(*, least: int, most: int) -> Alpha:

@@ -205,10 +205,10 @@ def factor_effects(runs: Sequence[Row]) -> list[Effect | None]:
     square = float(np.sum((logs - matrix @ found) ** 2))
     spread = math.sqrt(square / freedom) if freedom > 0 else None
     resolution = inverse @ matrix  # the identity in the rows of what the runs can tell
+    told = np.isclose(resolution, np.eye(matrix.shape[1]), atol=1e-6).all(axis=1)
     effects: list[Effect | None] = []
     for knob in range(signs.shape[1]):
-        told = np.eye(matrix.shape[1])[knob]
-        if not np.allclose(resolution[knob], told, atol=1e-6):
+        if not told[knob]:
             effects.append(None)
             continue
         size = 2 * float(found[knob])  # on logs

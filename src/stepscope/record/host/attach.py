@@ -169,16 +169,15 @@ def find_ranks(tree: ProcessTree) -> dict[int, int]:
         for process in tree.members.values()
         if process.torch and process.python and process.role in ("root", "other", "rank")
     }
-    unclear: set[int] = set()  # processes that started others which may be the ranks: they are left as they are
-    children: set[int] = set()
+    left_out: set[int] = set()  # children, and processes that started others which may be the ranks
     for pid, number in training.items():
         above = next((up for up, _ in reversed(tree.chain(pid)[:-1]) if up in training), None)
         if above is None or training[above] != number:
             continue
-        children.add(pid)
+        left_out.add(pid)
         if number is None and tree.members[pid].argv != tree.members[above].argv:
-            unclear.add(above)
-    alone = sorted(training.keys() - children - unclear, reverse=True)
+            left_out.add(above)
+    alone = sorted(training.keys() - left_out, reverse=True)
     found = {number: pid for pid in alone if (number := training[pid]) is not None}
     if not found and len(alone) == 1:
         return {0: alone[0]}

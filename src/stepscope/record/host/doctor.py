@@ -97,8 +97,7 @@ def pinned_cpus(
     belongs to somebody else are left out, unless there are no others.
     """
     whole = {tuple(sorted(core)) for core in all_cores}
-    usable = [sorted(core) for core in cores if tuple(sorted(core)) in whole] or [sorted(core) for core in cores]
-    usable.sort()
+    usable = sorted(sorted(core) for core in cores if tuple(sorted(core)) in whole) or sorted(map(sorted, cores))
     if len(usable) >= _SPARE_CORES_FROM:
         usable = usable[1:]
     count = len(usable) if limit is None else max(1, min(len(usable), int(limit)))
@@ -163,7 +162,6 @@ def torch_check(build: Mapping[str, Any]) -> Check:
 
 
 def processors_check(cpus: Sequence[int], online: Sequence[int], cgroups: Cgroups) -> Check:
-    """How many processors a run may use, as opposed to how many there are."""
     limit = cgroups.cpu_limit_cores()
     text = f"{len(cpus)} of {len(online) or '?'} processors ({format_cpu_list(cpus)})"
     if limit is None:

@@ -41,14 +41,12 @@ class RunFolder:
     def discard(self) -> None:
         """Remove what was claimed for a command that never started; other hosts' folders stay."""
         shutil.rmtree(self.host, ignore_errors=True)
-        try:
+        with contextlib.suppress(OSError):  # not empty: someone else's
             if {path.name for path in self.run.iterdir()} == {JOB_FILE}:
                 (self.run / JOB_FILE).unlink()
             self.run.rmdir()
             if self.run.parent.name == DEFAULT_PARENT:
                 self.run.parent.rmdir()
-        except OSError:
-            return  # not empty: someone else's
 
 
 def claim_folder(
@@ -78,7 +76,7 @@ def claim_folder(
 
 
 def _claim_named(out: Path, host_name: str, scheduler: Scheduler | None) -> RunFolder:
-    if any(character < " " for character in str(out)):  # it stands in lines of files and of the terminal
+    if min(str(out)) < " ":  # it stands in lines of files and of the terminal
         raise UsageError(f"--out {str(out)!r}: holds a line break or another control character; name it without")
     run = _after_restart(out, scheduler)
     if run.exists() and not run.is_dir():

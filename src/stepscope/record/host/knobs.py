@@ -25,13 +25,12 @@ def changed_by_knobs(
     environment = dict(environ)
     if options.seed is not None:
         environment.setdefault("PYTHONHASHSEED", str(options.seed))  # read when Python starts, too early for the agent
-    for knob in options.knobs:
-        if knob.knob == HOST_ALLOCATOR:
-            environment.update(launched.host_allocator_variables(knob.value, environment.get("LD_PRELOAD")))
+    values = {knob.knob: knob.value for knob in options.knobs}
+    if HOST_ALLOCATOR in values:
+        environment |= launched.host_allocator_variables(values[HOST_ALLOCATOR], environment.get("LD_PRELOAD"))
     environment.update((knob.knob, knob.value) for knob in with_prefix(options.knobs, ENVIRONMENT_PREFIX))
-    for knob in options.knobs:
-        if knob.knob == ALLOCATOR:
-            environment.update(launched.allocator_variables(knob.value))
+    if ALLOCATOR in values:
+        environment |= launched.allocator_variables(values[ALLOCATOR])
     return replace(options, command=with_arguments(options.command, options.knobs, environment, cwd)), environment
 
 

@@ -237,7 +237,6 @@ class _Launch:
                 limit.look()
 
     def _stop_telemetry(self, telemetry: subprocess.Popen[bytes] | None, seconds: float) -> None:
-        """Let it write its last segment and reading, then make sure it is gone."""
         if telemetry is None:
             return
         _tell(telemetry, f"stop {seconds:g}")
@@ -258,7 +257,6 @@ class _Launch:
             self.problem = f"telemetry and stacks are incomplete{why}"
 
     def _sampler(self) -> dict[str, Any]:
-        """The manifest's `sampler`, as it turned out."""
         values = dict(self.manifest.values["sampler"])
         rows = JsonLinesTail(self.folder.host / FALLBACK_MARKER).read()
         return {**values, "source": "agent", "reason": rows[0].get("reason")} if rows else values

@@ -7,6 +7,7 @@ several times a second.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -100,13 +101,6 @@ def read_executable(pid: int) -> str | None:
         return None
 
 
-def _all_pids() -> list[int]:
-    try:
-        return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
-    except OSError:
-        return []
-
-
 @dataclass
 class Process:
     """A process of the tree. `torch` and `python` are None until they could be seen."""
@@ -155,8 +149,10 @@ class ProcessTree:
 
     def discover(self, now_ns: int) -> list[Process]:
         """Add processes that appeared since the last call; returns the new ones."""
-        present = _all_pids()
-        self._strangers = {pid: ppid for pid, ppid in self._strangers.items() if pid in set(present)}
+        present: set[int] = set()
+        with contextlib.suppress(OSError):
+            present = {int(name) for name in os.listdir("/proc") if name.isdecimal()}
+        self._strangers = {pid: ppid for pid, ppid in self._strangers.items() if pid in present}
         fresh = {pid: stat for pid in present if (stat := self._new_stat(pid)) is not None}
         added: list[Process] = []
         grown = True
@@ -199,7 +195,7 @@ class ProcessTree:
                 process.looks, process.torch = 0, None  # it has started another program
             process.argv = argv
             process.executable = read_executable(process.pid)
-            base = os.path.basename(process.executable or (argv[0] if argv else ""))
+            base = os.path.basename(process.executable or argv[0])
             process.python = bool(PYTHON.fullmatch(base)) if base else None
         while process.looks < len(_LIBRARY_LOOKS) and age_seconds >= _LIBRARY_LOOKS[process.looks]:
             process.looks += 1
@@ -226,7 +222,6 @@ class ProcessTree:
         return found
 
     def role_of(self, process: Process) -> str:
-        """The most specific thing that is known of a process."""
         command = " ".join(process.argv)
         if process.pid in self._claims:
             return "rank"

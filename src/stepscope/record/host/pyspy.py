@@ -343,13 +343,12 @@ class Sampler:
         self._not_before[spy.pid] = time.monotonic() + min(_RETRY_SECONDS * 1.5**tries, _LONGEST_RETRY_SECONDS)
         if self._succeeded or not os.path.exists(f"/proc/{spy.pid}"):
             return
-        message = _first_line(spy.text or "")
         refused = is_refusal(spy.text or "")
         self._refusals += refused
         # The command itself has allowed it, so trying again is no use; a child may still be on its way to allow it.
         final = refused and (spy.pid == self.root or self._refusals >= _REFUSALS_TO_GIVE_UP)
         if final or tries >= _FAILURES_TO_GIVE_UP:
-            self._end(message)
+            self._end(_first_line(spy.text or ""))
 
     def _end(self, reason: str) -> None:
         if self.active:
