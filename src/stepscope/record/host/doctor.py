@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from stepscope.record.host.hardware import (
@@ -67,22 +66,20 @@ class Doctor:
         return {"schema": DOCTOR_SCHEMA, **asdict(self)}
 
 
-def examine(python: str | None = None, root: Path = ROOT) -> Doctor:
+def examine(python: str | None = None) -> Doctor:
     """Look at everything; takes a few seconds because py-spy is really attached and torch really imported."""
-    cgroups = find_cgroups(root)
+    cgroups = find_cgroups()
     cpus = affinity()
-    pinned = pinned_cpus(
-        cpus, sibling_groups(cpus, root), cgroups.cpu_limit_cores(), sibling_groups(online_cpus(root), root)
-    )
+    pinned = pinned_cpus(cpus, sibling_groups(cpus), cgroups.cpu_limit_cores(), sibling_groups(online_cpus()))
     checks = (
-        stacks_check(*try_sampling(), rights(os.getpid(), root)),
-        *gpu_checks(root),
+        stacks_check(*try_sampling(), rights(os.getpid())),
+        *gpu_checks(),
         torch_check(torch_build(python)),
-        processors_check(cpus, online_cpus(root), cgroups),
+        processors_check(cpus, online_cpus(), cgroups),
         memory_check(cgroups),
-        frequency_check(governor(root), turbo(root)),
-        threads_check(smt_active(root), root),
-        pressure_check(root),
+        frequency_check(governor(), turbo()),
+        threads_check(smt_active()),
+        pressure_check(),
     )
     line = f"stepscope run -- taskset -c {format_cpu_list(pinned)} python train.py" if pinned else None
     return Doctor(checks=checks, pinned_command=line, pinned_cpus=tuple(pinned))
@@ -119,7 +116,7 @@ def stacks_check(version: str | None, refusal: str | None, own: Rights) -> Check
     return Check(name, "limited", f"attaching is refused ({known}): {refusal}", cost, remedy)
 
 
-def gpu_checks(root: Path) -> tuple[Check, ...]:
+def gpu_checks() -> tuple[Check, ...]:
     """NVML for telemetry, CUPTI for kernels in windows, whose counters the driver may keep from ordinary users."""
     with Gpus() as gpus:
         names = [device["name"] or "GPU" for device in gpus.describe()]
@@ -129,7 +126,7 @@ def gpu_checks(root: Path) -> tuple[Check, ...]:
         remedy = "install the driver; start a container with --gpus all (nothing is lost without a GPU)"
         return (Check("GPU telemetry (NVML)", "missing", reason or "no device", cost, remedy),)
     nvml = Check("GPU telemetry (NVML)", "ok", f"{len(names)} × {names[0]}, driver {driver}")
-    told = re.search(r"RmProfilingAdminOnly:\s*(\d)", read_text(root / "proc/driver/nvidia/params") or "")
+    told = re.search(r"RmProfilingAdminOnly:\s*(\d)", read_text(ROOT / "proc/driver/nvidia/params") or "")
     if told is None:
         return nvml, Check("GPU kernels (CUPTI)", "unknown", "the driver does not tell")
     if told[1] != "1":
@@ -196,8 +193,8 @@ def frequency_check(found: str | None, boost: bool | None) -> Check:
                  "sudo cpupower frequency-set -g performance")  # fmt: skip
 
 
-def threads_check(active: bool | None, root: Path) -> Check:
-    pairs = [core for core in sibling_groups(online_cpus(root), root) if len(core) > 1]
+def threads_check(active: bool | None) -> Check:
+    pairs = [core for core in sibling_groups(online_cpus()) if len(core) > 1]
     if not pairs:
         return Check(
             "sibling threads", "ok", "none: every processor is a core of its own" if active is not None else "none seen"
@@ -210,8 +207,8 @@ def threads_check(active: bool | None, root: Path) -> Check:
     )  # fmt: skip
 
 
-def pressure_check(root: Path) -> Check:
-    if (root / "proc/pressure/cpu").is_file():
+def pressure_check() -> Check:
+    if (ROOT / "proc/pressure/cpu").is_file():
         return Check("pressure (PSI)", "ok", "readable")
     return Check(
         "pressure (PSI)", "missing", "/proc/pressure is not there",

@@ -126,19 +126,17 @@ def smt_active(root: Path = ROOT) -> bool | None:
     return None if text is None else text == "1"
 
 
-def frequency_mhz(cpus: Iterable[int], root: Path = ROOT) -> float | None:
+def frequency_mhz(cpus: Iterable[int]) -> float | None:
     """The present frequency, averaged over at most 16 of `cpus`; None where the machine hides it."""
     wanted = sorted(cpus)[:16]
-    paths = (root / f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_cur_freq" for cpu in wanted)
+    paths = (ROOT / f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_cur_freq" for cpu in wanted)
     texts = (read_text(path) for path in paths)
-    values = [int(text) / 1000.0 for text in texts if text and text.isdecimal()] or _cpuinfo_mhz(
-        set(map(str, wanted)), root
-    )
+    values = [int(text) / 1000.0 for text in texts if text and text.isdecimal()] or _cpuinfo_mhz(set(map(str, wanted)))
     return sum(values) / len(values) if values else None
 
 
-def _cpuinfo_mhz(wanted: set[str], root: Path) -> list[float]:
-    blocks = (read_text(root / "proc/cpuinfo") or "").split("\n\n")
+def _cpuinfo_mhz(wanted: set[str]) -> list[float]:
+    blocks = (read_text(ROOT / "proc/cpuinfo") or "").split("\n\n")
     fields = [dict(re.findall(r"^(processor|cpu MHz)\s*: (\d+(?:\.\d+)?)$", each, re.MULTILINE)) for each in blocks]
     return [float(each["cpu MHz"]) for each in fields if len(each) == 2 and each["processor"] in wanted]
 

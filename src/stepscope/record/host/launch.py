@@ -60,12 +60,7 @@ class Outcome:
     problem: str | None = None
 
 
-def launch(
-    options: RecordOptions,
-    *,
-    environ: Mapping[str, str] | None = None,
-    meanwhile: Callable[[], None] | None = None,
-) -> Outcome:
+def launch(options: RecordOptions, *, meanwhile: Callable[[], None] | None = None) -> Outcome:
     """Run `options.command` and record it; returns when it has ended and everything is on disk.
 
     `meanwhile` is done beside the command, at a lower priority; nobody waits for it.
@@ -73,12 +68,11 @@ def launch(
     Raises `CommandNotStarted` (126, 127), `UsageError` or `EnvironmentRefusal` before anything has started; after that
     nothing of ours is raised.
     """
-    environment = dict(os.environ if environ is None else environ)
     try:
         cwd = Path.cwd()
     except OSError:
         raise EnvironmentRefusal("the working directory no longer exists; change to one that does") from None
-    options, environment = changed_by_knobs(options, environment, cwd)
+    options, environment = changed_by_knobs(options, os.environ, cwd)
     executable = resolve_executable(options.command, environment)
     script = find_script(options.command, environment, cwd)
     now = datetime.datetime.now()
