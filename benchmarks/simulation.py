@@ -134,7 +134,7 @@ def enough(effect: Effect | None, *, least: int, most: int) -> bool:
     """As an experiment decides: by the width, or because the effect is clear."""
     level = alpha_after(least=least, most=most).mean
     clear = effect is not None and least < most and is_clear(effect, level)
-    return clear or narrow_enough(effect, least=least, most=most, width=WIDTH)
+    return clear or (effect is not None and narrow_enough(effect, least=least, most=most, width=WIDTH))
 
 
 def by_median(found: Outcome) -> bool:

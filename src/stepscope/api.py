@@ -318,9 +318,13 @@ def _runs_in(paths: list[Path]) -> list[Path]:
     """The run folders directly below the one folder given, or below the `runs` of an experiment."""
     if len(paths) != 1 or not paths[0].is_dir():
         return []
-    inner = paths[0] / "runs"
-    places = (paths[0], inner) if inner.is_dir() else (paths[0],)
-    return sorted(child for place in places for child in place.iterdir() if child.is_dir() and is_run_folder(child))
+    return run_folders(paths[0], paths[0] / "runs")
+
+
+def run_folders(*places: Path) -> list[Path]:
+    """The run folders directly in these folders, which may not be there."""
+    children = (child for place in places if place.is_dir() for child in place.iterdir())
+    return sorted(child for child in children if child.is_dir() and is_run_folder(child))
 
 
 def _code(options: ReadOptions, run: Path | None) -> CodeOptions:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
 
-from stepscope.api import DEFAULTS, ReadOptions, Run, is_run_folder, open_run
+from stepscope.api import DEFAULTS, ReadOptions, Run, is_run_folder, open_run, run_folders
 from stepscope.errors import UnreadableInputError, UsageError
 
 if TYPE_CHECKING:
@@ -65,17 +65,15 @@ def compare(
 
     Raises `UnreadableInputError` where nothing can be read of a side, `UsageError` where both are the same.
     """
+    from stepscope.analyze.views.select import Selection
     from stepscope.comparison import sides
 
-    first, second = _opened(a, options), _opened(b, options)
-    if _chosen(selection) == _chosen(against):
-        _check_apart(first.runs, second.runs)
-    labels = _labels(first, second, selection, against)
-    found = [
-        _side(opened, label, chosen)
-        for opened, label, chosen in zip((first, second), labels, (selection, against), strict=True)
-    ]
-    return sides.compare(found[0], found[1], limits)
+    opened = _opened(a, options), _opened(b, options)
+    chosen = selection or Selection(), against or Selection()
+    if chosen[0] == chosen[1]:
+        _check_apart(opened[0].runs, opened[1].runs)
+    baseline, candidate = map(_side, opened, _labels(opened, chosen), chosen)
+    return sides.compare(baseline, candidate, limits)
 
 
 def _opened(given: Given, options: ReadOptions) -> _Opened:
@@ -92,10 +90,7 @@ def _opened(given: Given, options: ReadOptions) -> _Opened:
 
 
 def _runs(path: Path, options: ReadOptions) -> tuple[Run, ...]:
-    """The runs that a path stands for."""
-    folders = _set(path)
-    if not folders:
-        return (open_run(path, options=options),)
+    folders = _set(path) or [path]
     if len(folders) > MAX_RUNS:
         raise UsageError(f"{path}: holds {len(folders)} runs, and at most {MAX_RUNS} are compared; name fewer")
     return tuple(open_run(folder, options=options) for folder in folders)
@@ -107,23 +102,14 @@ def _set(path: Path) -> list[Path]:
         if not path.exists():
             named = map(Path, sorted(glob.glob(str(path))))
             return [found for found in named if found.is_dir() and is_run_folder(found)]
-        return [] if is_run_folder(path) else _run_folders(path) or _of_experiment(path)
+        return [] if is_run_folder(path) else run_folders(path) or _of_experiment(path)
     except OSError as error:
         raise UnreadableInputError(f"{error.filename}: {error.strerror}; name {WHAT}") from None
 
 
-def _run_folders(folder: Path) -> list[Path]:
-    """The run folders directly in a folder, which may not be there."""
-    return (
-        sorted(child for child in folder.iterdir() if child.is_dir() and is_run_folder(child))
-        if folder.is_dir()
-        else []
-    )
-
-
 def _of_experiment(folder: Path) -> list[Path]:
     """The runs of an experiment, if they are all of the same program; raises `UsageError` where they are not."""
-    runs = _run_folders(folder / RUNS)
+    runs = run_folders(folder / RUNS)
     names = sorted({run.name.partition("-")[2] for run in runs})
     if len(names) > 1:
         patterns = ", ".join(f"'{folder / RUNS}/*-{name}'" for name in names[:SHOWN])
@@ -134,26 +120,20 @@ def _of_experiment(folder: Path) -> list[Path]:
 
 
 def _check_apart(first: Iterable[Run], second: Iterable[Run]) -> None:
-    """Raise `UsageError` where a run is on both sides."""
     ours = {path.resolve() for run in first for path in run.paths}
     both = next((path for run in second for path in run.paths if path.resolve() in ours), None)
     if both is not None:
         raise UsageError(f"{both}: on both sides; name two runs, or two spans of it with --span and --against-span")
 
 
-def _chosen(selection: Selection | None) -> tuple[str | None, int | None]:
-    return (None, None) if selection is None else (selection.worker, selection.span)
-
-
-def _labels(first: _Opened, second: _Opened, selection: Selection | None, against: Selection | None) -> list[str]:
+def _labels(opened: Sequence[_Opened], selections: Sequence[Selection]) -> list[str]:
     """Names that tell the sides apart: the last part of a path, more of it where that is the same."""
-    labels = [first.label, second.label]
+    labels = [side.label for side in opened]
     if labels[0] == labels[1]:
-        labels = _longer(first.where, second.where) or labels
-    for side, chosen in enumerate((selection, against)):
-        worker, span = _chosen(chosen)
-        parts = [part for part in (worker, f"span {span}" if span is not None else None) if part]
-        labels[side] = " ".join([labels[side], *parts])
+        labels = _longer(opened[0].where, opened[1].where) or labels
+    for side, chosen in enumerate(selections):
+        span = f"span {chosen.span}" if chosen.span is not None else None
+        labels[side] = " ".join(filter(None, (labels[side], chosen.worker, span)))
     return labels if labels[0] != labels[1] else [f"A: {labels[0]}", f"B: {labels[1]}"]
 
 
@@ -166,7 +146,7 @@ def _longer(first: Path, second: Path) -> list[str] | None:
     return None
 
 
-def _side(opened: _Opened, label: str, selection: Selection | None) -> Side:
+def _side(opened: _Opened, label: str, selection: Selection) -> Side:
     from stepscope.comparison.profile import profile
     from stepscope.comparison.sides import Side
 

@@ -11,7 +11,7 @@ They are caught once, in `stepscope.cli.main`, and printed without a traceback.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Iterator
+from typing import TYPE_CHECKING, Iterator, Mapping
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,6 +39,13 @@ class EnvironmentRefusal(StepscopeError):
     """A missing program, permission or dependency."""
 
     exit_code = 4
+
+
+def refuse(wrong: Mapping[str, bool]) -> None:
+    """Raise a UsageError with the first text of which what it says is so."""
+    for text, is_so in wrong.items():
+        if is_so:
+            raise UsageError(text)
 
 
 @contextlib.contextmanager

@@ -42,7 +42,6 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """Called by `%unload_ext stepscope`."""
     shell.magics_manager.magics["cell"].pop(MAGIC, None)
 
 
@@ -54,9 +53,6 @@ def display(run: api.Run | str | os.PathLike[str], *, source: bool = True) -> No
     opened = run if isinstance(run, api.Run) else api.open_run(run)
     page = opened.folder / "report.html" if opened.recorded else None
     _publish(opened, source=source, page=page if page is not None and page.exists() else None)
-
-
-# ---- the magic -------------------------------------------------------------------------------------------------------
 
 
 class _Parser(argparse.ArgumentParser):
@@ -110,10 +106,11 @@ def _show_recorded(
     shell: Any, folder: str | None, problem: str | None, options: argparse.Namespace, began: float
 ) -> None:
     """Never raises what stepscope raises: the cell has run, and its own outcome is what counts."""
+    from stepscope.cli import say
     from stepscope.cli.settings import ignored_rules
 
     if folder is None:
-        _say(f"nothing was recorded ({problem or 'for no known reason'})")
+        say(f"nothing was recorded ({problem or 'for no known reason'})")
         return
     try:
         _keep_cells(shell, Path(folder), began)
@@ -122,7 +119,7 @@ def _show_recorded(
         page = None if options.no_report else _write_report(run, source=source)
         _publish(run, source=source, page=page)
     except StepscopeError as error:
-        _say(f"no findings ({error}); the recording is in {folder}")
+        say(f"no findings ({error}); the recording is in {folder}")
 
 
 def _write_report(run: api.Run, *, source: bool) -> Path | None:
@@ -149,15 +146,6 @@ def _publish(run: api.Run, *, source: bool, page: Path | None) -> None:
     from IPython.display import display as show
 
     show({"text/html": notebook.fragment(report, page=shown), "text/plain": notebook.text(report)}, raw=True)
-
-
-def _say(text: str) -> None:
-    from stepscope.report.escape import one_line
-
-    print(f"stepscope: {one_line(text)}", file=sys.stderr)
-
-
-# ---- cells -----------------------------------------------------------------------------------------------------------
 
 
 def _execute(shell: Any, line: str, text: str, folder: str | None, began: float) -> None:

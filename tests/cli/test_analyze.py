@@ -55,18 +55,6 @@ def test_a_pipe_or_a_device_is_written_into_and_stays_what_it_is() -> None:
     assert json.loads(read[0])["schema"] == "stepscope.report/1"
 
 
-def test_an_existing_file_is_kept_unless_forced(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("a.json").write_text("mine")
-
-    assert main("run", "--json", "a.json") == 2
-    assert "a.json: exists; add --force" in capsys.readouterr().err
-    assert Path("a.json").read_text() == "mine"
-    assert not (run / "report.json").exists()  # refused before the work
-
-    assert main("run", "--json", "a.json", "--force") == 0
-    assert Path("a.json").read_text() != "mine"
-
-
 def test_no_source_quotes_nothing_anywhere(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main("run", "--no-source") == 0
 

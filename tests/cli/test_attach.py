@@ -69,20 +69,3 @@ def test_ctrl_c_reports_what_there_is_and_json_has_stdout_alone(tmp_path: Path, 
     assert process.returncode == 0, stderr
     assert json.loads(stdout)["rows"][0]["name"] == "hot_line"
     assert b"Ctrl-C" in stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "words"),
-    [
-        (("4194305",), 3, "no process 4194305"),
-        (("0",), 2, "no process id"),
-        (("1", "--seconds", "0"), 2, "--seconds"),
-        (("1", "--rows", "none"), 2, "--rows"),
-    ],
-)
-def test_what_cannot_be_is_one_line(arguments: tuple[str, ...], status: int, words: str, tmp_path: Path) -> None:
-    done = subprocess.run(command(*arguments), cwd=tmp_path, capture_output=True, timeout=60, text=True)
-    assert (done.returncode, done.stdout) == (status, "")
-    assert words in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert list(tmp_path.iterdir()) == []

@@ -84,9 +84,6 @@ def test_files_hold_what_is_shown_and_are_not_overwritten(sets: Path, capfd: pyt
     assert main(*sides, *files, "--force") == 0
 
 
-# --------------------------------------------------------------------------------------------------------- checks
-
-
 @pytest.mark.parametrize(
     ("a", "b", "check", "status", "words"),
     [
@@ -103,9 +100,6 @@ def test_fail_on(
     shown = capfd.readouterr().err
     assert shown.count("\n") == 1
     assert words in shown
-
-
-# ------------------------------------------------------------------------------------------------------ odd input
 
 
 def test_odd_names_are_text_everywhere(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

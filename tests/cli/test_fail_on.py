@@ -57,13 +57,6 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return write_script(tmp_path)
 
 
-@pytest.fixture
-def held(file: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A run with eleven recompiles."""
-    monkeypatch.setattr(api.Run, "analysis", analysis(Path(file).parent, compilers=recompiled(file)))
-    return file
-
-
 def test_the_names_are_those_of_the_analysis() -> None:
     assert CHECKS == compilers.CHECKS
 
@@ -102,7 +95,6 @@ def test_status_and_line(
     assert shown.out.startswith("pictures: 512 of 521 train steps")  # the report is shown all the same
 
 
-@pytest.mark.usefixtures("held")
 def test_a_hostile_reason_stays_on_its_line(
     file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,8 +110,6 @@ def test_a_hostile_reason_stays_on_its_line(
     assert main("run", "--fail-on", "recompile") == 1
     assert len(capsys.readouterr().err) < 5_000
 
-
-# ------------------------------------------------------------------------------------------------------- stepscope run
 
 # `stepscope run` as it is, its analysis made up: argv is the name of a function of this module, then the options.
 # What needs NumPy is imported after the command has ended, as the program itself does it: its threads would take the

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -68,18 +67,6 @@ class TestOutput:
         rows = list(csv.DictReader(io.StringIO(capfd.readouterr().out)))
         assert rows[0]["proportion (n)"] == "36.36% (40)"
         assert rows[0]["library_function_name"] == "step"
-
-    def test_files_are_written_and_not_overwritten(
-        self, profile: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        names = ("--json", "h.json", "--csv", "h.csv")
-        assert main(profile, *names) == 0
-        out, err = capfd.readouterr()
-        assert "Working" in out
-        assert "h.json" in err
-        assert len(json.loads((tmp_path / "h.json").read_bytes())["rows"]) == 5
-        assert "--force" in failure(capfd, profile, *names, code=2)
-        assert main(profile, *names, "--force") == 0
 
     def test_rows(self, profile: str, capfd: pytest.CaptureFixture[str]) -> None:
         assert len(json_of(capfd, "hotspots", profile, "--rows", "2")["rows"]) == 2

@@ -159,6 +159,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("slurm train.sbatch --out other.sbatch", 2, "--force"),
         *((f"slurm train.sbatch --force --out {name}", 2, "never changed") for name in ("./train.sbatch", "link")),
         ("attach 0", 2, "no process id"),
+        ("attach 4194305", 3, "no process 4194305"),
+        *((f"attach 1 --seconds {seconds}", 2, "--seconds") for seconds in ("0", "nan")),
+        ("attach 1 --rows none", 2, "--rows"),
     ],
 )
 def test_a_refusal_is_one_line_and_leaves_everything_as_it_was(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.cli import main
+from tests.cli.calls import call
 
 SCRIPT = "#!/bin/bash\n#SBATCH --ntasks=2\nsrun python train.py\nnsys profile python other.py\n"
 SWITCHED = SCRIPT.replace("srun python", "srun stepscope run -- python")
@@ -21,38 +21,25 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def slurm(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(["slurm", *arguments])
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
-
-
 def test_a_copy_is_written_and_the_difference_shown(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert slurm("train.sbatch") == 0
+    assert call("slurm", "train.sbatch") == 0
+    assert call("slurm", "train.sbatch") == 2
+    assert call("slurm", "train.sbatch", "--force") == 0
     copy = Path("train.stepscope.sbatch")
     assert copy.read_text() == SWITCHED
     assert copy.stat().st_mode & 0o777 == 0o750
     assert script.read_text() == SCRIPT
     shown = capsys.readouterr()
     assert "-srun python train.py\n+srun stepscope run -- python train.py\n" in shown.out
+    assert "--force" in shown.err
     assert shown.out.startswith("--- train.sbatch\n+++ train.stepscope.sbatch\n")
     assert "left alone: line 4: it runs under nsys" in shown.err
     assert "sbatch train.stepscope.sbatch" in shown.err
 
 
-def test_an_existing_copy_is_kept_without_force(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("copy").write_text("mine")
-    assert slurm(str(script), "-o", "copy") == 2
-    assert "--force" in capsys.readouterr().err
-    assert Path("copy").read_text() == "mine"
-    assert slurm(str(script), "-o", "copy", "--force") == 0
-    assert Path("copy").read_text() == SWITCHED
-
-
 def test_a_script_that_records_already_says_so(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script.write_text(SWITCHED)
-    assert slurm(str(script)) == 0
+    assert call("slurm", script) == 0
     assert "records already (line 3)" in capsys.readouterr().err
     assert list(Path.cwd().iterdir()) == [Path.cwd() / script]
 
@@ -61,7 +48,7 @@ def test_bytes_that_are_no_text_and_control_characters_survive_and_are_not_print
     script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script.write_bytes(b"# caf\xe9 \x1b[2J\r\nsrun python train.py\r\n")
-    assert slurm(str(script)) == 0
+    assert call("slurm", script) == 0
     written = Path("train.stepscope.sbatch").read_bytes()
     assert written == b"# caf\xe9 \x1b[2J\r\nsrun stepscope run -- python train.py\r\n"
     shown = capsys.readouterr()

@@ -9,7 +9,7 @@ import pytest
 
 from stepscope.analyze.views.trace_diff import DiffSide
 from stepscope.comparison.changes import changes
-from stepscope.comparison.profile import LOAD, Amount, Amounts, Profile, Thing, merged, relative_to
+from stepscope.comparison.profile import LOAD, Amount, Amounts, Profile, Thing, relative_to
 from stepscope.model import Abstention, Diagnosis, Finding, Ignored, Place
 from stepscope.model.comparison import Change
 from tests.comparison.measures import measure
@@ -42,9 +42,6 @@ def told(*pairs: tuple[Amounts, Amounts]) -> list[tuple[str, str]]:
     both = {Thing("both"): Amount(1.0)}
     found = rows("functions", *(({**one, **both}, {**other, **both}) for one, other in pairs))
     return [(row.name, row.status) for row in found]
-
-
-# ------------------------------------------------------------------------------------------------------- amounts
 
 
 def test_rows_say_what_grew_shrank_came_and_went_the_largest_difference_first() -> None:
@@ -85,11 +82,6 @@ def test_what_is_enough_to_be_a_row(pairs: list[tuple[Amounts, Amounts]], expect
     assert told(*pairs) == expected
 
 
-def test_equal_things_are_added_up() -> None:
-    found = merged([(Thing("a"), Amount(1, 2)), (Thing("a"), Amount(3, 4)), (Thing("b"), Amount(1))])
-    assert found == {Thing("a"): Amount(4, 6), Thing("b"): Amount(1)}
-
-
 def on(*places: tuple[str, int, float]) -> Amounts:
     return {Thing(name, "train.py", line): Amount(ms) for name, line, ms in places}
 
@@ -111,9 +103,6 @@ def test_files_are_named_alike_wherever_they_lie() -> None:
     installed = "/home/a/project/venv/lib/python3.11/site-packages/PIL/Image.py"
     assert ours(installed) == theirs("/usr/lib/python3/dist-packages/PIL/Image.py") == "PIL/Image.py"
     assert ours("/elsewhere/x.py") == "/elsewhere/x.py"
-
-
-# ------------------------------------------------------------------------------------------------------ findings
 
 
 def finding(rule: str, cost: float, file: str = "/p/train.py", line: int = 7, function: str | None = "main") -> Finding:
@@ -174,8 +163,6 @@ def test_of_several_runs_more_than_half_have_to_show_a_finding() -> None:
     (row,) = findings((with_it, without), (with_it, without), (without, without))
     assert (row.status, row.baseline) == ("gone", 9)
 
-
-# ---------------------------------------------------------------------------- environment, windows, utilisation
 
 Texts = Mapping[str, str]
 

@@ -23,12 +23,6 @@ def learning(
     return list(enumerate((fall * (1 + noise * rng.standard_normal(steps))).tolist()))
 
 
-def changed(run: Run, factor: float, seed: int = 9) -> Run:
-    """The same batches with another rounding."""
-    rng = np.random.default_rng(seed)
-    return [(step, value * (1 + factor * float(rng.standard_normal()))) for step, value in run]
-
-
 def test_equal_to_the_bit() -> None:
     found = equivalence([learning(), learning()], [learning()])
     assert (found.judged, found.within, found.equal, found.difference, found.steps) == (True, True, True, 0.0, 200)
@@ -114,36 +108,30 @@ def test_pairs_of_different_seeds_are_equal_where_each_pair_is() -> None:
     assert not equivalence([learning(0), learning(1)], [learning(1), learning(0)]).equal
 
 
-def test_no_number_on_one_side() -> None:
-    bad = learning()
-    bad[17] = (17, math.nan)
-    found = equivalence([learning()], [bad])
-    assert (found.judged, found.within, found.difference) == (True, False, None)
-    assert "step 17" in found.text
-    worse = equivalence([bad], [learning()])
-    assert worse.within is False
-    assert "baseline" in worse.text
+def odd(at: int, value: float) -> Run:
+    return [(step, value if step == at else usual) for step, usual in learning()]
 
 
-def test_no_number_on_either_side_is_not_judged() -> None:
-    bad, other = learning(), changed(learning(), 0.1)
-    bad[3] = other[5] = (4, math.inf)
-    assert not equivalence([bad], [other]).judged
-    assert equivalence([bad], [list(bad)]).equal
-
-
-def test_too_little_is_not_judged_and_says_so() -> None:
-    for baseline, candidate, words in (
-        ([], [], "no losses are known of either side"),
-        ([learning()], [], "no losses are known of the candidate"),
-        ([()], [learning()], "no losses are known of the baseline"),
-        ([learning(steps=6)], [learning(3, steps=6)], "only 6 steps"),
-        ([[(1, 1.0)]], [[(2, 1.0)]], "no step has a loss on both sides"),
-    ):
-        found = equivalence(baseline, candidate)
-        assert (found.judged, found.within) == (False, None)
-        assert found.text.startswith("not judged: ")
-        assert words in found.text
+@pytest.mark.parametrize(
+    ("baseline", "candidate", "within", "words"),
+    [
+        (learning(), odd(17, math.nan), False, "the candidate's loss is no finite number at step 17"),
+        (odd(17, math.nan), learning(), False, "the baseline's loss is no finite number at step 17"),
+        (odd(3, math.inf), odd(5, math.inf), None, "neither side's loss stays a finite number"),
+        (odd(3, math.inf), odd(3, math.inf), True, "bit for bit"),
+        (None, None, None, "no losses are known of either side"),
+        (learning(), None, None, "no losses are known of the candidate"),
+        ([], learning(), None, "no losses are known of the baseline"),
+        (learning(steps=6), learning(3, steps=6), None, "only 6 steps"),
+        ([(1, 1.0)], [(2, 1.0)], None, "no step has a loss on both sides"),
+    ],
+)
+def test_odd_losses_and_too_few(baseline: Run | None, candidate: Run | None, within: bool | None, words: str) -> None:
+    found = equivalence(*([] if run is None else [run] for run in (baseline, candidate)))
+    assert (found.judged, found.within) == (within is not None, within)
+    assert within or found.difference is None
+    assert found.text.startswith("not judged: ") == (within is None)
+    assert words in found.text
 
 
 numbers = st.floats(allow_nan=True, allow_infinity=True)

@@ -188,9 +188,6 @@ def test_figures_are_of_the_measured_steps() -> None:
     assert found["cores"] == 2
 
 
-# ------------------------------------------------------------------------------------------------ runs of one kind
-
-
 def run(mean_ms: float = 100.0, **figures: float) -> Measure:
     return measure_of(mean_ms, samples_per_step=8, signal="optimizer", conditions={"cores": 2.0, **figures})
 

@@ -6,6 +6,7 @@ Of the first steps enough are dropped where there is warm-up, few where there is
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,6 @@ def parts(found: Measure) -> dict[str, float]:
 
 def of_steps(rows: list[dict[str, Any]], **tables: Any) -> Measure:
     return measured(make_tables(steps=rows, **tables))
-
-
-# ------------------------------------------------------------------------------------------------- which steps
 
 
 def test_equal_steps_are_their_own_mean() -> None:
@@ -91,9 +89,6 @@ def test_steps_beyond_the_limit_do_not_count() -> None:
     assert (found.steps, found.p95_ms) == (39, pytest.approx(10))
 
 
-# ------------------------------------------------------------------------------------------------------- parts
-
-
 def loader_event(time_ns: int, made_ms: float, process: str = "rank-0", **fields: Any) -> dict[str, Any]:
     usual = {"kind": "loader", "id": 1, "num_workers": 2, "batch_size": 8}
     return {**usual, "time_ns": time_ns, "duration_ns": round(made_ms * MS), "process": process, **fields}
@@ -119,9 +114,6 @@ def test_an_iterator_for_evaluation_is_none_of_training() -> None:
     found = of_steps(rows, journal=[loader_event(T0 + 550 * MS, 40, id=2), loader_event(T0 + 700 * MS, 20)])
 
     assert parts(found)[RESTART] == pytest.approx((20 + 30) / 99)
-
-
-# ------------------------------------------------------------------------------------------------------- ranks
 
 
 def ranked(rank: int, process: str | None = None, count: int = 40, **fields: Any) -> list[dict[str, Any]]:
@@ -153,9 +145,6 @@ def test_samples_of_ranks_add_up() -> None:
     assert found.samples_per_second == pytest.approx(2400)
 
 
-# ------------------------------------------------------------------------------------------------------- traces
-
-
 def overview(walls_ms: list[float], worker: str = "a", run: str = "", *, has_steps: bool = True) -> Overview:
     """A trace of these steps, of each three tenths data and the rest Python."""
     steps = tuple(
@@ -175,8 +164,6 @@ def test_a_trace_has_the_parts_of_its_overview() -> None:
     assert parts(found) == pytest.approx({"host_data": 6, "host_python": 14})
     assert (found.samples_per_step, found.fixed_cost_s, found.flags) == (None, None, ())
 
-
-# --------------------------------------------------------------------------------------------------- properties
 
 LONGEST_NS = 10 * 366 * 86_400 * 10**9  # that a reader lets pass
 LENGTHS = st.none() | st.integers(-5, 40)
@@ -239,37 +226,6 @@ def noisy(count: int, seed: int, noise: float = 0.03) -> list[float]:
     return list(100 * (1 + noise * rng.standard_normal(count)))
 
 
-def test_two_compilations_with_steps_between() -> None:
-    """The second one, at a new shape, is no stall of the run: it never comes again."""
-    run = [100.0] * 120
-    run[0], run[15] = 9_000.0, 4_000.0
-    assert warmup_end(run) == 16
-
-
-def test_slow_first_steps_that_settle() -> None:
-    run = [100 + 80 * math.exp(-step / 8) for step in range(300)]
-    assert 15 <= warmup_end(run) <= 35
-
-
-def test_fast_first_steps_from_a_full_queue_are_warm_up_too() -> None:
-    assert 10 <= warmup_end([*[40.0] * 14, *[100.0] * 150]) <= 14
-
-
-@pytest.mark.parametrize(
-    ("every", "first"), [(2, 0), (2, 1), *((every, first) for every in (3, 4, 5, 10) for first in (0, 1, 3))]
-)
-def test_stalls_that_return_are_how_the_run_is(every: int, first: int) -> None:
-    run = [100.0] * 240
-    for step in range(first, 240, every):
-        run[step] = 400.0
-    assert warmup_end(run) == 0
-
-
-@pytest.mark.parametrize("growth", [0.04, 0.5, 2.0, -0.04, -0.5])
-def test_a_drifting_run_is_taken_as_it_is(growth: float) -> None:
-    assert warmup_end([100 * (1 + growth * step / 300) for step in range(300)]) == 0
-
-
 def test_noise_alone_drops_next_to_nothing() -> None:
     dropped = [warmup_end(noisy(320, seed)) for seed in range(200)]
     assert np.mean(dropped) < 1
@@ -284,13 +240,6 @@ def test_slow_steps_in_noise_are_found(slow: int) -> None:
         assert slow <= warmup_end(run) <= slow + WARMUP_WINDOW
 
 
-def test_numbers_that_are_none() -> None:
-    assert warmup_end([*[100.0] * 30, math.nan, math.inf]) == 0
-    assert warmup_end([math.nan] * 9) == 0
-    assert warmup_end([]) == 0
-    assert warmup_end([5.0]) == 0
-
-
 @given(walls, st.one_of(st.none(), st.integers(-3, 300)))
 def test_never_more_than_the_limit_or_a_third(run: list[float], limit: int | None) -> None:
     dropped = warmup_end(run, limit=limit)
@@ -299,12 +248,30 @@ def test_never_more_than_the_limit_or_a_third(run: list[float], limit: int | Non
         assert dropped <= max(0, limit)
 
 
-@given(st.lists(st.integers(1, 1000), min_size=1, max_size=100), st.sampled_from([0.25, 4.0, 1024.0]))
-def test_the_unit_does_not_matter(run: list[int], unit: float) -> None:
-    """Powers of two, so that nothing is rounded."""
-    assert warmup_end([float(time) for time in run]) == warmup_end([time * unit for time in run])
+def with_stalls(stall: float, steps: Iterable[int], count: int) -> list[float]:
+    run = [100.0] * count
+    for step in steps:
+        run[step] = stall
+    return run
 
 
-@given(st.integers(1, 30), st.floats(5.0, 500.0))
-def test_compilation_before_a_steady_run_is_dropped_and_no_more(steps: int, factor: float) -> None:
-    assert warmup_end([100.0 * factor] * steps + [100.0] * 100) == steps
+@pytest.mark.parametrize(
+    ("run", "least", "most"),
+    [
+        ([9_000.0, *with_stalls(4_000, [14], 119)], 16, 16),  # a second compilation never comes again: no stall
+        ([100 + 80 * math.exp(-step / 8) for step in range(300)], 15, 35),  # slow steps that settle
+        ([*[40.0] * 14, *[100.0] * 150], 10, 14),  # fast ones, from a full queue
+        *((with_stalls(400, range(first, 240, every), 240), 0, 0) for every in (2, 3, 4, 5, 10) for first in (0, 1)),
+        *(([100 * (1 + by * step / 300) for step in range(300)], 0, 0) for by in (0.04, 0.5, 2, -0.04, -0.5)),  # drift
+        *((run, 0, 0) for run in ([*[100.0] * 30, math.nan, math.inf], [math.nan] * 9, [], [5.0])),
+    ],
+)
+def test_what_counts_as_warm_up(run: list[float], least: int, most: int) -> None:
+    assert least <= warmup_end(run) <= most
+
+
+@given(st.integers(1, 30), st.floats(5.0, 500.0), st.sampled_from([0.25, 4.0, 1024.0]))
+def test_compilation_before_a_steady_run_is_dropped_and_no_more_in_any_unit(
+    steps: int, factor: float, unit: float
+) -> None:
+    assert warmup_end([100.0 * factor * unit] * steps + [100.0 * unit] * 100) == steps

@@ -32,9 +32,6 @@ def names(found: Comparison, kind: str) -> dict[str, str]:
     return {change.name: change.status for change in found.changes if change.kind == kind}
 
 
-# ---------------------------------------------------------------------------------------------------------- runs
-
-
 def test_sampled_functions_are_compared(tmp_path: Path) -> None:
     def stacks(slow: int) -> str:
         frames = 'process 100:"python train.py";thread (0x1)'
@@ -60,9 +57,6 @@ def test_the_environment_is_laid_side_by_side(tmp_path: Path) -> None:
     assert rows["command"] == ("python train.py", "python train.py --fast")
     assert rows["$OMP_NUM_THREADS"] == ("1", None)
     assert "git commit" not in rows
-
-
-# ---------------------------------------------------------------------------------------------------------- sets
 
 
 @pytest.mark.parametrize(("wait_ms", "expected"), [(1, NO_DIFFERENCE), (3, SLOWER), (0.2, FASTER)])
@@ -94,9 +88,6 @@ def test_an_experiment_of_several_programs_says_how_to_name_one(tmp_path: Path) 
         make_run(tmp_path / "experiment" / "runs" / name)
     with pytest.raises(UsageError, match=r"runs/\*-baseline"):
         compared(tmp_path / "experiment", make_run(tmp_path / "b"))
-
-
-# -------------------------------------------------------------------------------------------------------- traces
 
 
 def test_two_spans_of_one_worker(tmp_path: Path) -> None:
@@ -150,9 +141,6 @@ def test_more_loader_workers_on_real_traces() -> None:
     gone = [row.rule for row in found.changes if row.kind == "finding" and row.status == "gone"]
     assert gone
     assert all(str(rule).startswith("input.") for rule in gone)
-
-
-# ------------------------------------------------------------------------------------------------------ odd input
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:

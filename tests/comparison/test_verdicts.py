@@ -51,9 +51,6 @@ def interval(found: Effect) -> tuple[float, float]:
     return found.low, found.high
 
 
-# --------------------------------------------------------------------------------------------------------- estimates
-
-
 def test_student_by_hand() -> None:
     """Logs 0, 0.02, 0.04: mean 0.02, deviation 0.02, two degrees of freedom: 4.3027."""
     found = effect(*(math.exp(value) for value in (0.0, 0.02, 0.04)))
@@ -136,9 +133,6 @@ def test_as_many_pairs_as_are_needed_are_narrow_enough() -> None:
         assert count == 3 or (half_width(Effect(1.0, None, None, count - 1, spread)) or 0) > 0.02
 
 
-# ---------------------------------------------------------------------------------------------------------- verdicts
-
-
 def judge(*ratios: float, limits: Limits = LIMITS, more_is_better: bool = False) -> Verdict:
     return verdict(effect(*ratios), limits, more_is_better=more_is_better)
 
@@ -183,13 +177,10 @@ def test_the_word_and_the_sentence(ratios: tuple[float, ...], more_is_better: bo
     assert (said.pairs_needed is not None) == (word == UNDECIDED)
 
 
-def test_what_decides_the_word() -> None:
+def test_what_decides_the_word_and_that_among_many_candidates_a_doubtful_effect_is_undecided() -> None:
     assert judge(*SMALL, limits=Limits(threshold=0.005, width=0.02)).word == FASTER
     assert "over 100 more pairs" in judge(0.5, 2.0, 0.6, 1.9).text  # hopeless noise names no number
     assert verdict(None, LIMITS).word == UNDECIDED
-
-
-def test_among_many_candidates_a_doubtful_effect_is_undecided() -> None:
     alone = effect(0.96, 0.99, 0.97, 0.985)
     assert alone.p_value is not None
     assert verdict(alone, LIMITS, alpha=0.05).word == FASTER
@@ -324,8 +315,6 @@ def test_the_pairs_asked_for_suffice_if_the_spread_stays(values: list[float]) ->
 def test_figures_in_percent(fraction: float, text: str, signed: str) -> None:
     assert (percent(fraction), percent(fraction, sign=True)) == (text, signed)
 
-
-# ------------------------------------------------------------------------------------------------ --fail-on slower=X%
 
 NARROW, WIDE = (0.999, 1.0, 1.001, 1.0), (0.9, 1.1, 1.05, 0.95)
 

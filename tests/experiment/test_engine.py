@@ -73,13 +73,6 @@ def test_blocks_hold_each_side_once_and_turn_round(tmp_path: Path) -> None:
             assert (baseline.label, candidate.label) == ("baseline", tried.candidate.name)
 
 
-def test_a_clear_effect_ends_sooner_than_a_small_one(tmp_path: Path) -> None:
-    runner = FakeRunner({GOOD: 50.0, SAME: 100.5}, noise=0.01)
-    conduct(tmp_path, request(GOOD, SAME), runner)
-    runs = Counter(runner.labels)
-    assert runs[GOOD] == 3 < runs[SAME] <= 10
-
-
 FAILED = "it ended with status 1: RuntimeError: no"
 
 
@@ -260,9 +253,6 @@ class _Combined(dict[str, float]):
 
     def get(self, label: str, default: float) -> float:  # type: ignore[override]
         return default * math.prod(self._effect.get(part, 1.0) for part in label.split(" + "))
-
-
-# ------------------------------------------------------------------- killed at any moment, it goes on where it was
 
 
 def disturbed(slot: Slot) -> tuple[Flag, ...]:

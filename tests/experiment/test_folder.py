@@ -8,7 +8,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -52,34 +52,30 @@ def test_the_unfinished_experiment_of_the_same_request_is_continued(
 
 @pytest.mark.parametrize(
     ("key", "complete", "fresh", "words"),
-    [("b", False, False, "another experiment"), ("a", True, False, "finished"), ("a", False, True, "--fresh")],
+    [
+        ("a", False, False, None),
+        ("b", False, False, "another experiment"),
+        ("a", True, False, "finished"),
+        ("a", False, True, "--fresh"),
+    ],
 )
-def test_a_named_folder_is_never_written_over(
-    tmp_path: Path, key: str, complete: bool, fresh: bool, words: str
+def test_a_named_folder_is_continued_or_never_written_over(
+    tmp_path: Path, key: str, complete: bool, fresh: bool, words: str | None
 ) -> None:
     unfinished(tmp_path / "e", "a", complete=complete)
-    with pytest.raises(UsageError, match=words):
-        folder.find(key, "train", tmp_path / "e", fresh=fresh)
-
-
-def test_a_named_folder_is_continued(tmp_path: Path) -> None:
-    unfinished(tmp_path / "e", "a")
-    assert folder.find("a", "train", tmp_path / "e")[1]
-    assert not folder.find("a", "train", tmp_path / "new")[1]
+    assert not folder.find(key, "train", tmp_path / "new")[1]
     (tmp_path / "file").write_text("x")
     with pytest.raises(UsageError, match="is a file"):
-        folder.find("a", "train", tmp_path / "file")
+        folder.find(key, "train", tmp_path / "file")
+    refused = nullcontext() if words is None else pytest.raises(UsageError, match=words)
+    with refused:
+        assert folder.find(key, "train", tmp_path / "e", fresh=fresh)[1]
 
 
-def test_two_experiments_in_one_folder_are_refused_until_the_first_has_ended(tmp_path: Path) -> None:
+def test_two_experiments_in_one_folder_are_refused_until_the_first_has_ended_or_was_killed(tmp_path: Path) -> None:
     refused = pytest.raises(UsageError, match=str(os.getpid()))
     with folder.claimed(tmp_path / "e"), refused, folder.claimed(tmp_path / "e"):
         pytest.fail("two experiments work in one folder")
-    with folder.claimed(tmp_path / "e"):
-        pass
-
-
-def test_the_lock_of_a_killed_experiment_does_not_stay(tmp_path: Path) -> None:
     program = (
         "import os, sys; from pathlib import Path; from stepscope.experiment import folder\n"
         "with folder.claimed(Path(sys.argv[1])): os.kill(os.getpid(), 9)"
@@ -87,11 +83,6 @@ def test_the_lock_of_a_killed_experiment_does_not_stay(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "e")], timeout=60)
     assert done.returncode == -9
     with folder.claimed(tmp_path / "e"):
-        pass
-
-
-def test_a_folder_that_cannot_be_made_is_a_refusal() -> None:
-    with pytest.raises(EnvironmentRefusal, match="--out"), folder.claimed(Path("/proc/self/nothing")):
         pass
 
 
@@ -104,8 +95,6 @@ def test_names_of_runs_are_plain_names(label: str) -> None:
     assert name.isascii()
     assert name.isprintable()
 
-
-# -------------------------------------------------------------------------------------------------------- the journal
 
 SLOT = Slot(PAIRS, 2, 1, 0, (Knob("env:A", 'x "y"\n☃'),), "env:A=x")
 
@@ -178,37 +167,23 @@ def test_a_full_disk_is_a_refusal_and_what_was_written_stays(tmp_path: Path) -> 
     assert (len(state.made), state.runs, state.bad_lines) == (1, 2, 0)
 
 
-@pytest.fixture
-def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(["sleep", "1000"], start_new_session=True)
-    yield process
-    process.kill()
-    process.wait()
-
-
-def left_open(place: Path, pid: int, ticks: int) -> None:
-    """What a session leaves behind that was killed in its first run."""
-    (place / "runs" / "001-pilot").mkdir(parents=True)
-    book = Journal(place / JOURNAL)
-    book.open()
-    book.add("started", slot=SLOT, folder="001-pilot")
-    book.add("process", folder="001-pilot", pid=pid, start_ticks=ticks)
-    book.close()
-
-
-def test_a_run_that_outlived_its_experiment_is_ended_first(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
-    stat = read_stat(sleeper.pid)
-    assert stat is not None
-    left_open(tmp_path, sleeper.pid, stat.start_ticks)
-    conduct(tmp_path, request("gc=freeze"), FakeRunner())
-    assert sleeper.wait(timeout=30) < 0
-    assert not (tmp_path / "runs" / "001-pilot").exists()
-
-
-def test_another_process_of_the_same_number_is_left_alone(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
-    stat = read_stat(sleeper.pid)
-    assert stat is not None
-    left_open(tmp_path, sleeper.pid, stat.start_ticks - 1)
-    conduct(tmp_path, request("gc=freeze"), FakeRunner())
-    time.sleep(0.2)
-    assert sleeper.poll() is None
+@pytest.mark.parametrize("same", [True, False])
+def test_a_run_that_outlived_its_experiment_is_ended_first_and_no_other_process(tmp_path: Path, same: bool) -> None:
+    """What a session leaves behind that was killed in its first run; a process of that number may be another one."""
+    (tmp_path / "runs" / "001-pilot").mkdir(parents=True)
+    sleeper = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    try:
+        stat = read_stat(sleeper.pid)
+        assert stat is not None
+        book = Journal(tmp_path / JOURNAL)
+        book.open()
+        book.add("started", slot=SLOT, folder="001-pilot")
+        book.add("process", folder="001-pilot", pid=sleeper.pid, start_ticks=stat.start_ticks - (not same))
+        book.close()
+        conduct(tmp_path, request("gc=freeze"), FakeRunner())
+        time.sleep(0.2)
+        assert (sleeper.poll() is None) == (not same)
+        assert not (tmp_path / "runs" / "001-pilot").exists()
+    finally:
+        sleeper.kill()
+        sleeper.wait()

@@ -22,44 +22,34 @@ def candidate(*texts: str, ceiling: float | None = None, finding: str | None = N
     return Candidate(found.name, found.knobs, ceiling, finding)
 
 
-def names(candidates: tuple[Candidate, ...]) -> list[str]:
-    return [one.name for one in candidates]
-
-
 THREE = (candidate("loader.num_workers=2"), candidate("torch.num_threads=2"), candidate("gc=off"))
 
 
-def test_a_knob_takes_part_with_its_first_value() -> None:
-    found, skipped = screening.factors((*THREE, candidate("loader.num_workers=4")))
-
-    assert found == THREE
-    assert [(one.name, one.reason) for one in skipped] == [
-        ("loader.num_workers=4", "takes part in the screening as loader.num_workers=2, which excludes it")
-    ]
+LOADER = ("loader.num_workers=2", "loader.persistent_workers=true", "loader.prefetch_factor=4")
+MANY = [f"env:NAME_{number}=1" for number in range(13)]
+AS_RIVAL = "takes part in the screening as {}, which excludes it"
 
 
-def test_what_needs_workers_goes_with_them() -> None:
-    given = (candidate("loader.persistent_workers=true"), *THREE, candidate("loader.prefetch_factor=4"))
-    found, skipped = screening.factors(given)
-
-    assert names(found)[0] == "loader.num_workers=2 + loader.persistent_workers=true + loader.prefetch_factor=4"
-    assert len(found) == 3
-    assert skipped == ()
-
-
-def test_knobs_that_exclude_each_other_do_not_meet() -> None:
-    found, skipped = screening.factors((candidate("optimizer.fused=true"), candidate("optimizer.foreach=true")))
-
-    assert names(found) == ["optimizer.fused=true"]
-    assert names(skipped) == ["optimizer.foreach=true"]
-
-
-def test_more_knobs_than_a_design_holds_are_left_out_with_a_reason() -> None:
-    many = tuple(candidate(f"env:NAME_{number}=1") for number in range(13))
-    found, skipped = screening.factors(many)
-
-    assert len(found) == 11
-    assert {one.reason for one in skipped} == {"a screening takes 11 knobs at most"}
+@pytest.mark.parametrize(
+    ("knobs", "kept", "skipped", "reason"),
+    [
+        # a knob takes part with its first value
+        (["gc=off", "gc=freeze"], ["gc=off"], ["gc=freeze"], AS_RIVAL.format("gc=off")),
+        # what needs workers goes with them
+        ([LOADER[1], LOADER[0], "gc=off", LOADER[2]], [" + ".join(LOADER), "gc=off"], [], ""),
+        (
+            ["optimizer.fused=true", "optimizer.foreach=true"],
+            ["optimizer.fused=true"],
+            ["optimizer.foreach=true"],
+            AS_RIVAL.format("optimizer.fused=true"),
+        ),
+        (MANY, MANY[:11], MANY[11:], "a screening takes 11 knobs at most"),
+    ],
+)
+def test_who_takes_part(knobs: list[str], kept: list[str], skipped: list[str], reason: str) -> None:
+    found, others = screening.factors([candidate(knob) for knob in knobs])
+    assert [one.name for one in found] == kept
+    assert [(one.name, one.reason) for one in others] == [(name, reason) for name in skipped]
 
 
 def rows_of(effects: dict[int, float], count: int) -> list[screening.Row]:
@@ -108,8 +98,6 @@ def test_runs_that_are_too_few_give_no_combination() -> None:
     assert found.candidate is None
     assert len(found.skipped) == 3
 
-
-# --------------------------------------------------------------------------------------------------------- designs
 
 Run = tuple[Levels, int, float]
 

@@ -33,35 +33,29 @@ def pairs(*ratios: float, spoilt: int = 0):  # type: ignore[no-untyped-def]
     return found
 
 
+FIXED = {"least": 6, "most": 6}
+HALF = (0.5, 0.502, 0.499, 0.5)
+
+
 @pytest.mark.parametrize(
-    ("ratios", "enough"),
+    ("ratios", "spoilt", "asked", "more"),
     [
-        ((), False),
-        ((1.0, 1.001, 0.999, 1.0), False),  # narrow, but not looked at before five
-        ((1.0, 1.001, 0.999, 1.0, 1.001), True),
-        ((0.95, 1.05, 0.98, 1.03, 1.0), False),
-        ((0.5, 0.502), False),  # two pairs have no interval
-        ((0.5, 0.502, 0.499), True),  # clear
-        ((0.5, 0.6, 0.4), False),  # large, but it could be anything
-        ((0.9, 1.1) * 5, True),  # no pairs are left
+        ((), 0, {}, 5),
+        ((1.0, 1.001, 0.999, 1.0), 0, {}, 1),  # narrow, but not looked at before five
+        ((1.0, 1.001, 0.999, 1.0, 1.001), 0, {}, 0),
+        ((0.95, 1.05, 0.98, 1.03, 1.0), 0, {}, 5),
+        ((0.5, 0.502), 0, {}, 3),  # two pairs have no interval
+        ((0.5, 0.502, 0.499), 0, {}, 0),  # clear
+        ((0.5, 0.6, 0.4), 0, {}, 7),  # large, but it could be anything
+        ((0.9, 1.1) * 5, 0, {}, 0),  # no pairs are left
+        ((*HALF, 0.5), 0, FIXED, 1),  # a fixed number is not cut short
+        ((*HALF, 0.5, 0.5), 0, FIXED, 0),
+        (HALF, 2, {}, 3),  # spoilt pairs do not count
+        (HALF, 1, {}, 0),
     ],
 )
-def test_enough(ratios: tuple[float, ...], enough: bool) -> None:
-    more = wanted(CANDIDATE, pairs(*ratios), protocol())
-    assert (more == 0) is enough
-    assert len(ratios) + more <= 10
-
-
-def test_a_fixed_number_is_not_cut_short() -> None:
-    fixed = protocol(least=6, most=6)
-    assert wanted(CANDIDATE, pairs(*[0.5, 0.502, 0.499, 0.5, 0.5]), fixed)
-    assert wanted(CANDIDATE, pairs(*[0.5, 0.502, 0.499, 0.5, 0.5]), fixed) == 1
-    assert not wanted(CANDIDATE, pairs(*[0.5, 0.502, 0.499, 0.5, 0.5, 0.5]), fixed)
-
-
-def test_spoilt_pairs_do_not_count() -> None:
-    assert wanted(CANDIDATE, pairs(0.5, 0.502, 0.499, 0.5, spoilt=2), protocol())
-    assert not wanted(CANDIDATE, pairs(0.5, 0.502, 0.499, 0.5, spoilt=1), protocol())
+def test_enough(ratios: tuple[float, ...], spoilt: int, asked: dict[str, int], more: int) -> None:
+    assert wanted(CANDIDATE, pairs(*ratios, spoilt=spoilt), protocol(**asked)) == more
 
 
 def test_among_many_candidates_a_clear_effect_needs_more() -> None:

@@ -55,9 +55,6 @@ def steps_of(recorded: Recorded, kind: str) -> dict[str, Any]:
     return rows[0]
 
 
-# ------------------------------------------------------------------------------------------------------ the example
-
-
 def test_the_limit_is_the_one_finding_and_names_the_line(growing: Recorded) -> None:
     assert json.loads(Path(f"{growing.folder}.json").read_text()) == growing.report
     found = compile_findings(growing)
@@ -84,9 +81,6 @@ def test_with_the_cure_the_report_is_clean(fixed: Recorded) -> None:
     facts = view(fixed)["backends"]
     assert [(each["backend"], each["recompiles"], each["limit_hits"]) for each in facts] == [("torch.compile", 0, 0)]
     assert (steps_of(fixed, "train")["compiles"], steps_of(fixed, "eval")["compiles"]) == (1, 1)
-
-
-# ------------------------------------------------------------------------------------------------------- the causes
 
 
 @pytest.mark.parametrize(

@@ -29,14 +29,6 @@ def test_stdout_is_byte_identical(plain_loop: Recorded, loop_result: bytes) -> N
 
 
 @pytest.mark.torch
-def test_quiet_keeps_stderr_byte_identical(tmp_path: Path, loop_result: bytes) -> None:
-    recorded = record(tmp_path / "run", LOOP, options=["--quiet"])
-    assert recorded.stdout == loop_result
-    assert recorded.stderr == b"a line for stderr\n"  # all that the loop writes there
-    assert recorded.findings is not None
-
-
-@pytest.mark.torch
 @pytest.mark.parametrize(
     ("end", "status"),
     [

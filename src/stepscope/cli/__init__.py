@@ -247,7 +247,6 @@ def process() -> None:
 
 
 def say(text: str) -> None:
-    """One line of ours on stderr."""
     from stepscope.report.escape import one_line
 
     print(f"stepscope: {one_line(text)}", file=sys.stderr, flush=True)

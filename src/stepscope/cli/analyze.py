@@ -24,7 +24,7 @@ from stepscope.cli.options import (
     parse_checks,
     spare_memory,
 )
-from stepscope.errors import UsageError
+from stepscope.errors import UsageError, refuse
 
 if TYPE_CHECKING:
     from stepscope.api import Run
@@ -39,8 +39,6 @@ DEFAULT_ROWS = 30  # of a table on a terminal; files get all
 
 
 class TableOptions(OptionGroup, frozen=True):
-    """What was asked for of tables."""
-
     table: Annotated[str | None, option("--table NAME", "Show one table in full; names above.")] = None
     sort: Annotated[
         str | None,
@@ -84,22 +82,22 @@ class TableOptions(OptionGroup, frozen=True):
                 option = "--" + unused.rstrip("_").replace("_", "-")
                 raise UsageError(f"{option} belongs to a table; add --table NAME or --diff PATH")
             return False
-        wrong = {
-            "--html writes the report; leave out --table and --diff, or write --csv or --json": html_file is not None,
-            "--diff with --json or --csv: which table? add --table " + " or ".join(DIFF_TABLES): (
-                self.table is None and bool(json_file or self.csv)
-            ),
-            f"--table {self.table}: not with --diff; there are {', '.join(DIFF_TABLES)}": (
-                self.diff is not None and self.table not in (None, *DIFF_TABLES)
-            ),
-            "--diff-worker and --diff-span belong to --diff PATH; add it": (
-                self.diff is None and (self.diff_worker is not None or self.diff_span is not None)
-            ),
-            f"--top {self.top}: a number of rows, or 0 for all": self.top is not None and self.top < 0,
-        }
-        first = next((text for text, is_so in wrong.items() if is_so), None)
-        if first is not None:
-            raise UsageError(first)
+        refuse(
+            {
+                "--html writes the report; leave out --table and --diff, or write --csv or --json": html_file
+                is not None,
+                "--diff with --json or --csv: which table? add --table " + " or ".join(DIFF_TABLES): (
+                    self.table is None and bool(json_file or self.csv)
+                ),
+                f"--table {self.table}: not with --diff; there are {', '.join(DIFF_TABLES)}": (
+                    self.diff is not None and self.table not in (None, *DIFF_TABLES)
+                ),
+                "--diff-worker and --diff-span belong to --diff PATH; add it": (
+                    self.diff is None and (self.diff_worker is not None or self.diff_span is not None)
+                ),
+                f"--top {self.top}: a number of rows, or 0 for all": self.top is not None and self.top < 0,
+            }
+        )
         from stepscope.report.outputs import check_files
 
         check_files({"--json": json_file, "--csv": self.csv}, force=force)
@@ -189,7 +187,6 @@ def analyze(
 
 
 def _show_table(run: Run, wanted: TableOptions, json_file: str | None) -> None:
-    """Print or write the table of `run`."""
     from stepscope.analyze.views.select import TABLES, FirstRows, Selection
     from stepscope.report import sentences
     from stepscope.report.table import Choice, document
@@ -217,7 +214,6 @@ def _show_table(run: Run, wanted: TableOptions, json_file: str | None) -> None:
 
 
 def _show_diff(run: Run, other: Run, wanted: TableOptions, json_file: str | None) -> None:
-    """Print or write what differs between two runs, traces or spans."""
     from stepscope.analyze.views.select import Selection
     from stepscope.report.table import Choice, diff_shown, document
 

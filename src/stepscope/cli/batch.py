@@ -70,7 +70,6 @@ def batch(
 
 
 def _kept(steps: list[int]) -> str:
-    """Why a step's data is not there."""
     why = "no batch of it was kept: there is no such step, it had no loader of torch, or there was no more room"
     if not steps:
         return why

@@ -288,12 +288,10 @@ class Progress:
         self._status = None
 
     def note(self, text: str) -> None:
-        """One line of ours."""
         if not self._quiet:
             say(text)
 
     def starting(self, slot: Slot, number: int, left: int | None, left_s: float | None) -> None:
-        """Show the run that starts, on a terminal."""
         from stepscope.report.escape import plain
 
         self._total = f"{number}" if left is None else f"{number} of about {number + max(left, 1) - 1}"

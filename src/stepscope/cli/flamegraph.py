@@ -23,7 +23,7 @@ from stepscope.cli.options import (
     argument,
     option,
 )
-from stepscope.errors import UsageError
+from stepscope.errors import UsageError, refuse
 
 if TYPE_CHECKING:
     from stepscope.model.sampled import FlameGraph
@@ -107,10 +107,16 @@ def flamegraph(
         form = FORMATS[suffix]
         outputs.check_files({"--out": name}, force=force)
     by = by or ("line" if diff == OTHERS else "function")
-    if by not in BY:
-        raise UsageError(f"--by {by}: unknown; use {' or '.join(BY)}")
-    if not 0 <= min_share < 100:
-        raise UsageError(f"--min-share {min_share:g}: not a share in percent; give 0 to 100, e.g. --min-share 0.1")
+    one_rank = "--diff others: compares one rank with the others; name it, e.g. --rank 1 --diff others"
+    refuse(
+        {
+            f"--by {by}: unknown; use {' or '.join(BY)}": by not in BY,
+            f"--min-share {min_share:g}: not a share in percent; give 0 to 100, e.g. --min-share 0.1": (
+                not 0 <= min_share < 100
+            ),
+            one_rank: diff == OTHERS and rank is None,
+        }
+    )
     wanted = FlameOptions(
         selection=StackSelection(phase=phase, rank=rank, process=process, parked=parked),
         by=by,
@@ -118,8 +124,6 @@ def flamegraph(
         source=not no_source,
     )
     reading = Reading(source_root=source_root, map_=map_, library=library, no_cache=no_cache)
-    if diff == OTHERS and rank is None:
-        raise UsageError("--diff others: compares one rank with the others; name it, e.g. --rank 1 --diff others")
     with outputs.reading("reading") as progress:
         options = reading.options(progress)
         run = api.open_run(*paths, options=options)

@@ -61,7 +61,6 @@ def option(spelled: str, help: str | None, **more: Any) -> Any:
 
 
 def argument(metavar: str, help: str, **more: Any) -> Any:
-    """What is given by its place."""
     return typer.Argument(metavar=metavar, help=help, **more)
 
 
@@ -118,8 +117,6 @@ def spare_memory(paths: Sequence[Path]) -> None:
 
 
 class Reading(OptionGroup, frozen=True):
-    """How a command reads what it is given."""
-
     source_root: SourceRoot = None
     map_: PathMap = None
     library: Library = None
@@ -136,17 +133,17 @@ class Reading(OptionGroup, frozen=True):
 
         if self.tables is not None and self.no_cache:
             raise UsageError("--tables and --no-cache contradict each other; give one of them")
-        maps = [tuple(text.split("=", 1)) for text in self.map_ or ()]
-        for text, pair in zip(self.map_ or (), maps, strict=True):
-            if len(pair) < 2 or not all(pair):
-                example = "give two beginnings of paths, e.g. --map /build/src=/home/me/src"
-                raise UsageError(f"--map {text}: not OLD=NEW; {example}")
+        maps = [text.partition("=") for text in self.map_ or ()]
+        odd = next(("".join(parts) for parts in maps if not all(parts)), None)
+        if odd is not None:
+            example = "give two beginnings of paths, e.g. --map /build/src=/home/me/src"
+            raise UsageError(f"--map {odd}: not OLD=NEW; {example}")
         return ReadOptions(
             tables=self.tables,
             cache=not self.no_cache,
             steps=parse_steps(self.steps),
             source_roots=tuple(self.source_root or ()),
-            maps=tuple((pair[0], pair[1]) for pair in maps),
+            maps=tuple((old, new) for old, _, new in maps),
             libraries=tuple(self.library or ()),
             progress=progress,
             ignored=ignored_rules() if judged else {},

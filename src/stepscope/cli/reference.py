@@ -17,7 +17,6 @@ Exit status: 0 success, 1 a check failed, 2 wrong usage, 3 unreadable input, 4 t
 
 
 def page() -> str:
-    """The whole page."""
     index = "".join(f"| [`{name}`](#{name}) | {command.summary} |\n" for name, command in COMMANDS.items())
     text = f"{HEAD}| command | |\n|---|---|\n{index}"
     for name, command in COMMANDS.items():

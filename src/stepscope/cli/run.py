@@ -208,7 +208,6 @@ class _MayGoUnread:
         return len(text)
 
     def flush(self) -> None:
-        """Flush what was written, or forget it."""
         self._or_nowhere(self._stream.flush)
 
     def _or_nowhere(self, attempt: Callable[[], object]) -> None:

@@ -56,14 +56,14 @@ def slurm(
             write_file(target, switched.text.encode("utf-8", "surrogateescape"))
             target.chmod(script.stat().st_mode & 0o777)
         _show_difference(script, text, target, switched.text)
-        for remark in switched.remarks:
-            say(f"line {remark.line}: {remark.text}")
+        for line, remark in switched.remarks:
+            say(f"line {line}: {remark}")
     if switched.recorded:
         numbers = ("line " if len(switched.recorded) == 1 else "lines ") + ", ".join(map(str, switched.recorded))
         already = f"recorded already: {numbers}" if switched.lines else ""
         say(already or f"{script} records already ({numbers}); nothing written")
-    for remark in switched.left:
-        say(f"left alone: line {remark.line}: {remark.text}")
+    for line, reason in switched.left:
+        say(f"left alone: line {line}: {reason}")
     if not switched.lines and not switched.recorded:
         raise UsageError(
             f"{script}: no line that starts a training was recognised; "

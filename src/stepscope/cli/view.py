@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from stepscope.dashboard.server.start import Running
 
 NICE = 10  # a training on the same machine goes first
+_ELSEWHERE, _SCREENS = ("SSH_CONNECTION", "SLURM_JOB_ID"), ("DISPLAY", "WAYLAND_DISPLAY")
 
 
 def view(
@@ -98,10 +99,8 @@ def view(
 
 def _is_remote() -> bool:
     """Whether the browser is somewhere else: we came here by ssh, a scheduler put us here, or there is no screen."""
-    environ = os.environ
-    if environ.get("SSH_CONNECTION") or environ.get("SLURM_JOB_ID"):
-        return True
-    return sys.platform.startswith("linux") and not (environ.get("DISPLAY") or environ.get("WAYLAND_DISPLAY"))
+    elsewhere, screen = (any(map(os.environ.get, names)) for names in (_ELSEWHERE, _SCREENS))
+    return elsewhere or (sys.platform.startswith("linux") and not screen)
 
 
 def forwarding(port: int) -> str:

@@ -138,9 +138,6 @@ def _untraced(sides: tuple[list[Profile], list[Profile]], diffs: Sequence[Diff],
     return None if None in reasons else reasons[0]
 
 
-# ---------------------------------------------------------------------------------------------- time: phases to kernels
-
-
 def _phases(measures: Sequence[tuple[Measure, Measure]], floor: float) -> list[Change]:
     """Exclusive parts of the measured step: what the difference of the mean step is made of."""
 
@@ -176,18 +173,13 @@ def _unit(diffs: Sequence[Diff], *, device: bool = False) -> str:
 
 def _traced(diffs: Sequence[Diff], table: str, *, device: bool = False) -> list[Pair]:
     """The amounts of a table, of the pairs whose traces have it."""
+    ending = "_device_ns" if device else "_ns"
 
-    def amounts(values: Iterable[tuple[str, float | None]]) -> Amounts:
+    def amounts(one: Diff, side: str) -> Amounts:
+        values = ((row.key, getattr(row, side + ending)) for row in one.tables[table])
         return {Thing(key): Amount(ns / NS_PER_MS) for key, ns in values if ns is not None}
 
-    tables = [one.tables[table] for one in diffs if table in one.tables]
-    return [
-        (
-            amounts((row.key, row.base_device_ns if device else row.base_ns) for row in found),
-            amounts((row.key, row.other_device_ns if device else row.other_ns) for row in found),
-        )
-        for found in tables
-    ]
+    return [(amounts(one, "base"), amounts(one, "other")) for one in diffs if table in one.tables]
 
 
 def _lines(pairs: Profiles, floor: float) -> list[Change]:
@@ -255,7 +247,7 @@ def _findings(
         if why:
             absent[shown.rule] = why[0]
             continue
-        costs = [math.fsum(one.cost_ms_per_step for one, _ in side) / len(side) if side else None for side in runs]
+        costs = [statistics.fmean(one.cost_ms_per_step for one, _ in side) if side else None for side in runs]
         difference = (costs[1] or 0.0) - (costs[0] or 0.0)
         status = NEW if costs[0] is None else GONE if costs[1] is None else GREW if difference > 0 else SHRANK
         least = max(floor, thresholds.SAME_SHARE * max(each or 0.0 for each in costs))
@@ -282,7 +274,6 @@ def _same_findings(ours: Found, theirs: Found) -> list[tuple[Finder | None, Find
 
 
 def _usual(side: Sequence[tuple[Diagnosis, Callable[[str], str]]]) -> Found:
-    """The findings of more than half of the runs."""
     seen: Found = {}
     for diagnosis, name in side:
         of_run: dict[Finder, tuple[Finding, str | None]] = {}
@@ -345,7 +336,7 @@ def utilisation_changes(
         sides = [[run[name] for run in side if name in run] for side in (baseline, candidate)]
         if not all(sides):
             continue
-        before, after = (math.fsum(side) / len(side) for side in sides)
+        before, after = map(statistics.fmean, sides)
         of_cores = name == CORES_USED
         unit, least = ("cores", thresholds.CORES_FLOOR) if of_cores else ("%", thresholds.UTILISATION_FLOOR)
         if abs(after - before) >= least:

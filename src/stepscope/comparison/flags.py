@@ -2,9 +2,8 @@
 
 Everything is judged over the measured steps, not over the start of the run. Something that happens throughout is how
 the run is, and a comparison is meant to see it; something that happens now and then, or in one run alone, is an
-accident of that run. `flags` sees one run, `with_flags_of_set` runs beside each other.
-
-Telemetry comes once a second: of a measured part of some seconds figures are missing, and a missing one says nothing.
+accident of that run. Telemetry comes once a second: of a measured part of some seconds figures are missing, and a
+missing one says nothing.
 """
 
 from __future__ import annotations
@@ -150,13 +149,12 @@ def _come_and_go(tables: Tables, measured: MeasuredSteps) -> bool:
     """Whether loader workers were started anew in the measured part: most end before telemetry has seen what they used,
     which then looks like the use of others."""
     for process, (start, end) in measured.spans.items():
-        made = [
-            row
+        made = sum(
+            row["process"] == process and bool(data.get("num_workers")) and start < (row["time_ns"] or 0) < end
             for row, data in event_data(tables, "loader")
-            if row["process"] == process and (data.get("num_workers") or 0) and start < (row["time_ns"] or 0) < end
-        ]
+        )
         own = _workers(tables, process)["start_ns"]
-        if len(made) >= NEW_ITERATORS and (own.is_empty() or own.is_between(start, end).any()):
+        if made >= NEW_ITERATORS and (own.is_empty() or own.is_between(start, end).any()):
             return True
     return False
 
@@ -176,11 +174,10 @@ def _others(found: pl.DataFrame) -> float | None:
     parts = []
     for rows in found.partition_by("host", maintain_order=True):
         own = rows.filter(pl.col("metric") == "cpu_pct")
-        others = (
-            cores.others(rows, float(own["value"].sum()) / own["time_ns"].n_unique() / 100.0) if own.height else None
-        )
-        parts += [] if others is None else [others]
-    return sum(parts) / len(parts) if parts else None
+        if own.height:
+            parts.append(cores.others(rows, float(own["value"].sum()) / own["time_ns"].n_unique() / 100.0))
+    known = [others for others in parts if others is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _per_step(found: pl.DataFrame, metric: str, pids: list[int], measured: MeasuredSteps) -> float | None:
@@ -290,7 +287,6 @@ def _allocator(tables: Tables, measured: MeasuredSteps) -> Iterator[Flag]:
 
 
 def _growth(rows: pl.DataFrame, name: str) -> dict[int, int]:
-    """Step -> by how much the counter was higher than at the reading before."""
     known = rows.drop_nulls(name).select("step", more=pl.col(name).diff()).drop_nulls()
     return {int(step): int(more) for step, more in known.rows() if more > 0}
 
@@ -302,9 +298,6 @@ def _throughout(steps: Sequence[int], measured: MeasuredSteps) -> bool:
         return False
     place = np.searchsorted(numbers, np.asarray(steps)).clip(0, len(numbers) - 1)
     return len(set((place * _PARTS // len(numbers)).tolist())) == _PARTS
-
-
-# ------------------------------------------------------------------------------------------------ runs of one kind
 
 
 def with_flags_of_set(*sides: Sequence[Measure]) -> tuple[tuple[Measure, ...], ...]:

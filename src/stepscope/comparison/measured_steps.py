@@ -109,13 +109,9 @@ def select(tables: Tables, *, warmup_limit: int | None = None) -> MeasuredSteps 
 
 
 def _step_limit(tables: Tables) -> int | None:
-    """`--max-steps` of the recording, None without."""
-    for manifest in tables.manifests:
-        options = manifest.get("options")
-        value = integer(options.get("max_steps")) if isinstance(options, dict) else None
-        if value is not None and value > 0:
-            return value
-    return None
+    options = (manifest.get("options") for manifest in tables.manifests)
+    limits = (integer(one.get("max_steps")) for one in options if isinstance(one, dict))
+    return next((limit for limit in limits if limit is not None and limit > 0), None)
 
 
 def restarts_ns(tables: Tables, measured: MeasuredSteps) -> float:

@@ -1,10 +1,9 @@
 """Runs of a candidate beside runs of the baseline to one outcome. Pure: measures in, `Outcome` out.
 
 What makes a timing doubtful comes before what the timing says: a run that a flag withholds is left out of the pairs, a
-knob that was not applied or a loss that goes another way makes the outcome void, whatever the effect.
-
-The headline is the mean step; the verdict rests on it or on the median step, as `verdicts.step_verdict` says, each with
-its own p-value corrected for the candidates. Where the batch size differs, samples per second alone decide.
+knob that was not applied or a loss that goes another way makes the outcome void, whatever the effect. The headline is
+the mean step; the verdict rests on it or on the median step, as `verdicts.step_verdict` says, each with its own p-value
+corrected for the candidates. Where the batch size differs, samples per second alone decide.
 """
 
 from __future__ import annotations

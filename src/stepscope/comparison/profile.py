@@ -7,10 +7,10 @@ environment.
 from __future__ import annotations
 
 import json
-import math
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -75,8 +75,6 @@ Amounts = Mapping[Thing, Amount]
 
 
 class Steps(Struct, frozen=True):
-    """The measure of some steps, and the percentiles of their times."""
-
     measure: Measure
     spread: Mapping[str, float]
 
@@ -206,7 +204,6 @@ def relative_to(roots: Sequence[str]) -> Callable[[str], str]:
 
 
 def merged(items: Iterable[tuple[Thing, Amount]]) -> dict[Thing, Amount]:
-    """Amounts of equal things added up."""
     found: dict[Thing, Amount] = {}
     for thing, amount in items:
         before = found.get(thing)
@@ -237,7 +234,7 @@ def _utilisation(analysis: Analysis) -> dict[str, float]:
         CORES_USED: [analysis.machine.cpu.own_cores] if analysis.machine and analysis.machine.cpu else [],
     }
     found = {name: [value for value in values if value is not None] for name, values in known.items()}
-    return {name: math.fsum(values) / len(values) for name, values in found.items() if values}
+    return {name: fmean(values) for name, values in found.items() if values}
 
 
 def _environment(analysis: Analysis, manifests: Sequence[Mapping[str, Any]]) -> dict[str, str]:

@@ -7,8 +7,8 @@ stand in on both sides, if both have some: a profiled step and one that was not 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 
 from msgspec import Struct
 
@@ -88,7 +88,6 @@ def compare(baseline: Side, candidate: Side, limits: Limits | None = None) -> Co
 
 
 def _known(pairs: Iterable[tuple[Steps | None, Steps | None]]) -> list[tuple[Steps, Steps]]:
-    """The pairs in which both sides have steps."""
     return [(one, other) for one, other in pairs if one is not None and other is not None]
 
 
@@ -138,10 +137,5 @@ def _facts(
 
 
 def _means(names: Iterable[str], runs: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
-    """Of the figures that all runs have."""
-    found = {}
-    for name in names:
-        values = [value for run in runs if (value := run.get(name)) is not None]
-        if values and len(values) == len(runs):
-            found[name] = math.fsum(values) / len(values)
-    return found
+    known = {name: [value for run in runs if (value := run.get(name)) is not None] for name in names}
+    return {name: fmean(values) for name, values in known.items() if values and len(values) == len(runs)}

@@ -5,13 +5,9 @@ of one run depend on each other, so counting them as samples finds differences w
 `benchmarks/statistics.py` shows how often.
 
 Faster and slower need both an interval that excludes 1 (after the correction for how many candidates were tried) and an
-effect that matters to the user. An interval that is as narrow as was asked for, around an effect that does not matter,
-is "no difference larger than X". Everything else is undecided, with the number of pairs that would decide it.
-
-Two figures of a step may decide: its mean, which is what is paid, and its median, the typical step. Rare stalls make
-the mean of a run noisy and leave the median as it is, so the median shows small effects that the mean cannot. It
-decides only where the mean points the same way by an amount that matters; where both are certain and disagree, the mean
-does.
+effect that matters to the user. Two figures of a step may decide: its mean, which is what is paid, and its median:
+rare stalls make the mean noisy, so that the median shows small effects that the mean cannot. It decides only where the
+mean points the same way by an amount that matters; where both are certain and disagree, the mean does.
 """
 
 from __future__ import annotations
@@ -37,8 +33,6 @@ from stepscope.model.comparison import (
 )
 
 _MOST = 1_000  # pairs; nobody runs more, and the search ends
-
-# --------------------------------------------------------------------------------------------------------- estimates
 
 
 def effect_of(pairs: Sequence[tuple[float, float]]) -> Effect | None:
@@ -124,9 +118,6 @@ def exp(value: float) -> float:
 def _further(effect: Effect, half_width: float, confidence: float = thresholds.CONFIDENCE) -> int:
     """How many more pairs until the interval is as narrow, if effect and spread stay; at least one."""
     return max(1, pairs_needed(effect.spread or 0.0, half_width, confidence) - effect.pairs)
-
-
-# ---------------------------------------------------------------------------------------------------------- verdicts
 
 
 def verdict(
@@ -264,9 +255,6 @@ def _at_most(fraction: float) -> str:
 
 def _pairs(count: int) -> str:
     return f"{count} {'pair' if count == 1 else 'pairs'}"
-
-
-# ------------------------------------------------------------------------------------------------ --fail-on slower=X%
 
 
 def slower_by(comparison: Comparison, by: float) -> tuple[bool | None, str]:

@@ -157,7 +157,6 @@ class Engine:
         return made
 
     def _plan(self) -> Plan:
-        """The pilot, and what follows from it."""
         request = self.request
         quiet, unchanged = noise.plan(seed=request.seed) if request.quiet_machine else ((), None)
         base = planning.together(quiet, request.base_knobs)

@@ -4,10 +4,9 @@ FOLDER/experiment.jsonl      what was done, line by line        FOLDER/experimen
 FOLDER/runs/NNN-NAME/        a run folder                       FOLDER/runs/NNN-NAME.log what the command printed
 FOLDER/report.html
 
-The journal is written so that a kill at any moment loses at most the run in progress. Lines are only appended, each
-with one write, and flushed to the disk before the next run starts. Reading folds them into a `State`. A torn last line
-is dropped when the file is opened again; any other line that cannot be understood is skipped and counted. Losses may be
-no finite numbers, so lines are JSON as Python writes it (NaN, Infinity).
+A kill at any moment loses at most the run in progress: lines of the journal are only appended, each with one write, and
+flushed to the disk before the next run starts. Losses may be no finite numbers, so lines are JSON as Python writes it
+(NaN, Infinity).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from stepscope.errors import EnvironmentRefusal, UsageError
+from stepscope.errors import EnvironmentRefusal, UsageError, refuse
 from stepscope.experiment.plan import Plan, Screened, Slot
 from stepscope.model.comparison import Measure
 from stepscope.record.host.folder import DEFAULT_PARENT, safe_name
@@ -70,15 +69,15 @@ def _is_unfinished(folder: Path, key: str, *, fresh: bool) -> bool:
     if not used:
         return False
     state = _state(folder)
-    wrong = {
-        "is not empty and holds no experiment; name a new folder": state is None,
-        "holds an experiment, which --fresh does not remove; name a new folder": fresh,
-        "holds another experiment; name a new folder": state is not None and state.key != key,
-        "holds this experiment, finished; name a new folder to make it again": state is not None and state.complete,
-    }
-    problem = next((text for text, is_so in wrong.items() if is_so), None)
-    if problem is not None:
-        raise UsageError(f"--out {folder} {problem}")
+    holds, finished = f"--out {folder} holds", state is not None and state.complete
+    refuse(
+        {
+            f"--out {folder} is not empty and holds no experiment; name a new folder": state is None,
+            f"{holds} an experiment, which --fresh does not remove; name a new folder": fresh,
+            f"{holds} another experiment; name a new folder": state is not None and state.key != key,
+            f"{holds} this experiment, finished; name a new folder to make it again": finished,
+        }
+    )
     return True
 
 
@@ -122,11 +121,7 @@ def claimed(folder: Path) -> Iterator[None]:
 
 
 def run_name(number: int, label: str) -> str:
-    """The folder of run `number`, from 1 on."""
     return f"{number:03d}-{safe_name(label.replace('=', '-'))[:_MOST_NAME].rstrip('._-')}"
-
-
-# -------------------------------------------------------------------------------------------------------- the journal
 
 
 class Made(Struct, frozen=True):

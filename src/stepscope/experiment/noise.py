@@ -98,12 +98,9 @@ def machine(root: Path = Path("/"), gpus: Sequence[Mapping[str, Any]] | None = N
 def _processors(root: Path) -> Iterator[Said]:
     found = hardware.governor(root)
     follows = None if found is None else found != STEADY_GOVERNOR
+    follow = f"{found}: the clock follows the load; `cpupower frequency-set -g performance` needs root"
     switches = (
-        (
-            "governor",
-            follows,
-            f"{found}: the clock follows the load; `cpupower frequency-set -g performance` needs root",
-        ),
+        ("governor", follows, follow),
         ("turbo", hardware.turbo(root), "on: the clock depends on temperature and on how many cores work"),
         ("hyper-threads", hardware.smt_active(root), "on: what runs on a core's other thread slows it"),
     )

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from stepscope.comparison.thresholds import LEAST_PAIRS, LOSS_BAND, MOST_PAIRS, THRESHOLD, WIDTH, Limits
-from stepscope.errors import UsageError
+from stepscope.errors import UsageError, refuse
 from stepscope.model.comparison import ByHand, Candidate, MainEffect, Noise, Protocol, Skipped
 from stepscope.schema import Knob
 
@@ -68,30 +68,29 @@ class Request(Struct, frozen=True, kw_only=True):
         knobs = [knob.knob for candidate in self.candidates for knob in candidate.knobs]
         alone = all(len(candidate.knobs) == 1 for candidate in self.candidates) and len(set(knobs)) == len(knobs)
         too_few = f"too few; a run needs {FEWEST_STEPS} measured steps or more"
-        wrong = {
-            "no command given; write: stepscope experiment --try KNOB=VALUE -- python train.py": not self.command,
-            "nothing to try; add --try KNOB=VALUE, --from RUN, --from findings or --self": (
-                not (self.candidates or self.source or self.itself)
-            ),
-            "--self compares the baseline with itself; drop --try, --from and --screen": (
-                self.itself and bool(self.candidates or self.source or self.screen)
-            ),
-            f"--pairs {self.least_pairs}:{self.most_pairs}: give MIN:MAX with 2 <= MIN <= MAX <= 100": (
-                not 2 <= self.least_pairs <= self.most_pairs <= 100
-            ),
-            f"--steps {self.steps}: {too_few}": self.steps is not None and self.steps < FEWEST_STEPS,
-            f"--warmup {self.warmup}: {too_few}": self.warmup is not None and self.warmup < 0,
-            "--budget: give minutes, more than 0": self.budget_s is not None and self.budget_s <= 0,
-            "--screen switches each knob between two levels; give every --try one value, no --together": (
-                self.screen and not alone
-            ),
-            "--screen needs two knobs or more; give --try twice, or leave --screen away": (
-                self.screen and self.source is None and len(knobs) < 2
-            ),
-        }
-        first = next((text for text, is_so in wrong.items() if is_so), None)
-        if first is not None:
-            raise UsageError(first)
+        refuse(
+            {
+                "no command given; write: stepscope experiment --try KNOB=VALUE -- python train.py": not self.command,
+                "nothing to try; add --try KNOB=VALUE, --from RUN, --from findings or --self": (
+                    not (self.candidates or self.source or self.itself)
+                ),
+                "--self compares the baseline with itself; drop --try, --from and --screen": (
+                    self.itself and bool(self.candidates or self.source or self.screen)
+                ),
+                f"--pairs {self.least_pairs}:{self.most_pairs}: give MIN:MAX with 2 <= MIN <= MAX <= 100": (
+                    not 2 <= self.least_pairs <= self.most_pairs <= 100
+                ),
+                f"--steps {self.steps}: {too_few}": self.steps is not None and self.steps < FEWEST_STEPS,
+                f"--warmup {self.warmup}: {too_few}": self.warmup is not None and self.warmup < 0,
+                "--budget: give minutes, more than 0": self.budget_s is not None and self.budget_s <= 0,
+                "--screen switches each knob between two levels; give every --try one value, no --together": (
+                    self.screen and not alone
+                ),
+                "--screen needs two knobs or more; give --try twice, or leave --screen away": (
+                    self.screen and self.source is None and len(knobs) < 2
+                ),
+            }
+        )
 
 
 def key(request: Request, host: str | None = None) -> str:
@@ -212,5 +211,4 @@ def together(base: Sequence[Knob], knobs: Sequence[Knob]) -> tuple[Knob, ...]:
 
 
 def limits_of(protocol: Protocol) -> Limits:
-    """What counts as a difference in the experiment."""
     return Limits(protocol.threshold, protocol.width, protocol.loss_band)

@@ -1,13 +1,9 @@
 """Candidates out of a run's findings: what their `try` lists name, the most promising first.
 
 A finding's gain ceiling bounds what a knob of it can gain, before anything is run: what cannot reach the effect that
-matters, or that the experiment can tell, is skipped, as is what this device or the table of knobs does not have. Each
-says why. Losses that no knob reaches are handed on, with the line to edit.
-
-Where the findings name nothing to try there are general knobs, which need no finding: threads, a compiled model, the
-optimizer's implementation. The phases of the step bound what each can gain: an optimizer that takes 2 % of the step
-cannot give more back. What makes the arithmetic coarser is never tried unasked: a hundred losses within a band do not
-show that a model ends as good.
+matters, or that the experiment can tell, is skipped with the reason. Where the findings name nothing to try there are
+general knobs; the phases of the step bound what each can gain. What makes the arithmetic coarser is never tried
+unasked: a hundred losses within a band do not show that a model ends as good.
 """
 
 from __future__ import annotations
@@ -63,7 +59,6 @@ class Baseline(Struct, frozen=True):
 
     @property
     def on_cpu(self) -> bool:
-        """Whether all ranks are known to have trained on the CPU."""
         return bool(self.devices) and all(device == "cpu" for device in self.devices)
 
 
@@ -118,8 +113,6 @@ def _tries(of: Finding | Risk) -> tuple[Knob, ...]:
 
 
 class _Collected:
-    """Candidates and what was skipped, so far."""
-
     def __init__(self, base: Baseline, limits: Limits) -> None:
         self.candidates: list[Candidate] = []
         self.skipped: list[Skipped] = []
@@ -151,7 +144,6 @@ class _Collected:
                     self.offer(candidate(Knob(WORKERS, str(count)), *rest))
 
     def offer(self, candidate: Candidate, reason: str | None = None) -> None:
-        """Take a candidate, or note why not."""
         twin = next((each for each in self.candidates if set(each.knobs) == set(candidate.knobs)), None)
         if twin is not None:
             self._reached.add(candidate.finding or "")
@@ -167,7 +159,6 @@ class _Collected:
         self.candidates.append(candidate)
 
     def skip(self, knobs: tuple[Knob, ...], reason: str) -> None:
-        """Note why these are not tried, once."""
         skipped = Skipped(candidate_of(knobs).name, knobs, reason)
         if skipped not in self.skipped:
             self.skipped.append(skipped)

@@ -1,10 +1,9 @@
 """What came of an experiment so far: the runs that were made, laid against each other and judged together, and what to
 write into the script for each candidate. Pure.
 
-A knob is applied from outside; what wins has to be written down by someone, at the user's line where one is known.
 Knobs of one place make one sentence: `train.py:77: DataLoader(..., num_workers=2, persistent_workers=True)`, or
-`TrainingArguments(...)` where a framework takes the setting. The words are those of the findings,
-`diagnose/in_script.py`. Nothing here edits a file.
+`TrainingArguments(...)` where a framework takes the setting. The words are those of the findings. Nothing here edits a
+file.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from stepscope.experiment.plan import PAIRS, Plan, Request, limits_of
 from stepscope.model import Settings
 from stepscope.model.comparison import UNDECIDED, VOID, AppliedKnob, Candidate, Experiment, Outcome, Tried, Verdict
 from stepscope.record.agent.knobs import ARGUMENT_PREFIX, ENVIRONMENT_PREFIX
-from stepscope.record.host.command import first_argument
-from stepscope.record.host.knobs import with_argument
+from stepscope.record.host.knobs import with_arguments, with_prefix
 from stepscope.schema import Knob
 
 MAX_PLACES = 3  # named of one knob
@@ -106,9 +104,6 @@ def _tried(request: Request, candidate: Candidate, found: Outcome, made: Sequenc
     )
 
 
-# ---------------------------------------------------------------------------------------- what to write into the script
-
-
 def edits(
     knobs: Sequence[Knob],
     applied: Sequence[AppliedKnob] = (),
@@ -157,20 +152,11 @@ def edits(
 
 def command_line(knobs: Sequence[Knob], command: Sequence[str], cwd: str | None = None) -> str | None:
     """The training's command with what `env:` and `arg:` knobs change in it, as a shell takes it; None if nothing."""
-    variables = [
-        f"{knob.knob[len(ENVIRONMENT_PREFIX) :]}={shlex.quote(knob.value)}"
-        for knob in knobs
-        if knob.knob.startswith(ENVIRONMENT_PREFIX)
-    ]
-    arguments = [knob for knob in knobs if knob.knob.startswith(ARGUMENT_PREFIX)]
-    if not variables and not arguments:
+    variables = [f"{knob.knob}={shlex.quote(knob.value)}" for knob in with_prefix(knobs, ENVIRONMENT_PREFIX)]
+    if not variables and not with_prefix(knobs, ARGUMENT_PREFIX):
         return None
-    words = tuple(command) or ("COMMAND",)
-    start = first_argument(words, os.environ, Path(cwd or os.curdir))
-    rest = words[start:]
-    for knob in arguments:
-        rest = with_argument(rest, knob.knob[len(ARGUMENT_PREFIX) :], knob.value)
-    return " ".join([*variables, shlex.join((*words[:start], *rest))])
+    words = with_arguments(tuple(command) or ("COMMAND",), knobs, os.environ, Path(cwd or os.curdir))
+    return " ".join([*variables, shlex.join(words)])
 
 
 def _shown(file: str, line: int | None, cwd: str | None) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
+import itertools
 import os
 import shutil
 import signal
@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
@@ -26,8 +27,9 @@ from stepscope.errors import EnvironmentRefusal, StepscopeError
 from stepscope.experiment.folder import Made
 from stepscope.experiment.plan import PILOT, RATE_HZ, Slot
 from stepscope.model.comparison import Measure
+from stepscope.record.host.jsonlines import JsonLinesTail
 from stepscope.record.host.processes import read_stat
-from stepscope.record.host.signals import MAX_STEPS_MARKER
+from stepscope.record.host.signals import MAX_STEPS_MARKER, handled, heeded
 from stepscope.schema import STEP_COLUMNS
 
 _POLL_S = 0.2
@@ -60,13 +62,8 @@ def stop_requests() -> Iterator[Callable[[], int | None]]:
     """Call what it yields for the signal that asked us to end, None while none did; the run in progress is then ended,
     and what is known is written. Ignored signals stay ignored (`nohup`)."""
     asked: list[int] = []
-    handled = [number for number in ENDINGS if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, lambda number, _: asked.append(number)) for number in handled}
-    try:
+    with handled(heeded(ENDINGS), lambda number, _: asked.append(number)):
         yield lambda: asked[0] if asked else None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class StepsSeen:
@@ -78,13 +75,12 @@ class StepsSeen:
 
     def __init__(self, run: Path) -> None:
         self._run = run
-        self._read: dict[Path, int] = {}
+        self._tails: dict[Path, JsonLinesTail] = {}
         self._counts: dict[tuple[Path, str], int] = {}
         self._walls: list[int] = []
 
     @property
     def count(self) -> int:
-        """Steps so far."""
         train = [count for (_, kind), count in self._counts.items() if kind == "train"]
         return max(train or self._counts.values(), default=0)
 
@@ -100,25 +96,18 @@ class StepsSeen:
         added = False
         with contextlib.suppress(OSError):
             for path in self._run.glob("rank-*/steps.jsonl"):
-                start = self._read.get(path, 0)
-                with path.open("rb") as file:
-                    file.seek(start)
-                    data = file.read()
-                end = data.rfind(b"\n") + 1
-                self._read[path] = start + end
-                for line in data[:end].splitlines():
-                    added = self._add(path, line) or added
+                tail = self._tails.setdefault(path, JsonLinesTail(path, list))
+                for row in itertools.chain.from_iterable(iter(tail.read, [])):
+                    added = self._add(path, row) or added
         return added
 
-    def _add(self, path: Path, line: bytes) -> bool:
-        with contextlib.suppress(ValueError, TypeError, IndexError):
-            row = json.loads(line)
-            if isinstance(row, list):
-                key, wall_ns = (path, str(row[_KIND])), row[_WALL]
-                self._counts[key] = self._counts.get(key, 0) + 1
-                if isinstance(wall_ns, int):
-                    self._walls = [*self._walls, wall_ns][-_LATEST_STEPS:]
-                return True
+    def _add(self, path: Path, row: list[Any]) -> bool:
+        with contextlib.suppress(IndexError):
+            key, wall_ns = (path, str(row[_KIND])), row[_WALL]
+            self._counts[key] = self._counts.get(key, 0) + 1
+            if isinstance(wall_ns, int):
+                self._walls = [*self._walls, wall_ns][-_LATEST_STEPS:]
+            return True
         return False
 
 
@@ -225,7 +214,6 @@ class Processes:
 
 
 def run_line(order: Order) -> list[str]:
-    """The argv of a run."""
     options = ["--quiet", "--max-steps", str(order.warmup + order.steps), "--out", str(order.folder)]
     if not order.full:
         options += ["--no-report", "--no-window", "--rate", f"{RATE_HZ:g}"]
@@ -265,8 +253,7 @@ def last_line(log: Path) -> str | None:
     """The last line of a log that says something, cut to a readable length."""
     try:
         with log.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - _LOG_TAIL))
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_TAIL))
             lines = file.read().decode("utf-8", "replace").splitlines()
     except OSError:
         return None
@@ -291,7 +278,6 @@ def end(pid: int, process: subprocess.Popen[bytes] | None = None) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Remove a run that never finished, with its log."""
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):
         log_of(folder).unlink()
@@ -328,5 +314,5 @@ def signal_name(number: int) -> str:
 
 def _reached_limit(folder: Path) -> bool:
     with contextlib.suppress(OSError):
-        return any(True for _ in folder.glob(f"host-*/{MAX_STEPS_MARKER}"))
+        return any(folder.glob(f"host-*/{MAX_STEPS_MARKER}"))
     return False

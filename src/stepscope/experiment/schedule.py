@@ -3,23 +3,17 @@
 A block holds the baseline and every candidate that is not decided, once; the order is turned round in every second
 block, so that what drifts over the hours does not speak for one side. The baseline stands in the middle of its block,
 which keeps every pair close together. A run that a passing trouble has spoilt is made again at once, at most twice.
-Since nothing but the finished runs decides, an experiment that was killed goes on exactly where it was.
 
-**The stopping rule.** By width it looks at how narrow the interval is, never at whether it excludes 1. Stopping as soon
-as a difference shows finds one in the end whatever is compared; stopping at a width does not. It is not free either: of
-the looks it takes the first whose spread came out small, so that intervals are a little too narrow. With p < 0.05 for
-the mean alone and the worst spread between pairs (3 to 3.5 %), 9.0 % of verdicts on equal programs are false when the
-first look is after three pairs, 6.9 % after five. So the first look is after five (`LEAST_PAIRS`), and where pairs end
-by this rule a verdict needs less of a p-value (`LOOKING_ALPHA`). It looks at the mean alone, though the median may
-decide in the end: a median that is looked at once is not chosen by its looks. Either figure then finds a difference
-between equal programs in at most 5.7 %, with runs that differ by 1 to 2 % and spikes of 30 to 200 ms;
-`benchmarks/statistics.py` simulates it.
+**The stopping rule** looks at how narrow the interval is, never at whether it excludes 1: stopping as soon as a
+difference shows finds one in the end whatever is compared. It is not free either: of the looks it takes the first whose
+spread came out small. With p < 0.05 for the mean alone, 9.0 % of verdicts on equal programs are false when the first
+look is after three pairs, 6.9 % after five; so it is after five (`LEAST_PAIRS`), and a verdict then needs less of a
+p-value (`LOOKING_ALPHA`), which leaves at most 5.7 % (`benchmarks/statistics.py`). It looks at the mean alone: a median
+that is looked at once is not chosen by its looks.
 
-Two ends come sooner: a loss that goes another way (by more than chance does between pairs), and an effect so far from
-none that a wider interval does as well. The second does look at the effect, so it asks for four half-widths between the
-effect and none, and for a p-value that holds among all candidates. Of 40,000 simulated comparisons of equal programs,
-with runs that differ by 0.5 to 5 %, at most 0.35 % more end in a false verdict for it; an effect of 10 % in runs that
-differ by 2 % then takes 7 pairs and no more 8.4, one of 20 % takes 4.
+Two ends come sooner: a loss that goes another way, and an effect so far from none that a wider interval does as well.
+The second does look at the effect, so it asks for four half-widths between the effect and none, and for a p-value that
+holds among all candidates: of 40,000 simulated comparisons at most 0.35 % more end in a false verdict for it.
 """
 
 from __future__ import annotations
@@ -30,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from msgspec.structs import replace
 
 from stepscope.comparison.flags import with_flags_of_set
-from stepscope.comparison.outcomes import outcome, withholding
+from stepscope.comparison.outcomes import outcome
 from stepscope.comparison.thresholds import FIXED_ALPHA, LOOKING_ALPHA, Alpha
 from stepscope.comparison.verdicts import half_width, p_value, pairs_needed
 from stepscope.experiment.folder import Made
@@ -79,15 +73,10 @@ def is_clear(effect: Effect, alpha: float) -> bool:
     return chance < alpha and abs(math.log(effect.ratio)) >= CLEAR * half
 
 
-def narrow_enough(effect: Effect | None, *, least: int, most: int, width: float) -> bool:
-    """Whether the pairs of `effect` suffice: `most` of them, or at least `least` with a half-width of at most `width`.
-
-    False for None (nothing could be measured yet): who runs pairs bounds how often they try.
-    """
-    if effect is None or effect.pairs >= most:
-        return effect is not None
+def narrow_enough(effect: Effect, *, least: int, most: int, width: float) -> bool:
+    """Whether these pairs suffice: `most` of them, or at least `least` with a half-width of at most `width`."""
     half = half_width(effect)
-    return effect.pairs >= least and half is not None and half <= width
+    return effect.pairs >= most or (effect.pairs >= least and half is not None and half <= width)
 
 
 def alpha_after(*, least: int, most: int) -> Alpha:
@@ -186,13 +175,11 @@ def with_flags_of_pairs(made: Sequence[Made]) -> tuple[Made, ...]:
 
 
 def spoiling(run: Made) -> tuple[Flag, ...]:
-    """The flags of a run that withhold a verdict."""
     return tuple(flag for flag in run.measure.flags if flag.withholds) if run.measure is not None else ()
 
 
 def _is_clean(run: Made) -> bool:
-    """Whether a verdict may rest on the run."""
-    return run.measure is not None and not withholding(run.measure)
+    return run.measure is not None and not spoiling(run)
 
 
 def given_up(number: int, paired: Sequence[Made]) -> str | None:

@@ -128,8 +128,7 @@ def screened(chosen: Sequence[Candidate], rows: Sequence[Row]) -> Screened:
 
     Certain effects smaller than `THRESHOLD` do not matter, and would make the combination longer for nothing.
     """
-    found = factor_effects(rows)
-    known = list(zip(chosen, found or [None] * len(chosen), strict=True))
+    known = list(zip(chosen, factor_effects(rows) or [None] * len(chosen), strict=True))
     effects = tuple(
         MainEffect(
             knob=factor.knobs[0],
@@ -144,11 +143,11 @@ def screened(chosen: Sequence[Candidate], rows: Sequence[Row]) -> Screened:
         if effect is not None
     )
     helpful = [
-        (effect.ratio, factor)
-        for factor, effect in known
+        (effect.ratio, number)
+        for number, (_, effect) in enumerate(known)
         if effect is not None and effect.high is not None and effect.high < 1.0 and effect.ratio <= 1.0 - THRESHOLD
     ]
-    parts = [factor for _, factor in sorted(helpful, key=lambda one: one[0])]
+    parts = [chosen[number] for _, number in sorted(helpful)]
     skipped = tuple(
         Skipped(factor.name, factor.knobs, f"not in the combination: {_reason(effect)}")
         for factor, effect in known
@@ -206,10 +205,10 @@ def factor_effects(runs: Sequence[Row]) -> list[Effect | None]:
     square = float(np.sum((logs - matrix @ found) ** 2))
     spread = math.sqrt(square / freedom) if freedom > 0 else None
     resolution = inverse @ matrix  # the identity in the rows of what the runs can tell
+    told = np.isclose(resolution, np.eye(matrix.shape[1]), atol=1e-6).all(axis=1)
     effects: list[Effect | None] = []
     for knob in range(signs.shape[1]):
-        told = np.eye(matrix.shape[1])[knob]
-        if not np.allclose(resolution[knob], told, atol=1e-6):
+        if not told[knob]:
             effects.append(None)
             continue
         size = 2 * float(found[knob])  # on logs

@@ -244,7 +244,6 @@ def _main_file() -> str | None:
 
 
 def _manifest(name: str | None, offset_ns: int, sampled: str | None) -> dict[str, Any]:
-    """The host's manifest, of what this process knows."""
     script = _main_file()
     return {
         "schema": RUN_SCHEMA,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from tests.integration.harness import end_session
 
 PATIENCE_SECONDS = 60.0
 
@@ -41,17 +42,19 @@ def record(out: Path, *command: str, **keywords: Any) -> subprocess.CompletedPro
     return subprocess.run(launcher(out, *command), capture_output=True, timeout=PATIENCE_SECONDS, **keywords)
 
 
-def start(
-    out: Path, *command: str, max_steps: int = 0, environ: dict[str, str] | None = None
-) -> subprocess.Popen[bytes]:
-    """Start a launcher in a process group of its own, as a shell would."""
-    return subprocess.Popen(
+@contextmanager
+def started(out: Path, *command: str, max_steps: int = 0) -> Iterator[subprocess.Popen[bytes]]:
+    """A launcher in a process group of its own, as a shell would start it; nothing of it outlives the block."""
+    process = subprocess.Popen(
         launcher(out, *command, max_steps=max_steps),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         process_group=0 if sys.version_info >= (3, 11) else None,
-        env={**os.environ, **(environ or {})},
     )
+    try:
+        yield process
+    finally:
+        end_session(process)
 
 
 def wait_for(condition: Callable[[], Any], what: str) -> Any:
@@ -85,26 +88,3 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
-
-
-def processes_with(text: str) -> Iterator[int]:
-    """Living processes whose command line contains `text`, other than this one."""
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            found = text.encode() in path.read_bytes()
-        except OSError:
-            continue
-        pid = int(path.parent.name)
-        if found and pid != os.getpid() and is_alive(pid):
-            yield pid
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Whatever happened in the test, leave nothing running."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.communicate(timeout=10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()

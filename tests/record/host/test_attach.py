@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.errors import EnvironmentRefusal, StepscopeError, UnreadableInputError, UsageError
+from stepscope.errors import EnvironmentRefusal, StepscopeError, UnreadableInputError
 from stepscope.record.host import attach as attaching
 from stepscope.record.host.attach import Attached, AttachOptions, attach, find_ranks, look_at_tree, refusal
 from stepscope.record.host.processes import Process, ProcessTree
@@ -183,12 +183,6 @@ def test_a_process_without_python(tmp_path: Path) -> None:
         child.kill()
         child.wait()
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("options", [{"pid": 0}, {"pid": 1, "seconds": 0.0}, {"pid": 1, "seconds": float("nan")}])
-def test_options_that_make_no_sense(options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError):
-        AttachOptions(**options)
 
 
 def fake_spy(folder: Path, message: str) -> str:

@@ -36,27 +36,16 @@ def test_a_kernel_that_does_not_tell_gives_nothing(tmp_path: Path) -> None:
     for path in ("stat", "missing"):
         meter = CoresMeter([0], str(tmp_path / path))
         assert meter.metrics(0) == meter.metrics(SECOND_NS) == []
-
-
-def test_a_process_without_a_second_thread_has_no_pool() -> None:
-    assert PoolMeter(os.getpid()).read(1) is None
-    gone = PoolMeter(2**22 + 1)
-    assert gone.read(4) is None
-
-
-def test_a_process_with_many_threads_is_read_less_often() -> None:
-    meter = PoolMeter(os.getpid())
-    many = 3 * meters.THREADS_PER_READING
-    read = [meter.read(many) is not None for _ in range(6)]
-    assert read == [True, False, False, True, False, False]
-
-
-def test_a_schedstat_file_that_is_none(tmp_path: Path) -> None:
-    for text in ("", "1 2", "1 2 x", "-1 2 3"):
+    for text, times in (("", None), ("1 2", None), ("1 2 x", None), ("-1 2 3", None), ("1 2 3\n", Times(1, 2, 3))):
         (tmp_path / "schedstat").write_text(text)
-        assert read_times(str(tmp_path / "schedstat")) is None
-    (tmp_path / "schedstat").write_text("1 2 3\n")
-    assert read_times(str(tmp_path / "schedstat")) == Times(1, 2, 3)
+        assert read_times(str(tmp_path / "schedstat")) == times
+
+
+def test_a_pool_of_one_thread_is_none_and_one_of_many_is_read_less_often() -> None:
+    assert PoolMeter(os.getpid()).read(1) is PoolMeter(2**22 + 1).read(4) is None
+    meter = PoolMeter(os.getpid())
+    read = [meter.read(3 * meters.THREADS_PER_READING) is not None for _ in range(6)]
+    assert read == [True, False, False, True, False, False]
 
 
 def test_only_training_processes_tell_of_their_threads() -> None:

@@ -13,16 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.record.host.launching import (
-    end,
-    host_dir,
-    is_alive,
-    launcher,
-    manifest,
-    record,
-    start,
-    wait_for,
-)
+from tests.record.host.launching import host_dir, is_alive, launcher, manifest, record, started, wait_for
 
 pytestmark = pytest.mark.process
 
@@ -134,15 +125,12 @@ def test_environment_gains_the_agent_and_keeps_the_users_path(tmp_path: Path) ->
 def test_a_signal_sent_to_stepscope_alone_reaches_the_command_once(
     tmp_path: Path, counter: Path, number: signal.Signals
 ) -> None:
-    run = start(tmp_path / "run", sys.executable, str(counter), str(tmp_path), "60")
-    try:
+    with started(tmp_path / "run", sys.executable, str(counter), str(tmp_path), "60") as run:
         wait_for((tmp_path / "pid").exists, "the command")
         run.send_signal(number)
         wait_for(lambda: got(tmp_path), "the signal")
         (tmp_path / "leave").touch()
         run.communicate(timeout=60)
-    finally:
-        end(run)
     assert got(tmp_path) == [number.name]
     assert run.returncode == (5 if number == signal.SIGTERM else 0)
     assert manifest(tmp_path / "run")["exit"]["shell_status"] == run.returncode
@@ -208,16 +196,13 @@ def test_max_steps_interrupts_the_command_and_its_children_like_a_terminal(tmp_p
     script = tmp_path / "job.sh"
     # The shell ignores SIGINT only to be there still when its child has been asked.
     script.write_text(f"trap : INT\n{sys.executable} {counter} {tmp_path} 60\necho status $?\n")
-    run = start(out, "bash", str(script), max_steps=10)
-    try:
+    with started(out, "bash", str(script), max_steps=10) as run:
         wait_for((tmp_path / "pid").exists, "the command")
         (host_dir(out) / "max-steps").write_text("{}\n")
         wait_for(lambda: got(tmp_path), "SIGINT")
         time.sleep(0.3)
         (tmp_path / "leave").touch()
         stdout, _ = run.communicate(timeout=60)
-    finally:
-        end(run)
     assert got(tmp_path) == ["SIGINT"]
     assert stdout == b"status 0\n"
     assert run.returncode == 0
@@ -231,13 +216,10 @@ def test_max_steps_ends_a_command_that_ignores_sigint(tmp_path: Path) -> None:
     script.write_text(
         f"trap '' INT\ntouch {tmp_path}/started\nexec {sys.executable} -c 'import time; time.sleep(60)'\n"
     )
-    run = start(out, "bash", str(script), max_steps=10)
-    try:
+    with started(out, "bash", str(script), max_steps=10) as run:
         wait_for((tmp_path / "started").exists, "the command")
         (host_dir(out) / "max-steps").write_text("{}\n")
         run.communicate(timeout=60)
-    finally:
-        end(run)
     assert run.returncode == 128 + signal.SIGTERM
 
 

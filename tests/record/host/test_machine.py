@@ -24,54 +24,46 @@ def machine(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-def test_version_2_limits_come_from_every_level(tmp_path: Path) -> None:
-    root = machine(
-        tmp_path,
-        {
-            "proc/self/cgroup": "0::/pod/box",
-            "sys/fs/cgroup/cgroup.controllers": "cpu memory",
-            "sys/fs/cgroup/pod/cpu.max": "150000 100000",
-            "sys/fs/cgroup/pod/memory.max": "max",
-            "sys/fs/cgroup/pod/box/cpu.max": "max 100000",
-            "sys/fs/cgroup/pod/box/memory.max": "1073741824",
-            "sys/fs/cgroup/pod/box/cpu.stat": "usage_usec 5\nthrottled_usec 7",
-            "sys/fs/cgroup/pod/box/memory.events": "low 0\noom 3\noom_kill 2",
-            "sys/fs/cgroup/pod/box/cpu.pressure": "some avg10=1.50 avg60=0 avg300=0 total=1",
-        },
-    )
-    found = find_cgroups(root)
-    assert found.version == 2
-    assert found.cpu_limit_cores() == 1.5
-    assert found.memory_limit_bytes() == 1 << 30
-    assert found.throttled_ns() == 7000
-    assert found.oom_events() == 2
-    assert found.pressure_file("cpu") == root / "sys/fs/cgroup/pod/box/cpu.pressure"
+VERSION_2 = {
+    "proc/self/cgroup": "0::/pod/box",
+    "sys/fs/cgroup/cgroup.controllers": "cpu memory",
+    "sys/fs/cgroup/pod/cpu.max": "150000 100000",
+    "sys/fs/cgroup/pod/memory.max": "max",
+    "sys/fs/cgroup/pod/box/cpu.max": "max 100000",
+    "sys/fs/cgroup/pod/box/memory.max": "1073741824",
+    "sys/fs/cgroup/pod/box/cpu.stat": "usage_usec 5\nthrottled_usec 7",
+    "sys/fs/cgroup/pod/box/memory.events": "low 0\noom 3\noom_kill 2",
+    "sys/fs/cgroup/pod/box/cpu.pressure": "some avg10=1.50 avg60=0 avg300=0 total=1",
+}
+VERSION_1 = {  # at a path that only the host has
+    "proc/self/cgroup": "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n0::/",
+    "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "50000",
+    "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
+    "sys/fs/cgroup/cpu,cpuacct/cpu.stat": "nr_throttled 1\nthrottled_time 9",
+    "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",
+    "sys/fs/cgroup/memory/memory.oom_control": "oom_kill_disable 0\noom_kill 1",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected", "pressure"),
+    [
+        (VERSION_2, (2, 1.5, 1 << 30, 7000, 2), "sys/fs/cgroup/pod/box/cpu.pressure"),
+        (VERSION_1, (1, 0.5, None, 9, 1), None),
+        ({}, (None,) * 5, None),
+    ],
+)
+def test_limits_of_cgroups(
+    tmp_path: Path, files: dict[str, str], expected: tuple[float | None, ...], pressure: str | None
+) -> None:
+    found = find_cgroups(machine(tmp_path, files))
+    limits = found.cpu_limit_cores(), found.memory_limit_bytes()
+    assert (found.version, *limits, found.throttled_ns(), found.oom_events()) == expected
+    assert found.pressure_file("cpu") == (None if pressure is None else tmp_path / pressure)
     assert found.pressure_file("io") is None
 
 
-def test_version_1_and_a_path_that_only_the_host_has(tmp_path: Path) -> None:
-    root = machine(
-        tmp_path,
-        {
-            "proc/self/cgroup": "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n0::/",
-            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "50000",
-            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
-            "sys/fs/cgroup/cpu,cpuacct/cpu.stat": "nr_throttled 1\nthrottled_time 9",
-            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",
-            "sys/fs/cgroup/memory/memory.oom_control": "oom_kill_disable 0\noom_kill 1",
-        },
-    )
-    found = find_cgroups(root)
-    assert found.version == 1
-    assert found.cpu_limit_cores() == 0.5
-    assert found.memory_limit_bytes() is None
-    assert found.throttled_ns() == 9
-    assert found.oom_events() == 1
-
-
 def test_a_machine_without_files_has_unknowns_and_no_zeros(tmp_path: Path) -> None:
-    found = find_cgroups(tmp_path)
-    assert (found.version, found.cpu_limit_cores(), found.memory_limit_bytes(), found.throttled_ns()) == (None,) * 4
     assert set(noise_facts(tmp_path).values()) == {None}
     facts = hardware_facts(tmp_path)
     unknown = ("cpu_model", "physical_cores", "cgroup_version", "cgroup_cpu_limit", "memory_bytes")

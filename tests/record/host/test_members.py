@@ -8,8 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from stepscope.record.host.folder import LARGEST_REPORTED_JOB, Part, part_in_report
 
 
@@ -54,14 +52,12 @@ def test_one_report_when_all_end_in_the_same_moment(tmp_path: Path) -> None:
     assert parts.count(Part.REPORT) == 1
 
 
-def test_a_large_job_gives_its_nodes_back_at_once(tmp_path: Path) -> None:
+def test_a_large_job_and_a_host_without_a_readable_manifest_wait_for_nobody(tmp_path: Path) -> None:
     count = LARGEST_REPORTED_JOB + 1
-    folders = [host(tmp_path, index, count) for index in range(count)]
-    assert [part_in_report(tmp_path, folder) for folder in folders] == [Part.WORD] + [Part.SILENT] * (count - 1)
-
-
-@pytest.mark.parametrize("broken", ["{", "[]"])
-def test_a_host_without_a_readable_manifest_has_not_ended(tmp_path: Path, broken: str) -> None:
-    mine = host(tmp_path, 1, 2)
-    (host(tmp_path, 0, 2) / "manifest.json").write_text(broken)
-    assert part_in_report(tmp_path, mine) is Part.SILENT
+    folders = [host(tmp_path / "large", index, count) for index in range(count)]
+    parts = [part_in_report(tmp_path / "large", folder) for folder in folders]
+    assert parts == [Part.WORD] + [Part.SILENT] * (count - 1)
+    for broken in ("{", "[]"):
+        mine = host(tmp_path / "broken", 1, 2)
+        (host(tmp_path / "broken", 0, 2) / "manifest.json").write_text(broken)
+        assert part_in_report(tmp_path / "broken", mine) is Part.SILENT

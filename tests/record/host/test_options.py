@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepscope.errors import UsageError
-from stepscope.record.host.options import RecordOptions, parse_window
+from stepscope.record.host.options import parse_window
 
 
 def test_window_words() -> None:
@@ -24,14 +24,3 @@ def test_window_words() -> None:
 def test_window_words_that_cannot_be_used_are_named(text: str) -> None:
     with pytest.raises(UsageError, match="--window"):
         parse_window(text)
-
-
-def test_contradictions_are_usage_errors() -> None:
-    with pytest.raises(UsageError, match="--no-window"):
-        parse_window("active=3", off=True)
-    with pytest.raises(UsageError, match="no command"):
-        RecordOptions(command=())
-    with pytest.raises(UsageError, match="--rate"):
-        RecordOptions(command=("x",), rate_hz=0.0)
-    with pytest.raises(UsageError, match="--max-steps"):
-        RecordOptions(command=("x",), max_steps=0)

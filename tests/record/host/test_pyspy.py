@@ -23,10 +23,6 @@ def test_secrets_leave_command_lines_and_line_breaks_do_not_split_records() -> N
     assert prefix == 'process 10:"bash run.sh";process 11:"python train.py --token *** --note a b";'
 
 
-def test_a_named_sampler_that_is_not_there_is_not_replaced(tmp_path: Path) -> None:
-    assert find_pyspy({"STEPSCOPE_PYSPY": str(tmp_path / "nothing"), "PATH": os.environ["PATH"]}) is None
-
-
 def denied(tmp_path: Path) -> str:
     """A py-spy that runs as nobody, as an unprivileged user on a shared machine would."""
     program = find_pyspy()

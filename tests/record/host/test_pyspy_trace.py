@@ -31,39 +31,40 @@ def good_file(folder: Path) -> bytes:
     return spy.write(folder / "good", 20).read_bytes()
 
 
-@pytest.mark.parametrize("cut", [0, 1, 40, -1])
-def test_a_torn_file_is_unreadable(tmp_path: Path, cut: int) -> None:
-    (tmp_path / "t").write_bytes(good_file(tmp_path)[:cut])
-    with pytest.raises(UnreadableTraceError):
-        read_trace(tmp_path / "t")
+@pytest.mark.parametrize(
+    ("cut", "old", "new"),
+    [
+        (0, '"ts":20', '"ts":1'),
+        (1, '"ph":"B"', '"ph":"E"'),
+        (40, '"ph":"B"', '"ph":"X"'),
+        (-1, '"tid":7', '"tid":"7"'),
+        (-2, '"a"', "1"),
+    ],
+)
+def test_a_torn_file_and_events_that_cannot_be_are_unreadable(tmp_path: Path, cut: int, old: str, new: str) -> None:
+    text = good_file(tmp_path)
+    assert old.encode() in text
+    for damaged in (text[:cut], text.replace(old.encode(), new.encode(), 1)):
+        (tmp_path / "t").write_bytes(damaged)
+        with pytest.raises(UnreadableTraceError):
+            read_trace(tmp_path / "t")
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
-    [('"ts":20', '"ts":1'), ('"ph":"B"', '"ph":"E"'), ('"ph":"B"', '"ph":"X"'), ('"tid":7', '"tid":"7"'), ('"a"', "1")],
+    ("name", "limit", "words"),
+    [
+        ("absent", "MOST_BYTES", "cannot be read"),
+        ("good", "MOST_BYTES", "--rate"),
+        ("good", "MOST_CHARACTERS", "too deep"),
+    ],
 )
-def test_events_that_cannot_be_are_unreadable(tmp_path: Path, old: str, new: str) -> None:
-    text = good_file(tmp_path).decode()
-    assert old in text
-    (tmp_path / "t").write_text(text.replace(old, new, 1))
-    with pytest.raises(UnreadableTraceError):
-        read_trace(tmp_path / "t")
-
-
-def test_an_absent_and_a_huge_file_are_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UnreadableTraceError, match="cannot be read"):
-        read_trace(tmp_path / "absent")
+def test_an_absent_a_huge_and_a_deep_file_are_unreadable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, limit: str, words: str
+) -> None:
     good_file(tmp_path)
-    monkeypatch.setattr(pyspy_stacks, "MOST_BYTES", 10)
-    with pytest.raises(UnreadableTraceError, match="--rate"):
-        read_trace(tmp_path / "good")
-
-
-def test_stacks_beyond_what_memory_may_hold_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pyspy_stacks, "MOST_CHARACTERS", 20)
-    good_file(tmp_path)
-    with pytest.raises(UnreadableTraceError, match="too deep"):
-        read_trace(tmp_path / "good")
+    monkeypatch.setattr(pyspy_stacks, limit, 20)
+    with pytest.raises(UnreadableTraceError, match=words):
+        read_trace(tmp_path / name)
 
 
 @given(names=st.lists(st.text(alphabet=st.sampled_from('ab},{"argsé:[]\\ \n'), max_size=12), max_size=30))

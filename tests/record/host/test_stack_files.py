@@ -9,16 +9,16 @@ import pytest
 from stepscope.read.raw import Losses
 from stepscope.read.run_folder import read_times
 from stepscope.record.host import pyspy_stacks
-from stepscope.record.host.pyspy_stacks import Counted, SpyPart, Stretch, write_segment
+from stepscope.record.host.pyspy_stacks import Counted, Stretch, write_segment
 from tests.read.stack_text import parse
 
 START_NS = 1_700_000_000_000_000_000
 
 
-def part(pid: int, start_ns: int, *records: str) -> SpyPart:
+def part(pid: int, start_ns: int, *records: str) -> Counted:
     """A process whose thread passed through `records`, 1 ms each and 2 samples each."""
     stretches = tuple(Stretch(index, index * 1000, (index + 1) * 1000) for index in range(len(records)))
-    return SpyPart(f'process {pid}:"python t.py";', start_ns, Counted(records, (2,) * len(records), stretches, 9_000))
+    return Counted(records, (2,) * len(records), stretches, 9_000, f'process {pid}:"python t.py";', start_ns)
 
 
 def test_records_of_all_parts_are_found_again_with_their_times(tmp_path: Path) -> None:

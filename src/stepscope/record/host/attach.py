@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepscope.errors import EnvironmentRefusal, StepscopeError, UnreadableInputError, UsageError
+from stepscope.errors import EnvironmentRefusal, StepscopeError, UnreadableInputError, refuse
 from stepscope.record.agent.config import Clock, WindowConfig, epoch_offset_ns
 from stepscope.record.agent.masking import mask_argv
 from stepscope.record.host.command import find_script
@@ -68,10 +68,14 @@ class AttachOptions:
     native: bool = False
 
     def __post_init__(self) -> None:
-        if self.pid < 1:
-            raise UsageError(f"{self.pid} is no process id; find it with: pgrep -af python")
-        if not 0 < self.seconds <= LONGEST_SECONDS:
-            raise UsageError(f"--seconds must lie between 0 and {LONGEST_SECONDS:g}, not {self.seconds:g}")
+        refuse(
+            {
+                f"{self.pid} is no process id; find it with: pgrep -af python": self.pid < 1,
+                f"--seconds must lie between 0 and {LONGEST_SECONDS:g}, not {self.seconds:g}": (
+                    not 0 < self.seconds <= LONGEST_SECONDS
+                ),
+            }
+        )
 
 
 @dataclass(frozen=True)
@@ -120,10 +124,8 @@ def attach(options: AttachOptions, progress: Progress | None = None) -> Attached
         _write_rank(folder, manifest, rank, tree.members[pid])
     describe = threading.Thread(target=manifest.describe, args=(program,), daemon=True)
     describe.start()
-    host, segment = str(folder.host), SEGMENT_SECONDS
-    config = TelemetryConfig(
-        host, options.pid, clock.epoch_offset_ns, options.rate_hz, segment, program, options.native
-    )
+    asked = (options.rate_hz, SEGMENT_SECONDS, program, options.native)
+    config = TelemetryConfig(str(folder.host), options.pid, clock.epoch_offset_ns, *asked)
     timer = _Timer(options.seconds, progress)
     with Gpus() as gpus, timer.listening():
         telemetry = Telemetry(config, gpus)
@@ -167,16 +169,15 @@ def find_ranks(tree: ProcessTree) -> dict[int, int]:
         for process in tree.members.values()
         if process.torch and process.python and process.role in ("root", "other", "rank")
     }
-    unclear: set[int] = set()  # processes that started others which may be the ranks: they are left as they are
-    children: set[int] = set()
+    left_out: set[int] = set()  # children, and processes that started others which may be the ranks
     for pid, number in training.items():
         above = next((up for up, _ in reversed(tree.chain(pid)[:-1]) if up in training), None)
         if above is None or training[above] != number:
             continue
-        children.add(pid)
+        left_out.add(pid)
         if number is None and tree.members[pid].argv != tree.members[above].argv:
-            unclear.add(above)
-    alone = sorted(training.keys() - children - unclear, reverse=True)
+            left_out.add(above)
+    alone = sorted(training.keys() - left_out, reverse=True)
     found = {number: pid for pid in alone if (number := training[pid]) is not None}
     if not found and len(alone) == 1:
         return {0: alone[0]}
@@ -303,9 +304,8 @@ def refusal(pid: int, look: Look, asked: Rights) -> StepscopeError:
     """The error for a process that py-spy could not read."""
     if not os.path.exists(f"/proc/{pid}"):
         return UnreadableInputError(f"process {pid} ended before it could be sampled; attach to a running one")
-    if not look.refused:
-        return _unsupported(pid, look.message)
-    return EnvironmentRefusal(f"process {pid} cannot be sampled: {_missing(look.message, asked)}")
+    what = _missing(look.message, asked) if look.refused else _unsupported(pid, look.message)
+    return EnvironmentRefusal(f"process {pid} cannot be sampled: {what}")
 
 
 def _missing(message: str, asked: Rights) -> str:
@@ -326,13 +326,11 @@ def _missing(message: str, asked: Rights) -> str:
     return f"{message.rstrip('.')}; {IN_CONTAINER}, elsewhere run this with sudo"
 
 
-def _unsupported(pid: int, message: str) -> EnvironmentRefusal:
+def _unsupported(pid: int, message: str) -> str:
     """py-spy was let in and did not find what it knows."""
     program = os.path.basename(read_executable(pid) or "")
     if _FREE_THREADED.fullmatch(program) or re.search(rb"/libpython3\.\d+t\.so", read_proc(pid, "maps")):
-        what = "it is a free-threaded Python, which py-spy cannot read; run the training with a build that has the GIL"
-    elif program.startswith("pypy"):
-        what = "it is PyPy, which py-spy cannot read; run the training with CPython"
-    else:
-        what = f"py-spy says {message.rstrip('.')!r}; upgrade py-spy, or {_FROM_INSIDE}"
-    return EnvironmentRefusal(f"process {pid} cannot be sampled: {what}")
+        return "it is a free-threaded Python, which py-spy cannot read; run the training with a build that has the GIL"
+    if program.startswith("pypy"):
+        return "it is PyPy, which py-spy cannot read; run the training with CPython"
+    return f"py-spy says {message.rstrip('.')!r}; upgrade py-spy, or {_FROM_INSIDE}"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from stepscope.errors import StepscopeError
 
-_PYTHON = re.compile(r"^(python|pypy)(\d+(\.\d+)*)?(t|d)?$")
+PYTHON = re.compile(r"(?:python|pypy)(?:\d+(?:\.\d+)*)?(?:t|d)?")
 _SHELLS = {"sh", "bash", "dash", "zsh", "ksh"}
 _LAUNCHERS = {"torchrun", "accelerate", "deepspeed", "torch.distributed.run", "torch.distributed.launch", "horovodrun"}
 _LAUNCHER_MODULES = _LAUNCHERS | {"accelerate.commands.launch", "accelerate.commands.accelerate_cli"}
@@ -59,19 +59,20 @@ def find_script(command: Sequence[str], environ: Mapping[str, str], cwd: Path) -
     """The script or module behind `command`, through `env`, `nice`, launchers and shells where they show."""
     search = _search_path(environ, cwd)
     for index, word in enumerate(command):
-        base = os.path.basename(word)
-        rest = command[index + 1 :]
-        if _PYTHON.match(base):
-            return _after_python(rest, search, cwd, shutil.which(word, path=environ.get("PATH")))
-        if base in _LAUNCHERS:
-            return _after_launcher(base, rest, search, cwd, _shebang(shutil.which(word, path=environ.get("PATH"))))
+        base, rest = os.path.basename(word), command[index + 1 :]
         if base in _SHELLS:
             return _after_shell(base, rest, cwd)
-        if index == 0 and (path := shutil.which(word, path=environ.get("PATH"))):
+        is_python, is_launcher = PYTHON.fullmatch(base), base in _LAUNCHERS
+        path = shutil.which(word, path=environ.get("PATH")) if is_python or is_launcher or not index else None
+        if is_python:
+            return _after_python(rest, search, cwd, path)
+        if is_launcher:
+            return _after_launcher(base, rest, search, cwd, _shebang(path))
+        if path:
             interpreter = os.path.basename(_shebang(path) or "")  # of a script started by its own first line
-            if _PYTHON.match(interpreter) or interpreter in _SHELLS:
+            if PYTHON.fullmatch(interpreter) or interpreter in _SHELLS:
                 kind = "script" if path.endswith(".py") else "other"
-                python = _shebang(path) if _PYTHON.match(interpreter) else None
+                python = _shebang(path) if PYTHON.fullmatch(interpreter) else None
                 return Script(kind, Path(path).absolute(), Path(path).stem, python)
     return Script("other", None, os.path.basename(command[0]), None)
 

@@ -11,9 +11,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from stepscope.record.host.hardware import (
@@ -67,22 +66,20 @@ class Doctor:
         return {"schema": DOCTOR_SCHEMA, **asdict(self)}
 
 
-def examine(python: str | None = None, root: Path = ROOT) -> Doctor:
+def examine(python: str | None = None) -> Doctor:
     """Look at everything; takes a few seconds because py-spy is really attached and torch really imported."""
-    cgroups = find_cgroups(root)
+    cgroups = find_cgroups()
     cpus = affinity()
-    pinned = pinned_cpus(
-        cpus, sibling_groups(cpus, root), cgroups.cpu_limit_cores(), sibling_groups(online_cpus(root), root)
-    )
+    pinned = pinned_cpus(cpus, sibling_groups(cpus), cgroups.cpu_limit_cores(), sibling_groups(online_cpus()))
     checks = (
-        stacks_check(*try_sampling(), rights(os.getpid(), root)),
-        *gpu_checks(root),
+        stacks_check(*try_sampling(), rights(os.getpid())),
+        *gpu_checks(),
         torch_check(torch_build(python)),
-        processors_check(cpus, online_cpus(root), cgroups),
+        processors_check(cpus, online_cpus(), cgroups),
         memory_check(cgroups),
-        frequency_check(governor(root), turbo(root)),
-        threads_check(smt_active(root), root),
-        pressure_check(root),
+        frequency_check(governor(), turbo()),
+        threads_check(smt_active()),
+        pressure_check(),
     )
     line = f"stepscope run -- taskset -c {format_cpu_list(pinned)} python train.py" if pinned else None
     return Doctor(checks=checks, pinned_command=line, pinned_cpus=tuple(pinned))
@@ -97,8 +94,7 @@ def pinned_cpus(
     belongs to somebody else are left out, unless there are no others.
     """
     whole = {tuple(sorted(core)) for core in all_cores}
-    usable = [sorted(core) for core in cores if tuple(sorted(core)) in whole] or [sorted(core) for core in cores]
-    usable.sort()
+    usable = sorted(sorted(core) for core in cores if tuple(sorted(core)) in whole) or sorted(map(sorted, cores))
     if len(usable) >= _SPARE_CORES_FROM:
         usable = usable[1:]
     count = len(usable) if limit is None else max(1, min(len(usable), int(limit)))
@@ -120,7 +116,7 @@ def stacks_check(version: str | None, refusal: str | None, own: Rights) -> Check
     return Check(name, "limited", f"attaching is refused ({known}): {refusal}", cost, remedy)
 
 
-def gpu_checks(root: Path) -> tuple[Check, ...]:
+def gpu_checks() -> tuple[Check, ...]:
     """NVML for telemetry, CUPTI for kernels in windows, whose counters the driver may keep from ordinary users."""
     with Gpus() as gpus:
         names = [device["name"] or "GPU" for device in gpus.describe()]
@@ -130,7 +126,7 @@ def gpu_checks(root: Path) -> tuple[Check, ...]:
         remedy = "install the driver; start a container with --gpus all (nothing is lost without a GPU)"
         return (Check("GPU telemetry (NVML)", "missing", reason or "no device", cost, remedy),)
     nvml = Check("GPU telemetry (NVML)", "ok", f"{len(names)} × {names[0]}, driver {driver}")
-    told = re.search(r"RmProfilingAdminOnly:\s*(\d)", read_text(root / "proc/driver/nvidia/params") or "")
+    told = re.search(r"RmProfilingAdminOnly:\s*(\d)", read_text(ROOT / "proc/driver/nvidia/params") or "")
     if told is None:
         return nvml, Check("GPU kernels (CUPTI)", "unknown", "the driver does not tell")
     if told[1] != "1":
@@ -144,26 +140,25 @@ def gpu_checks(root: Path) -> tuple[Check, ...]:
     )
 
 
-def torch_check(build: TorchBuild) -> Check:
-    """The training environment's PyTorch, imported in a process of its own."""
+def torch_check(build: Mapping[str, Any]) -> Check:
+    """The training environment's PyTorch, as `torch_build` gives it."""
     name = "PyTorch"
-    if build.version is None:
+    if "problem" in build:
         return Check(
-            name, "missing", f"{build.python or 'python'}: {build.problem}",
+            name, "missing", f"{build['python'] or 'python'}: {build['problem']}",
             "nothing of steps, phases and operators would be recorded with this interpreter",
             "activate the training environment, or name it with --python",
         )  # fmt: skip
-    text = f"{build.version} on Python {build.python_version}, {build.threads} threads, "
-    text += f"profiler: {', '.join(build.activities) or 'none'}"
-    if build.python_version is not None and tuple(build.python_version.split(".")[:2]) in (("3", "6"), ("3", "7")):
+    text = f"{build['version']} on Python {build['python_version']}, {build['threads']} threads, "
+    text += f"profiler: {', '.join(build['activities']) or 'none'}"
+    if build["python_version"].startswith(("3.6.", "3.7.")):
         return Check(name, "missing", text, "the agent needs Python 3.8", "upgrade the interpreter")
-    if not build.activities:
+    if not build["activities"]:
         return Check(name, "limited", text, "no windows: no operators, no kernels", "use a build with Kineto")
     return Check(name, "ok", text)
 
 
 def processors_check(cpus: Sequence[int], online: Sequence[int], cgroups: Cgroups) -> Check:
-    """How many processors a run may use, as opposed to how many there are."""
     limit = cgroups.cpu_limit_cores()
     text = f"{len(cpus)} of {len(online) or '?'} processors ({format_cpu_list(cpus)})"
     if limit is None:
@@ -185,7 +180,6 @@ def memory_check(cgroups: Cgroups) -> Check:
 
 
 def frequency_check(found: str | None, boost: bool | None) -> Check:
-    """Whether the clock holds still."""
     name = "processor frequency"
     if found is None:
         return Check(
@@ -199,9 +193,8 @@ def frequency_check(found: str | None, boost: bool | None) -> Check:
                  "sudo cpupower frequency-set -g performance")  # fmt: skip
 
 
-def threads_check(active: bool | None, root: Path) -> Check:
-    """Sibling threads share a core's arithmetic units."""
-    pairs = [core for core in sibling_groups(online_cpus(root), root) if len(core) > 1]
+def threads_check(active: bool | None) -> Check:
+    pairs = [core for core in sibling_groups(online_cpus()) if len(core) > 1]
     if not pairs:
         return Check(
             "sibling threads", "ok", "none: every processor is a core of its own" if active is not None else "none seen"
@@ -214,8 +207,8 @@ def threads_check(active: bool | None, root: Path) -> Check:
     )  # fmt: skip
 
 
-def pressure_check(root: Path) -> Check:
-    if (root / "proc/pressure/cpu").is_file():
+def pressure_check() -> Check:
+    if (ROOT / "proc/pressure/cpu").is_file():
         return Check("pressure (PSI)", "ok", "readable")
     return Check(
         "pressure (PSI)", "missing", "/proc/pressure is not there",
@@ -237,18 +230,6 @@ except Exception as error:
     facts["problem"] = "%s: %s" % (type(error).__name__, error)
 print("\\nSTEPSCOPE " + json.dumps(facts))
 """
-
-
-@dataclass(frozen=True)
-class TorchBuild:
-    """What `python` imports as torch; `version` None with a `problem` when it imports none."""
-
-    python: str | None
-    python_version: str | None = None
-    version: str | None = None
-    threads: int | None = None
-    activities: tuple[str, ...] = ()
-    problem: str | None = None
 
 
 def try_sampling() -> tuple[str | None, str | None]:
@@ -273,11 +254,11 @@ def try_sampling() -> tuple[str | None, str | None]:
     return pyspy_version(program) or "of an unknown version", None if look.works else look.message
 
 
-def torch_build(python: str | None) -> TorchBuild:
-    """Import torch in `python` (default: the one on PATH) and ask what it is."""
+def torch_build(python: str | None) -> dict[str, Any]:
+    """What `python` (default: the one on PATH) imports as torch, in a process of its own; or the `problem`."""
     program = shutil.which(python or "python") or (None if python else shutil.which("python3"))
     if program is None:
-        return TorchBuild(python, problem="no such interpreter on PATH")
+        return {"python": python, "problem": "no such interpreter on PATH"}
     try:
         done = subprocess.run(
             [program, "-c", _TORCH_PROGRAM],
@@ -288,12 +269,10 @@ def torch_build(python: str | None) -> TorchBuild:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return TorchBuild(program, problem=f"importing torch took more than {_TORCH_TIMEOUT_SECONDS:g} s")
+        return {"python": program, "problem": f"importing torch took more than {_TORCH_TIMEOUT_SECONDS:g} s"}
     except OSError as error:
-        return TorchBuild(program, problem=f"cannot be started: {error.strerror}")
+        return {"python": program, "problem": f"cannot be started: {error.strerror}"}
     for line in done.stdout.decode("utf-8", "replace").splitlines():
         if line.startswith("STEPSCOPE "):
-            facts = json.loads(line.partition(" ")[2])
-            facts["activities"] = tuple(facts.get("activities", ()))
-            return TorchBuild(program, **facts)
-    return TorchBuild(program, problem=f"ended with status {done.returncode} while importing torch")
+            return {"python": program, **json.loads(line.partition(" ")[2])}
+    return {"python": program, "problem": f"ended with status {done.returncode} while importing torch"}

@@ -41,14 +41,12 @@ class RunFolder:
     def discard(self) -> None:
         """Remove what was claimed for a command that never started; other hosts' folders stay."""
         shutil.rmtree(self.host, ignore_errors=True)
-        try:
+        with contextlib.suppress(OSError):  # not empty: someone else's
             if {path.name for path in self.run.iterdir()} == {JOB_FILE}:
                 (self.run / JOB_FILE).unlink()
             self.run.rmdir()
             if self.run.parent.name == DEFAULT_PARENT:
                 self.run.parent.rmdir()
-        except OSError:
-            return  # not empty: someone else's
 
 
 def claim_folder(
@@ -78,7 +76,7 @@ def claim_folder(
 
 
 def _claim_named(out: Path, host_name: str, scheduler: Scheduler | None) -> RunFolder:
-    if any(character < " " for character in str(out)):  # it stands in lines of files and of the terminal
+    if min(str(out)) < " ":  # it stands in lines of files and of the terminal
         raise UsageError(f"--out {str(out)!r}: holds a line break or another control character; name it without")
     run = _after_restart(out, scheduler)
     if run.exists() and not run.is_dir():
@@ -154,14 +152,12 @@ def _claim(run: Path, host_name: str, scheduler: Scheduler | None, *, new: bool)
 
     With `new` the run folder itself must be ours too.
     """
-    for last in range(_TRIES):
+    for left in reversed(range(_TRIES)):
         try:
             return _make_host_folder(RunFolder(run=run, host=run / host_name), scheduler, new=new)
-        except FileNotFoundError as error:
-            if last == _TRIES - 1:
-                raise _unwritable(run, error) from None
         except OSError as error:
-            raise _unwritable(run, error) from None
+            if not left or not isinstance(error, FileNotFoundError):
+                raise _unwritable(run, error) from None
     return None
 
 
@@ -235,10 +231,9 @@ def part_in_report(run: Path, host_dir: Path) -> Part:
     scheduler = _scheduler_of(read_json(host_dir / "manifest.json"))
     if not scheduler.get("identity"):
         return Part.REPORT
-    try:
+    folders: list[Path] = []
+    with contextlib.suppress(OSError):
         folders = [path for path in run.glob("host-*") if path.is_dir()]
-    except OSError:
-        folders = []
     if len(folders) <= 1 and (scheduler.get("members") or 1) <= 1:
         return Part.REPORT
     ended = ((read_json(folder / "manifest.json") or {}).get("ended_ns") for folder in folders)

@@ -36,7 +36,6 @@ def hardware_facts(root: Path = ROOT) -> dict[str, Any]:
 
 
 def gpu_facts() -> list[dict[str, Any]]:
-    """`hardware.gpus` of the manifest."""
     with Gpus() as gpus:
         return gpus.describe()
 
@@ -55,7 +54,6 @@ def noise_facts(root: Path = ROOT) -> dict[str, Any]:
 
 
 def affinity() -> list[int]:
-    """Logical processors this process may run on."""
     return sorted(os.sched_getaffinity(0))
 
 
@@ -90,7 +88,6 @@ def parse_cpu_list(text: str) -> list[int]:
 
 
 def format_cpu_list(cpus: Iterable[int]) -> str:
-    """Processor numbers in the form `taskset -c` takes."""
     parts: list[list[int]] = []
     for cpu in sorted(cpus):
         if parts and parts[-1][1] == cpu - 1:
@@ -119,11 +116,9 @@ def governor(root: Path = ROOT) -> str | None:
 
 def turbo(root: Path = ROOT) -> bool | None:
     """Whether processors may exceed their base frequency."""
-    no_turbo = read_text(root / "sys/devices/system/cpu/intel_pstate/no_turbo")
-    if no_turbo is not None:
-        return no_turbo == "0"
-    boost = read_text(root / "sys/devices/system/cpu/cpufreq/boost")
-    return None if boost is None else boost == "1"
+    switches = (("intel_pstate/no_turbo", "0"), ("cpufreq/boost", "1"))
+    told = ((read_text(root / "sys/devices/system/cpu" / name), on) for name, on in switches)
+    return next((text == on for text, on in told if text is not None), None)
 
 
 def smt_active(root: Path = ROOT) -> bool | None:
@@ -131,23 +126,19 @@ def smt_active(root: Path = ROOT) -> bool | None:
     return None if text is None else text == "1"
 
 
-def frequency_mhz(cpus: Iterable[int], root: Path = ROOT) -> float | None:
+def frequency_mhz(cpus: Iterable[int]) -> float | None:
     """The present frequency, averaged over at most 16 of `cpus`; None where the machine hides it."""
     wanted = sorted(cpus)[:16]
-    paths = (root / f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_cur_freq" for cpu in wanted)
+    paths = (ROOT / f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_cur_freq" for cpu in wanted)
     texts = (read_text(path) for path in paths)
-    values = [int(text) / 1000.0 for text in texts if text and text.isdecimal()] or _cpuinfo_mhz(set(wanted), root)
+    values = [int(text) / 1000.0 for text in texts if text and text.isdecimal()] or _cpuinfo_mhz(set(map(str, wanted)))
     return sum(values) / len(values) if values else None
 
 
-def _cpuinfo_mhz(wanted: set[int], root: Path) -> list[float]:
-    values = []
-    for block in (read_text(root / "proc/cpuinfo") or "").split("\n\n"):
-        cpu = re.search(r"^processor\s*: (\d+)$", block, re.MULTILINE)
-        mhz = re.search(r"^cpu MHz\s*: (\d+(?:\.\d+)?)$", block, re.MULTILINE)
-        if cpu and mhz and int(cpu[1]) in wanted:
-            values.append(float(mhz[1]))
-    return values
+def _cpuinfo_mhz(wanted: set[str]) -> list[float]:
+    blocks = (read_text(ROOT / "proc/cpuinfo") or "").split("\n\n")
+    fields = [dict(re.findall(r"^(processor|cpu MHz)\s*: (\d+(?:\.\d+)?)$", each, re.MULTILINE)) for each in blocks]
+    return [float(each["cpu MHz"]) for each in fields if len(each) == 2 and each["processor"] in wanted]
 
 
 def read_text(path: Path) -> str | None:
@@ -171,14 +162,13 @@ class Cgroups:
 
     def cpu_limit_cores(self) -> float | None:
         """The tightest CPU quota in cores, None without one."""
-        limits = [limit for folder in self.cpu if (limit := _cpu_limit(folder)) is not None]
-        return min(limits, default=None)
+        return min((limit for folder in self.cpu if (limit := _cpu_limit(folder)) is not None), default=None)
 
     def memory_limit_bytes(self) -> int | None:
         """The tightest memory limit, None without one."""
         names = ("memory.max", "memory.limit_in_bytes")
-        limits = [limit for folder in self.memory for name in names if (limit := _integer(folder / name)) is not None]
-        return min((limit for limit in limits if limit < _NO_LIMIT_BYTES), default=None)
+        known = (_integer(folder / name) for folder in self.memory for name in names)
+        return min((limit for limit in known if limit is not None and limit < _NO_LIMIT_BYTES), default=None)
 
     def throttled_ns(self) -> int | None:
         """Time this cgroup was kept from running by its quota; a counter."""
@@ -297,8 +287,6 @@ class Gpus:
     def __exit__(self, *_: object) -> None:
         if self._nvml is not None:
             self._query("nvmlShutdown")
-            self._nvml = None
-            self._devices = []
 
     def _query(self, name: str, *arguments: Any) -> Any:
         """The answer, or None when this driver or device does not give it."""

@@ -44,11 +44,12 @@ class JsonLinesTail:
 
     _CHUNK = 1 << 20
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, kind: type = dict) -> None:
+        """Rows that are not of this `kind` are left out."""
+        self._path, self._kind = path, kind
         self._offset = 0
 
-    def read(self) -> list[dict[str, Any]]:
+    def read(self) -> list[Any]:
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -63,7 +64,7 @@ class JsonLinesTail:
                 row = json.loads(line)
             except ValueError:
                 continue
-            if isinstance(row, dict):
+            if isinstance(row, self._kind):
                 rows.append(row)
         return rows
 

@@ -25,22 +25,25 @@ def changed_by_knobs(
     environment = dict(environ)
     if options.seed is not None:
         environment.setdefault("PYTHONHASHSEED", str(options.seed))  # read when Python starts, too early for the agent
-    for knob in options.knobs:
-        if knob.knob == HOST_ALLOCATOR:
-            environment.update(launched.host_allocator_variables(knob.value, environment.get("LD_PRELOAD")))
-    for knob in _with_prefix(options.knobs, ENVIRONMENT_PREFIX):
-        environment[knob.knob] = knob.value
-    for knob in options.knobs:
-        if knob.knob == ALLOCATOR:
-            environment.update(launched.allocator_variables(knob.value))
-    arguments = _with_prefix(options.knobs, ARGUMENT_PREFIX)
-    if not arguments:
-        return options, environment
-    start = first_argument(options.command, environment, cwd)
-    words = options.command[start:]
+    values = {knob.knob: knob.value for knob in options.knobs}
+    if HOST_ALLOCATOR in values:
+        environment |= launched.host_allocator_variables(values[HOST_ALLOCATOR], environment.get("LD_PRELOAD"))
+    environment.update((knob.knob, knob.value) for knob in with_prefix(options.knobs, ENVIRONMENT_PREFIX))
+    if ALLOCATOR in values:
+        environment |= launched.allocator_variables(values[ALLOCATOR])
+    return replace(options, command=with_arguments(options.command, options.knobs, environment, cwd)), environment
+
+
+def with_arguments(
+    command: tuple[str, ...], knobs: Sequence[Knob], environ: Mapping[str, str], cwd: Path
+) -> tuple[str, ...]:
+    """`command` with the flags of its script that `knobs` set."""
+    arguments = with_prefix(knobs, ARGUMENT_PREFIX)
+    start = first_argument(command, environ, cwd) if arguments else len(command)
+    words = command[start:]
     for knob in arguments:
         words = with_argument(words, knob.knob, knob.value)
-    return replace(options, command=(*options.command[:start], *words)), environment
+    return (*command[:start], *words)
 
 
 def with_argument(words: Sequence[str], flag: str, value: str) -> tuple[str, ...]:
@@ -86,6 +89,6 @@ def _written(flag: str, value: str, *, joined: bool) -> list[str]:
     return [f"{flag}={value}"] if joined or looks_like_flag(value) else [flag, value]
 
 
-def _with_prefix(knobs: Sequence[Knob], prefix: str) -> list[Knob]:
+def with_prefix(knobs: Sequence[Knob], prefix: str) -> list[Knob]:
     """Those of one kind, their names without the prefix."""
     return [Knob(knob.knob[len(prefix) :], knob.value) for knob in knobs if knob.knob.startswith(prefix)]

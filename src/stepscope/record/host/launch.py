@@ -60,12 +60,7 @@ class Outcome:
     problem: str | None = None
 
 
-def launch(
-    options: RecordOptions,
-    *,
-    environ: Mapping[str, str] | None = None,
-    meanwhile: Callable[[], None] | None = None,
-) -> Outcome:
+def launch(options: RecordOptions, *, meanwhile: Callable[[], None] | None = None) -> Outcome:
     """Run `options.command` and record it; returns when it has ended and everything is on disk.
 
     `meanwhile` is done beside the command, at a lower priority; nobody waits for it.
@@ -73,12 +68,11 @@ def launch(
     Raises `CommandNotStarted` (126, 127), `UsageError` or `EnvironmentRefusal` before anything has started; after that
     nothing of ours is raised.
     """
-    environment = dict(os.environ if environ is None else environ)
     try:
         cwd = Path.cwd()
     except OSError:
         raise EnvironmentRefusal("the working directory no longer exists; change to one that does") from None
-    options, environment = changed_by_knobs(options, environment, cwd)
+    options, environment = changed_by_knobs(options, os.environ, cwd)
     executable = resolve_executable(options.command, environment)
     script = find_script(options.command, environment, cwd)
     now = datetime.datetime.now()
@@ -147,7 +141,10 @@ class _Launch:
             if not hurried:
                 ranks = own_rank_folders(self.folder.run, self.folder.host)
                 compress_traces(ranks)
-                self.manifest.values["page_faults"] = page_cost.facts(_threads(ranks))
+                told = ((read_json(folder / "rank.json") or {}).get("threads") for folder in ranks)
+                # of torch's operators; None where nothing trained, and without the system's counts of faults
+                threads = max((each for each in told if isinstance(each, int)), default=None)
+                self.manifest.values["page_faults"] = page_cost.facts(threads)
             describe.join(0.2 if hurried else 5.0)
             self.manifest.values["problems"] = [self.problem] if self.problem else []
             self.manifest.ended(ended_ns, child.returncode, self._sampler())
@@ -199,15 +196,8 @@ class _Launch:
         }
 
     def _start_telemetry(self, root: int) -> subprocess.Popen[bytes] | None:
-        options = self.options
-        config = TelemetryConfig(
-            str(self.folder.host),
-            root,
-            self.clock.epoch_offset_ns,
-            options.rate_hz,
-            SEGMENT_SECONDS,
-            self.pyspy,
-        )
+        host, offset_ns = str(self.folder.host), self.clock.epoch_offset_ns
+        config = TelemetryConfig(host, root, offset_ns, self.options.rate_hz, SEGMENT_SECONDS, self.pyspy)
         try:
             with (self.folder.host / RECORDER_LOG).open("ab") as log:
                 return subprocess.Popen(
@@ -241,7 +231,6 @@ class _Launch:
                 limit.look()
 
     def _stop_telemetry(self, telemetry: subprocess.Popen[bytes] | None, seconds: float) -> None:
-        """Let it write its last segment and reading, then make sure it is gone."""
         if telemetry is None:
             return
         _tell(telemetry, f"stop {seconds:g}")
@@ -262,7 +251,6 @@ class _Launch:
             self.problem = f"telemetry and stacks are incomplete{why}"
 
     def _sampler(self) -> dict[str, Any]:
-        """The manifest's `sampler`, as it turned out."""
         values = dict(self.manifest.values["sampler"])
         rows = JsonLinesTail(self.folder.host / FALLBACK_MARKER).read()
         return {**values, "source": "agent", "reason": rows[0].get("reason")} if rows else values
@@ -271,14 +259,14 @@ class _Launch:
 def child_environment(environ: Mapping[str, str], configuration: Mapping[str, Any]) -> dict[str, str]:
     """The user's environment and what brings the agent into Python children."""
     bootstrap = os.path.join(package_folder(), "record", "agent", "bootstrap")
-    path = [bootstrap]
-    if environ.get("PYTHONPATH"):
-        path += [part for part in environ["PYTHONPATH"].split(os.pathsep) if part != bootstrap]
-    environment = dict(environ)
-    environment["PYTHONPATH"] = os.pathsep.join(path)
-    environment["STEPSCOPE_RECORD"] = json.dumps(configuration)
-    environment.setdefault("KINETO_LOG_LEVEL", "99")  # or torch's profiler writes to the user's stderr
-    return environment
+    given = environ.get("PYTHONPATH")
+    others = [part for part in given.split(os.pathsep) if part != bootstrap] if given else []
+    return {
+        "KINETO_LOG_LEVEL": "99",  # or torch's profiler writes to the user's stderr
+        **environ,
+        "PYTHONPATH": os.pathsep.join([bootstrap, *others]),
+        "STEPSCOPE_RECORD": json.dumps(configuration),
+    }
 
 
 def without_user_code(environ: Mapping[str, str]) -> dict[str, str]:
@@ -288,21 +276,18 @@ def without_user_code(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def package_folder() -> str:
-    """The folder of the stepscope package, absolute."""
     return os.path.dirname(os.path.abspath(stepscope.__file__))
 
 
 def _prepare_child(signals: BlockedSignals) -> Callable[[], None]:
     """What runs in the child between fork and exec; everything it needs is looked up before the fork."""
     allow = allow_tracing()
-    original = signals.original
-    ignore_children = signals.children_were_ignored
 
     def prepare() -> None:
         allow()
-        if ignore_children:
+        if signals.children_were_ignored:
             signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_SETMASK, original)
+        signal.pthread_sigmask(signal.SIG_SETMASK, signals.original)
 
     return prepare
 
@@ -330,9 +315,3 @@ def _tell(telemetry: subprocess.Popen[bytes] | None, command: str) -> None:
         with contextlib.suppress(OSError):  # it has died; its log says why
             telemetry.stdin.write(command.encode() + b"\n")
             telemetry.stdin.flush()
-
-
-def _threads(ranks: list[Path]) -> int | None:
-    """Of torch's operators, as the ranks say; None where nothing trained, and without the system's counts of faults."""
-    told = ((read_json(folder / "rank.json") or {}).get("threads") for folder in ranks)
-    return max((threads for threads in told if isinstance(threads, int)), default=None)

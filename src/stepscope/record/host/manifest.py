@@ -70,14 +70,12 @@ class Manifest:
 
     def ended(self, now_ns: int, returncode: int, sampler: Mapping[str, Any]) -> None:
         """`returncode` as `subprocess` gives it: negative for a signal."""
-        signal_number = -returncode if returncode < 0 else None
-        self.values["ended_ns"] = now_ns
-        self.values["exit"] = {
+        ended = {
             "status": returncode if returncode >= 0 else None,
-            "signal": signal_number,
+            "signal": -returncode if returncode < 0 else None,
             "shell_status": shell_status(returncode),
         }
-        self.values["sampler"] = dict(sampler)
+        self.values.update(ended_ns=now_ns, exit=ended, sampler=dict(sampler))
         self.save()
 
 
@@ -140,10 +138,7 @@ _TIMEOUT_SECONDS = 2.0  # a huge or remote repository must not hold up the manif
 
 def git_root(folder: Path) -> Path | None:
     """The nearest parent that holds `.git` (a folder, or a file in a worktree); asks the file system, not git."""
-    for parent in (folder, *folder.parents):
-        if (parent / ".git").exists():
-            return parent
-    return None
+    return next((parent for parent in (folder, *folder.parents) if (parent / ".git").exists()), None)
 
 
 def git_state(root: Path | None) -> dict[str, Any] | None:

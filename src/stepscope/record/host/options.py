@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stepscope.errors import UsageError
+from stepscope.errors import UsageError, refuse
 from stepscope.record.agent.config import WindowConfig
 from stepscope.record.agent.knobs import check_all, masked
 from stepscope.schema import Knob
@@ -41,18 +41,17 @@ class RecordOptions:
     watch: float = 0.0  # of the run's time, the share that monitors may take
 
     def __post_init__(self) -> None:
-        if not self.command:
-            raise UsageError("no command given; write: stepscope run -- python train.py")
-        if not 0 < self.rate_hz <= HIGHEST_RATE_HZ:
-            raise UsageError(f"--rate must lie between 0 and {HIGHEST_RATE_HZ:g} Hz, not {self.rate_hz:g}")
-        if self.max_steps is not None and self.max_steps < 1:
-            raise UsageError(f"--max-steps must be at least 1, not {self.max_steps}")
-        if self.seed is not None and not 0 <= self.seed <= HIGHEST_SEED:
-            raise UsageError(f"--seed must lie between 0 and {HIGHEST_SEED}, not {self.seed}")
+        steps, rate, seed = self.max_steps, self.rate_hz, self.seed
+        refuse(
+            {
+                f"--rate must lie between 0 and {HIGHEST_RATE_HZ:g} Hz, not {rate:g}": not 0 < rate <= HIGHEST_RATE_HZ,
+                f"--max-steps must be at least 1, not {steps}": steps is not None and steps < 1,
+                f"--seed must lie between 0 and {HIGHEST_SEED}, not {seed}": not 0 <= (seed or 0) <= HIGHEST_SEED,
+            }
+        )
         check_all(self.knobs)
 
     def for_manifest(self) -> dict[str, Any]:
-        """The `options` object of the manifest."""
         return {
             "rate_hz": self.rate_hz,
             "window": asdict(self.window),

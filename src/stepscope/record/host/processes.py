@@ -7,13 +7,15 @@ several times a second.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-_PYTHON = re.compile(r"^(python|pypy)[\d.]*(t|d)?$")
+from stepscope.record.host.command import PYTHON
+
 _LAUNCHER = re.compile(
     r"(?:^|[/ ])(torchrun|deepspeed|mpirun|mpiexec|srun|horovodrun)(?: |$)|[/ ]accelerate launch|"
     r"torch\.distributed\.(?:run|launch)|accelerate\.commands\.launch|torch/distributed/(?:run|launch)\.py"
@@ -99,13 +101,6 @@ def read_executable(pid: int) -> str | None:
         return None
 
 
-def _all_pids() -> list[int]:
-    try:
-        return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
-    except OSError:
-        return []
-
-
 @dataclass
 class Process:
     """A process of the tree. `torch` and `python` are None until they could be seen."""
@@ -154,8 +149,10 @@ class ProcessTree:
 
     def discover(self, now_ns: int) -> list[Process]:
         """Add processes that appeared since the last call; returns the new ones."""
-        present = _all_pids()
-        self._strangers = {pid: ppid for pid, ppid in self._strangers.items() if pid in set(present)}
+        present: set[int] = set()
+        with contextlib.suppress(OSError):
+            present = {int(name) for name in os.listdir("/proc") if name.isdecimal()}
+        self._strangers = {pid: ppid for pid, ppid in self._strangers.items() if pid in present}
         fresh = {pid: stat for pid in present if (stat := self._new_stat(pid)) is not None}
         added: list[Process] = []
         grown = True
@@ -174,7 +171,6 @@ class ProcessTree:
         return added
 
     def _is_marked(self, pid: int) -> bool:
-        """Whether the environment it was started with is the run's."""
         return self._mark is not None and self._mark in read_proc(pid, "environ")
 
     def _new_stat(self, pid: int) -> Stat | None:
@@ -199,8 +195,8 @@ class ProcessTree:
                 process.looks, process.torch = 0, None  # it has started another program
             process.argv = argv
             process.executable = read_executable(process.pid)
-            base = os.path.basename(process.executable or (argv[0] if argv else ""))
-            process.python = bool(_PYTHON.match(base)) if base else None
+            base = os.path.basename(process.executable or argv[0])
+            process.python = bool(PYTHON.fullmatch(base)) if base else None
         while process.looks < len(_LIBRARY_LOOKS) and age_seconds >= _LIBRARY_LOOKS[process.looks]:
             process.looks += 1
             if process.torch is not True:
@@ -226,7 +222,6 @@ class ProcessTree:
         return found
 
     def role_of(self, process: Process) -> str:
-        """The most specific thing that is known of a process."""
         command = " ".join(process.argv)
         if process.pid in self._claims:
             return "rank"

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,7 +29,6 @@ from stepscope.record.agent.masking import mask_argv
 from stepscope.record.host.hardware import ROOT, read_text
 from stepscope.record.host.pyspy_stacks import (
     Counted,
-    SpyPart,
     ThreadHistory,
     UnreadableTraceError,
     count,
@@ -204,8 +203,8 @@ class Sampler:
         """Notice samplers that have ended, start those for new processes, close a segment that is due."""
         segment, ended = self._segment, False
         if segment is not None:
-            if segment.interrupted_ns is None and time.monotonic() >= segment.deadline:
-                self._interrupt(segment)
+            if time.monotonic() >= segment.deadline:
+                self.cut()
             for spy in segment.spies:
                 if spy.text is None and spy.collect(self.now_ns):
                     self._judge(spy)
@@ -227,8 +226,14 @@ class Sampler:
 
     def cut(self) -> None:
         """End the current segment now, so that its samples are on disk; the next one follows at once."""
-        if self._segment is not None and self._segment.interrupted_ns is None:
-            self._interrupt(self._segment)
+        segment = self._segment
+        if segment is None or segment.interrupted_ns is not None:
+            return
+        self._look(0.0)
+        segment.interrupted_ns = self.now_ns()
+        for spy in segment.spies:
+            if spy.process.poll() is None:
+                spy.process.send_signal(signal.SIGINT)
 
     def stop(self, timeout: float) -> None:
         """End sampling and wait for the last segment to be written, `timeout` seconds at most."""
@@ -236,8 +241,7 @@ class Sampler:
         segment, deadline = self._segment, time.monotonic() + timeout
         if segment is None:
             return
-        if segment.interrupted_ns is None:
-            self._interrupt(segment)
+        self.cut()
         for spy in segment.spies:
             try:
                 spy.process.wait(max(0.0, deadline - time.monotonic()))
@@ -290,18 +294,11 @@ class Sampler:
             if spy.text is None:
                 spy.look(now_ns)
 
-    def _interrupt(self, segment: _Segment) -> None:
-        self._look(0.0)
-        segment.interrupted_ns = self.now_ns()
-        for spy in segment.spies:
-            if spy.process.poll() is None:
-                spy.process.send_signal(signal.SIGINT)
-
     def _close(self, segment: _Segment) -> None:
         """Put what the samplers wrote into one file, and its line into stacks.jsonl."""
         path = self.folder / f"stacks-{segment.number}.raw"
         wall_minus_run_ns = time.time_ns() - self.now_ns()
-        parts: list[SpyPart] = []
+        parts: list[Counted] = []
         messages: list[str] = []  # of those that failed
         errors = 0
         for spy in segment.spies:
@@ -310,16 +307,16 @@ class Sampler:
                 messages += [message] if is_refusal(message) else []
                 continue
             try:
-                counted, start_ns = spy.convert(self.rate_hz, wall_minus_run_ns)
+                counted = spy.convert(self.rate_hz, wall_minus_run_ns)
             except UnreadableTraceError as error:
                 messages.append(str(error))
                 continue
-            parts.append(SpyPart(process_prefix(self.chain(spy.pid)), start_ns, counted))
+            parts.append(replace(counted, prefix=process_prefix(self.chain(spy.pid))))
             errors += spy.counts[1]
         written, times = write_segment(path, parts) if parts else (False, None)
         # When the last sampler stopped: it takes one more sample after it was told to.
         told_ns = segment.interrupted_ns or self.now_ns()
-        end_ns = max([told_ns, *(part.start_ns + part.counted.last_us * 1000 for part in parts)])
+        end_ns = max([told_ns, *(part.start_ns + part.last_us * 1000 for part in parts)])
         for spy in segment.spies:
             remove(spy.path)
         if not written and not messages:
@@ -329,7 +326,7 @@ class Sampler:
                 "segment": segment.number, "file": path.name, "source": "py-spy", "pid": self.root,
                 "start_ns": segment.started_ns, "end_ns": end_ns,
                 "rate_hz": float(self.rate_hz), "idle": True, "blocking": self.native,
-                "samples": sum(sum(part.counted.counts) for part in parts) if written else None,
+                "samples": sum(sum(part.counts) for part in parts) if written else None,
                 "errors": errors if written else None,
                 "status": "ok" if written else "failed", "message": messages[0] if messages else None,
                 **({"times": times} if times is not None else {}),
@@ -346,24 +343,21 @@ class Sampler:
         self._not_before[spy.pid] = time.monotonic() + min(_RETRY_SECONDS * 1.5**tries, _LONGEST_RETRY_SECONDS)
         if self._succeeded or not os.path.exists(f"/proc/{spy.pid}"):
             return
-        message = _first_line(spy.text or "")
         refused = is_refusal(spy.text or "")
         self._refusals += refused
         # The command itself has allowed it, so trying again is no use; a child may still be on its way to allow it.
         final = refused and (spy.pid == self.root or self._refusals >= _REFUSALS_TO_GIVE_UP)
         if final or tries >= _FAILURES_TO_GIVE_UP:
-            self._end(message)
+            self._end(_first_line(spy.text or ""))
 
     def _end(self, reason: str) -> None:
         if self.active:
             self.active = False
-            if self._segment is not None and self._segment.interrupted_ns is None:
-                self._interrupt(self._segment)
+            self.cut()
             self.give_up(reason)
 
 
 def is_refusal(message: str) -> bool:
-    """Whether py-spy's words say that it lacks a right."""
     return bool(_REFUSED.search(message))
 
 
@@ -435,8 +429,8 @@ class Spy:
             return min(max(self.spawned_ns + _LOADING_NS, written_ns - last_us * 1000), max(latest, self.spawned_ns))
         return self.spawned_ns + _LOADING_NS
 
-    def convert(self, rate_hz: float, wall_minus_run_ns: int) -> tuple[Counted, int]:
-        """What it has sampled, and its start on the run's clock. Raises `UnreadableTraceError`."""
+    def convert(self, rate_hz: float, wall_minus_run_ns: int) -> Counted:
+        """What it has sampled, without the name of its process. Raises `UnreadableTraceError`."""
         trace = read_trace(self.path)
         start_ns = self.start_ns(trace.last_us, wall_minus_run_ns)
         # Whether threads can be told by the numbers that the process has for them; not in another pid namespace.
@@ -450,4 +444,4 @@ class Spy:
             return None if seen_ns == self._looked_ns else (seen_ns - start_ns) // 1000  # None: it lives on
 
         samples = self.counts[0] if self.counts else 0
-        return count(trace, samples, rate_hz=rate_hz, last_seen_us=last_seen_us), start_ns
+        return replace(count(trace, samples, rate_hz=rate_hz, last_seen_us=last_seen_us), start_ns=start_ns)

@@ -110,8 +110,6 @@ class _Lane:
 
 
 class _Lanes:
-    """Follows all threads through the events."""
-
     def __init__(self) -> None:
         self._lanes: dict[int, _Lane] = {}
         self._frames: dict[tuple[str, str, int | None], str] = {}
@@ -188,12 +186,17 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True)
 class Counted:
-    """One py-spy's segment: the raw records with their counts, and when each thread stood in which."""
+    """One py-spy's segment: the raw records with their counts, and when each thread stood in which.
+
+    `prefix` names its process, `start_ns` is when it started, on the run's clock.
+    """
 
     records: tuple[str, ...]
     counts: tuple[int, ...]
     stretches: tuple[Stretch, ...]
     last_us: int
+    prefix: str = ""
+    start_ns: int = 0
 
 
 def count(
@@ -260,16 +263,7 @@ _NEXT_RECORD, _NO_RECORD = "\nprocess ", "\n process "
 MOST_STRETCHES = 20_000  # some 400 KB; a segment at the default rate has a few hundred
 
 
-@dataclass(frozen=True)
-class SpyPart:
-    """What one py-spy has seen: `prefix` names its process, `start_ns` is when it started, on the run's clock."""
-
-    prefix: str
-    start_ns: int
-    counted: Counted
-
-
-def write_segment(path: Path, parts: Sequence[SpyPart]) -> tuple[bool, str | None]:
+def write_segment(path: Path, parts: Sequence[Counted]) -> tuple[bool, str | None]:
     """Write the stacks of all parts to `path`; returns whether they are there, and the name of the file of times.
 
     There are no times (None) where they would be too many or cannot be written. Never raises `OSError`.
@@ -280,7 +274,7 @@ def write_segment(path: Path, parts: Sequence[SpyPart]) -> tuple[bool, str | Non
     records = (
         f"{part.prefix}{record.replace(_NEXT_RECORD, _NO_RECORD)} {number}\n"
         for part in parts
-        for record, number in zip(part.counted.records, part.counted.counts, strict=True)
+        for record, number in zip(part.records, part.counts, strict=True)
     )
     if not _replace(path, "".join(records)):
         remove(times)
@@ -288,17 +282,17 @@ def write_segment(path: Path, parts: Sequence[SpyPart]) -> tuple[bool, str | Non
     return True, times.name if timed else None
 
 
-def _times_text(parts: Sequence[SpyPart]) -> str | None:
+def _times_text(parts: Sequence[Counted]) -> str | None:
     """The file of times: a stretch's `record` is the position of its record in the raw file, counted from 0."""
-    if not 0 < sum(len(part.counted.stretches) for part in parts) <= MOST_STRETCHES:
+    if not 0 < sum(len(part.stretches) for part in parts) <= MOST_STRETCHES:
         return None
     start_ns = min(part.start_ns for part in parts)
     rows = []
     first = 0
     for part in parts:
         shift = round((part.start_ns - start_ns) / 1000)
-        rows += [(first + record, start + shift, end + shift) for record, start, end in part.counted.stretches]
-        first += len(part.counted.records)
+        rows += [(first + record, start + shift, end + shift) for record, start, end in part.stretches]
+        first += len(part.records)
     rows.sort(key=lambda row: row[1])
     record, start_us, end_us = zip(*rows, strict=True)
     stretches = {"record": record, "start_us": start_us, "end_us": end_us}

@@ -45,7 +45,6 @@ class Scheduler:
     index: int | None = None
 
     def for_manifest(self) -> dict[str, Any]:
-        """The `scheduler` object of the manifest."""
         return {
             "kind": self.kind,
             "identity": list(self.identity) if self.identity else None,

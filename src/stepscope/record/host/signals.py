@@ -25,6 +25,11 @@ ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 _GRACE_SECONDS = 60.0
 
 
+def heeded(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
+    """Those of these signals that were not ignored when we started (`nohup`)."""
+    return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+
+
 class Interrupted(Exception):
     """SIGTERM or SIGHUP arrived after the command had ended: stop what we are doing and leave."""
 
@@ -37,8 +42,7 @@ class BlockedSignals:
     """
 
     def __init__(self) -> None:
-        taken = [number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
-        self._taken = frozenset((*taken, signal.SIGCHLD))
+        self._taken = frozenset((*heeded(_FORWARDED), signal.SIGCHLD))
         self.original: set[int] = set()
         # Whether SIGCHLD was ignored when we started; the command inherits that, we cannot use it.
         self.children_were_ignored = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
@@ -101,7 +105,7 @@ def interrupted_on_termination() -> contextlib.AbstractContextManager[None]:
     def interrupt(number: int, _: FrameType | None) -> None:
         raise Interrupted(signal.Signals(number).name)
 
-    return handled([number for number in ENDINGS if signal.getsignal(number) is not signal.SIG_IGN], interrupt)
+    return handled(heeded(ENDINGS), interrupt)
 
 
 MAX_STEPS_MARKER = "max-steps"
@@ -127,11 +131,9 @@ class StepLimit:
 
     @property
     def pending(self) -> bool:
-        """Whether it wants to be asked again soon."""
         return self._sent == 0
 
     def look(self) -> None:
-        """Interrupt where it is time to."""
         now = self._clock()
         if self._sent >= MOST or now < self._due or (not self._sent and not self._marker.exists()):
             return

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from stepscope.errors import UnreadableInputError, UsageError
+from stepscope.record.host.command import PYTHON
 from stepscope.record.host.slurm_shell import Command, UnclosedText, Word, commands
 
 _SHEBANG = re.compile(r"#!\s*(\S+)(?:[ \t]+(\S+))?")
@@ -63,7 +64,6 @@ PROGRAMS = KNOWN.shells.union(
     ("stepscope",), TASK_STARTERS, KNOWN.starters, KNOWN.containers, KNOWN.other_containers, KNOWN.runners,
     KNOWN.trainers, KNOWN.profilers,
 )  # fmt: skip
-PYTHON = re.compile(r"(?:python|pypy)(?:\d+(?:\.\d+)*)?(?:t|d)?")
 SHELL_SCRIPT = re.compile(r".+\.(?:sh|bash|sbatch|slurm|job)")
 MENTION = re.compile(
     r"\.py(?![\w.])|(?<![\w.-])(?:torchrun|deepspeed|horovodrun|accelerate launch|python[\d.]*)(?![\w.-])"
@@ -71,22 +71,17 @@ MENTION = re.compile(
 
 
 @dataclass(frozen=True)
-class Remark:
-    """Something to say about a line; lines count from 1."""
-
-    line: int
-    text: str
-
-
-@dataclass(frozen=True)
 class SwitchedOn:
-    """`text` is the new script. `lines` were changed, `recorded` had been before, `left` may train and stay as is."""
+    """`text` is the new script. `lines` were changed, `recorded` had been before, `left` may train and stay as is.
+
+    Lines count from 1; of `left` and `remarks` each comes with what is to be said of it.
+    """
 
     text: str
     lines: tuple[int, ...]
     recorded: tuple[int, ...]
-    left: tuple[Remark, ...]
-    remarks: tuple[Remark, ...]
+    left: tuple[tuple[int, str], ...]
+    remarks: tuple[tuple[int, str], ...]
 
 
 def switch_on(script: str, *, program: str = "stepscope") -> SwitchedOn:
@@ -127,8 +122,8 @@ def switch_on(script: str, *, program: str = "stepscope") -> SwitchedOn:
         text=f"{program} run -- ".join(script[start:end] for start, end in itertools.pairwise(cuts)),
         lines=tuple(dict.fromkeys(line(offset) for offset in places)),
         recorded=tuple(dict.fromkeys(line(one.offset) for one in found if one.what == RECORDED)),
-        left=tuple(Remark(line(one.offset), one.text) for one in found if one.what == LEFT),
-        remarks=tuple(Remark(line(offset), note) for offset, note in places.items() if note),
+        left=tuple((line(one.offset), one.text) for one in found if one.what == LEFT),
+        remarks=tuple((line(offset), note) for offset, note in places.items() if note),
     )
 
 

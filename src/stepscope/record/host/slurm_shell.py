@@ -42,7 +42,6 @@ class Word:
 
     @property
     def assigned(self) -> tuple[str, str] | None:
-        """Name and value of `NAME=value`, else None."""
         found = _ASSIGNMENT.match(self.text)
         return None if found is None else (re.split(r"[\[+=]", self.text, maxsplit=1)[0], self.text[found.end() :])
 
@@ -96,8 +95,6 @@ class _Reader:
                     command.words.append(word)
         if command.words:
             yield command
-
-    # ------------------------------------------------------------------------------------------------ between words
 
     def _skip_blank(self) -> str:
         """Skip blanks, continued lines and comments; the next character, empty at the end."""
@@ -179,8 +176,6 @@ class _Reader:
             return True
         self._at = start
         return False
-
-    # ---------------------------------------------------------------------------------------------------- inside words
 
     def _word(self) -> Word:
         start, text, origins, quoted = self._at, "", [], False

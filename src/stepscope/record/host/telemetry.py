@@ -101,11 +101,9 @@ class Telemetry:
 
     @property
     def dropped(self) -> int:
-        """Lines that could not be written."""
         return sum(log.dropped for log in (self._processes, self._system, self._stacks))
 
     def run(self, commands: Commands) -> None:
-        """Until the launcher says stop, or is gone."""
         next_read = time.monotonic() + _FIRST_READ_SECONDS
         self._tick()
         while True:
