@@ -158,13 +158,11 @@ class UserPaths:
 
     def passes(self, mark: Callable[[Frame], bool]) -> Bools:
         """Whether any frame on the path is one that `mark` says yes to."""
-        found: Bools = self.innermost_of(mark) >= 0
-        return found
+        return self.innermost_of(mark) >= 0
 
     def is_below(self, node: Int32, above: Int32) -> Bools:
         """Whether `node` is one and deeper than `above`; every node is deeper than none."""
-        found: Bools = (node >= 0) & (at(self.tree.depth, node, NONE) > at(self.tree.depth, above, NONE))
-        return found
+        return (node >= 0) & (at(self.tree.depth, node, NONE) > at(self.tree.depth, above, NONE))
 
     @cached_property
     def _lines(self) -> tuple[list[tuple[str, int | None, str]], Int32]:

@@ -116,8 +116,7 @@ class HostCalls:
 
     @cached_property
     def in_operator(self) -> Bools:
-        found: Bools = nearest_ancestor(self.parent, self.what == OPERATOR) >= 0
-        return found
+        return nearest_ancestor(self.parent, self.what == OPERATOR) >= 0
 
     def named(self, wanted: Callable[[str], bool], among: Bools | None = None) -> Bools:
         """Which of the slices (of those `among` them) have a name like that; each distinct name is looked at once."""
@@ -125,8 +124,7 @@ class HostCalls:
         flags = np.zeros(len(self.span.names.values) + 1, bool)
         for code in np.unique(codes[codes >= 0]).tolist():
             flags[code] = wanted(self.span.names.values[code])
-        found: Bools = flags[self.codes] if among is None else flags[self.codes] & among
-        return found
+        return flags[self.codes] if among is None else flags[self.codes] & among
 
     def name(self, position: int) -> str:
         code = self.codes[position]

@@ -144,8 +144,7 @@ def inside(one: Intervals, times: Int64) -> Bools:
     if not len(one.starts):
         return np.zeros(len(times), bool)
     at = np.searchsorted(one.starts, times, side="right") - 1
-    found: Bools = (at >= 0) & (times < one.ends[np.maximum(at, 0)])
-    return found
+    return (at >= 0) & (times < one.ends[np.maximum(at, 0)])
 
 
 def _both(one: Int64, other: Int64) -> Int64:

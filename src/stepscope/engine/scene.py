@@ -78,8 +78,7 @@ class Scene(Struct, frozen=True, eq=False, dict=True):
     def trains(self) -> Bools:
         """The steps in which a backward pass runs."""
         order = np.sort(self.span.start_ns[np.flatnonzero(self.calls.is_backward)])
-        found: Bools = np.searchsorted(order, self.ends) > np.searchsorted(order, self.starts)
-        return found
+        return np.searchsorted(order, self.ends) > np.searchsorted(order, self.starts)
 
     @cached_property
     def mine(self) -> Bools:
@@ -104,8 +103,7 @@ class Scene(Struct, frozen=True, eq=False, dict=True):
     def launched_during(self, times: Intervals) -> Bools:
         """Device work whose launch began in these times."""
         launch = self.found.launch
-        launched: Bools = intervals.inside(times, self.span.start_ns[np.maximum(launch, 0)]) & (launch >= 0)
-        return launched
+        return intervals.inside(times, self.span.start_ns[np.maximum(launch, 0)]) & (launch >= 0)
 
     def launched_below(self, rows: Int64) -> Bools:
         """Device work launched inside these host slices."""
@@ -114,8 +112,7 @@ class Scene(Struct, frozen=True, eq=False, dict=True):
             return np.zeros(len(found), bool)
         origin = np.where(found.launch >= 0, found.launch, found.operator)
         below = self_or_ancestor(self.span.parent, flags(len(self.span), rows))
-        launched: Bools = (origin >= 0) & (below[origin] >= 0)
-        return launched
+        return (origin >= 0) & (below[origin] >= 0)
 
     def exclusive(self, chosen: Bools) -> Intervals:
         """When the chosen device work ran and no other did."""

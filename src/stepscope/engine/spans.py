@@ -73,8 +73,7 @@ def matches(pattern: str, values: Sequence[str]) -> Bools:
     if len(values) < FEW_NAMES:
         search = re.compile(pattern).search
         return np.asarray([search(value) is not None for value in values], bool)
-    found: Bools = pl.Series(values, dtype=pl.String).str.contains(pattern).to_numpy()
-    return found
+    return pl.Series(values, dtype=pl.String).str.contains(pattern).to_numpy()
 
 
 def _texts_of(column: str) -> cached_property[Texts]:
@@ -267,8 +266,7 @@ class Span:
         backward = (self.series("forward_thread") > 0).fill_null(False).to_numpy() & self.is_operator
         framed = self.is_function | self.series("call_stack").is_not_null().to_numpy()
         flags = [np.bincount(self.tracks.codes[rows] % count, minlength=count) > 0 for rows in (backward, framed)]
-        engines: Bools = flags[0] & ~flags[1]
-        return engines
+        return flags[0] & ~flags[1]
 
     @cached_property
     def metadata(self) -> dict[str, Any]:

@@ -62,8 +62,6 @@ class LooseEvent(msgspec.Struct, gc=False):
     id: Any = None
 
 
-# ----------------------------------------------------------------------------------------------------- arguments
-
 Whole: TypeAlias = int | str | None  # text and null are made usual later
 _FLOAT = (float | None, NAN)
 _SIDES = (tuple[int, int, int] | None, None)
@@ -157,8 +155,6 @@ def _decode_one(kind: Any, raw: msgspec.Raw) -> Any:
     return record
 
 
-# ----------------------------------------------------------------------------------------------------------- times
-
 # Below, a float of microseconds with three decimals rounds to the right nanosecond: 2**43 us are 101 days, and the
 # writer's base is at most three months old.
 EXACT_MICROSECONDS = 2.0**43
@@ -227,8 +223,6 @@ def _one(text: bytes) -> int | None:
         return None
     return result if abs(result) <= _FAR_NS else None
 
-
-# --------------------------------------------------------------------------------------------------------- columns
 
 COLLECTIVE_KEYS = (
     *("Collective name", "In msg nelems", "Out msg nelems", "dtype", "Group size", "Process Group Name"),

@@ -66,8 +66,6 @@ class Frames:
         if problem not in self.problems:
             self.problems.append(problem)
 
-    # ------------------------------------------------------------------------------------------------ around the list
-
     def _find_list(self) -> bytes | None:
         """Read up to the list's beginning; returns what was read of the list itself, None if there is none."""
         buffer = b""
@@ -105,8 +103,6 @@ class Frames:
                 self.tail = buffer
                 return None
             buffer += piece
-
-    # ------------------------------------------------------------------------------------------------------ the list
 
     def _list(self, buffer: bytes) -> Iterator[list[Any]]:
         """Cut and decode until the list is closed or the bytes end; then `tail` is what follows the bracket."""

@@ -93,9 +93,6 @@ class _Files:
         return next(iter(jsonl.read_rows(*self.named(LAST_WORD))), None)
 
 
-# --------------------------------------------------------------------------------------------------------- host
-
-
 def _host(folder: Path, losses: Losses) -> RawHost:
     files = _Files(folder, losses)
     manifest, last_word = files.object("manifest.json"), files.last_word()
@@ -206,9 +203,6 @@ def read_times(path: Path, losses: Losses, label: str) -> Stretches:
     return found
 
 
-# --------------------------------------------------------------------------------------------------------- rank
-
-
 def _rank(folder: Path, losses: Losses) -> RawRank:
     files = _Files(folder, losses)
     match = _RANK.fullmatch(folder.name)
@@ -264,9 +258,6 @@ def _adoptable(path: Path) -> bool:
         )
     except (OSError, ValueError):  # ValueError: a NUL in the name
         return False
-
-
-# --------------------------------------------------------------------------------------------------------- steps
 
 
 # A column that a journal of an older or newer recorder lacks is None; one that is not known here is left out. A row
@@ -330,9 +321,6 @@ def _row(value: Any, columns: tuple[str, ...]) -> Row | None:
     if row["fetches"] == 0:  # no loader was asked: nothing says that this was a wait for data
         row["before_forward_ns"], row["data_wait_ns"] = row["data_wait_ns"], None
     return row
-
-
-# ------------------------------------------------------------------------------------------------- notebook cells
 
 
 def cells(run: Path) -> tuple[Path | None, tuple[tuple[str, str], ...]]:

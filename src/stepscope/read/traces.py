@@ -152,9 +152,6 @@ def _rank_of_name(path: Path, top: Path) -> int | None:
     return None
 
 
-# --------------------------------------------------------------------------------------------------------- ranks
-
-
 def _by_rank(found: list[_Found], root: Path, losses: Losses) -> tuple[RawRank, ...]:
     workers: dict[tuple[str, str], list[_Found]] = {}
     for trace in found:

@@ -195,9 +195,6 @@ def _move(part: Path, entry: Path) -> None:
         part.replace(entry)
 
 
-# ------------------------------------------------------------------------------------------------------- several traces
-
-
 @contextmanager
 def cache_folder(options: BuildOptions) -> Iterator[Path]:
     """The cache, or a folder that is gone afterwards where there is none or it cannot be written to."""

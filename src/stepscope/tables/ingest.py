@@ -126,9 +126,6 @@ def _index(summary: TraceSummary, **known: Any) -> TraceIndex:
     )
 
 
-# --------------------------------------------------------------------------------------------------------- what is kept
-
-
 class _Taken(Struct, frozen=True):
     """What is kept of all chunks; the rest went to the writer of the parts."""
 
@@ -268,9 +265,6 @@ def _device(kind: int, number: int) -> str | None:
         return None
     name = _DEVICES.get(kind, f"device-{kind}")
     return name if kind == 0 or number < 0 else f"{name}:{number}"
-
-
-# ------------------------------------------------------------------------------------------------------------ durations
 
 
 def repair(track: npt.NDArray[np.integer], start_ns: Int64, duration_ns: Int64, *, is_device: Bools) -> int:

@@ -93,9 +93,6 @@ def _curves(series: RawSeries) -> Iterator[Curve]:
         yield Curve(NORM_CLIPPED, CLIPPING, series.times_ns, clipped)
 
 
-# ----------------------------------------------------------------------------------------------------- the loss
-
-
 class _Passes(NamedTuple):
     """Backward passes in order of time, those left out that an optimizer's step made again.
 

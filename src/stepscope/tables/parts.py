@@ -161,9 +161,6 @@ def part_name(number: int) -> str:
     return f"events-{number:05d}.parquet"
 
 
-# ---------------------------------------------------------------------------------------------------- columns in memory
-
-
 class TextCodes:
     """Codes of one column of texts, in order of first appearance."""
 

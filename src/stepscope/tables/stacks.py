@@ -254,8 +254,7 @@ class StackRows:
         )
         forward = mostly_forward(table, self._stretches, ranks)
         marked = pl.when(pl.col("marked").is_null() & ~pl.col("importing") & forward).then(pl.lit(phases.FORWARD))
-        phased: pl.DataFrame = table.with_columns(marked=marked.otherwise("marked")).with_columns(phase=_phase())
-        return phased
+        return table.with_columns(marked=marked.otherwise("marked")).with_columns(phase=_phase())
 
 
 def _as_table(name: str, rows: pl.DataFrame) -> pl.DataFrame:
@@ -337,11 +336,9 @@ def _covered(
     def before(moments: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         index = np.searchsorted(begins, moments, side="right")
         last = np.maximum(index - 1, 0)
-        found: npt.NDArray[np.int64] = done[index] - np.where(index > 0, np.maximum(0, ends[last] - moments), 0)
-        return found
+        return done[index] - np.where(index > 0, np.maximum(0, ends[last] - moments), 0)
 
-    covered: npt.NDArray[np.int64] = before(end) - before(start)
-    return covered
+    return before(end) - before(start)
 
 
 _ROLE_OF_HINT = {"launcher": LAUNCHER, "helper": HELPER}

@@ -117,9 +117,6 @@ def _rows(entry: Path, index: TraceIndex) -> int:
     return count if count == tree.select(pl.len()).collect().item() else -1
 
 
-# --------------------------------------------------------------------------------------------- rows of the run's tables
-
-
 class ReadTrace(Struct, frozen=True):
     """A trace that was read, with the rank it belongs to.
 
@@ -133,11 +130,6 @@ class ReadTrace(Struct, frozen=True):
     steps: list[dict[str, Any]]
     offset_ns: int
     counts: Counter[str]
-
-    @property
-    def source(self) -> str:
-        """How notes name it."""
-        return f"{self.rank.name}/{self.name}"
 
 
 def load(

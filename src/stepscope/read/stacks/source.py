@@ -52,8 +52,6 @@ def split_prefixes(text: str, hints: dict[int, str]) -> tuple[Prefixes, int] | N
     return Prefixes(tuple(pids), match[1], match[2]), match.end()
 
 
-# ----------------------------------------------------------------------------------------------------- command lines
-
 _HELPERS = re.compile(r"from multiprocessing\.(?:resource_tracker|semaphore_tracker|forkserver) import")
 _PYTHON = r"(?:python|pypy)[\d.]*(?:-dbg|t|w)?(?:\.exe)?"
 # Options, without the one that names a module (-m, -Im) or holds the program itself (-c).
@@ -111,9 +109,6 @@ def count_of(digits: str) -> int | None:
     if digits.isdigit() and digits.isascii() and len(digits) <= MAX_COUNT_DIGITS:
         return int(digits)
     return None
-
-
-# ------------------------------------------------------------------------------------------------------------ frames
 
 
 class FrameTexts:

@@ -238,8 +238,6 @@ def open_speedscope(path: Path, label: str, head: bytes) -> Speedscope:
     return Speedscope(path, label, tool="py-spy" if _PYSPY_PROFILE.search(head) else "speedscope")
 
 
-# ---------------------------------------------------------------------------------------------------------- profiles
-
 _Stacks = Iterator[tuple[tuple[int, ...], int]]
 
 
@@ -407,9 +405,6 @@ def _evented_stacks(profile: _Profile, factor: float | None, frames: int, losses
         samples = _whole(min(own * (factor or 1.0), MAX_SAMPLES))
         if node and samples:
             yield paths.path(node), samples
-
-
-# ------------------------------------------------------------------------------------------------- stretches of lists
 
 
 def _stretches(raw: msgspec.Raw, closing: bytes) -> Iterator[bytes]:

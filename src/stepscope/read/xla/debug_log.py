@@ -151,8 +151,6 @@ class Analyses:
                 self._close(kind, opened.pop(0))
         self._close_table()
 
-    # ----------------------------------------------------------------------------------------------- analyses
-
     def _analysis(self, line: str) -> bool:
         head, _, text = line.partition(MARK)
         if head.endswith("Post Compilation "):
@@ -194,8 +192,6 @@ class Analyses:
                 whole = Compile(None, None, None, None, None)
         counter[whole] += 1
 
-    # ----------------------------------------------------------------------------------------------- warnings
-
     def _warning(self, text: str) -> None:
         kind = text.partition(":")[0][:200]
         full = kind not in self.warnings and len(self.warnings) >= MAX_WARNINGS
@@ -212,8 +208,6 @@ class Analyses:
             words = (word.strip(" ,") for word in text[len(_NOT_LOWERED) :].split(","))
             found = [word for word in words if "aten::" in word and " " not in word]
             self.operators.extend(name for name in found if name not in self.operators)
-
-    # -------------------------------------------------------------------------------------------------- table
 
     def _in_table(self, line: str) -> bool:
         match = _COUNTED.search(line)

@@ -303,9 +303,6 @@ def _at(place: Place | None, *more: str) -> dict[str, Any]:
     return {name: getattr(place, name, None) for name in ("file", "line", *more)}
 
 
-# ---------------------------------------------------------------------------------------------------- compilations
-
-
 def _compiles(found: Sources) -> Iterator[Row]:
     analyses, log = found.analyses, found.log
     cells = [change for change in found.changes if change.samples[COMPILE]]
@@ -351,9 +348,6 @@ def _eager(found: Sources) -> Iterator[Row]:
     for change in found.changes:
         if count := change.samples[EAGER_COMPILE]:
             yield _compile(_UNKNOWN, count, source, change.step, round(change.totals[EAGER_COMPILE]))
-
-
-# ------------------------------------------------------------------------------------------------------- transfers
 
 
 def _transfers(found: Sources) -> Iterator[Row]:
@@ -419,9 +413,6 @@ def _logged_transfers(found: Sources) -> Iterator[Row]:
         yield _transfer(_NOWHERE, warned - shown, None, found.log)
 
 
-# ------------------------------------------------------------------------------------------------------- fallbacks
-
-
 def _fallbacks(found: Sources) -> Iterator[Row]:
     analyses = found.analyses
     lines = _fallback_lines(found)
@@ -450,9 +441,6 @@ def _fallback_lines(found: Sources) -> dict[str, Place]:
     for frame in named:
         lines.setdefault(frame.operator or "", frame.place)
     return lines
-
-
-# --------------------------------------------------------------------------------------------- the rest of the log
 
 
 def _counters(found: Sources) -> Iterator[Row]:

@@ -77,8 +77,6 @@ def _whole(text: str) -> int | None:
     return int(text) if _WHOLE.fullmatch(text) else None
 
 
-# ------------------------------------------------------------------------------------------------------ one report
-
 MAX_NAMES = 10_000
 MAX_PERCENTILES = 1_000
 MAX_LINE_CHARS = 65_536
@@ -218,9 +216,6 @@ class ReportReader:
             report.renamed[name] = written
 
 
-# ------------------------------------------------------------------------------------------- one report of several
-
-
 def highest(reports: Sequence[Report]) -> Report:
     """The reports of one process as one: of every name, the entry with the highest count."""
     best = Report()
@@ -255,8 +250,6 @@ def _same(one: Figure, other: Figure) -> bool:
         return abs(one.total - other.total) <= 0.01 * max(one.total, other.total, 1.0)
     return abs(one.total - other.total) < 1.0
 
-
-# ------------------------------------------------------------------------------------------------- reports by step
 
 HEAD = "[MetricsData; step="
 MAX_STEPS = 200_000  # in which something happened; what happens later is counted without its step
