@@ -65,7 +65,6 @@ class Origins(Struct, frozen=True):
 
 
 def origins(base: Base, span: Span) -> Origins:
-    """The tree of the slices of a span, with the origins marked in it."""
     if "origins" not in span.kept:
         span.kept["origins"] = _origins(base, span)
     found: Origins = span.kept["origins"]
@@ -204,7 +203,6 @@ def heaviest(sums: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
 
 
 def _by_weight(sums: pl.DataFrame, keys: Sequence[str] = ()) -> pl.DataFrame:
-    """`place_sums` of several spans added up, the most weight first."""
     if sums.is_empty():
         return sums
     total = sums.group_by(*keys, *_PLACE).agg(pl.col("weight").sum(), pl.col("rows").sum())

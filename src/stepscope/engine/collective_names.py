@@ -126,7 +126,6 @@ def runs_on_host(name: str) -> bool:
 
 
 def kind_of(name: str) -> str | None:
-    """The kind of collective that a kernel, a call or the argument "Collective name" names: "all_reduce" …"""
     letters = _LETTERS.sub("", name.lower())
     return next((kind for part, kind in _KINDS if part in letters), None)
 

@@ -45,7 +45,6 @@ class Work(Struct, frozen=True, dict=True):
 
     @cached_property
     def is_kernel(self) -> Bools:
-        """Kernels, those of collectives too."""
         return np.isin(self.kind, (KERNEL, COMMUNICATION))
 
     def covered(self, *kinds: int) -> Intervals:

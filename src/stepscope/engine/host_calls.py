@@ -85,7 +85,6 @@ class HostCalls:
 
     @cached_property
     def caller(self) -> Int64:
-        """The user's function around each slice."""
         return nearest_ancestor(self.parent, self.what == USER)
 
     @cached_property
@@ -105,7 +104,6 @@ class HostCalls:
 
     @cached_property
     def function(self) -> Int64:
-        """Whatever Python function made the call."""
         around = self._past_transparent
         return np.where((around >= 0) & (self.what[around] != OPERATOR), around, NONE)
 
@@ -135,7 +133,6 @@ class HostCalls:
         return callee_name(self.name(position)) if self.codes[position] >= 0 else "?"
 
     def function_at(self, position: int) -> Function:
-        """The user's function that a slice is."""
         return self._functions[int(self.codes[position])]
 
 
@@ -222,7 +219,6 @@ def _chosen(tables: Tables, known: set[tuple[str, int]]) -> tuple[set[tuple[str,
 
 
 def _host_rows(span: Span, chosen: set[tuple[str, int]] | None) -> Int64:
-    """The host slices of the chosen steps, and those that began before the first of these and still run."""
     host = (span.series("stream").is_null() & span.series("duration_ns").is_not_null()).to_numpy()
     if chosen is None:
         return np.flatnonzero(host)
@@ -251,7 +247,6 @@ def _marked_steps(part: HostCalls) -> Int64:
 
 
 def _kind(name: str, code: UserCode) -> tuple[int, Function | None]:
-    """What a Python function is by its name, and the user's function where it is one."""
     if RECORDER_WRAPPER.search(name):
         return TRANSPARENT, None
     if RECORDER.search(name):

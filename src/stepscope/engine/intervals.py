@@ -47,7 +47,6 @@ def union(starts: Int64, ends: Int64) -> Intervals:
 
 
 def merge(*sets: Intervals) -> Intervals:
-    """The union of sets."""
     filled = [one for one in sets if len(one.starts)]
     if len(filled) < 2:
         return filled[0] if filled else EMPTY
@@ -55,7 +54,6 @@ def merge(*sets: Intervals) -> Intervals:
 
 
 def intersect(one: Intervals, other: Intervals) -> Intervals:
-    """What both sets cover."""
     if not len(one.starts) or not len(other.starts):
         return EMPTY
     # every piece of both begins at a start of either and ends at the first end of either behind it
@@ -66,7 +64,6 @@ def intersect(one: Intervals, other: Intervals) -> Intervals:
 
 
 def subtract(one: Intervals, other: Intervals) -> Intervals:
-    """What `one` covers and `other` does not."""
     if not len(one.starts) or not len(other.starts):
         return one
     return intersect(one, complement(other, int(one.starts[0]), int(one.ends[-1])))

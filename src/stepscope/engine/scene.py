@@ -42,7 +42,6 @@ class Scene(Struct, frozen=True, eq=False, dict=True):
 
     @property
     def inside(self) -> Intervals:
-        """The time of the steps."""
         return intervals.union(self.starts, self.ends)
 
     @cached_property
@@ -71,12 +70,10 @@ class Scene(Struct, frozen=True, eq=False, dict=True):
         return self.step_of(self.span.start_ns[rows] + self.span.duration_ns[rows] // 2)
 
     def has(self, column: str) -> bool:
-        """Whether the trace has any value of a column."""
         return bool(self.span.series(column).is_not_null().any())
 
     @property
     def trains(self) -> Bools:
-        """The steps in which a backward pass runs."""
         order = np.sort(self.span.start_ns[np.flatnonzero(self.calls.is_backward)])
         return np.searchsorted(order, self.ends) > np.searchsorted(order, self.starts)
 
@@ -88,7 +85,6 @@ class Scene(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def operators(self) -> Bools:
-        """The operators among `mine`."""
         return np.logical_and(self.span.is_operator, self.mine)
 
     @cached_property
@@ -97,7 +93,6 @@ class Scene(Struct, frozen=True, eq=False, dict=True):
         return self_or_ancestor(self.span.parent, self.calls.is_backward)
 
     def times(self, rows: Int64) -> Intervals:
-        """When any of these slices ran."""
         return self.span.times(rows)
 
     def launched_during(self, times: Intervals) -> Bools:

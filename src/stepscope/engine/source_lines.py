@@ -117,7 +117,6 @@ class Lines:
         return _first_line(scope) if isinstance(scope, _FUNCTIONS) else None
 
     def text(self, file: str, line: int | None) -> str | None:
-        """The source line, stripped; None where the text is not at hand."""
         if line is None or file not in self._sources:
             return None
         lines = self._sources[file].splitlines()
@@ -210,7 +209,6 @@ def _loops(scope: ast.AST | None) -> list[_Loop]:
 
 
 def _calls(scope: ast.AST | None, name: str, *, loop: bool) -> list[tuple[int, _Loop | None]]:
-    """(line, innermost loop) of calls of `name` in the function, those inside loops first if asked for."""
     found: list[tuple[int, _Loop | None]] = []
     for node, inside in _walk(scope):
         called = node.func if isinstance(node, ast.Call) else None
@@ -225,7 +223,6 @@ def _calls(scope: ast.AST | None, name: str, *, loop: bool) -> list[tuple[int, _
 
 
 def _signs(scope: ast.AST | None, operator: str) -> set[int]:
-    """Lines of the function on which a sign stands for `operator`."""
     wanted = _SIGNS.get(operator, ())
     found: set[int] = set()
     for node, _ in _walk(scope):

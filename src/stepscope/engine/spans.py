@@ -44,11 +44,9 @@ class Texts(Struct, frozen=True):
     values: list[str]
 
     def where(self, names: Sequence[str] | frozenset[str]) -> Bools:
-        """Rows whose text is one of `names`."""
         return self.pick([value in names for value in self.values])
 
     def pick(self, flags: Sequence[bool] | Bools) -> Bools:
-        """Rows whose value is flagged; `flags` goes with `values`."""
         return np.append(np.asarray(flags, bool), False)[self.codes]
 
     def matching(self, wanted: Callable[[str], object]) -> Bools:
@@ -56,20 +54,16 @@ class Texts(Struct, frozen=True):
         return self.pick([wanted(value) is not None for value in self.values])
 
     def like(self, pattern: str) -> Bools:
-        """Rows in whose text a pattern is found."""
         return self.pick(matches(pattern, self.values))
 
     def starting(self, *prefixes: str) -> Bools:
-        """Rows whose text begins with one of `prefixes`."""
         return self.pick([value.startswith(prefixes) for value in self.values])
 
     def containing(self, *parts: str) -> Bools:
-        """Rows whose text holds one of `parts`."""
         return self.pick(np.logical_or.reduce([[part in value for value in self.values] for part in parts]))
 
 
 def matches(pattern: str, values: Sequence[str]) -> Bools:
-    """Which values a pattern is found in."""
     if len(values) < FEW_NAMES:
         search = re.compile(pattern).search
         return np.asarray([search(value) is not None for value in values], bool)
@@ -131,11 +125,9 @@ class Span:
         return self.start_ns + self.duration_ns
 
     def ends(self, rows: Int64 | Bools) -> Int64:
-        """`end_ns` of some rows."""
         return self.start_ns[rows] + self.duration_ns[rows]
 
     def times(self, rows: Int64 | Bools) -> Intervals:
-        """When any of some rows ran."""
         return union(self.start_ns[rows], self.ends(rows))
 
     @cached_property
@@ -176,7 +168,6 @@ class Span:
         )
 
     def own(self, table: pl.DataFrame) -> pl.DataFrame:
-        """The rows of a table that are of this trace."""
         return table.filter((pl.col("process") == self.ref.process) & (pl.col("trace") == self.ref.trace))
 
     @cached_property
@@ -270,20 +261,17 @@ class Span:
 
     @cached_property
     def metadata(self) -> dict[str, Any]:
-        """The allow-listed metadata of the file."""
         own = self.own(self.tables.traces)
         return json_object(own["metadata"][0]) if own.height else {}
 
     @cached_property
     def gpus(self) -> dict[int, GpuProperties]:
-        """By number of the device."""
         listed = self.metadata.get("deviceProperties")
         found = [_gpu(item) for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
         return {gpu.device: gpu for gpu in found}
 
     @cached_property
     def memory(self) -> pl.DataFrame:
-        """Rows of `memory` of this trace in order of time."""
         return self.own(self.tables.memory).sort("time_ns", maintain_order=True)
 
 
@@ -298,7 +286,6 @@ class Base(Struct, frozen=True):
 
     @property
     def any_frames(self) -> bool:
-        """Whether any trace tells Python functions or call stacks."""
         return any(span.has_stacks for span in self.spans)
 
     def chosen(self, ref: SpanRef | None) -> list[Span]:
@@ -326,7 +313,6 @@ def spans(tables: Tables) -> tuple[Span, ...]:
 
 
 def texts(column: pl.Series) -> Texts:
-    """Any text column as numbers."""
     encoded = column.cast(pl.Categorical)
     codes = encoded.to_physical()
     distinct = pl.DataFrame({"code": codes, "value": encoded}).unique("code").drop_nulls().sort("code")
@@ -337,7 +323,6 @@ def texts(column: pl.Series) -> Texts:
 
 
 def _refs(tables: Tables) -> dict[tuple[str, str], SpanRef]:
-    """The name of each trace, by process and trace."""
     recorded = bool(tables.manifests) or tables.journal.height > 0
     rows = list(tables.traces.iter_rows(named=True))
     runs = {row["folder"] or "" for row in rows}

@@ -71,7 +71,6 @@ _WHOLE = (Whole, MISSING)
 
 
 def _record(*groups: dict[str, tuple[str, tuple[Any, Any]]]) -> Any:
-    """A record of arguments: field -> its key in the file, its type and what stands for a missing one."""
     fields = {name: field for group in groups for name, field in group.items()}
     typed = [(name, kind[0], msgspec.field(default=kind[1], name=key)) for name, (key, kind) in fields.items()]
     return msgspec.defstruct("Arguments", typed, gc=False)
@@ -248,7 +247,6 @@ def collective_text(raw: msgspec.Raw) -> str | None:
 
 
 def _name_text(value: str) -> str:
-    """A name that can be stored: valid Unicode of bounded length."""
     return clean(value[:MAX_NAME_CHARS])
 
 
@@ -295,7 +293,6 @@ class Codes:
         return np.fromiter(map(self._codes.__getitem__, values), np.int32, size)
 
     def add(self, codes: Int32 | None, size: int) -> None:
-        """Append `size` codes that `codes` gave, or as many missing values."""
         self._parts.append(np.broadcast_to(_NO_CODE, size) if codes is None else codes)
 
     def values(self) -> list[Any]:
@@ -321,7 +318,6 @@ class Numbers:
         self._any = False
 
     def add(self, part: Any | None, size: int) -> None:
-        """Append `size` values, or as many missing ones."""
         self._parts.append(self._absent(size) if part is None else part)
         self._any |= part is not None
 
@@ -391,7 +387,6 @@ class ChunkBuilder:
         self._pending = 0
 
     def add(self, events: list[Any]) -> None:
-        """Sort entries by what they are and append them."""
         self.events += len(events)
         self._pending += len(events)
         slices = [event for event in events if event.ph == "X"]
@@ -417,7 +412,6 @@ class ChunkBuilder:
         return self._pending >= CHUNK_ENTRIES
 
     def take(self) -> TraceChunk:
-        """Everything collected since the last one."""
         parts = ((Slices, self._slices), (Flows, self._flows), (MemoryEvents, self._memory))
         whole: list[Any] = [
             table(**{name: column.whole() for name, column in columns.items()}) for table, columns in parts

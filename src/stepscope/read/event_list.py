@@ -67,7 +67,6 @@ class Frames:
             self.problems.append(problem)
 
     def _find_list(self) -> bytes | None:
-        """Read up to the list's beginning; returns what was read of the list itself, None if there is none."""
         buffer = b""
         for piece in self._pieces:
             buffer += piece
@@ -105,7 +104,6 @@ class Frames:
             buffer += piece
 
     def _list(self, buffer: bytes) -> Iterator[list[Any]]:
-        """Cut and decode until the list is closed or the bytes end; then `tail` is what follows the bracket."""
         wanted = self._limits.piece_bytes
         while not self.complete:
             buffer, more = self._filled(buffer, wanted)
@@ -121,7 +119,6 @@ class Frames:
                 wanted = self._limits.piece_bytes
 
     def _filled(self, buffer: bytes, wanted: int) -> tuple[bytes, bool]:
-        """`buffer` and what comes in until it is `wanted` long, and whether it became so."""
         parts = [buffer]
         size = len(buffer)
         while size < wanted:
@@ -133,7 +130,6 @@ class Frames:
         return b"".join(parts), True
 
     def _stretch(self, buffer: bytes) -> Stretch:
-        """Decode the front of `buffer` up to a cut; returns what is left of it."""
         for cut in self._cuts(buffer):
             try:
                 events = self._decode(b"".join((b"[", memoryview(buffer)[:cut], b"]")))  # one copy instead of two
@@ -149,7 +145,6 @@ class Frames:
         return buffer
 
     def _cuts(self, buffer: bytes) -> Iterator[int]:
-        """Offsets of commas that may stand between two events, from the last backwards, a few."""
         if not self._first_key:
             self._learn(buffer)
         found = 0
@@ -292,7 +287,6 @@ class _Salvage:
                 size = max(1, count // 4)
 
     def _decoded(self, text: bytes) -> bool:
-        """Take the events of `text`; False where it cannot be decoded."""
         try:
             events = self.decode(b"[" + text + b"]")
         except DAMAGE:

@@ -146,11 +146,9 @@ class _TraceFile:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What was wrong with the file; known only at its end, as all that follows."""
         return (*([self._bytes.problem] if self._bytes.problem else []), *self._frames.problems)
 
     def metadata(self) -> dict[str, Any]:
-        """Allow-listed top-level metadata."""
         return read_metadata(self._frames.head, self._frames.tail)
 
 
@@ -168,7 +166,6 @@ class RawEvents(_TraceFile):
 
     @property
     def lost(self) -> int:
-        """Entries that were not usable."""
         return self._frames.lost
 
 
@@ -266,7 +263,6 @@ class EventDecoder:
         return events
 
     def _loses(self, events: list[Any], text: bytes) -> bool:
-        """Whether times of these events lost nanoseconds by becoming floats."""
         step = len(events) // _SAMPLES + 1
         samples = [event.ts for event in events[::step] if abs(event.ts) >= EXACT_MICROSECONDS]
         if not samples or loses_nanoseconds(samples):

@@ -224,7 +224,6 @@ class _Stacks:
         return tuple(tuple(places[number] for number in stack) for stack in self._stacks)
 
     def number(self, frames: Any) -> int:
-        """The number of a stack, -1 for none."""
         if type(frames) is not list or not frames:
             return -1
         known = self._lists.get(id(frames))
@@ -320,7 +319,6 @@ _Row = tuple[int, int, int, int]  # kind of event, ns, bytes, category
 
 
 def _is_table(times: Any, sizes: Any) -> bool:
-    """Whether this is the form by category: numbers, and lists of sizes."""
     return (
         isinstance(times, list)
         and isinstance(sizes, list)
@@ -331,7 +329,6 @@ def _is_table(times: Any, sizes: Any) -> bool:
 
 
 def _row(row: Any) -> _Row | None:
-    """A row of the raw form; None for one that cannot be read."""
     numbers = [integer(cell) for cell in row] if isinstance(row, list) and len(row) == 4 else [None] * 4
     time, action, size, category = numbers
     if time is None or action is None or size is None or category is None or not _plausible(time, size, category):

@@ -180,12 +180,10 @@ class _Machine:
             _refuse(f"it is nested more than {self.limits.nesting} times")
 
     def to_mark(self) -> list[Any]:
-        """Take what lies above the last mark."""
         items, self.stack = self.stack, self.marked.pop()
         return items
 
     def last(self, count: int) -> list[Any]:
-        """Take the last `count` values."""
         if count > len(self.stack):
             raise IndexError
         items = self.stack[len(self.stack) - count :]
@@ -193,7 +191,6 @@ class _Machine:
         return items
 
     def _argument(self, op: int) -> Any:
-        """What follows the opcode `op`."""
         argument, source = _ARGUMENTS[op], self.source
         if op == 0x8B and _int32(self.data, self.position)[0] > MAX_INT_BYTES:
             _refuse("an integer is too long")

@@ -78,11 +78,9 @@ class _Files:
         return self.folder / name, self.losses, f"{self.folder.name}/{name}"
 
     def object(self, name: str) -> Row | None:
-        """The one object of a JSON file."""
         return jsonl.read_object(*self.named(name))
 
     def rows(self, name: str, good: Callable[[Row], bool]) -> list[Row]:
-        """The rows of a file of JSON lines; what is not `good` is a bad line."""
         rows = jsonl.read_rows(*self.named(name))
         found = [row for row in rows if good(row)]
         self.losses.add("bad_lines", f"{self.folder.name}/{name}", len(rows) - len(found))
@@ -167,8 +165,6 @@ class _Columns(msgspec.Struct):
 
 
 class _Times(msgspec.Struct):
-    """`stacks-K.times.json` beside `stacks-K.raw`: when a thread stood in which record."""
-
     schema: str
     start_ns: int
     stretches: _Columns

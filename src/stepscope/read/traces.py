@@ -47,7 +47,6 @@ class _Found(Struct, frozen=True):
 
     @property
     def worker(self) -> tuple[str, str]:
-        """What spans of one worker have in common."""
         return str(self.path.parent), _SPAN.sub("", self.path.name.removesuffix(".gz"))
 
 
@@ -80,7 +79,6 @@ def holds_traces(folders: Sequence[Path]) -> bool:
 
 
 def _distinct(found: list[_Found]) -> list[_Found]:
-    """One of each file; the plain one where a packed one lies beside it."""
     kept: dict[str, _Found] = {}
     for trace in sorted(found, key=lambda trace: natural(str(trace.path))):
         kept.setdefault(os.path.realpath(trace.path).removesuffix(".gz"), trace)
@@ -88,7 +86,6 @@ def _distinct(found: list[_Found]) -> list[_Found]:
 
 
 def _candidates(path: Path) -> Iterator[Path]:
-    """`path` itself, or every file in it that may be a trace."""
     return (file for file in files_in(path, MAX_FILES, _SUFFIXES) if file == path or file.name not in _PLACES)
 
 

@@ -154,7 +154,6 @@ def _new_part(root: Path) -> Path:
 
 
 def drop(entry: Path) -> None:
-    """Forget an entry that turned out to be damaged."""
     shutil.rmtree(entry, ignore_errors=True)
 
 
@@ -175,7 +174,6 @@ def prune(root: Path, kept_bytes: int = _KEPT_BYTES) -> None:
 
 
 def _writable(root: Path) -> bool:
-    """Whether entries can be made in `root`."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=root):

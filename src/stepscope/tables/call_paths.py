@@ -141,7 +141,6 @@ class CallPaths:
             self._first.append(_bits_of_root(frames[number], bits))
 
     def nodes_table(self) -> pl.DataFrame:
-        """The table `nodes`."""
         own = {"parent": self._parent, "depth": self._depth, "frame": self._frame}
         columns = {name: np.array(values, np.int32) for name, values in own.items()}
         columns["node"] = np.arange(len(self._parent), dtype=np.int32)
@@ -149,7 +148,6 @@ class CallPaths:
         return frame.with_columns(pl.when(pl.col("parent") >= 0).then("parent"))
 
     def frames_table(self) -> pl.DataFrame:
-        """The table `frames`."""
         rows = [(number, *frame) for number, frame in enumerate(self._names.frames)]
         return pl.DataFrame(rows, schema=SCHEMAS["frames"], orient="row")
 
@@ -200,7 +198,6 @@ def _bits_of(frame: Frame) -> int:
 
 
 def _bits_of_root(frame: Frame, bits: int) -> int:
-    """What the first frame of a stack adds to it."""
     if bits & OWN:
         return 0
     name = phases.last_part(frame.function)

@@ -123,7 +123,6 @@ def _split_comment(head: str) -> tuple[str, str]:
 
 
 def _reading(place: Location | None, stack: str, written: Location | None) -> Location | None:
-    """Where a value was read: the line of the graph break behind which the function resumed."""
     raw = [line.rpartition(", in ")[2].strip() for line in stack.split("\n") if 'File "' in line]
     names = [written.function if written else None, *raw]
     line = next((at for name in reversed(names) if (at := resumed_at(name)) is not None), None)
@@ -169,7 +168,6 @@ def is_limit_hit(event: Mapping[str, Any]) -> bool:
 
 
 def stated_limit(event: Mapping[str, Any]) -> int | None:
-    """The limit that the message of a failure names."""
     match = _CURRENT_LIMIT.search((string(event.get("fail_reason")) or "")[:MAX_TEXT])
     return int(match[1]) if match else None
 
@@ -287,7 +285,6 @@ def parse_graph_break(text: str) -> Row:
 
 
 def _head(text: str) -> Location | None:
-    """The place that the first line names."""
     line = text.partition("\n")[0]
     before, found, place = line.partition(_AT)
     file, colon, number = place.strip().rpartition(":")
@@ -297,13 +294,11 @@ def _head(text: str) -> Location | None:
 
 
 def failure_cause(text: str) -> str:
-    """The cause word of a failure's message, which is worded like a graph break's."""
     first, _, more = _reason(text[:MAX_TEXT]).partition("\n")
     return _cause(first, more, told=True)[0]
 
 
 def _parts(text: str) -> tuple[str | None, str]:
-    """The reason without what stands around it, and the stack."""
     start = next((text.find(mark) + len(mark) for mark in _REASONS if mark in text), -1)
     ends = [at for mark in _STACKS if (at := text.find(mark, max(start, 0))) >= 0]
     end = min(ends, default=len(text))
@@ -311,7 +306,6 @@ def _parts(text: str) -> tuple[str | None, str]:
 
 
 def _reason(text: str) -> str:
-    """From the line that names the kind of break on."""
     body = text.strip()
     while body.startswith(_LEADS) and ":\n" in body:
         body = body.partition(":\n")[2].strip()
@@ -330,7 +324,6 @@ def _place(own: Location | None, stack: list[Location]) -> Location | None:
 
 
 def _cause(first: str, more: str, *, told: bool) -> tuple[str, str | None]:
-    """The cause word, and the operator or function that was called. `told`: it is the reason of a break for sure."""
     low = first.lower()
     operator = _operator(first, more)
     called = (operator or "").rpartition("::")[2]
@@ -414,7 +407,6 @@ def one_line(text: str) -> str | None:
 
 
 def frames(text: str) -> list[Location]:
-    """The frames of a stack as Python prints it, in order."""
     return [
         Location(match[1], int(match[2]), plain_function(match[3].strip()) if match[3] else None)
         for match in _FRAME.finditer(text)
@@ -428,13 +420,11 @@ def plain_function(name: str) -> str:
 
 
 def resumed_at(name: str | None) -> int | None:
-    """The line of the graph break after which a function resumes, from the name Dynamo gives it."""
     match = _RESUMED.fullmatch(name) if name else None
     return int(match[2]) if match else None
 
 
 def user_location(places: Iterable[Location]) -> Location | None:
-    """The innermost (last) place outside installed packages and the standard library, else outside torch."""
     outside = [place for place in places if not is_torch(place.file)]
     own = [place for place in outside if not is_library(place.file)]
     return own[-1] if own else outside[-1] if outside else None
@@ -632,7 +622,6 @@ def _identity(text: str) -> Guard | None:
 
 
 def _call(text: str) -> Guard | None:
-    """A known function of something: its length, its keys, whether it has an attribute."""
     head = text.removeprefix("not ").lstrip("(")
     if head.startswith("type(") and "isnan(" in head:
         head = head.partition(" and ")[2]
@@ -669,7 +658,6 @@ def _call(text: str) -> Guard | None:
 
 
 def _contained(text: str, item: str) -> tuple[str, str]:
-    """Without or with a key, as it was and as it is now."""
     return (f"without {item}", f"with {item}") if text.startswith("not ") else (f"with {item}", f"without {item}")
 
 

@@ -173,7 +173,6 @@ def transfer_rows(events: pl.DataFrame, links: pl.DataFrame) -> pl.DataFrame:
 
 
 def _copies(events: pl.DataFrame, links: pl.DataFrame) -> pl.DataFrame:
-    """The device slices in question, with the id of the runtime call that launched each."""
     if events.is_empty():
         return events.clear()
     wanted = pl.col("category").is_in(COPIES) & pl.col("step").is_not_null()
@@ -188,7 +187,6 @@ def _copies(events: pl.DataFrame, links: pl.DataFrame) -> pl.DataFrame:
 
 
 def _take(events: pl.DataFrame, rows: Rows, *columns: str) -> pl.DataFrame:
-    """The rows with these numbers; all null for `NONE`."""
     index = pl.Series(rows).replace(NONE, None).cast(pl.UInt32)
     return pl.DataFrame([events[column].gather(index).alias(column) for column in columns])
 
@@ -219,7 +217,6 @@ def _blocked(events: pl.DataFrame, launches: Rows) -> pl.Series:
 
 
 def _operators(events: pl.DataFrame, launches: Rows) -> pl.DataFrame:
-    """The operator of each copy, and the cause that the operators around it tell."""
     at = positions(events["id"], _take(events, launches, "parent")["parent"])
     names = pl.Series("operator", [None], dtype=pl.String).new_from_index(0, len(at))
     read, dependent = np.zeros(len(at), bool), np.zeros(len(at), bool)
@@ -258,7 +255,6 @@ def _places(events: pl.DataFrame, launches: Rows) -> pl.DataFrame:
 
 
 def _functions(events: pl.DataFrame, launches: Rows) -> pl.DataFrame:
-    """From the names of the Python functions around each launch, innermost first."""
     at = positions(events["id"], _take(events, launches, "frame")["frame"])
     own = pl.Series("name", [None], dtype=pl.String).new_from_index(0, len(at))
     library = own
@@ -275,7 +271,6 @@ def _functions(events: pl.DataFrame, launches: Rows) -> pl.DataFrame:
 
 
 def _split(frames: pl.Series, *, called: bool) -> pl.DataFrame:
-    """The parts of `file(line): function`; the line is that of a call, or the first one of the function."""
     file, line, function = (pl.col("name").str.extract(_PYTHON_FRAME, group) for group in (1, 2, 3))
     line, unknown = line.cast(pl.Int64), pl.lit(None, pl.Int64)
     lines = {"line": line, "def_line": unknown} if called else {"line": unknown, "def_line": line}

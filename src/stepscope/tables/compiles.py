@@ -63,7 +63,6 @@ def unknown_messages(compiles: pl.DataFrame, ranks: Iterable[RawRank]) -> int:
 
 
 def _journal_rows(rank: RawRank) -> list[Row]:
-    """The rows of the events of one process, in the order of its journal; `step` only as the events say it."""
     events = [event for event in rank.journal if event["kind"] in KINDS]
     if not events:
         return []
@@ -98,7 +97,6 @@ def _row(event: Row, files: tuple[str, ...]) -> Row:
 
 
 def _compile(event: Row, files: tuple[str, ...]) -> Row:
-    """What a compilation of torch.compile was, and why."""
     reason, failure = string(event.get("recompile_reason")), string(event.get("fail_reason"))
     row: Row = {"direction": _direction(event), "kind": _kind(event)}
     if row["kind"] == "failure":
@@ -117,7 +115,6 @@ def _compile(event: Row, files: tuple[str, ...]) -> Row:
 
 
 def _common(event: Row) -> Row:
-    """All columns, with what events of all kinds have alike."""
     count = integer(event.get("count"))
     source = string(event.get("step_source"))
     step = integer(event.get("step"))
@@ -140,7 +137,6 @@ def _common(event: Row) -> Row:
 
 
 def _graph_break(event: Row) -> Row:
-    """What the text says; what it does not say is the event's."""
     text = string(event.get("reason")) or ""
     row = {name: found for name, found in parse_graph_break(text).items() if found is not None}
     row["reason"] = _clipped(row.get("reason", text))
@@ -158,7 +154,6 @@ def _direction(event: Row) -> str | None:
 
 
 def _kind(event: Row) -> str:
-    """compile, recompile, limit_hit or failure."""
     if is_limit_hit(event):
         return "limit_hit"
     if string(event.get("fail_type")) is not None and boolean(event.get("guarded")) is not True:

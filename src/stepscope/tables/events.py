@@ -46,7 +46,6 @@ def events_table(ranks: Sequence[RawRank], options: BuildOptions) -> EventsTable
 def _read(
     ranks: Sequence[RawRank], options: BuildOptions, frames: dict[str, list[pl.DataFrame]]
 ) -> tuple[tuple[ReadTrace, ...], dict[str, str]]:
-    """Lay the rows of all traces into `frames`, by table; returns what was read, and what could not be and why."""
     wanted = [(rank, ref) for rank in ranks for ref in rank.traces]
     read: list[ReadTrace] = []
     unreadable: dict[str, str] = {}
@@ -79,7 +78,6 @@ def _joined(parts: list[pl.DataFrame]) -> pl.DataFrame:
 
 
 def _own_steps(rank: RawRank, options: BuildOptions) -> Steps | None:
-    """The steps that are wanted, where they are those of the trace and not of a journal."""
     return None if rank.steps else options.steps
 
 

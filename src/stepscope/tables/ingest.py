@@ -136,11 +136,9 @@ class _Taken(Struct, frozen=True):
     summary: TraceSummary
 
     def whole(self, name: str, dtype: type[np.generic]) -> Any:
-        """A column that every slice has."""
         return self.slices.dense(name).astype(dtype, copy=False)
 
     def sparse(self, name: str) -> tuple[Int64, Int64]:
-        """The rows and values of a column that some slices have."""
         rows, values = self.slices.sparse(name)
         return rows, values.astype(np.int64, copy=False)
 
@@ -168,8 +166,6 @@ def _take(source: KinetoTrace, writer: PartWriter, only: StepRange | None) -> _T
 
 
 class _Flags:
-    """What kind each slice is, from its category and name."""
-
     def __init__(self, taken: _Taken) -> None:
         category = taken.whole("category", np.int32)
         names = taken.texts["category"].values
@@ -205,7 +201,6 @@ def _arrows(taken: _Taken, kinds: tuple[str, ...]) -> links.Arrows:
 
 
 def _numbered(taken: _Taken, track: Int32, start: Int64, is_operator: Bools) -> links.Numbered:
-    """The operators that carry a sequence number."""
     rows, sequence = taken.sparse("sequence")
     mine = is_operator[rows]
     rows, sequence = rows[mine], sequence[mine]
@@ -235,7 +230,6 @@ def _marks_frame(taken: _Taken, start_ns: Int64, duration_ns: Int64, base_ns: in
 
 
 def _memory_frame(rows: Columns, tracks: TextCodes, base_ns: int) -> pl.DataFrame:
-    """Allocations and releases in file order; `base_ns` is added to their times."""
     columns: dict[str, Int64] = {name: rows.dense(name).astype(np.int64, copy=False) for name in _MEMORY_NUMBERS}
     frame = pl.DataFrame(
         {
@@ -249,7 +243,6 @@ def _memory_frame(rows: Columns, tracks: TextCodes, base_ns: int) -> pl.DataFram
 
 
 def _devices(kinds: Int64, numbers: Int64) -> pl.Series:
-    """The device of each row; a trace has few of them."""
     codes = np.zeros(len(kinds), np.int32)
     names: list[str | None] = []
     for kind in np.unique(kinds).tolist():

@@ -41,7 +41,6 @@ def journal_tables(ranks: Iterable[RawRank]) -> dict[str, pl.DataFrame]:
 
 
 def _series(rank: RawRank) -> Iterator[dict[str, Any]]:
-    """A row for each series of metrics, with what holds for all its values; the values are rows of `metrics`."""
     found: dict[bytes, tuple[dict[str, Any], int, int]] = {}
     for series in rank.metrics:
         about = {"name": series.name, "source": series.source, **series.about}

@@ -48,8 +48,6 @@ class Slices(Struct, frozen=True):
 
 
 class Arrows(Struct, frozen=True):
-    """Where each arrow between slices starts and where it ends."""
-
     from_track: Int32
     from_ns: Int64
     to_track: Int32
@@ -123,7 +121,6 @@ def _by_correlation(slices: Slices, device: Int64) -> Int64:
 
 
 def value_at(column: tuple[Int64, Int64], rows: Int64) -> Int64:
-    """The values of a sparse column at `rows`, `NONE` where it has none."""
     known, values = column
     if not len(known):
         return np.full(len(rows), NONE, np.int64)
@@ -238,7 +235,6 @@ def _forwards(numbered: Numbered, arrows: Arrows, slices: Slices) -> tuple[Int32
 
 
 def _best_thread(numbered: Numbered, makers: Int64, nodes: Int64) -> Int64:
-    """For each node the position of its forward operator, all on the one track that knows most of them."""
     best = np.full(len(nodes), NONE, np.int64)
     for track in np.unique(numbered.track[makers]):
         found = _makers(numbered, makers[numbered.track[makers] == track], nodes)

@@ -32,8 +32,6 @@ CLIP_EPSILON = 1e-6  # torch's own, in `clip_grads_with_norm_`
 
 
 class Curve(NamedTuple):
-    """Values of one name."""
-
     name: str
     source: str
     times_ns: Int64
@@ -159,7 +157,6 @@ def _losses(losses: list[RawSeries], passes: _Passes, fetches: Int64, divided_by
 
 
 def _by_line(losses: list[RawSeries], passes: _Passes) -> Iterator[Curve]:
-    """The passes of each line where there are several; lines of one function called from several by their callers."""
     used = np.unique(passes.sites).tolist()
     places = {site: _place(losses[site].about) for site in used}
     shared = {place for place in places.values() if list(places.values()).count(place) > 1}

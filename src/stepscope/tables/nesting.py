@@ -94,7 +94,6 @@ def by_value(codes: npt.NDArray[np.integer]) -> list[Int64]:
 
 
 def _outer_first(starts: Int64, durations: Int64, precedence: npt.NDArray[np.integer]) -> Int64:
-    """By start, then the longer first, then precedence, then as they came."""
     order = np.argsort(starts, kind="stable")
     in_order = starts[order]
     same = in_order[1:] == in_order[:-1]

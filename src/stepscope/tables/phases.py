@@ -77,7 +77,6 @@ def phase_mark(frame: Frame) -> str | None:
 
 
 def imports(frame: Frame) -> bool:
-    """Whether the frame belongs to an import under way."""
     return "importlib._bootstrap" in frame.file
 
 
@@ -147,7 +146,6 @@ for _file, *_functions in (line.split() for line in _COMPILER_FUNCTIONS.splitlin
 
 
 def compiles(frame: Frame) -> bool:
-    """Whether the frame is of a compiler at work."""
     file, name = frame.file.replace("\\", "/"), last_part(frame.function)
     known = _COMPILERS.get(file.rpartition("/")[2], ()) if name != _MODULE else ()
     return any(in_file(file, ending) and (not functions or name in functions) for ending, functions in known)

@@ -223,7 +223,6 @@ def _rank_notes(rank: RawRank, events: EventsTable) -> Iterator[Note]:
 
 
 def _watch_notes(rank: RawRank) -> Iterator[Note]:
-    """How many steps carried monitors and what these cost, and what was not measured."""
     source = f"{rank.name}/events.jsonl"
     told = _events(rank, "watch")
     lists = [why for event in told if isinstance(why := event.get("not_measured"), list)]

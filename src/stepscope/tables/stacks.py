@@ -210,7 +210,6 @@ class StackRows:
     def _table(
         self, columns: Mapping[str, Any], segments: pl.DataFrame, threads: pl.DataFrame, ranks: Sequence[RawRank]
     ) -> pl.DataFrame:
-        """The rows with all that is known of their threads and segments."""
         bits, threads = columns["bits"], threads[columns["who"]]
         numbers = pl.Series("segment", [segment.number for _, segment in self._segments], dtype=pl.Int64)
         files = segments.with_columns(numbers)[columns["segment"]]
@@ -262,7 +261,6 @@ def _as_table(name: str, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _phase() -> pl.Expr:
-    """The phase of rows of a rank's main thread, null elsewhere."""
     before = (pl.col("end_ns") <= pl.col("first_step_ns")).fill_null(False)
     phase = (
         pl.when(before)
@@ -330,7 +328,6 @@ def _covered(
     begins: npt.NDArray[np.int64],
     ends: npt.NDArray[np.int64],
 ) -> npt.NDArray[np.int64]:
-    """Of each stretch, how much lies in parts, which follow each other."""
     done = np.concatenate([[0], np.cumsum(ends - begins)])
 
     def before(moments: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -394,7 +391,6 @@ def _roles(taken: Taken) -> dict[_Key, str]:
 
 
 def _ancestors(key: _Key, taken: Taken) -> Iterable[_Key]:
-    """The processes above, nearest first."""
     seen = {key}
     while True:
         parent = taken.parents.get(key)

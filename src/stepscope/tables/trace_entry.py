@@ -79,7 +79,6 @@ class StoredTrace(Struct, frozen=True):
 
 
 def slice_files(entry: Path, index: TraceIndex) -> list[Path]:
-    """The files of the slices, in order."""
     return [entry / part_name(number) for number in range(index.files)]
 
 
@@ -178,7 +177,6 @@ def load(
 def _tree(
     tree: pl.DataFrame, offset: int, step: Int64, kept: Bools | None, numbers: Int64 | int, first_id: int
 ) -> pl.DataFrame:
-    """The tree with the run's numbers, times and steps, of the slices that are kept."""
     count = tree.height if kept is None else int(kept.sum())
     tree = tree.with_columns(pl.Series("step", step))
     if kept is not None:
@@ -216,7 +214,6 @@ def _steps_of(times_ns: Int64, steps: Iterable[dict[str, Any]]) -> Int64:
 
 
 def _step_times(steps: Iterable[dict[str, Any]], *names: str) -> Iterator[Int64]:
-    """Columns of steps in order of their starts."""
     rows = sorted(steps, key=lambda row: int(row["start_ns"]))
     return (np.array([row[name] for row in rows], np.int64) for name in names)
 
@@ -231,7 +228,6 @@ def _link_counts(linked: pl.DataFrame, durations_ns: pl.Series) -> Counter[str]:
 
 
 def _kept(step: Int64, parents: Int64, linked: pl.DataFrame, wanted: Steps) -> Bools:
-    """The slices of the wanted steps, what encloses them, and where they come from."""
     kept = (step >= max(wanted[0], 0)) & (step <= wanted[1])
     mine = linked.filter(pl.Series(kept).gather(linked["event"]))
     for name in _LINK_IDS[1:]:
@@ -344,7 +340,6 @@ def _windows(rank: RawRank) -> list[npt.NDArray[np.int64]]:
 
 
 def _median(ends: npt.NDArray[np.int64], seen: npt.NDArray[np.int64]) -> int:
-    """The median distance from what the trace saw to the ends of a window's steps."""
     if len(ends) == len(seen):
         differences = ends - seen
     else:

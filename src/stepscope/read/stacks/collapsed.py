@@ -50,13 +50,10 @@ def _colon_frame(text: str) -> Frame:
 
 
 class Collapsed(StackSource):
-    """A file of collapsed stacks."""
-
     format = "collapsed"
     frame_of = staticmethod(pyspy_frame)  # `name (file:line)` or a name
 
     def read(self, names: FrameNames, losses: Losses, progress: Progress | None = None) -> Iterator[RawStack]:
-        """The stacks, equal ones as one."""
         texts = FrameTexts(names, self.frame_of)
         equal: dict[str, list[int]] = {}  # text of a stack -> the sum of its counts, and its first record
         chars = record = 0
@@ -97,7 +94,6 @@ class Collapsed(StackSource):
         return False
 
     def _count(self, text: str) -> int | None:
-        """The count that ends a line."""
         return round(float(text)) if _DECIMAL.fullmatch(text) else count_of(text)
 
     def _prefixes(self, text: str) -> tuple[Prefixes, int]:

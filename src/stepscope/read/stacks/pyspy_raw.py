@@ -37,8 +37,6 @@ _LOOKED_AT = 1000  # lines that tell whether records carry prefixes
 
 
 class PySpyRaw(StackSource):
-    """A raw file as a `StackSource`."""
-
     format = "py-spy raw"
 
     def __init__(self, path: Path, label: str | None = None) -> None:
@@ -49,7 +47,6 @@ class PySpyRaw(StackSource):
         return self.parse(read_lines(self.path, self.label, losses, LINES, progress), names, losses)
 
     def parse(self, blocks: Iterable[list[str]], names: FrameNames, losses: Losses) -> Iterator[RawStack]:
-        """The stacks of blocks of lines."""
         records = _Records(blocks)
         reader = _Reader(names, self.hints, prefixed=records.prefixed)
         for number, record in enumerate(records):
@@ -72,7 +69,6 @@ class _Reader:
             self._known.learn([], NO_PREFIXES)
 
     def stack(self, record: str, number: int) -> RawStack | None:
-        """The stack of a record; None where it cannot be read."""
         cut = record.rfind(" ")
         samples = count_of(record[cut + 1 :])
         if samples is None or cut < 0 or len(record) > MAX_RECORD_CHARS:
@@ -130,7 +126,6 @@ class _KnownPrefixes:
         return None, 0
 
     def learn(self, pieces: Sequence[str], prefixes: Prefixes) -> None:
-        """Keep `prefixes` as what `pieces` say."""
         lengths = {*self._lengths, len(pieces)}
         self._pieces += len(pieces)
         self._chars += sum(map(len, pieces))

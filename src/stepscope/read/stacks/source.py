@@ -105,7 +105,6 @@ _LINE = re.compile(r":(-?[0-9]{1,9})\Z")
 
 
 def count_of(digits: str) -> int | None:
-    """The count at the end of a record, None where it is none."""
     if digits.isdigit() and digits.isascii() and len(digits) <= MAX_COUNT_DIGITS:
         return int(digits)
     return None
@@ -142,7 +141,6 @@ class FrameTexts:
         return tuple(frames)
 
     def number(self, piece: str) -> int:
-        """The number of the frame that is all of `piece`."""
         return self._number(piece, self.known)
 
     def _number(self, text: str, known: dict[str, int]) -> int:

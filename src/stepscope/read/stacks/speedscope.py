@@ -74,7 +74,6 @@ class _Frame(Struct):
 
 
 def detect(head: bytes) -> bool:
-    """Whether a file begins as one of speedscope's."""
     text = head.removeprefix(BYTE_ORDER_MARK)
     if not _HEAD.match(text):
         return False
@@ -82,12 +81,9 @@ def detect(head: bytes) -> bool:
 
 
 class Speedscope(StackSource):
-    """A speedscope file as a `StackSource`."""
-
     format = "speedscope"
 
     def read(self, names: FrameNames, losses: Losses, progress: Progress | None = None) -> Iterator[RawStack]:
-        """The stacks of all profiles, equal ones of a profile as one."""
         data = self._bytes(losses, progress)
         file = _decoded(data)
         if file is None:
@@ -264,7 +260,6 @@ class _Event(Struct, gc=False):
 
 
 def _holds_anything(profile: _Profile) -> bool:
-    """Whether there is a sample or an event in the profile."""
     raw = profile.events if profile.type == "evented" else profile.samples
     beginning = bytes(memoryview(raw)[:4096]).translate(None, b" \t\r\n")
     return beginning[:1] == b"[" and beginning != b"[]"
@@ -375,7 +370,6 @@ class _Paths:
         return True
 
     def path(self, node: int) -> tuple[int, ...]:
-        """The frames from the root to `node`."""
         found: list[int] = []
         while node > 0:
             found.append(self.frame[node])

@@ -69,7 +69,6 @@ class Compile(Struct, frozen=True):
     step: int | None = None
 
     def kind(self, graph: str | None = None) -> Compile:
-        """All compilations of the same cause and place (and graph)."""
         return Compile(self.cause, graph, None, None, self.place)
 
 
@@ -136,7 +135,6 @@ class Analyses:
         return self._steps_hold and self.syncs > 0
 
     def feed(self, line: str) -> None:
-        """Take in a line, of ours or not."""
         if MARK in line and self._analysis(line[: MAX_TEXT * 2]):
             return
         at = line.find(WARNING)  # the table comes through Python's logging, whose prefix ends without a space
@@ -244,8 +242,6 @@ class Analyses:
 
 
 def _detail(opened: list[_Analysis], words: str) -> None:
-    """Give a line of an analysis to the oldest open one that lacks it."""
-
     def first(lacks: Callable[[_Analysis], bool]) -> _Analysis | None:
         return next((analysis for analysis in opened if lacks(analysis)), None)
 

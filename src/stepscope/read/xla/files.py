@@ -73,7 +73,6 @@ def is_xla_file(path: Path) -> bool:
 
 
 def _parts(path: Path) -> list[bytes]:
-    """The beginning and the end of a file."""
     with open_regular(path, follow=True) as file:
         head = file.read(LOOKED_AT)
         if head.startswith(GZIP):
@@ -124,7 +123,6 @@ class Content:
         return int(match[1]) if match is not None and (self.sections.count or self.report) else 0
 
     def totals(self) -> Report:
-        """The highest totals that the file tells."""
         return highest([self.sections.report(), self.report] if self.sections.count else [self.report])
 
     def _feed(self, line: str) -> None:
@@ -280,7 +278,6 @@ class Sources(Struct, frozen=True):
 
 
 def events(found: Sources) -> list[Row]:
-    """The journal of a rank; events have no time, as no text of torch_xla tells one."""
     rows: list[Row] = []
     for part in (_compiles(found), _eager(found), _transfers(found), _fallbacks(found)):
         rows.extend(part)

@@ -72,7 +72,6 @@ def number(text: str) -> float | None:
 
 
 def _whole(text: str) -> int | None:
-    """A whole number from zero on, or None."""
     text = text.strip()
     return int(text) if _WHOLE.fullmatch(text) else None
 
@@ -124,12 +123,10 @@ class Report(Struct):
         return bool(self.figures)
 
     def count(self, name: str) -> int:
-        """Samples of a metric, or the value of a counter."""
         figure = self.figures.get(name)
         return figure.samples if figure is not None else 0
 
     def take(self, name: str, figure: Figure) -> None:
-        """Keep of one name the figure with the highest count; a metric rather than a counter."""
         known = self.figures.get(name)
         if known is None or _rank(known) <= _rank(figure):
             self.figures[name] = figure
@@ -266,7 +263,6 @@ class StepChange(Struct):
 
     @property
     def operators(self) -> dict[str, int]:
-        """Calls of operators without lowering ("aten::…")."""
         return {name: count for name, count in sorted(self.samples.items()) if "aten::" in name}
 
     @property
@@ -316,7 +312,6 @@ class Sections:
         self._renamed: dict[str, str] = {}
 
     def add(self, step: int, report: Report) -> None:
-        """Take in the report of a section."""
         if self.last_step is not None and step < self.last_step and report.count(STEPS) < self._before.count(STEPS):
             self.earlier_runs += 1
             self._begin()
@@ -336,7 +331,6 @@ class Sections:
             self.changes[-1].totals.update(change.totals)
 
     def report(self) -> Report:
-        """The totals of the whole process, with the rates and percentiles that stood last."""
         whole = Report(renamed=dict(self._renamed))
         for name, last in self._last.items():
             now, cleared = self._before.figures.get(name, _NOTHING), self._cleared
