@@ -22,7 +22,7 @@ from stepscope.engine.spans import Span
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.engine.user_code import TORCH_FILE, UserCode
 from stepscope.model import PHASES
-from stepscope.tables.arrays import NONE, Bools, Int8, Int32, Int64
+from stepscope.tables.arrays import NONE, Bools, Int8, Int32, Int64, window_at
 from stepscope.tables.categories import ANNOTATION, OPERATORS, STEP
 from stepscope.tables.schema import Tables
 
@@ -242,8 +242,7 @@ def _marked_steps(part: HostCalls) -> Int64:
         return part.step
     starts, ends = part.start_ns[marks], part.start_ns[marks] + part.duration_ns[marks]
     named = np.array([numbers[code] for code in part.codes[marks].tolist()], np.int64)
-    at = np.searchsorted(starts, part.start_ns, side="right") - 1
-    return np.where((at >= 0) & (part.start_ns < ends[at]), named[at], NONE)
+    return np.append(named, NONE)[window_at(starts, ends, part.start_ns)]
 
 
 def _kind(name: str, code: UserCode) -> tuple[int, Function | None]:

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from stepscope.tables.arrays import Bools, Int64
+from stepscope.tables import arrays
+from stepscope.tables.arrays import Bools, Int64, window_at
 
 
 class Intervals(NamedTuple):
@@ -95,12 +96,7 @@ def total(one: Intervals) -> int:
 
 def covered_before(one: Intervals, times: Int64) -> Int64:
     """For each of `times`, what the set covers before it, ns."""
-    if not len(one.starts):
-        return np.zeros(len(times), np.int64)
-    lengths = np.concatenate([[0], np.cumsum(one.ends - one.starts)])
-    began = np.searchsorted(one.starts, times, side="right")
-    ahead = np.where(began > 0, one.ends[began - 1] - times, 0)  # of the last that began, what is still to come
-    return lengths[began] - np.maximum(ahead, 0)
+    return arrays.covered_before(*one, times)
 
 
 def covered(one: Intervals, starts: Int64, ends: Int64) -> Int64:
@@ -138,10 +134,7 @@ def union_by(keys: Int64, starts: Int64, ends: Int64) -> tuple[Int64, Int64]:
 
 def inside(one: Intervals, times: Int64) -> Bools:
     """Which of `times` the set covers."""
-    if not len(one.starts):
-        return np.zeros(len(times), bool)
-    at = np.searchsorted(one.starts, times, side="right") - 1
-    return (at >= 0) & (times < one.ends[np.maximum(at, 0)])
+    return window_at(*one, times) >= 0
 
 
 def _both(one: Int64, other: Int64) -> Int64:

@@ -16,7 +16,7 @@ from stepscope.engine.module_calls import ModuleCalls
 from stepscope.engine.slice_tree import self_or_ancestor
 from stepscope.engine.spans import Base, Span
 from stepscope.engine.trace_steps import TraceSteps, trace_steps
-from stepscope.tables.arrays import NONE, Bools, Int32, Int64, flags
+from stepscope.tables.arrays import Bools, Int32, Int64, flags, window_at
 
 
 class Scene(Struct, frozen=True, eq=False, dict=True):
@@ -56,11 +56,7 @@ class Scene(Struct, frozen=True, eq=False, dict=True):
 
     def step_of(self, times: Int64) -> Int64:
         """The number of the step each time lies in, -1 for none."""
-        if not len(self):
-            return np.full(len(times), NONE, np.int64)
-        at = np.searchsorted(self.starts, times, side="right") - 1
-        lies = (at >= 0) & (times < self.ends[np.maximum(at, 0)])
-        return np.where(lies, at, NONE)
+        return window_at(self.starts, self.ends, times)
 
     def step_around(self, rows: Int64) -> Int64:
         """The number of the step that the middle of each slice lies in, -1 for none.

@@ -26,7 +26,7 @@ from stepscope.model.trace import GpuProperties, SpanRef
 from stepscope.read.streams import natural
 from stepscope.read.text import integer
 from stepscope.tables import categories
-from stepscope.tables.arrays import NONE, Bools, Int32, Int64
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64, window_at
 from stepscope.tables.categories import COPIES, FILLS, FUNCTION, KERNELS
 from stepscope.tables.categories import STEP as MARK
 from stepscope.tables.schema import Tables
@@ -243,9 +243,7 @@ class Span:
         if self.marked.is_empty():
             return self.column("step")
         starts, ends = (self.marked[name].to_numpy() for name in ("start_ns", "end_ns"))
-        at = np.searchsorted(starts, self.start_ns, side="right") - 1
-        inside = (at >= 0) & (self.start_ns < ends[at])
-        return np.where(inside, self.marked["step"].to_numpy()[at], NONE)
+        return np.append(self.marked["step"].to_numpy(), NONE)[window_at(starts, ends, self.start_ns)]
 
     @cached_property
     def engine_tracks(self) -> Bools:

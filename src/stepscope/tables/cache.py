@@ -153,10 +153,6 @@ def _new_part(root: Path) -> Path:
     return Path(tempfile.mkdtemp(prefix="part-", dir=root))
 
 
-def drop(entry: Path) -> None:
-    shutil.rmtree(entry, ignore_errors=True)
-
-
 def prune(root: Path, kept_bytes: int = _KEPT_BYTES) -> None:
     """Remove the entries used longest ago until what is left has at most `kept_bytes`."""
     try:
@@ -168,18 +164,9 @@ def prune(root: Path, kept_bytes: int = _KEPT_BYTES) -> None:
         for _, path in by_age:
             total += sum(file.stat().st_size for file in path.iterdir())
             if total > kept_bytes:
-                drop(path)
+                shutil.rmtree(path, ignore_errors=True)
     except OSError:
         return  # another process may be at it
-
-
-def _writable(root: Path) -> bool:
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=root):
-            return True
-    except OSError:
-        return False
 
 
 def _move(part: Path, entry: Path) -> None:
@@ -189,15 +176,22 @@ def _move(part: Path, entry: Path) -> None:
         # Something stands there: the same entry, made by another process just now, or a damaged one.
         if index_of(entry) is not None:
             return
-        drop(entry)
+        shutil.rmtree(entry, ignore_errors=True)
         part.replace(entry)
 
 
 @contextmanager
 def cache_folder(options: BuildOptions) -> Iterator[Path]:
     """The cache, or a folder that is gone afterwards where there is none or it cannot be written to."""
-    if options.cache is not None and _writable(options.cache):
-        yield options.cache
+    usable = options.cache
+    if usable is not None:
+        try:
+            usable.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=usable).close()
+        except OSError:
+            usable = None
+    if usable is not None:
+        yield usable
         return
     with tempfile.TemporaryDirectory(prefix="stepscope-") as folder:
         yield Path(folder)

@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.read.raw import RawRank, Row
-from stepscope.read.text import boolean, integer, length_ns, moment_ns, string
+from stepscope.read.text import INT64_MAX, boolean, integer, length_ns, moment_ns, string, within
 from stepscope.tables.arrays import NONE
 from stepscope.tables.compile_reasons import (
     UNKNOWN,
@@ -84,8 +84,8 @@ def _row(event: Row, files: tuple[str, ...]) -> Row:
         return row | _compile(event, files)
     if kind == "graph_break":
         return row | _graph_break(event)
-    row["reason"] = _clipped(text) or _clipped(string(event.get("reason")))
-    row["file"], row["line"] = _name(event, "file"), _line(event, "line")
+    row["reason"] = _text(event, "cause_text", _TEXT) or _text(event, "reason", _TEXT)
+    row["file"], row["line"] = _text(event, "file"), _count(event, "line") or None
     if kind == "fallback":
         row["cause"] = operator_cause(row["operator"], "unlowered")
     else:
@@ -100,46 +100,45 @@ def _compile(event: Row, files: tuple[str, ...]) -> Row:
     reason, failure = string(event.get("recompile_reason")), string(event.get("fail_reason"))
     row: Row = {"direction": _direction(event), "kind": _kind(event)}
     if row["kind"] == "failure":
-        by_construct = "Unsupported" in (_name(event, "fail_type") or "")
+        by_construct = "Unsupported" in (_text(event, "fail_type") or "")
         row["cause"] = failure_cause(failure) if failure and by_construct else None
-        row["reason"] = _clipped(failure) or _name(event, "fail_type")
+        row["reason"] = _text(event, "fail_reason", _TEXT) or _text(event, "fail_type")
         row["file"], row["line"] = _place(event, "fail_file", "fail_line")
         return row
     if row["kind"] == "limit_hit":
-        row["limit"] = stated_limit(event) or _positive(event, "limit")
+        row["limit"] = stated_limit(event) or _count(event, "limit")
     if reason:
-        own = (_name(event, name) for name in ("def_file", "call_file", "fail_file"))  # the event's own files first
+        own = (_text(event, name) for name in ("def_file", "call_file", "fail_file"))  # the event's own files first
         row |= parse_recompile(reason, dict.fromkeys([*(name for name in own if name), *files]))
-        row["reason"] = _clipped(reason)
+        row["reason"] = _text(event, "recompile_reason", _TEXT)
     return row
 
 
 def _common(event: Row) -> Row:
-    count = integer(event.get("count"))
     source = string(event.get("step_source"))
     step = integer(event.get("step"))
     if source not in _STEP_SOURCES:
         source = None if step is None else "poll"  # counters that are read between steps name no source
     direction = string(event.get("direction"))
     return dict.fromkeys(SCHEMAS["compiles"]) | {
-        "backend": _name(event, "backend") or TORCH,
+        "backend": _text(event, "backend") or TORCH,
         "step": step,
         "step_source": source if step is not None else None,
         "time_ns": moment_ns(event.get("time_ns")),
         "duration_ns": length_ns(event.get("duration_ns")),
         "kind": event["kind"],
-        "count": count if count is not None and count > 0 else None if event["kind"] == "fallback" else 1,
+        "count": _count(event, "count") or (None if event["kind"] == "fallback" else 1),
         "direction": direction if direction in _DIRECTIONS else None,
-        **{name: _name(event, name) for name in ("graph", "operator", "function", "def_file", "call_file", "source")},
-        **{name: _line(event, name) for name in ("def_line", "call_line")},
-        **{name: _positive(event, name) for name in ("bytes", "cache_entries", "limit")},
+        **{name: _text(event, name) for name in ("graph", "operator", "function", "def_file", "call_file", "source")},
+        **{name: _count(event, name) or None for name in ("def_line", "call_line")},
+        **{name: _count(event, name) for name in ("bytes", "cache_entries", "limit")},
     }
 
 
 def _graph_break(event: Row) -> Row:
     text = string(event.get("reason")) or ""
     row = {name: found for name, found in parse_graph_break(text).items() if found is not None}
-    row["reason"] = _clipped(row.get("reason", text))
+    row.setdefault("reason", text[:_TEXT] or None)
     if "file" not in row:
         row["file"], row["line"] = _place(event, "file", "line")
     return row
@@ -149,8 +148,7 @@ def _direction(event: Row) -> str | None:
     direction = string(event.get("direction"))
     if direction in ("forward", "backward"):
         return direction
-    forward = boolean(event.get("is_forward"))
-    return None if forward is None else "forward" if forward else "backward"
+    return {True: "forward", False: "backward"}.get(boolean(event.get("is_forward")))  # type: ignore[arg-type]
 
 
 def _kind(event: Row) -> str:
@@ -238,26 +236,15 @@ def _with_steps(table: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     ).drop("row")
 
 
-def _name(event: Row, name: str) -> str | None:
-    text = string(event.get(name))
-    return text[:_NAME] if text else None
+def _count(event: Row, name: str) -> int | None:
+    return within(event.get(name), INT64_MAX)
 
 
-def _clipped(text: str | None) -> str | None:
-    return text[:_TEXT] if text else None
+def _text(event: Row, name: str, most: int = _NAME) -> str | None:
+    return (string(event.get(name)) or "")[:most] or None
 
 
 def _place(event: Row, file: str, line: str) -> tuple[str | None, int | None]:
     """A file and its line, unless it is torch's own."""
-    name = _name(event, file)
-    return (name, _line(event, line)) if name is not None and not is_torch(name) else (None, None)
-
-
-def _line(event: Row, name: str) -> int | None:
-    number = integer(event.get(name))
-    return number if number is not None and number > 0 else None
-
-
-def _positive(event: Row, name: str) -> int | None:
-    number = integer(event.get(name))
-    return number if number is not None and number >= 0 else None
+    name = _text(event, file)
+    return (name, _count(event, line) or None) if name is not None and not is_torch(name) else (None, None)

@@ -20,12 +20,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 from msgspec import Struct, field
 
 from stepscope.read.raw import FrameNames, Losses, RawHost, RawRank, RawSegment
 from stepscope.tables import call_paths, phases
+from stepscope.tables.arrays import Int64, covered_before
 from stepscope.tables.call_paths import CallPaths
 from stepscope.tables.processes import ANY_FILE, HELPER, LAUNCHER, OTHER, RANK, WORKER, HostProcesses, Process
 from stepscope.tables.schema import SCHEMAS, empty
@@ -306,12 +306,12 @@ def mostly_forward(rows: pl.DataFrame, stretches: Mapping[str, Any], ranks: Sequ
             continue
         steps = _forward_parts(rank, mine["rate_hz"].median())
         if own.any() and len(steps[0]):
-            np.add.at(inside, row[own], _covered(start[own], end[own], *steps))
+            np.add.at(inside, row[own], covered_before(*steps, end[own]) - covered_before(*steps, start[own]))
             np.add.at(whole, row[own], np.maximum(end[own] - start[own], 1))
     return pl.Series(inside > MOSTLY * whole, dtype=pl.Boolean)
 
 
-def _forward_parts(rank: RawRank, rate_hz: object) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _forward_parts(rank: RawRank, rate_hz: object) -> tuple[Int64, Int64]:
     """Where each step's forward part begins and ends; without a loader the first module begins it."""
     walls = [step["wall_ns"] for step in rank.steps if step["wall_ns"] is not None]
     long = isinstance(rate_hz, float) and rate_hz > 0 and sum(walls) * rate_hz >= SHORT * 1e9 * len(walls)
@@ -320,22 +320,6 @@ def _forward_parts(rank: RawRank, rate_hz: object) -> tuple[npt.NDArray[np.int64
     ends = [row["start_ns"] + sum(row[name] or 0 for name in _BEFORE) for row in known]
     found = np.array(sorted(zip(begins, ends, strict=True)), np.int64).reshape(-1, 2)
     return found[:, 0], found[:, 1]
-
-
-def _covered(
-    start: npt.NDArray[np.int64],
-    end: npt.NDArray[np.int64],
-    begins: npt.NDArray[np.int64],
-    ends: npt.NDArray[np.int64],
-) -> npt.NDArray[np.int64]:
-    done = np.concatenate([[0], np.cumsum(ends - begins)])
-
-    def before(moments: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        index = np.searchsorted(begins, moments, side="right")
-        last = np.maximum(index - 1, 0)
-        return done[index] - np.where(index > 0, np.maximum(0, ends[last] - moments), 0)
-
-    return before(end) - before(start)
 
 
 _ROLE_OF_HINT = {"launcher": LAUNCHER, "helper": HELPER}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,9 @@ from stepscope import __version__
 from stepscope.cached import INDEX, LAYOUT
 from stepscope.errors import UnreadableInputError
 from stepscope.read.raw import RawRank, TraceRef
-from stepscope.tables.arrays import NONE, Bools, Int64
+from stepscope.tables.arrays import NONE, Bools, Int64, covered_before
 from stepscope.tables.categories import OPTIMIZER
-from stepscope.tables.journal import missing_steps, step_at, trace_steps
+from stepscope.tables.journal import step_at, trace_steps
 from stepscope.tables.links import LINKED, STATES
 from stepscope.tables.parts import PART_COLUMNS, part_name
 from stepscope.tables.schema import SCHEMAS
@@ -161,8 +162,11 @@ def load(
     counts = _link_counts(linked, trace.tree["duration_ns"])
     counts.update({name: getattr(trace.index, known) for name, known in _COUNTED.items()})
     if not rank.steps:
-        counts["missing_steps"] = missing_steps(known)
-    numbers = _numbers(kept, first_id, trace.index.slices)
+        # numbers left out between one step and the next of the same cycle
+        pairs = pairwise(row["step"] for row in known)
+        counts["missing_steps"] = sum(after - before - 1 for before, after in pairs if after > before + 1)
+    # the run's number of each row, or what to add to its own where all are kept
+    numbers = first_id if kept is None else np.where(kept, first_id + np.cumsum(kept) - 1, NONE)
     whose = {"rank": rank.rank, "process": rank.name, "trace": ref.name}
     tree = _tree(slices, offset, step, kept, numbers, first_id)
     frames = {
@@ -250,16 +254,10 @@ def _self_in_steps(tree: pl.DataFrame, offset: int, on_device: pl.Series, rows: 
         rows: the chosen steps.
     """
     starts, walls = _step_times(rows, "start_ns", "wall_ns")
-    before = np.cumsum(walls) - walls
-
-    def covered_until(times_ns: Int64) -> Int64:
-        at = np.searchsorted(starts, times_ns, side="right") - 1
-        inside = np.minimum(times_ns - starts[at], walls[at])
-        return np.where(at >= 0, before[at] + inside, 0)
-
+    steps = (starts, starts + walls)
     self_ns: Int64 = tree["self_ns"].to_numpy(writable=True)
     start_ns, duration_ns = tree["start_ns"].to_numpy() + offset, tree["duration_ns"].to_numpy()
-    within_ns = covered_until(start_ns + duration_ns) - covered_until(start_ns) if len(starts) else 0 * duration_ns
+    within_ns = covered_before(*steps, start_ns + duration_ns) - covered_before(*steps, start_ns)
     reaches_out = within_ns < duration_ns
     reaches_out[on_device.to_numpy()] = False
     parents = tree["parent"].fill_null(NONE).to_numpy()
@@ -267,15 +265,6 @@ def _self_in_steps(tree: pl.DataFrame, offset: int, on_device: pl.Series, rows: 
     np.add.at(below_ns, parents, within_ns)
     self_ns[reaches_out] = np.maximum(within_ns - below_ns[:-1], 0)[reaches_out]
     return self_ns
-
-
-def _numbers(kept: Bools | None, first_id: int, count: int) -> Int64 | int:
-    """The run's number of each row of the trace, or what to add to its own where all rows are kept."""
-    if kept is None:
-        return first_id
-    numbers = np.full(count, NONE, np.int64)
-    numbers[kept] = np.arange(first_id, first_id + int(kept.sum()))
-    return numbers
 
 
 def _renumbered(frame: pl.DataFrame, columns: Iterable[str], numbers: Int64 | int) -> pl.DataFrame:
