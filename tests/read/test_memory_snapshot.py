@@ -10,18 +10,8 @@ from typing import Any
 import pytest
 
 from stepscope.errors import UnreadableInputError
+from stepscope.model import memory
 from stepscope.model.findings import Place
-from stepscope.model.memory import (
-    ALLOCATED,
-    FREE,
-    IN_USE,
-    OUT_OF_MEMORY,
-    PENDING,
-    RELEASED,
-    SEGMENT_ADDED,
-    SEGMENT_REMOVED,
-    MemoryRecording,
-)
 from stepscope.read.memory_recordings import read_memory_snapshot
 from tests.read.memory_files import FILE, SEGMENT, START_US, Allocator, stack
 
@@ -33,7 +23,7 @@ def write(folder: Path, snapshot: Any, name: str = "snapshot.pickle", protocol: 
     return path
 
 
-def read(folder: Path, snapshot: Any, **how: Any) -> MemoryRecording:
+def read(folder: Path, snapshot: Any, **how: Any) -> memory.MemoryRecording:
     (recording,) = read_memory_snapshot(write(folder, snapshot, **how))
     return recording
 
@@ -57,8 +47,8 @@ def test_events_and_blocks(tmp_path: Path, protocol: int, name: str):
     assert (recording.source, recording.worker, recording.device) == ("snapshot", "snapshot", "cuda:0")
     assert recording.clock == "epoch"
     assert list(recording.kind) == [
-        *(SEGMENT_ADDED, ALLOCATED, ALLOCATED, ALLOCATED),
-        *(RELEASED, RELEASED, OUT_OF_MEMORY),
+        *(memory.SEGMENT_ADDED, memory.ALLOCATED, memory.ALLOCATED, memory.ALLOCATED),
+        *(memory.RELEASED, memory.RELEASED, memory.OUT_OF_MEMORY),
     ]
     assert list(recording.bytes) == [SEGMENT, 1_000, 30_000, 500, 1_000, 30_000, 2**40]
     assert recording.time_ns[0] == (START_US + 10) * 1_000
@@ -68,7 +58,7 @@ def test_events_and_blocks(tmp_path: Path, protocol: int, name: str):
     assert recording.segments == (SEGMENT,)
     rows = recording.blocks
     assert rows is not None
-    assert list(rows.state) == [FREE, PENDING, IN_USE, FREE]
+    assert list(rows.state) == [memory.FREE, memory.PENDING, memory.IN_USE, memory.FREE]
     assert list(rows.requested) == [0, 30_000, 500, 0]
     assert list(rows.bytes) == [1_024, 30_208, 512, SEGMENT - 1_024 - 30_208 - 512]
     assert recording.problems == ()
@@ -100,7 +90,12 @@ def test_events_of_all_releases(tmp_path: Path):
     actions = ["segment_map", "segment_unmap", "segment_free", "free", "snapshot", "free_completed", "brand_new"]
     events = [{"action": action, "addr": 1, "size": 8, "stream": 0, "frames": []} for action in actions]
     recording = read(tmp_path, {"segments": [], "device_traces": [events]})
-    assert list(recording.kind) == [SEGMENT_ADDED, SEGMENT_REMOVED, SEGMENT_REMOVED, RELEASED]
+    assert list(recording.kind) == [
+        memory.SEGMENT_ADDED,
+        memory.SEGMENT_REMOVED,
+        memory.SEGMENT_REMOVED,
+        memory.RELEASED,
+    ]
     assert any("brand_new" in problem for problem in recording.problems)
     assert list(recording.stack) == [-1] * 4
     assert (recording.clock, list(recording.time_ns)) == ("order", list(range(4)))  # without times
@@ -125,7 +120,7 @@ def test_blocks_of_torch_2_0(tmp_path: Path):
     assert rows is not None
     assert list(rows.address) == [4096, 4608, 5632]
     assert list(rows.requested) == [512, 900, 1]
-    assert list(rows.state) == [FREE, IN_USE, PENDING]
+    assert list(rows.state) == [memory.FREE, memory.IN_USE, memory.PENDING]
     assert recording.device == "cuda:0"
     assert recording.stacks[rows.stack[1]][2] == Place(FILE, 5, "forward")
     assert len(recording.kind) == 0

@@ -30,12 +30,8 @@ _LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
 _ENTRY = re.compile(rb'\{[^{}]{0,400}"ph"\s*:')
 _SPAN = re.compile(r"\.\d{6,}(?=\.pt\.trace\.json|\.json)")
 _NAMED_RANK = re.compile(r"(?:^|[^a-z])(?:rank|worker|trainer|gpu|process|proc)[-_=. ]?(\d{1,7})(?!\d)", re.IGNORECASE)
-_PLACES = (  # where things stand in a run folder of ours or in a report, which are no traces
-    "report.json",
-    "experiment.json",
-    "manifest.json",
-    "rank.json",
-)
+# where things stand in a run folder of ours or in a report, which are no traces
+_PLACES = ("report.json", "experiment.json", "manifest.json", "rank.json")
 
 
 class _Found(Struct, frozen=True):
@@ -114,9 +110,8 @@ def _look(path: Path, top: Path, losses: Losses) -> _Found | None:
             raise UnreadableInputError(f"{path}: {error.strerror or error}; check its permissions") from error
         losses.add("unreadable_files", label)
         return None
-    if rank is not None:
-        return _Found(path, top, rank, size, True)
-    return _Found(path, top, _rank_of_name(path, top), size, False)
+    certain = rank is not None
+    return _Found(path, top, rank if certain else _rank_of_name(path, top), size, certain)
 
 
 def _tail(path: Path, head: bytes) -> bytes:
@@ -142,11 +137,8 @@ def _tail(path: Path, head: bytes) -> bytes:
 def _rank_of_name(path: Path, top: Path) -> int | None:
     """A number behind `rank`, `worker` or the like in the file's name, or in a folder's below the given one."""
     below = path.relative_to(top).parts if path != top else (path.name,)
-    for name in reversed(below):
-        match = _NAMED_RANK.search(name)
-        if match:
-            return int(match[1])
-    return None
+    matches = (_NAMED_RANK.search(name) for name in reversed(below))
+    return next((int(match[1]) for match in matches if match), None)
 
 
 def _by_rank(found: list[_Found], root: Path, losses: Losses) -> tuple[RawRank, ...]:
@@ -174,12 +166,13 @@ def _by_rank(found: list[_Found], root: Path, losses: Losses) -> tuple[RawRank, 
         ranks[free] = traces
     size = max(trace.world_size or 0 for trace in found)
     losses.add("missing_ranks", found[0].top.name, max(size, max(ranks) + 1 if len(ranks) > 1 else 0) - len(ranks))
-    result = []
-    for number, traces in sorted(ranks.items()):
-        refs = []
-        for trace in traces:
-            folder = name_below(root, trace.path.parent)
-            name = trace.path.name.removesuffix(".gz")
-            refs.append(TraceRef(trace.path, name, "user", "" if folder == "." else folder, trace.rank))
-        result.append(RawRank(name=f"rank-{number}", rank=number, traces=tuple(refs)))
-    return tuple(result)
+    return tuple(
+        RawRank(name=f"rank-{number}", rank=number, traces=tuple(_reference(trace, root) for trace in traces))
+        for number, traces in sorted(ranks.items())
+    )
+
+
+def _reference(trace: _Found, root: Path) -> TraceRef:
+    folder = name_below(root, trace.path.parent)
+    name = trace.path.name.removesuffix(".gz")
+    return TraceRef(trace.path, name, "user", "" if folder == "." else folder, trace.rank)

@@ -14,18 +14,8 @@ import polars as pl
 
 from stepscope.read.raw import RawRank, Row
 from stepscope.read.text import INT64_MAX, boolean, integer, length_ns, moment_ns, string, within
+from stepscope.tables import compile_reasons
 from stepscope.tables.arrays import NONE
-from stepscope.tables.compile_reasons import (
-    UNKNOWN,
-    failure_cause,
-    is_limit_hit,
-    is_torch,
-    operator_cause,
-    parse_graph_break,
-    parse_recompile,
-    stated_limit,
-    xla_cause,
-)
 from stepscope.tables.compile_spans import span_rows, transfer_rows
 from stepscope.tables.events import EventsTable
 from stepscope.tables.journal import step_at
@@ -58,7 +48,7 @@ def compiles_table(ranks: Iterable[RawRank], steps: pl.DataFrame, traces: Events
 def unknown_messages(compiles: pl.DataFrame, ranks: Iterable[RawRank]) -> int:
     """Messages of compilers whose wording is not known, and what the agent itself met and could not read."""
     met = (event for rank in ranks for event in rank.journal if event["kind"] == "compile_unknown")
-    unknown = int((compiles["cause"] == UNKNOWN).sum())
+    unknown = int((compiles["cause"] == compile_reasons.UNKNOWN).sum())
     return unknown + sum(max(integer(event.get("count")) or 1, 1) for event in met)
 
 
@@ -87,11 +77,11 @@ def _row(event: Row, files: tuple[str, ...]) -> Row:
     row["reason"] = _text(event, "cause_text", _TEXT) or _text(event, "reason", _TEXT)
     row["file"], row["line"] = _text(event, "file"), _count(event, "line") or None
     if kind == "fallback":
-        row["cause"] = operator_cause(row["operator"], "unlowered")
+        row["cause"] = compile_reasons.operator_cause(row["operator"], "unlowered")
     else:
-        row["cause"] = xla_cause(text)
+        row["cause"] = compile_reasons.xla_cause(text)
     if kind == "transfer":
-        row["cause"] = row["cause"] or operator_cause(row["operator"], None)
+        row["cause"] = row["cause"] or compile_reasons.operator_cause(row["operator"], None)
         row["direction"] = row["direction"] or "device_to_host"
     return row
 
@@ -101,15 +91,15 @@ def _compile(event: Row, files: tuple[str, ...]) -> Row:
     row: Row = {"direction": _direction(event), "kind": _kind(event)}
     if row["kind"] == "failure":
         by_construct = "Unsupported" in (_text(event, "fail_type") or "")
-        row["cause"] = failure_cause(failure) if failure and by_construct else None
+        row["cause"] = compile_reasons.failure_cause(failure) if failure and by_construct else None
         row["reason"] = _text(event, "fail_reason", _TEXT) or _text(event, "fail_type")
         row["file"], row["line"] = _place(event, "fail_file", "fail_line")
         return row
     if row["kind"] == "limit_hit":
-        row["limit"] = stated_limit(event) or _count(event, "limit")
+        row["limit"] = compile_reasons.stated_limit(event) or _count(event, "limit")
     if reason:
         own = (_text(event, name) for name in ("def_file", "call_file", "fail_file"))  # the event's own files first
-        row |= parse_recompile(reason, dict.fromkeys([*(name for name in own if name), *files]))
+        row |= compile_reasons.parse_recompile(reason, dict.fromkeys([*(name for name in own if name), *files]))
         row["reason"] = _text(event, "recompile_reason", _TEXT)
     return row
 
@@ -137,7 +127,7 @@ def _common(event: Row) -> Row:
 
 def _graph_break(event: Row) -> Row:
     text = string(event.get("reason")) or ""
-    row = {name: found for name, found in parse_graph_break(text).items() if found is not None}
+    row = {name: found for name, found in compile_reasons.parse_graph_break(text).items() if found is not None}
     row.setdefault("reason", text[:_TEXT] or None)
     if "file" not in row:
         row["file"], row["line"] = _place(event, "file", "line")
@@ -152,7 +142,7 @@ def _direction(event: Row) -> str | None:
 
 
 def _kind(event: Row) -> str:
-    if is_limit_hit(event):
+    if compile_reasons.is_limit_hit(event):
         return "limit_hit"
     if string(event.get("fail_type")) is not None and boolean(event.get("guarded")) is not True:
         return "failure"
@@ -247,4 +237,6 @@ def _text(event: Row, name: str, most: int = _NAME) -> str | None:
 def _place(event: Row, file: str, line: str) -> tuple[str | None, int | None]:
     """A file and its line, unless it is torch's own."""
     name = _text(event, file)
-    return (name, _count(event, line) or None) if name is not None and not is_torch(name) else (None, None)
+    return (
+        (name, _count(event, line) or None) if name is not None and not compile_reasons.is_torch(name) else (None, None)
+    )
