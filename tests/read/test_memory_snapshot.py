@@ -165,8 +165,7 @@ def test_broken_records_are_left_out_and_counted(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "frames",
-    [None, 5, {}, [], [None, 3], [{"filename": 3, "line": 1, "name": "f"}], [{"filename": "a.py"}], "text"],
+    "frames", [None, 5, {}, [], [None, 3], [{"filename": 3, "line": 1, "name": "f"}], [{"filename": "a.py"}], "text"]
 )
 def test_broken_stacks_are_none(tmp_path: Path, frames: Any):
     odd = [{"filename": "a\udcff.py", "line": -3, "name": "\ud800f"}]

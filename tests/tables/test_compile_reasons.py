@@ -11,13 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.tables.compile_reasons import (
-    CAUSES,
-    is_limit_hit,
-    parse_graph_break,
-    parse_recompile,
-    xla_cause,
-)
+from stepscope.tables.compile_reasons import CAUSES, is_limit_hit, parse_graph_break, parse_recompile, xla_cause
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "compiles"
 MESSAGES = [json.loads(line) for line in (DATA / "messages.jsonl").read_text("utf-8").splitlines()]

@@ -34,7 +34,7 @@ _GENERATED = ("triton_",)
 _BACKENDS = ("nccl:", "rccl:", "gloo:", "mpi:", "ucc:", "hccl:", "xccl:", "ccl:")
 _CALL = re.compile(
     r"(?:nccl|rccl|gloo|mpi|ucc|hccl|xccl|ccl):|record_param_comms$|_?c10d(?:_functional)?(?:_autograd)?::|symm_mem::"
-    r"|\w+::_?(?:custom_)?(?:all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)(?!\w*copy)",
+    r"|\w+::_?(?:custom_)?(?:all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)(?!\w*copy)"
 )
 # Work of these backends runs on the host: the range that names the call is the call itself.
 _ON_HOST = ("gloo:", "mpi:", "ucc:")

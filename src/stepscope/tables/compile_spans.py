@@ -30,12 +30,7 @@ from stepscope.tables.compile_reasons import is_library, is_torch, operator_caus
 from stepscope.tables.schema import SCHEMAS, empty
 
 # names since torch 2.1, without the " (dynamo_timed)" that many end with
-_FRAME = (
-    "entire_frame_compile",
-    "_compile.compile_inner",
-    "_compile.<locals>.compile_inner",
-    "compile_inner",
-)
+_FRAME = ("entire_frame_compile", "_compile.compile_inner", "_compile.<locals>.compile_inner", "compile_inner")
 _BACKWARD = ("entire_backward_compile", "backward._backward_impl", "compile_fx.<locals>.bw_compiler")
 _XLA = "XLAGraphExecutor::Compile"
 _TIMED = " (dynamo_timed)"

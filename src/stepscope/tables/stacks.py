@@ -233,8 +233,7 @@ class StackRows:
             importing=has(call_paths.IMPORT),
             # a stack without a thread's name is a main thread's or not by its outermost frame
             main_thread=pl.coalesce(
-                "is_main",
-                pl.when(has(call_paths.FROM_THREAD)).then(False).when(has(call_paths.FROM_MODULE)).then(True),
+                "is_main", pl.when(has(call_paths.FROM_THREAD)).then(False).when(has(call_paths.FROM_MODULE)).then(True)
             ),
             role=pl.when(~pl.col("is_claimed") & (pl.col("role") != WORKER) & has(call_paths.HELPER))
             .then(pl.lit(HELPER))

@@ -184,12 +184,7 @@ def test_the_only_line_of_the_table_is_that_of_the_operators(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("name", "compiles", "executions", "lines"),
-    [
-        ("good", 1, 15, {29}),
-        ("bad", 16, 30, {28, 29}),
-        ("item", 2, 30, {28, 29}),
-        ("fallback", 3, 45, {20, 29}),
-    ],
+    [("good", 1, 15, {29}), ("bad", 16, 30, {28, 29}), ("item", 2, 30, {28, 29}), ("fallback", 3, 45, {20, 29})],
 )
 def test_recorded_logs_hold_what_was_counted(name: str, compiles: int, executions: int, lines: set[int]) -> None:
     run = read_xla_files([recorded(f"{name}.debug.log")])

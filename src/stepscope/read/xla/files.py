@@ -371,12 +371,7 @@ def _targets(found: Sources) -> tuple[Counter[Place | None] | None, Counter[_Tar
 
 
 def _transfer(
-    target: _Target,
-    count: int,
-    size: int | None,
-    source: str,
-    step: int | None = None,
-    duration_ns: int | None = None,
+    target: _Target, count: int, size: int | None, source: str, step: int | None = None, duration_ns: int | None = None
 ) -> Row:
     fields: dict[str, Any] = {"direction": "device_to_host", "operator": target[0], "count": count, "bytes": size}
     at = _at(target[1], "function")

@@ -81,10 +81,7 @@ MAX_PERCENTILES = 1_000
 MAX_LINE_CHARS = 65_536
 
 # Names of the time when a server stood between host and device, and what the same things have been called since.
-OLD_NAMES = {
-    "TransferFromServerTime": "TransferFromDeviceTime",
-    "TransferToServerTime": "TransferToDeviceTime",
-}
+OLD_NAMES = {"TransferFromServerTime": "TransferFromDeviceTime", "TransferToServerTime": "TransferToDeviceTime"}
 STEPS = "MarkStep"
 COMPILE = "CompileTime"
 EAGER_COMPILE = "EagerOpCompileTime"
