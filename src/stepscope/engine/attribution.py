@@ -1,11 +1,8 @@
 """From slices of a trace to the user's function or line that caused them, for many slices at once, as all views do it.
 
-Every slice knows its parent. Walking up from a launch, the first function of the user's is its origin; an operator of
-the backward pass is a boundary, because above it stands only `backward()`: its origin is that of its forward operator.
-Old traces hold no Python functions but the call stack of each operator, with exact lines; those count alike. Where no
-code of the user's is on the way, the innermost library function outside torch may stand in, as a guess.
-
-All walks go level by level over arrays of row numbers, so that millions of slices take seconds.
+Walking up from a launch, the first function of the user's is its origin; an operator of the backward pass is a
+boundary, whose origin is that of its forward operator. Old traces hold the call stack of each operator instead. Where
+no code of the user's is on the way, the innermost library function outside torch may stand in, as a guess.
 """
 
 from __future__ import annotations

@@ -109,8 +109,7 @@ class UserPaths:
     @cached_property
     def innermost(self) -> Int32:
         found = self.tree.innermost(self.user)
-        fork = self.innermost_of(is_worker_loop)
-        return np.where(self.is_below(found, fork), found, np.int32(NONE))
+        return np.where(self.is_below(found, self.innermost_of(is_worker_loop)), found, np.int32(NONE))
 
     @cached_property
     def line(self) -> Int32:

@@ -43,8 +43,7 @@ def union(starts: Int64, ends: Int64) -> Intervals:
     first = np.empty(len(starts), bool)
     first[0] = True
     np.greater(starts[1:], reached[:-1], out=first[1:])
-    last = np.append(first[1:], True)
-    return Intervals(starts[first], reached[last])
+    return Intervals(starts[first], reached[np.append(first[1:], True)])
 
 
 def merge(*sets: Intervals) -> Intervals:

@@ -67,8 +67,7 @@ class ModuleCalls:
 
     @cached_property
     def is_call(self) -> Bools:
-        names = self.span.names
-        return self.span.is_function & names.starting(MODULE_CALL)
+        return self.span.is_function & self.span.names.starting(MODULE_CALL)
 
     @cached_property
     def forward(self) -> Int64:

@@ -135,8 +135,7 @@ def _in_steady_segments(stacks: pl.DataFrame, labelled: LabelledSteps) -> tuple[
         parts.append(part.with_columns(pl.Series("coverage", share, dtype=pl.Float64)))
     covered = pl.concat(parts)
     fallback = not (covered["coverage"] >= STEADY_COVERAGE).any()
-    touching = (covered["coverage"] > 0).any()
-    enough = pl.col("coverage") > 0 if touching else pl.lit(True)
+    enough = pl.col("coverage") > 0 if (covered["coverage"] > 0).any() else pl.lit(True)
     steady = covered.with_columns((enough if fallback else pl.col("coverage") >= STEADY_COVERAGE).alias("steady"))
     return stacks.join(steady, on=_SEGMENT, how="left", nulls_equal=True, maintain_order="left")["steady"], fallback
 

@@ -187,8 +187,7 @@ def _exact(values: Sequence[Any]) -> tuple[Int64, npt.NDArray[np.bool_]]:
     usual = _three_decimals(values)
     if usual is not None:
         return usual, np.abs(usual) <= _FAR_NS
-    texts = list(map(bytes, values))
-    exact = [_one(text) for text in texts]
+    exact = [_one(bytes(value)) for value in values]
     ok = np.fromiter((value is not None for value in exact), bool, len(exact))
     return np.array([value or 0 for value in exact], dtype=np.int64), ok
 

@@ -1,10 +1,8 @@
 """Files that tell of memory and are no traces: snapshots of the allocator, and timelines of export_memory_timeline.
 
-A snapshot (torch.cuda.memory._dump_snapshot) is a pickle of plain data: the allocator's segments and blocks at one
-moment, and of each device the last events before it, each with its stack. A stack stands in the file once for each
-event, as a list of frames that are shared; here equal stacks get one number. Records that are not as they should be are
-left out and counted. A format is known by its first bytes; to add one, write a detector and a reader that returns
-recordings, and add its line to `MEMORY_FORMATS`.
+A snapshot (torch.cuda.memory._dump_snapshot) is a pickle of plain data: segments and blocks at one moment, and of each
+device the last events before it, each with its stack; equal stacks get one number. A format is known by its first
+bytes; to add one, write a detector and a reader that returns recordings, and add its line to `MEMORY_FORMATS`.
 """
 
 from __future__ import annotations

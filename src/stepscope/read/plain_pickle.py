@@ -1,10 +1,8 @@
 """Pickles of plain data, read without running anything of theirs.
 
-Python's own unpickler imports and calls whatever a file names. This machine knows only the opcodes that build dict,
-list, tuple, str, bytes, int, float, bool and None; every other opcode, above all those that import, call or fetch, is
-refused. Sizes, memo numbers, nesting and the memory of what is built are bounded; the arguments of opcodes are read by
-`pickletools`, which only decodes them. Keys of dicts are scalars, because
-hashing nested tuples can take for ever. What comes out may share parts and even hold itself: walk it to a fixed depth.
+This machine knows only the opcodes that build dict, list, tuple, str, bytes, int, float, bool and None; every other
+one, above all those that import, call or fetch, is refused. Sizes, memo numbers, nesting and memory are bounded. Keys
+of dicts are scalars, because hashing nested tuples can take for ever. What comes out may hold itself.
 """
 
 from __future__ import annotations

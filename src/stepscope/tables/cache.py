@@ -1,9 +1,8 @@
 """Traces taken in, or found in the cache: a folder of Parquet files for each, found again by the content of its file.
 
-An entry is made beside its final place and moved there in one step, so two processes may make the same one, and what
-is not whole is never seen. An entry that cannot be read is made again. A folder that cannot be written to is no
-error: the tables are then made in a temporary folder, for this once. Several traces are taken in side by side, in
-processes.
+An entry is made beside its final place and moved there in one step, so what is not whole is never seen. One that cannot
+be read is made again; where the cache cannot be written to, a temporary folder serves. Several traces are taken in side
+by side, in processes.
 """
 
 from __future__ import annotations

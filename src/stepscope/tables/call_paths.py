@@ -1,12 +1,10 @@
 """Sampled stacks become paths of one tree, and what a stack's frames say together becomes a few bits.
 
-A file of a gigabyte holds hundreds of thousands of stacks of the same few thousand frames, so frames are looked at once
-each, and a path that was met before costs one lookup per frame. Frames of this package are left out of paths, and with
-them what they call in the standard library; only its wrappers hand over to the code they stand around. A forked
-child's stack starts with its parent's: a loader worker's path begins at its worker loop, any other child's at the last
-`Process.run`. A loader's `__next__` wins over everything inside it (transforms are modules too); of backward and
-optimizer the inner one wins, and both win over a forward inside them, as in the journal; but the closure that an
-optimizer of torch's calls is the forward pass.
+Frames are looked at once each, and a path that was met before costs one lookup per frame. Frames of this package are
+left out, and what they call in the standard library; its wrappers hand over to the code they stand around. A loader
+worker's path begins at its worker loop, any other child's at the last `Process.run`. A loader's `__next__` wins over
+everything inside it; of backward and optimizer the inner one wins, and both over a forward inside them, as in the
+journal; but the closure that an optimizer of torch's calls is the forward pass.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
 """What the messages of torch.compile and torch_xla mean: cause, subject, values, the user's line, the compiler's hint.
 
-Pure parsing of text that compilers wrote for people, so it changes with every release; known are torch 2.6 to 2.13 and
-torch_xla 2.9. A wording that is not known gives the cause "unknown", keeps its text, and is counted as drift. Texts
-are untrusted: cut to a bound, read in time proportional to their length, never a reason to raise.
-
-A guard is an expression that held when a version of a function was compiled, such as `L['x'].size()[0] == 8`, or a
-sentence where the check is made in C++. Of a graph break three forms are known: a record of torch 2.7 and newer (a
-kind, then "Explanation:", "Hint:" and a link), the one-line reason of older versions, and the note that a frame is
-skipped. What is found are columns of the table `compiles`.
+Pure parsing of text that compilers wrote for people; known are torch 2.6 to 2.13 and torch_xla 2.9. A wording that is
+not known gives the cause "unknown", keeps its text, and is counted. Texts are untrusted: cut to a bound, read in time
+proportional to their length, never a reason to raise. What is found are columns of the table `compiles`.
 """
 
 from __future__ import annotations
@@ -285,8 +280,7 @@ def parse_graph_break(text: str) -> Row:
 
 
 def _head(text: str) -> Location | None:
-    line = text.partition("\n")[0]
-    before, found, place = line.partition(_AT)
+    before, found, place = text.partition("\n")[0].partition(_AT)
     file, colon, number = place.strip().rpartition(":")
     if not found or not before.startswith(_HEAD) or not colon or not file or len(file) > 1_000:
         return None
@@ -734,8 +728,7 @@ def _constant(left: str, subject: str, right: str) -> str:
     """The cause word of a plain value that a version was compiled for."""
     attribute = "." in subject.partition("['")[0].partition('["')[0]  # a dot inside `['a.b']` is no attribute
     if _INTEGER.fullmatch(right):
-        bound_of_range = subject.endswith((".stop", ".start"))
-        return "int_attribute" if attribute and not bound_of_range else "constant"
+        return "int_attribute" if attribute and not subject.endswith((".stop", ".start")) else "constant"
     if attribute:
         return "attribute"
     with suppress(ValueError):

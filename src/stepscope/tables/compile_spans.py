@@ -1,17 +1,10 @@
-"""Compile spans in profiler traces as rows of the table `compiles`: the union of them, never the sum of nested ones.
+"""Compile spans, and copies from a device to the host, of traces as rows of the table `compiles`.
 
-While it compiles, PyTorch records a span for each phase, most of them twice (`X` and `X (dynamo_timed)`), one inside
-the other: their sum is ten times the time that passed. Only the spans of a whole frame or a whole backward pass count
-here, of those only the outermost, and what one of them overlaps with an earlier one on another thread is cut off; so
-the durations of a trace's rows add up to the time in which it compiled.
+While it compiles, PyTorch records nested spans, most of them twice: their sum is ten times the time that passed. Only
+the outermost spans of a whole frame or backward pass count, and what one overlaps with an earlier one is cut off.
 
-Copies from a device to the host in traces as rows of the table `compiles`, by step, line and operator.
-
-What such a copy costs is not its few microseconds on the device but how long the host waits for it, and with it for all
-work launched before. `duration_ns` is therefore host time: the runtime call that starts the copy (with pageable memory
-it returns only when the copy is done) and every synchronising runtime call of the same operator (cudaMemcpyAsync and
-cudaStreamSynchronize in `aten::_local_scalar_dense`, hipMemcpyWithStream). The time around these calls, and waits the
-script asks for itself, are not in it; a copy to pinned memory that nobody waits for costs what its call takes.
+What a copy to the host costs is how long the host waits for it: `duration_ns` is that of the runtime call that starts
+it and of every synchronising runtime call of the same operator. Waits the script asks for itself are not in it.
 
 No loop runs over slices: all work is joins and walks, level by level, over the few rows that launch such copies.
 """

@@ -1,16 +1,11 @@
-"""Where each device slice comes from: its launch, the operator and the Python function around the launch.
+"""Where each device slice comes from: its launch, the operator and the Python function around it, the forward operator.
 
-The launch is the runtime call with the same correlation, else the one an arrow starts at. The operator is the
-innermost one around the launch; without any, the one with the launch's or the slice's External id, else the last one
-that was open on the launch's thread within the clock's rounding. A launch of a whole graph stands for kernels whose
-operators ran when the graph was captured, so those are no links. Ids are rows of the trace, `NONE` where unknown.
+The launch is the runtime call with the same correlation, else the one an arrow starts at. The operator is the innermost
+one around the launch, else the one with the same External id, else the last one that was open on the launch's thread
+within the clock's rounding. A launch of a whole graph is no link: its operators ran when the graph was captured.
 
-Operators of the backward pass and the forward operators they belong to.
-
-Autograd numbers its nodes per thread. A backward operator carries the number of its node and the logical number of the
-thread that made it; the forward operator is the last one that began on that thread with that sequence number before
-it. Which track a logical thread is, no writer says: it is the one whose sequence numbers fit best. What has no number
-may have an arrow.
+Autograd numbers its nodes per thread. The forward operator of a backward one is the last that began with its sequence
+number on the thread that made the node; which track that is, no writer says: it is the one whose numbers fit best.
 """
 
 from __future__ import annotations
@@ -164,8 +159,7 @@ def _moments(slices: Slices, rows: Int64) -> Moments:
 
 
 def _by_arrow(slices: Slices, arrows: Arrows, device: Int64) -> Int64:
-    places = np.arange(len(arrows.to_ns))
-    heads = Moments(places, arrows.to_track, arrows.to_ns, arrows.to_ns)
+    heads = Moments(np.arange(len(arrows.to_ns)), arrows.to_track, arrows.to_ns, arrows.to_ns)
     arrow = heads.at(slices.track[device], slices.start_ns[device], exact=True)
     found = np.flatnonzero(arrow >= 0)
     tails = _moments(slices, np.flatnonzero(slices.is_runtime))

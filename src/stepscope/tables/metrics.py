@@ -1,10 +1,8 @@
 """The table of metrics: what was found in the training by itself, logged by the script or tapped from its log calls.
 
-The loss of an update is the sum of what `backward` was called on since the update before, as frameworks and scripts
-divide it that accumulate gradients; where a script accumulates and does not divide, their mean. Which of the two it is
-tells the root's last node: a division, or a product with one over their number. Both are kept beside it. What an
-optimizer's step evaluates again, as LBFGS does, is no loss of another batch. Of several optimizers, as of a GAN, the
-loss is that of the one with most updates; each line that calls `backward` has a curve of its own then.
+The loss of an update is the sum of what `backward` was called on since the update before; where a script accumulates
+and does not divide, which the root's last node tells, their mean. Both are kept beside it. What an optimizer's step
+evaluates again is no loss of another batch. Of several optimizers, the loss is that of the one with most updates.
 """
 
 from __future__ import annotations

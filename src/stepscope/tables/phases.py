@@ -1,13 +1,7 @@
-"""What one frame of a sampled stack says of its thread: the phase of training it opens, and whether it waits.
+"""What one frame of a sampled stack says of its thread: the phase it opens, whether it waits, imports or compiles.
 
 Functions are matched by the last part of their name and the end of their file, as samplers write qualified names or
-bare ones and full or shortened paths. How the marks of a stack's frames add up is said in `call_paths`.
-
-Frames that tell a stage of a run whatever the step does: modules are imported, code is compiled.
-
-Only frames that occur while something compiles are marks. What compiled code passes through on every call (dynamo's
-wrappers, the autograd functions of AOT, guards, the launchers of inductor and triton) is none, so that a compiled
-model's steady steps stay steady. Functions are matched by the last part of their name and the end of their file.
+bare ones and full or shortened paths. Frames that compiled code passes through on every call are no marks of compiling.
 """
 
 from __future__ import annotations

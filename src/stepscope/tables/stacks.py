@@ -1,15 +1,10 @@
 """The tables of sampled stacks: whose they are, what the thread was doing, our own frames and fork leftovers removed.
 
-Stacks are taken in one by one as their files are read; what a process was (rank, loader worker, launcher) may be known
-only after all of them, so rows get their owner at the end. Files that others recorded have no index of processes: there
-nothing but the chains of process ids says who started whom (`foreign_processes`).
+What a process was may be known only after all stacks were read, so rows get their owner at the end. Files that others
+recorded have no index of processes: there the chains of process ids say who started whom (`foreign_processes`).
 
-Samples that no frame marks, in the part of the step where the journal's forward pass lies.
-
-The journal calls forward all that runs from a batch to its backward pass: the loss, a transform on the device, a model
-that is no module. No frame says so, but where a sample's time is known the step it lies in does: a step is data wait,
-forward and backward of its batches, and then what follows. Where steps are short beside the time between two samples,
-or where an optimizer calls a closure and so stands around the forward pass, nothing is said.
+The journal calls forward all that runs from a batch to its backward pass. Where no frame says so, the time of a sample
+does, unless steps are short beside the time between two samples or an optimizer's closure stands around the forward.
 """
 
 from __future__ import annotations

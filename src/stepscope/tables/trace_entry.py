@@ -1,9 +1,8 @@
 """What is stored of a trace that was taken in, in memory or as files of its entry in the cache, and a run's rows of it.
 
-What is stored are the trace's own rows: ids count from 0, and what belongs to a run (rank, process, trace, step) is not
-in them. `load` makes rows of the run's tables: the run's row numbers, the journal's clock, the step of each slice. What
-must be known of the whole trace (its tree) is there at once; the other columns come part by part, so that no second
-copy of them is ever made.
+What is stored are the trace's own rows, ids from 0. `load` makes rows of the run's tables: the run's row numbers, the
+journal's clock, the step of each slice. What must be known of the whole trace (its tree) is there at once; the other
+columns come part by part, so that no second copy of them is ever made.
 """
 
 from __future__ import annotations

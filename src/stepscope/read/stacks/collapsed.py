@@ -1,9 +1,7 @@
 """Collapsed stacks, `a;b;c 12`: a line per stack, root first, then its count.
 
-Frames are what their writer made of them: bare names (with the suffixes of perf and async-profiler left as they are),
-`name (file:line)`, or, behind a `tid:`, the `file:function:line` of Python's own sampler. Austin writes that too,
-behind a process and a thread, a line per sample, with microseconds or bytes for a count, and says in comments how it
-sampled.
+Frames are bare names, `name (file:line)`, or, behind a `tid:`, the `file:function:line` of Python's own sampler. Austin
+writes that too, behind a process and a thread, a line per sample, with microseconds or bytes for a count.
 """
 
 from __future__ import annotations

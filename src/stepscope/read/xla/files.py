@@ -1,11 +1,8 @@
 """Files that torch_xla wrote, and folders of them, as the run that they tell of: a rank each, without steps' times.
 
-The ordinal that ends the name of a metrics file is its rank; everything else is of rank 0, which alone prints
-analyses. Files that contradict each other are of different runs, and are refused.
-
-Of a rank each thing is told once: counts and times are those of the log with steps, else of the report with the highest
-totals, else of the debug log, which adds causes and lines. Where a duration is known of several compilations together
-only, each has its share by number, and `source` says so.
+The ordinal that ends the name of a metrics file is its rank; everything else is of rank 0. Of a rank each thing is told
+once: by the log with steps, else by the report with the highest totals, else by the debug log, which adds causes and
+lines. Where a duration is known of several compilations together, each has its share by number, and `source` says so.
 """
 
 from __future__ import annotations
@@ -63,8 +60,7 @@ def _parts(path: Path) -> list[bytes]:
             return [unpacked(head + file.read(PACKED_LOOKED_AT - len(head)), UNPACKED_LOOKED_AT)]
         if len(head) < LOOKED_AT:
             return [head]
-        size = path.stat().st_size
-        file.seek(max(LOOKED_AT, size - LOOKED_AT))
+        file.seek(max(LOOKED_AT, path.stat().st_size - LOOKED_AT))
         return [head, file.read(LOOKED_AT)]
 
 
