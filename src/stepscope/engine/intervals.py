@@ -57,7 +57,9 @@ def intersect(one: Intervals, other: Intervals) -> Intervals:
     if not len(one.starts) or not len(other.starts):
         return EMPTY
     # every piece of both begins at a start of either and ends at the first end of either behind it
-    begins = _both(one.starts, other.starts)
+    begins = np.concatenate([one.starts, other.starts])
+    begins.sort(kind="stable")  # what is nearly in order is sorted more quickly than hashed
+    begins = begins[np.append(True, begins[1:] != begins[:-1])]
     begins = begins[inside(one, begins) & inside(other, begins)]
     ends = np.minimum(_end_after(one, begins), _end_after(other, begins))
     return Intervals(begins, ends)
@@ -134,14 +136,6 @@ def union_by(keys: Int64, starts: Int64, ends: Int64) -> tuple[Int64, Int64]:
 def inside(one: Intervals, times: Int64) -> Bools:
     """Which of `times` the set covers."""
     return window_at(*one, times) >= 0
-
-
-def _both(one: Int64, other: Int64) -> Int64:
-    """The values of two ascending arrays, each once. Sorting what is nearly in order is quicker than hashing it."""
-    values = np.concatenate([one, other])
-    values.sort(kind="stable")
-    distinct: Int64 = values[np.append(True, values[1:] != values[:-1])]
-    return distinct
 
 
 def _end_after(one: Intervals, times: Int64) -> Int64:

@@ -354,12 +354,6 @@ def _integer(value: Any) -> int:
     return MISSING if number is None else number
 
 
-def _volumes(sides: Iterable[tuple[int, int, int] | None]) -> Int64:
-    """The product of three sides, where there are any and it is no absurd number."""
-    products = [0 if side is None else side[0] * side[1] * side[2] for side in sides]
-    return np.fromiter([p if 0 < p < 2**62 else MISSING for p in products], np.int64, len(products))
-
-
 # Columns of slices that arguments tell -> the fields that may hold them, of which the first that does counts.
 _ARGUMENTS: dict[str, tuple[str, ...]] = {
     **{name: (name,) for name in (*_PYTHON, *_OPERATOR, *_DEVICE, "collective") if name in Slices.__struct_fields__},
@@ -492,7 +486,8 @@ class ChunkBuilder:
         if isinstance(column, Codes):
             return column.codes(given if field == "call_stack" else map(bytes, given), len(args))
         if field in ("grid", "block"):
-            return _volumes(given)
+            products = [0 if side is None else side[0] * side[1] * side[2] for side in given]
+            return np.fromiter([p if 0 < p < 2**62 else MISSING for p in products], np.int64, len(products))
         if column.kind is np.float64:
             return np.array(list(given), np.float64)  # null is NaN
         return _attribute(field, args)

@@ -20,9 +20,9 @@ import polars as pl
 
 from stepscope.read.raw import Frame, FrameNames
 from stepscope.tables import phases
+from stepscope.tables.arrays import NONE
 from stepscope.tables.schema import SCHEMAS
 
-NONE = -1
 MAX_NODES = 2_000_000  # some 400 MB; files of a gigabyte hold about half of it
 _PATH_LEFT_OUT = Frame("(one of too many different call paths)", "", None)
 

@@ -120,8 +120,8 @@ def _split_comment(head: str) -> tuple[str, str]:
 def _reading(place: Location | None, stack: str, written: Location | None) -> Location | None:
     raw = [line.rpartition(", in ")[2].strip() for line in stack.split("\n") if 'File "' in line]
     names = [written.function if written else None, *raw]
-    line = next((at for name in reversed(names) if (at := resumed_at(name)) is not None), None)
-    return place if place is None or line is None else place._replace(line=line)
+    resumed = next((match for name in reversed(names) if name and (match := _RESUMED.fullmatch(name))), None)
+    return place if place is None or resumed is None else place._replace(line=int(resumed[2]))
 
 
 def _advice(hint: str, guard: str, comment: str) -> str | None:
@@ -413,11 +413,6 @@ def plain_function(name: str) -> str:
     return match[1] if match else name
 
 
-def resumed_at(name: str | None) -> int | None:
-    match = _RESUMED.fullmatch(name) if name else None
-    return int(match[2]) if match else None
-
-
 def user_location(places: Iterable[Location]) -> Location | None:
     outside = [place for place in places if not is_torch(place.file)]
     own = [place for place in outside if not is_library(place.file)]
@@ -488,6 +483,8 @@ _FUNCTIONS = ("function", "method", "builtin_function_or_method", "code")
 _DEVICES = "CPU CUDA HIP XLA MPS MTIA XPU HPU Meta IPU VE Lazy PrivateUse1 PrivateUse2 PrivateUse3"
 _BACKENDS = frozenset(_DEVICES.split())
 _TRUTH = {"0": "False", "1": "True"}
+_TENSOR_CAUSES = {"size": "shape", "stride": "stride", "rank": "shape", "dtype": "dtype", "device index": "device"}
+_MIRRORED = {"==": "==", "!=": "!=", "<=": ">=", ">=": "<=", "<": ">", ">": "<"}
 
 # calls whose first argument is the subject -> cause
 _CALLS = {
@@ -556,19 +553,15 @@ def _tensor(text: str) -> Guard | None:
         if match is None:
             return None
         return Guard("type", plain(match[1]), "Tensor", match[2].removeprefix("<class '").removesuffix("'>"))
-    what, index = match[2], match[3]
-    name = plain(match[1])
+    what, name = match[2], plain(match[1])
     old, _, new = match[4].partition(". Guard failed on a parameter")[0].partition(", actual ")
     old, new = old.rstrip(". "), new.rstrip(". ")
-    if what in ("size", "stride"):
-        return Guard("shape" if what == "size" else "stride", f"{name}.{what}({index})", old, new)
-    if what == "rank":
-        return Guard("shape", f"{name}.dim()", old, new)
     if what == "requires_grad":
         return Guard("requires_grad", name, _TRUTH.get(old, old), {"0": "True", "1": "False"}.get(old))
     if what == "dispatch key set":
         return _dispatch(name, old, new)
-    return Guard("dtype" if what == "dtype" else "device", name, old, new)
+    shown = {"size": f".size({match[3]})", "stride": f".stride({match[3]})", "rank": ".dim()"}
+    return Guard(_TENSOR_CAUSES[what], name + shown.get(what, ""), old, new)
 
 
 def _dispatch(name: str, old: str, new: str) -> Guard:
@@ -634,11 +627,10 @@ def _call(text: str) -> Guard | None:
     if cause is None:
         return None
     inner = _argument(rest)
+    subject, _, item = inner.partition(", ")
     if name == "hasattr":
-        subject, _, attribute = inner.partition(", ")
-        return Guard(cause, f"{plain(subject)}.{attribute.strip(chr(39))}")
+        return Guard(cause, f"{plain(subject)}.{item.strip(chr(39))}")
     if name == "set.__contains__":
-        subject, _, item = inner.partition(", ")
         return Guard(cause, plain(subject), *_contained(text, item))
     if name.endswith("isnan"):
         return Guard(cause, plain(inner), None, "nan") if text.startswith("not ") else Guard(cause, plain(inner), "nan")
@@ -680,7 +672,7 @@ def _dimension(text: str) -> Guard | None:
     condition = _DIMENSION.sub(r".\1(\2)", readable)
     if condition.startswith("Ne("):
         condition = condition[3:].rpartition(")")[0].replace(", ", " != ", 1)
-    for sign, mirrored in (("==", "=="), ("!=", "!="), ("<=", ">="), (">=", "<="), ("<", ">"), (">", "<")):
+    for sign, mirrored in _MIRRORED.items():
         left, found, right = condition.partition(f" {sign} ")
         if not found or " and " in condition:
             continue
@@ -715,10 +707,9 @@ def _comparison(text: str) -> Guard | None:
         return Guard(_constant(left, subject, right), subject, f"not {right}", right)
     if "___as_tensor(" in right:
         return Guard("float_argument", subject)
-    if subject.endswith(".ndimension()"):
-        return Guard("shape", subject.removesuffix(".ndimension()") + ".dim()", right)
-    if subject.endswith(".requires_grad"):
-        return Guard("requires_grad", subject.removesuffix(".requires_grad"), right)
+    for end, cause, shown in ((".ndimension()", "shape", ".dim()"), (".requires_grad", "requires_grad", "")):
+        if subject.endswith(end):
+            return Guard(cause, subject.removesuffix(end) + shown, right)
     if subject.endswith(".raw_repr()"):
         return Guard("type", subject.removesuffix(".raw_repr()"))
     return Guard(_constant(left, subject, right), subject, right)
@@ -741,10 +732,10 @@ def _truth(text: str) -> Guard | None:
     """`not xs`: a container that was empty. `n <= 8` and the like: a number in a range."""
     if text.startswith("not ") and all(char in _NAME for char in text[4:]):
         return Guard("length", plain(text[4:]), "0")
-    for sign, mirrored in ((" <= ", ">="), (" >= ", "<="), (" < ", ">"), (" > ", "<")):
-        left, found, right = text.partition(sign)
+    for sign in ("<=", ">=", "<", ">"):
+        left, found, right = text.partition(f" {sign} ")
         if found and len(left) + len(right) <= 500:
             if _INTEGER.fullmatch(left):
-                return Guard("constant", plain(right), f"{mirrored} {left}")
-            return Guard("constant", plain(left), f"{sign.strip()} {right}")
+                return Guard("constant", plain(right), f"{_MIRRORED[sign]} {left}")
+            return Guard("constant", plain(left), f"{sign} {right}")
     return None

@@ -94,8 +94,12 @@ def ingest(
         frames[TREE] = writer.write(with_ids(tree, "parent", "frame", "forward"), TREE)
         del tree, start, duration, nesting, forward_of
         writer.wait()  # how many files there are is known when the last slices are done
-        index = _index(summary, slices=frames[TREE].height, clipped=clipped,
-                       repaired=repaired, files=writer.files, device=device)  # fmt: skip
+        quality = summary.quality
+        index = TraceIndex(
+            LAYOUT, __version__, summary.world_size, quality.events, frames[TREE].height, quality.salvaged,
+            quality.lost, quality.unsupported, clipped, repaired, quality.problems, summary.metadata, summary.threads,
+            files=writer.files, device=device,
+        )  # fmt: skip
         if target is not None and settle is not None:
             writer.then(partial(_settled, settle, target, index))
         if target is None or settle is not None:
@@ -111,19 +115,6 @@ def _settled(settle: Callable[[bool], None], target: Path, index: TraceIndex, wh
     except OSError:
         whole = False
     settle(whole)
-
-
-def _index(summary: TraceSummary, **known: Any) -> TraceIndex:
-    quality = summary.quality
-    return TraceIndex(
-        schema=LAYOUT,
-        version=__version__,
-        world_size=summary.world_size,
-        **{name: getattr(quality, name) for name in ("events", "salvaged", "lost", "unsupported", "problems")},
-        metadata=summary.metadata,
-        threads=summary.threads,
-        **known,
-    )
 
 
 class _Taken(Struct, frozen=True):

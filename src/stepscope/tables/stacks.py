@@ -20,7 +20,7 @@ from msgspec import Struct, field
 
 from stepscope.read.raw import FrameNames, Losses, RawHost, RawRank, RawSegment
 from stepscope.tables import call_paths, phases
-from stepscope.tables.arrays import Int64, covered_before
+from stepscope.tables.arrays import NONE, Int64, covered_before
 from stepscope.tables.call_paths import CallPaths
 from stepscope.tables.processes import ANY_FILE, HELPER, LAUNCHER, OTHER, RANK, WORKER, HostProcesses, Process
 from stepscope.tables.schema import SCHEMAS, empty
@@ -213,6 +213,9 @@ class StackRows:
         )
         waits = self._paths.waiting(columns["node"].astype(np.int32), threads["on_device"].to_numpy())
 
+        distinct, where = np.unique(bits, return_inverse=True)  # few different ones
+        phase = pl.Series([call_paths.phase_of(int(value)) for value in distinct], dtype=pl.String)
+
         def has(bit: int) -> pl.Series:
             return pl.Series((bits & bit) != 0)
 
@@ -220,7 +223,7 @@ class StackRows:
             node=pl.Series(columns["node"]).cast(pl.Int32),
             samples=pl.Series(columns["samples"]),
             waiting=pl.Series(waits),
-            marked=_lookup(bits, call_paths.phase_of),
+            marked=phase[where],
             stage=pl.when(has(call_paths.COMPILE))
             .then(pl.lit(phases.COMPILE))
             .when(has(call_paths.IMPORTING))
@@ -241,7 +244,7 @@ class StackRows:
         is_main = pl.col("main_thread").fill_null(False)
         is_own = pl.col("own_work") | (pl.col("own_thread") & ~is_main)
         table = table.with_columns(
-            pl.col("node").replace(call_paths.NONE, None),
+            pl.col("node").replace(NONE, None),
             is_own=is_own,
             is_torn=~is_own & is_main & pl.col("torn") & ~pl.col("blocking").fill_null(True),
         )
@@ -266,12 +269,6 @@ def _phase() -> pl.Expr:
         .otherwise(pl.lit(phases.OTHER))
     )
     return pl.when((pl.col("role") == RANK) & pl.col("main_thread").fill_null(False)).then(phase)
-
-
-def _lookup(bits: Any, of: Callable[[int], str | None]) -> pl.Series:
-    """A text for every row from its bits, of which there are few different ones."""
-    distinct, where = np.unique(bits, return_inverse=True)
-    return pl.Series([of(int(value)) for value in distinct], dtype=pl.String)[where]
 
 
 MOSTLY = 0.5  # of the time of a path in one segment: a line stands before the backward pass or behind it

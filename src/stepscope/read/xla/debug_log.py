@@ -116,7 +116,7 @@ class Analyses:
         self.operators: list[str] = []  # without lowering, as the warnings name them
         self.counts: dict[str, int] = {}  # metric -> samples, as the last warning has it
         self.syncs = 0
-        self._steps_hold = True
+        self.steps_hold = True  # whether the syncs of the log can be taken as its steps
         self._steps_told = 0
         self._opened: dict[str, list[_Analysis]] = {"Compilation": [], "Execution": []}
         self._table: _Table | None = None
@@ -128,11 +128,6 @@ class Analyses:
     def steps(self) -> int:
         """How many steps were made, as far as the log tells: never more than there were."""
         return max(self._steps_told, self.syncs)
-
-    @property
-    def steps_hold(self) -> bool:
-        """Whether the syncs of the log can be taken as its steps."""
-        return self._steps_hold and self.syncs > 0
 
     def feed(self, line: str) -> None:
         if MARK in line and self._analysis(line[: MAX_TEXT * 2]):
@@ -201,7 +196,7 @@ class Analyses:
             count, steps = int(match[2]), int(match[3])
             self.counts[match[1]] = max(count, self.counts.get(match[1], 0))
             self._steps_told = max(steps, self._steps_told)
-            self._steps_hold = self._steps_hold and steps == self.syncs
+            self.steps_hold = self.steps_hold and steps == self.syncs
         elif text.startswith(_NOT_LOWERED):
             words = (word.strip(" ,") for word in text[len(_NOT_LOWERED) :].split(","))
             found = [word for word in words if "aten::" in word and " " not in word]

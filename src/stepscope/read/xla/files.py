@@ -290,7 +290,7 @@ def _compiles(found: Sources) -> Iterator[Row]:
             yield _compile(_UNKNOWN, count, found.source, cell.step, round(cell.totals[reports.COMPILE]))
         return
     exact = len(logged) >= counted
-    if cells or not analyses.steps_hold:
+    if cells or not (analyses.steps_hold and analyses.syncs):
         logged = [replace(compile_, step=None) for compile_ in logged]
     shares = in_order(counts, logged) if exact else evenly(counts, Counter(map(Compile.kind, logged)), _UNKNOWN)
     for cell, share in zip(cells, shares, strict=True):
