@@ -16,6 +16,7 @@ from stepscope.engine.call_tree import CallTree, UserPaths, at, rows_of
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.engine.user_code import UserCode
 from stepscope.model import PHASES
+from stepscope.read.raw import Frame
 from stepscope.tables.arrays import NONE, Bools, Int32, Int64
 from stepscope.tables.phases import in_file, last_part
 from stepscope.tables.schema import Tables
