@@ -287,23 +287,6 @@ def test_real_traces_lose_nothing(path: Path):
     assert all(secret not in repr(trace.summary) for secret in [*secrets, "environ"])
 
 
-@pytest.mark.torch
-def test_trace_of_the_installed_torch(tmp_path: Path):
-    import torch
-
-    with torch.profiler.profile(record_shapes=True, with_stack=True, profile_memory=True) as profiler:
-        torch.nn.functional.linear(torch.ones(4, 8), torch.ones(2, 8)).sum()
-    path = tmp_path / "t.json"
-    profiler.export_chrome_trace(str(path))
-    trace = Collected(path)
-    at = trace.names.index("aten::linear")
-    assert json.loads(trace.slices["shapes"][at])[0] == [4, 8]
-    assert "python_function" in trace.slices["category"]
-    assert trace.slices["duration_ns"][at] > 0
-    assert max(trace.memory["bytes"]) > 0 > min(trace.memory["bytes"])
-    assert trace.quality.lost == 0
-
-
 # ---- times of every writer, to the nanosecond
 
 

@@ -130,9 +130,6 @@ def test_analyses_in_any_state(tmp_path: Path, text: str, told: list[tuple[str, 
     assert [(event["graph"], event["cause_text"], event["line"]) for event in events(run, "compile")] == told
 
 
-# ------------------------------------------------------------------------------------------- with other files beside
-
-
 def metrics(steps: int) -> str:
     """The log with steps of the same run: two compilations in the first step, then one; reads at two lines."""
     reads = [max(0, 2 * at + 1) for at in range(steps)]
