@@ -94,10 +94,7 @@ def _origins(base: Base, span: Span) -> Origins:
 
 
 def _leading(span: Span, user: Int32, library: Int32) -> Int64:
-    """Rows of the user's that only lead to a library's training, as the caller of `trainer.train()` does.
-
-    A function of the library that runs for several steps lies below them: their line would stand for all that it does.
-    """
+    """Rows of the user's that only lead to a library's training loop, as the caller of `trainer.train()` does."""
     calls = np.flatnonzero((library >= 0) & (span.duration_ns > 0))
     stepped = span.events.lazy().filter(pl.col("step").is_not_null()).group_by("step")
     begins = stepped.agg(pl.col("start_ns").min()).collect()["start_ns"].sort().to_numpy()

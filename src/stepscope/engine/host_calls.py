@@ -198,9 +198,8 @@ def profiled_calls(
 
 
 def _chosen(tables: Tables, known: set[tuple[str, int]]) -> tuple[set[tuple[str, int]] | None, int | None]:
-    """(process, step) of the first window steps that hold at most `MAX_SLICES` host slices, and how many there are.
-
-    (None, None) where all of them do: a mean per step does not need every step, and memory would grow with the trace.
+    """(process, step) of the first window steps that hold at most `MAX_SLICES` host slices, and how many there are;
+    (None, None) where all of them do.
     """
     if tables.events.height <= MAX_SLICES:
         return None, None

@@ -257,10 +257,10 @@ def trailing_offset(error: Exception) -> int | None:
 
 
 class _Salvage:
-    """What can be decoded of `text`, events separated by commas; `decode` takes a whole JSON array.
+    """What can be decoded of `text`, events separated by commas: `stretches` of one type each, in file order.
 
-    `stretches` are events in file order, each of one type; `repaired` events needed a repair, `lost` ones went. `end`
-    is the offset behind the list's closing bracket, or None where the list goes on.
+    `repaired` events needed a repair, `lost` ones went. `end` is behind the list's closing bracket, None where it goes
+    on.
     """
 
     def __init__(self, text: bytes, decode: Decode, max_event_bytes: int) -> None:
@@ -374,9 +374,8 @@ def first_value(text: bytes) -> Any:
 
 
 def _mended(text: bytes, *, close: bool) -> bytes | None:
-    """`text`, an object, as valid JSON with the least change that makes it so; None when nothing helps.
-
-    Without `close` it must hold all of the object: no missing bracket is made up.
+    """`text`, an object, as valid JSON by the least change; no bracket is made up without `close`. None when nothing
+    helps.
     """
     for candidate in _candidates(_STRAY_BACKSLASH.sub(rb"\\\g<0>", text), close=close):
         value = first_value(candidate)

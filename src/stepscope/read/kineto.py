@@ -112,10 +112,7 @@ def is_trace(head: bytes) -> bool:
 
 
 class _TraceFile:
-    """A trace that is read once. `progress` gets the bytes of the file consumed and its size.
-
-    Raises UnreadableInputError where it does not begin like a trace or cannot be read.
-    """
+    """A trace that is read once; raises UnreadableInputError where it does not begin like one or cannot be read."""
 
     def __init__(self, path: Path, limits: Limits | None, progress: Progress | None, decode: Decode) -> None:
         self._path = path

@@ -150,10 +150,7 @@ class _Machine:
         return False
 
     def _numbers(self, op: int, position: int) -> tuple[bytes | list[int], int]:
-        """The memo numbers that are read one after another from `position` on, and where they end.
-
-        A recorded stack is a list of frames seen before, so that such rows make up most of a snapshot.
-        """
+        """The memo numbers read one after another from `position` on (most of a snapshot), and where they end."""
         data = self.data
         if op == 0x68:
             run = _SHORT_RUN.match(data, position - 1)

@@ -226,9 +226,8 @@ def _rank(folder: Path, losses: Losses) -> RawRank:
 
 
 def _traces(folder: Path, journal: list[Row], losses: Losses) -> list[TraceRef]:
-    """The traces of a rank, not opened: our own windows, then those that the user's profiler wrote.
-
-    Of our own the plain file is taken where both exist, as the packed one is then not finished.
+    """The traces of a rank, not opened: our own windows, the plain file where a packed one is not finished, then the
+    script's own profiler's.
     """
     own: dict[str, TraceRef] = {}
     for path in sorted(folder.iterdir()):

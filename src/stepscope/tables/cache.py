@@ -71,8 +71,7 @@ class Entry(Struct, frozen=True):
 def fetch(path: Path, root: Path, progress: Tell | None = None, steps: Steps | None = None) -> Path:
     """The folder of `path`'s tables in `root`, made if need be; raises UnreadableInputError and OSError.
 
-    `progress` gets the bytes of the file taken in so far, and its size. Of a large trace whose `steps` are asked for,
-    only what is near them is kept; other traces are kept whole.
+    Of a large trace whose `steps` are asked for, only what is near them is kept; other traces are kept whole.
     """
     if steps is not None and is_large(path):
         entry = root / key_of(path, f" steps {steps[0]}:{steps[1]}")

@@ -73,10 +73,7 @@ def as_rows(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _outermost(spans: pl.DataFrame) -> pl.DataFrame:
-    """Spans that begin before every earlier one of the same trace has ended are inside it, or lose what overlaps.
-
-    `spans` are in order of trace and start, the longer first.
-    """
+    """Of spans in order of trace and start, the longer first, what no earlier one of the same trace covers."""
     trace = spans.select(pl.struct("process", "trace").rle_id()).to_series().to_numpy()
     starts, durations = spans["start_ns"].to_numpy(), spans["duration_ns"].to_numpy()
     ends = starts + durations
@@ -180,10 +177,7 @@ def _take(events: pl.DataFrame, rows: Rows, *columns: str) -> pl.DataFrame:
 
 
 def _blocked(events: pl.DataFrame, launches: Rows) -> pl.Series:
-    """For each copy the host time of its launch, and of the waits behind it in the same operator.
-
-    Of several copies of one operator the last one before a wait is charged with it.
-    """
+    """For each copy the host time of its launch, and of the waits in the same operator up to the next copy."""
     own = _take(events, launches, "parent", "start_ns", "duration_ns").with_row_index("copy")
     parents = positions(events["id"], own["parent"])
     in_operator = _take(events, parents, "category")["category"].is_in(OPERATORS).fill_null(False)

@@ -69,10 +69,7 @@ def _read(
 
 
 def _joined(parts: list[pl.DataFrame]) -> pl.DataFrame:
-    """All rows, each column in one piece: else whatever looks at one as an array makes a copy. Empties `parts`.
-
-    Column by column, so that no two of them are there twice at a time.
-    """
+    """All rows, each column in one piece; empties `parts`. Else whatever looks at one makes a copy."""
     whole = pl.concat(parts, rechunk=False)  # keeps a value that stands for all rows as one
     parts.clear()
     names = whole.columns

@@ -203,10 +203,7 @@ def _numbered(taken: _Taken, track: Int32, start: Int64, is_operator: Bools) -> 
 
 
 def _marks_frame(taken: _Taken, start_ns: Int64, duration_ns: Int64, base_ns: int) -> pl.DataFrame:
-    """Category, name, start and duration of the slices that mark a step, in the order of the trace.
-
-    `base_ns` is added to the starts.
-    """
+    """Category, name, start and duration of the slices that mark a step, in the order of the trace."""
     wanted = [name.startswith((categories.STEP, categories.OPTIMIZER)) for name in taken.texts["name"].values]
     name = taken.whole("name", np.int32)
     rows = np.flatnonzero(np.array([*wanted, False])[name])
@@ -254,13 +251,10 @@ def _device(kind: int, number: int) -> str | None:
 def repair(track: npt.NDArray[np.integer], start_ns: Int64, duration_ns: Int64, *, is_device: Bools) -> int:
     """Correct durations that cannot be true in place, and return how many there were.
 
-    Writers leave slices that end before they begin, that last for weeks (an overflow), or, where a device reports the
-    end of its work late, that reach over work which came after them: a stream is serial, so what began and ended on it
-    inside another slice proves that slice's end wrong. One neighbour that begins a little early proves nothing: kernels
-    of recent GPUs may begin while the one before them drains.
-
-    Negative ones become 0, those over a week end where the next slice of their track begins. A device slice whose end
-    came late is cut to where the next slice of its stream begins.
+    Negative ones become 0, those over a week (an overflow) end where the next slice of their track begins. A device
+    slice whose end was reported late is cut to where the next one of its stream begins: a stream is serial, so what
+    began and ended inside another proves its end wrong. One neighbour proves nothing: kernels may begin while the last
+    one drains.
     """
     np.clip(start_ns, -_MAX_START_NS, _MAX_START_NS, out=start_ns)
     negative = duration_ns < 0

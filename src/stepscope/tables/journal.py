@@ -131,11 +131,10 @@ def step_at(times_ns: Int64, starts_ns: Int64, walls_ns: Int64, numbers: Int64) 
 
 
 def trace_steps(marks: pl.DataFrame) -> list[dict[str, Any]]:
-    """Rows of the steps table of the host's `ProfilerStep#N` annotations; one that reaches into the next ends there.
+    """Rows of the steps table of the host's `ProfilerStep#N` annotations, in order of time; one ends where the next
+    begins.
 
-    They are in order of time. The copy of an annotation on a device's track is none. The writer numbers steps anew
-    in every cycle of a schedule that a new profiler begins, so N may repeat within a rank. Nothing is known of their
-    phases.
+    N may repeat within a rank, as every cycle of a schedule begins anew. Nothing is known of their phases.
     """
     found = [
         (start, start + duration, int(name[1]))

@@ -50,12 +50,7 @@ class Arrows(Struct, frozen=True):
 
 
 def link(slices: Slices, launches: Arrows, numbered: Numbered, forwards: Arrows) -> tuple[pl.DataFrame, Int32]:
-    """The links of all device slices, as far as the trace allows, and of every slice its forward operator.
-
-    Args:
-        launches: arrows from launches to device slices.
-        forwards: arrows from forward operators to those of the backward pass.
-    """
+    """The links of all device slices, as far as the trace allows, and of every slice its forward operator."""
     device = np.flatnonzero(slices.is_device)
     launch = _by_correlation(slices, device)
     method = np.where(launch >= 0, CORRELATION, NONE).astype(np.int8)

@@ -135,8 +135,8 @@ class _Track:
         """Whether the slices nest perfectly; `parent` and `depth` are right if so.
 
         A slice's depth is the number of slices that came before it and have not ended. Its parent is the last one
-        before it that is one level up. Up to the first slice that reaches over its parent's end both hold, so that
-        one is always found.
+        before it that is one level up. Both hold up to the first slice that reaches over its parent's end, so that one
+        is found.
         """
         starts, ends = self.starts, self.ends
         count = len(starts)

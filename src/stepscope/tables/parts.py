@@ -72,11 +72,10 @@ def _warm_up() -> None:
 
 
 class PartWriter:
-    """Writes slices and other frames to a folder; leave the `with` block to know that all is written.
+    """Writes slices and other frames to a folder, if there is one; leave the `with` block to know that all is written.
 
-    With `keep` the frames of the slices are also kept, for who goes on with them: then nothing waits for the files, and
-    `then` says what to do once they are there. Without a folder nothing is written. What goes wrong on the thread is
-    raised by the next call, or at the end; of files that nothing waits for, `then` is told.
+    With `keep` the frames of the slices are also kept, and nothing waits for the files: `then` says what to do once
+    they are there. What goes wrong on the thread is raised by the next call, or at the end.
     """
 
     def __init__(self, folder: Path | None, *, keep: bool) -> None:

@@ -320,10 +320,8 @@ _Key = tuple[int, int]  # position of the file, pid
 def foreign_processes(host: RawHost, taken: Taken, first_rank: int) -> tuple[HostProcesses, tuple[RawRank, ...]]:
     """The processes of the host's files, and their ranks, numbered from `first_rank` on by file and process id.
 
-    A launcher's children, and processes that nobody else started, train: they are the ranks, for no file names any. A
-    process whose child trains while it does not is a launcher too. One seen in a loader worker's loop is one, and so is
-    a child that multiprocessing started. Process ids of different files (of different hosts, perhaps) are never taken
-    for each other.
+    A launcher's children, and processes that nobody else started, train: they are the ranks. A process whose child
+    trains while it does not is a launcher too. Process ids of different files are never taken for each other.
     """
     found = HostProcesses(host.name)
     roles = _roles(taken)

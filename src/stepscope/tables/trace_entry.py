@@ -245,12 +245,9 @@ def _kept(step: Int64, parents: Int64, linked: pl.DataFrame, wanted: Steps) -> B
 
 
 def _self_in_steps(tree: pl.DataFrame, offset: int, on_device: pl.Series, rows: Iterable[dict[str, Any]]) -> Int64:
-    """The self time of each slice; of the host's that reach out of the chosen steps, what of it lies in them.
+    """The self time of each slice; of the host's that reach out of the chosen steps (`rows`), what of it lies in them.
 
-    Args:
-        offset: ns from the slices' clock to the steps'.
-        on_device: rows of device slices, whose time belongs to the step that launched them, wherever it is.
-        rows: the chosen steps.
+    `offset` is ns from the slices' clock to the steps'; `on_device` are rows of device slices, left as they are.
     """
     starts, walls = _step_times(rows, "start_ns", "wall_ns")
     steps = (starts, starts + walls)
@@ -297,15 +294,12 @@ NEGLIGIBLE_NS = 1_000_000
 
 
 def offset_ns(marks: pl.DataFrame, rank: RawRank) -> int:
-    """What to add to the times of a trace with these `marks` to get the journal's.
+    """What to add to the times of a trace with these `marks` to get the journal's; 0 where that is not known or
+    implausible.
 
-    The journal runs on the monotonic clock plus one offset per run; the profiler converts its own clock to time of day
-    when a window opens. After hours, or when time of day was corrected, the two differ. Both see the same moments: an
-    optimizer's step (its annotation ends where the journal's step ends) and the marks of a profiler schedule. Their
-    median difference is the offset; without enough of them, or when it is implausible, it is zero.
-
-    The last step of a window tells nothing: the profiler is stopped inside its optimizer's step, whose annotation then
-    lasts as long as stopping takes, 150 ms and more.
+    Both see the ends of an optimizer's steps, and the profiler converts its own clock to time of day when a window
+    opens, which after hours or a correction is another. The last step of a window tells nothing: its annotation lasts
+    as long as stopping the profiler takes, 150 ms and more.
     """
     of_host = pl.col("name").str.starts_with(OPTIMIZER) & ~pl.col("category").str.starts_with("gpu_")
     ends_ns = marks.filter(of_host).select(pl.col("start_ns") + pl.col("duration_ns")).to_series()

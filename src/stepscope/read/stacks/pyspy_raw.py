@@ -95,10 +95,7 @@ class _Reader:
 
 
 class _KnownPrefixes:
-    """What records begin with (processes, thread), by the pieces between semicolons: grammar reads each once.
-
-    Beyond the bounds nothing more is learnt, and grammar reads what is new each time.
-    """
+    """What records begin with, by the pieces between semicolons; beyond the bounds grammar reads what is new."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, ...], source.Prefixes] = {}
@@ -127,9 +124,8 @@ class _KnownPrefixes:
 class _Records:
     """The records of blocks of lines, which a newline in a command line, a name or a path breaks in two.
 
-    Where records carry a process or thread prefix (`prefixed`), one reaches to the next prefix, or to the line that
-    ends in a count outside a command line: what follows that without a prefix is damage. Without prefixes a line that
-    ends in a count ends its record.
+    Where records carry a prefix (`prefixed`), one reaches to the next prefix, or to the line that ends in a count
+    outside a command line. Without prefixes a line that ends in a count ends its record.
     """
 
     def __init__(self, blocks: Iterable[list[str]]) -> None:

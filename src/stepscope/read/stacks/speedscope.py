@@ -226,10 +226,7 @@ _Stacks = Iterator[tuple[tuple[int, ...], int]]
 
 
 class _Profile(Struct):
-    """A profile's outline; its lists stay text, of which a stretch is decoded at a time.
-
-    Samples hold nothing but lists of numbers, events nothing but flat objects, so it may end at any closing bracket.
-    """
+    """A profile's outline; its lists stay text of flat items: it may be cut at any closing bracket."""
 
     type: str = ""
     name: Any = ""
@@ -284,10 +281,7 @@ def _survey(profile: _Profile) -> _Survey:
 
 
 def _sampled_stacks(profile: _Profile, factor: float | None, frames: int, losses: Losses, label: str) -> _Stacks:
-    """Stacks of a sampled profile; equal samples are one, with the sum of their weights times `factor`.
-
-    Without a factor every sample counts one.
-    """
+    """Stacks of a sampled profile, equal samples as one: the sum of weights times `factor`, of samples without one."""
     weights = _items(profile.weights, b",", float, bad=0.0)
     waiting: dict[bytes, float] = {}
     held = 0
