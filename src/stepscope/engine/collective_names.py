@@ -41,25 +41,14 @@ _ON_HOST = ("gloo:", "mpi:", "ucc:")
 
 _LETTERS = re.compile(r"[^a-z0-9]")
 _KINDS: tuple[tuple[str, str], ...] = (  # the first that the name holds, without what is no letter
-    ("allreduce", ALL_REDUCE),
-    ("crossdevicereduce", ALL_REDUCE),
-    ("quickreduce", ALL_REDUCE),
+    *((part, ALL_REDUCE) for part in ("allreduce", "crossdevicereduce", "quickreduce")),
     ("reducescatter", REDUCE_SCATTER),
     ("allgather", ALL_GATHER),
-    ("alltoall", ALL_TO_ALL),
-    ("all2all", ALL_TO_ALL),
-    ("broadcast", "broadcast"),
-    ("bcast", "broadcast"),
+    *((part, ALL_TO_ALL) for part in ("alltoall", "all2all")),
+    *((part, "broadcast") for part in ("broadcast", "bcast")),
     ("sendrecv", "send_recv"),
-    ("barrier", "barrier"),
-    ("scatter", "scatter"),
-    ("gather", "gather"),
-    ("reduce", "reduce"),
-    ("send", "send"),
-    ("recv", "recv"),
-    ("dispatch", "dispatch"),
-    ("combine", "combine"),
-    ("coalesced", "coalesced"),
+    *((part, part) for part in ("barrier", "scatter", "gather", "reduce", "send", "recv")),
+    *((part, part) for part in ("dispatch", "combine", "coalesced")),
 )
 _LIBRARIES = ("nccl", "rccl", "gloo", "hccl", "xccl", "oneccl", "nvshmem", "mpi", "ucc")
 

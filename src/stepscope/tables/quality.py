@@ -90,12 +90,9 @@ def quality(
     for name in EVENT_COUNTS:
         counts[name] = events.counts[name]
     lost, files = raw.losses.counts, raw.losses.files
-    losses = (
-        (text, level, text.format(n=lost[loss]), _named(files[loss]))
-        for loss, (level, text) in _LOSSES.items()
-        if lost.get(loss)
-    )
-    notes = [*_said(*losses), *_host_notes(raw.hosts), *_process_notes(processes), *_stack_notes(counts)]
+    told = ((loss, level, text) for loss, (level, text) in _LOSSES.items() if text and lost.get(loss))
+    notes = [Note(level, text.format(n=lost[loss]), _named(files[loss])) for loss, level, text in told]
+    notes += [*_host_notes(raw.hosts), *_process_notes(processes), *_stack_notes(counts)]
     notes += _foreign_notes(raw.hosts, raw.ranks)
     for rank in raw.ranks:
         notes += [*_rank_notes(rank, events), *_faults_at_window(rank)]
@@ -110,9 +107,9 @@ def quality(
     return Quality(counts=dict(counts), notes=tuple(notes))
 
 
-def _said(*notes: tuple[object, str, str, str]) -> Iterator[Note]:
-    """The notes, (whether it holds, level, text, source), that hold."""
-    return (Note(*note) for holds, *note in notes if holds)
+def _said(source: str, *notes: tuple[object, str, str]) -> Iterator[Note]:
+    """The notes, (whether it holds, level, text), that hold."""
+    return (Note(level, text, source) for holds, level, text in notes if holds)
 
 
 def _quoted(value: Any) -> str:
@@ -160,33 +157,19 @@ def _process_notes(processes: Iterable[HostProcesses]) -> Iterator[Note]:
 def _stack_notes(counts: Counter[str]) -> Iterator[Note]:
     torn, taken, missed = counts["torn_stack_samples"], counts["stack_samples"], counts["stack_errors"]
     failed, left_out = counts["segments_failed"], counts["left_out_path_samples"]
-    return _said(
-        (
-            failed,
-            WARNING,
-            f"{failed} of {counts['segments']} stack segments failed, their time has no stacks",
-            "stacks.jsonl",
-        ),
+    yield from _said(
+        "stacks.jsonl",
+        (failed, WARNING, f"{failed} of {counts['segments']} stack segments failed, their time has no stacks"),
         (
             missed > _MANY_FAILED * (taken + missed),
             INFO,
             f"{missed} of {taken + missed} samples could not be taken while the program ran on; most are missing "
             "from busy Python code, whose share is larger than stacks show",
-            "stacks.jsonl",
         ),
-        (
-            torn,
-            INFO,
-            f"{torn} of {taken} sampled stacks were torn (read while the program ran on) and were left out",
-            "stacks.jsonl",
-        ),
-        (
-            left_out,
-            WARNING,
-            f"{left_out} samples are of more different call paths than are kept; they stand under one name",
-            "stacks",
-        ),
+        (torn, INFO, f"{torn} of {taken} sampled stacks were torn (read while the program ran on) and were left out"),
     )
+    text = f"{left_out} samples are of more different call paths than are kept; they stand under one name"
+    yield from _said("stacks", (left_out, WARNING, text))
 
 
 def _foreign_notes(hosts: Iterable[RawHost], ranks: Sequence[RawRank]) -> Iterator[Note]:
@@ -352,9 +335,10 @@ def _read(events: EventsTable) -> Iterator[Note]:
         cut = "had impossible durations (negative, over a week, or on a stream over later work) and were cut"
         mended = f"{index.salvaged:,} of {index.events:,} events of a trace are no valid JSON and were mended"
         yield from _said(
-            (index.lost or index.problems, WARNING, f"{part if index.lost else 'a trace is damaged'}{said}", source),
-            (index.salvaged, INFO, mended, source),
-            (index.repaired, WARNING, f"{index.repaired:,} slices {cut}", source),
+            source,
+            (index.lost or index.problems, WARNING, f"{part if index.lost else 'a trace is damaged'}{said}"),
+            (index.salvaged, INFO, mended),
+            (index.repaired, WARNING, f"{index.repaired:,} slices {cut}"),
         )
     if missing := events.counts["missing_steps"]:
         yield Note(INFO, f"{missing} step(s) between the first and the last are in no trace", "traces")
@@ -386,9 +370,10 @@ def _links(events: EventsTable) -> Iterator[Note]:
         "operators: a replay is one call for all its kernels, and the operators ran when the graph was captured"
     )
     yield from _said(
-        (True, level, f"{text} ({ways})" if ways else text, "traces"),
-        (before, INFO, f"{_share(before, total)} {earlier}", "traces"),
-        (graph, INFO, f"{_share(graph, total)} {apart}", "traces"),
+        "traces",
+        (True, level, f"{text} ({ways})" if ways else text),
+        (before, INFO, f"{_share(before, total)} {earlier}"),
+        (graph, INFO, f"{_share(graph, total)} {apart}"),
     )
 
 
