@@ -18,8 +18,7 @@ from msgspec import Struct, field
 
 from stepscope.engine.intervals import Intervals, union
 from stepscope.engine.journal import json_object
-from stepscope.engine.origins import Origin
-from stepscope.engine.slice_names import is_annotation
+from stepscope.engine.slice_names import Origin, is_annotation
 from stepscope.engine.source_lines import Lines
 from stepscope.engine.user_code import UserCode
 from stepscope.model.trace import GpuProperties, SpanRef
