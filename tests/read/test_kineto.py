@@ -152,19 +152,8 @@ class TestRoots:  # pitfall 6 and 21
 def test_memory_instants(tmp_path: Path):  # pitfall 17
     full = {"Addr": 2**47, "Bytes": -512, "Device Type": 1, "Device Id": 0, "Total Allocated": 7, "Total Reserved": 9}
     old = {"Bytes": 512, "Device Type": 20, "Device Id": -1}
-    instants = [
-        {
-            "ph": "i",
-            "cat": "cpu_instant_event",
-            "s": "t",
-            "name": "[memory]",
-            "pid": 1,
-            "tid": 1,
-            "ts": ts,
-            "args": args,
-        }
-        for ts, args in ((1, full), (2.5, old))
-    ]
+    instant = {"ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": 1, "tid": 1}
+    instants = [{**instant, "ts": ts, "args": args} for ts, args in ((1, full), (2.5, old))]
     trace = read(tmp_path, [event(), *instants, {**instants[0], "name": "Iteration Start"}, {"ph": "C", "name": "c"}])
     assert trace.memory == {
         "track": ["1/1", "1/1"], "time_ns": [1000, 2500], "address": [2**47, None], "bytes": [-512, 512],

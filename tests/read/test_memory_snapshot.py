@@ -104,17 +104,12 @@ def test_events_of_all_releases(tmp_path: Path):
 def test_blocks_of_torch_2_0(tmp_path: Path):
     """Sizes and stacks lie in the block's history, blocks carry no address, the file may be the segments alone."""
     frames = stack(5)
-    segment = {
-        "address": 4096,
-        "total_size": 2_048,
-        "stream": 0,
-        "segment_type": "small",
-        "blocks": [
-            {"size": 512, "state": "inactive"},
-            {"size": 1_024, "state": "active_allocated", "history": [{"real_size": 900, "frames": frames}]},
-            {"size": 512, "state": "active_pending_free", "history": [{"real_size": 1, "addr": 5}]},
-        ],
-    }
+    blocks = [
+        {"size": 512, "state": "inactive"},
+        {"size": 1_024, "state": "active_allocated", "history": [{"real_size": 900, "frames": frames}]},
+        {"size": 512, "state": "active_pending_free", "history": [{"real_size": 1, "addr": 5}]},
+    ]
+    segment = {"address": 4096, "total_size": 2_048, "stream": 0, "segment_type": "small", "blocks": blocks}
     recording = read(tmp_path, [segment])
     rows = recording.blocks
     assert rows is not None
@@ -143,17 +138,13 @@ BROKEN: list[Any] = [
 
 def test_broken_records_are_left_out_and_counted(tmp_path: Path):
     good = used().snapshot()
+    blocks = [None, {}, {"size": 1}, {"size": 1, "state": "odd"}]
     snapshot = {
         "segments": [
             *good["segments"],
             *[None, 3, {}, {"device": -1, "total_size": 1}, {"device": 10**6, "total_size": 1}],
             {"device": 0, "total_size": "x"},
-            {
-                "device": 0,
-                "total_size": 64,
-                "address": 9,
-                "blocks": [None, {}, {"size": 1}, {"size": 1, "state": "odd"}],
-            },
+            {"device": 0, "total_size": 64, "address": 9, "blocks": blocks},
         ],
         "device_traces": [[*BROKEN, *good["device_traces"][0]], None, 5],
     }

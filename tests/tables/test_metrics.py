@@ -88,10 +88,8 @@ def test_the_loss_of_each_update(series: tuple[RawSeries, ...], run: dict[str, i
 
 def test_the_losses_of_two_optimizers_are_of_the_first_and_of_each_line() -> None:
     """As in a GAN: two passes of the critic are added, the generator has an update of its own."""
-    real, fake = (
-        line([(1, 0.5, 0), (11, 0.6, 2)], [0, 0], **LINE_D),
-        line([(2, 0.2, 0), (12, 0.1, 2)], [0, 0], **LINE_E),
-    )
+    real = line([(1, 0.5, 0), (11, 0.6, 2)], [0, 0], **LINE_D)
+    fake = line([(2, 0.2, 0), (12, 0.1, 2)], [0, 0], **LINE_E)
     of_generator = line([(3, 9.0, 1), (13, 8.0, 3)], [1, 1], **LINE_G)
     assert found(real, fake, of_generator) == {
         "train/loss": [(0, 0.7), (1, 0.7)],
