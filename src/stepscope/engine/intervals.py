@@ -102,7 +102,7 @@ def covered_before(one: Intervals, times: Int64) -> Int64:
 
 def covered(one: Intervals, starts: Int64, ends: Int64) -> Int64:
     """For each window [starts[i], ends[i]), what the set covers of it, ns. Windows may overlap."""
-    return covered_before(one, np.maximum(ends, starts)) - covered_before(one, starts)
+    return arrays.covered_before(*one, np.maximum(ends, starts)) - arrays.covered_before(*one, starts)
 
 
 def partition_lengths(starts: Int64, ends: Int64, sets: Sequence[Intervals]) -> Int64:

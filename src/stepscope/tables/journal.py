@@ -142,7 +142,7 @@ def trace_steps(marks: pl.DataFrame) -> list[dict[str, Any]]:
         if category in _HOST and (name := _NAME.fullmatch(text))
     ]
     found.sort(key=lambda step: step[0])
-    following = [*(start for start, *_ in found[1:]), None]
+    following = [*[start for start, *_ in found[1:]], None]
     row = {"kind": "train", "first_batch": False, "in_window": True, "signal": "profiler_step"}
     return [
         {"step": number, "start_ns": start, "wall_ns": wall, **row}

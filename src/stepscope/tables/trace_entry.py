@@ -162,8 +162,8 @@ def load(
     counts.update({name: getattr(trace.index, known) for name, known in _COUNTED.items()})
     if not rank.steps:
         # numbers left out between one step and the next of the same cycle
-        pairs = pairwise(row["step"] for row in known)
-        counts["missing_steps"] = sum(after - before - 1 for before, after in pairs if after > before + 1)
+        pairs = pairwise([row["step"] for row in known])
+        counts["missing_steps"] = sum([after - before - 1 for before, after in pairs if after > before + 1])
     # the run's number of each row, or what to add to its own where all are kept
     numbers = first_id if kept is None else np.where(kept, first_id + np.cumsum(kept) - 1, NONE)
     whose = {"rank": rank.rank, "process": rank.name, "trace": ref.name}
