@@ -144,14 +144,8 @@ class Allocator:
             at = block.address + block.size
         if at < address + SEGMENT:
             blocks.append(_free_block(at, address + SEGMENT - at))
-        return {
-            "device": device,
-            "address": address,
-            "total_size": SEGMENT,
-            "stream": 0,
-            "frames": [],
-            "blocks": blocks,
-        }
+        head = {"device": device, "address": address, "total_size": SEGMENT, "stream": 0}
+        return {**head, "frames": [], "blocks": blocks}
 
 
 def _free_block(address: int, size: int) -> dict[str, Any]:

@@ -29,16 +29,8 @@ GOOD = json.dumps(event())
 
 
 def around(middle: bytes) -> bytes:
-    good = GOOD.encode()
-    return (
-        b'{"baseTimeNanoseconds": 7, "traceEvents": ['
-        + good
-        + b",\n"
-        + middle
-        + b",\n"
-        + good
-        + b'], "traceName": "x"}'
-    )
+    events = b",\n".join((GOOD.encode(), middle, GOOD.encode()))
+    return b'{"baseTimeNanoseconds": 7, "traceEvents": [' + events + b'], "traceName": "x"}'
 
 
 class TestInvalidJson:  # pitfall 7

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stepscope.errors import UnreadableInputError
-from stepscope.read.kineto import KinetoTrace, RawEvents
+from stepscope.read.kineto import RawEvents
 from stepscope.read.streams import Limits
 from tests.read.collected import Collected, event, kernel, read, written
 
@@ -64,25 +64,6 @@ def test_surrounding_space_and_a_trailing_comma(tmp_path: Path, text: str):
         assert trace.quality.problems == () or ",]" in text
 
 
-def test_large_traces_come_in_several_chunks(tmp_path: Path):
-    events = [event(f"op{i % 7}", ts=i, args={"External id": i}) for i in range(150_000)]
-    trace = read(tmp_path, events)
-    assert trace.chunks > 1
-    assert trace.slices["external_id"] == list(range(150_000))
-    assert trace.slices["start_ns"] == [i * 1000 for i in range(150_000)]
-    assert trace.names[-1] == "op3"
-
-
-def test_progress_reaches_the_end(tmp_path: Path):
-    path = written(tmp_path, [event()] * 20_000)
-    seen: list[tuple[int, int]] = []
-    limits = Limits(piece_bytes=100_000)
-    assert [*KinetoTrace(path, limits=limits, progress=lambda at, size: seen.append((at, size))).chunks()]
-    assert seen[-1] == (path.stat().st_size,) * 2
-    assert [at for at, _ in seen] == sorted(at for at, _ in seen)
-    assert len(seen) > 5
-
-
 # ---- entries as bytes: all of them, untouched where sound, repaired where damaged
 
 ENTRIES = [
@@ -126,5 +107,3 @@ def test_what_is_no_trace_or_is_cut_off(tmp_path: Path):
     for content in (b"", b"[]", b"hello", b'{"a": 1}'):
         with pytest.raises(UnreadableInputError):
             list(RawEvents(written(tmp_path, content)))
-    with pytest.raises(UnreadableInputError, match="No such file"):
-        RawEvents(tmp_path / "none.json")

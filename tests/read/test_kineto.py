@@ -152,19 +152,8 @@ class TestRoots:  # pitfall 6 and 21
 def test_memory_instants(tmp_path: Path):  # pitfall 17
     full = {"Addr": 2**47, "Bytes": -512, "Device Type": 1, "Device Id": 0, "Total Allocated": 7, "Total Reserved": 9}
     old = {"Bytes": 512, "Device Type": 20, "Device Id": -1}
-    instants = [
-        {
-            "ph": "i",
-            "cat": "cpu_instant_event",
-            "s": "t",
-            "name": "[memory]",
-            "pid": 1,
-            "tid": 1,
-            "ts": ts,
-            "args": args,
-        }
-        for ts, args in ((1, full), (2.5, old))
-    ]
+    instant = {"ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": 1, "tid": 1}
+    instants = [{**instant, "ts": ts, "args": args} for ts, args in ((1, full), (2.5, old))]
     trace = read(tmp_path, [event(), *instants, {**instants[0], "name": "Iteration Start"}, {"ph": "C", "name": "c"}])
     assert trace.memory == {
         "track": ["1/1", "1/1"], "time_ns": [1000, 2500], "address": [2**47, None], "bytes": [-512, 512],
@@ -285,23 +274,6 @@ def test_real_traces_lose_nothing(path: Path):
     assert len(trace.flows["id"]) == sum(entry["ph"] in ("s", "t", "f") for entry in whole["traceEvents"])
     secrets = [value for key, value in whole.items() if key in ("metadata", "trace_id") and isinstance(value, str)]
     assert all(secret not in repr(trace.summary) for secret in [*secrets, "environ"])
-
-
-@pytest.mark.torch
-def test_trace_of_the_installed_torch(tmp_path: Path):
-    import torch
-
-    with torch.profiler.profile(record_shapes=True, with_stack=True, profile_memory=True) as profiler:
-        torch.nn.functional.linear(torch.ones(4, 8), torch.ones(2, 8)).sum()
-    path = tmp_path / "t.json"
-    profiler.export_chrome_trace(str(path))
-    trace = Collected(path)
-    at = trace.names.index("aten::linear")
-    assert json.loads(trace.slices["shapes"][at])[0] == [4, 8]
-    assert "python_function" in trace.slices["category"]
-    assert trace.slices["duration_ns"][at] > 0
-    assert max(trace.memory["bytes"]) > 0 > min(trace.memory["bytes"])
-    assert trace.quality.lost == 0
 
 
 # ---- times of every writer, to the nanosecond

@@ -78,8 +78,6 @@ def test_detectors(detect: Detect, name: str, head: bytes, expected: bool):
     assert detect(Path(name), head) is expected
 
 
-# -------------------------------------------------------------------------- timelines of export_memory_timeline
-
 T = 1_700_000_000_000_000_000
 SHARED = TRACES / "hta" / "memory_analysis" / "memory_timeline.raw.gz"
 

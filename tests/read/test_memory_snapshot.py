@@ -10,18 +10,8 @@ from typing import Any
 import pytest
 
 from stepscope.errors import UnreadableInputError
+from stepscope.model import memory
 from stepscope.model.findings import Place
-from stepscope.model.memory import (
-    ALLOCATED,
-    FREE,
-    IN_USE,
-    OUT_OF_MEMORY,
-    PENDING,
-    RELEASED,
-    SEGMENT_ADDED,
-    SEGMENT_REMOVED,
-    MemoryRecording,
-)
 from stepscope.read.memory_recordings import read_memory_snapshot
 from tests.read.memory_files import FILE, SEGMENT, START_US, Allocator, stack
 
@@ -33,7 +23,7 @@ def write(folder: Path, snapshot: Any, name: str = "snapshot.pickle", protocol: 
     return path
 
 
-def read(folder: Path, snapshot: Any, **how: Any) -> MemoryRecording:
+def read(folder: Path, snapshot: Any, **how: Any) -> memory.MemoryRecording:
     (recording,) = read_memory_snapshot(write(folder, snapshot, **how))
     return recording
 
@@ -57,8 +47,8 @@ def test_events_and_blocks(tmp_path: Path, protocol: int, name: str):
     assert (recording.source, recording.worker, recording.device) == ("snapshot", "snapshot", "cuda:0")
     assert recording.clock == "epoch"
     assert list(recording.kind) == [
-        *(SEGMENT_ADDED, ALLOCATED, ALLOCATED, ALLOCATED),
-        *(RELEASED, RELEASED, OUT_OF_MEMORY),
+        *(memory.SEGMENT_ADDED, memory.ALLOCATED, memory.ALLOCATED, memory.ALLOCATED),
+        *(memory.RELEASED, memory.RELEASED, memory.OUT_OF_MEMORY),
     ]
     assert list(recording.bytes) == [SEGMENT, 1_000, 30_000, 500, 1_000, 30_000, 2**40]
     assert recording.time_ns[0] == (START_US + 10) * 1_000
@@ -68,7 +58,7 @@ def test_events_and_blocks(tmp_path: Path, protocol: int, name: str):
     assert recording.segments == (SEGMENT,)
     rows = recording.blocks
     assert rows is not None
-    assert list(rows.state) == [FREE, PENDING, IN_USE, FREE]
+    assert list(rows.state) == [memory.FREE, memory.PENDING, memory.IN_USE, memory.FREE]
     assert list(rows.requested) == [0, 30_000, 500, 0]
     assert list(rows.bytes) == [1_024, 30_208, 512, SEGMENT - 1_024 - 30_208 - 512]
     assert recording.problems == ()
@@ -100,7 +90,12 @@ def test_events_of_all_releases(tmp_path: Path):
     actions = ["segment_map", "segment_unmap", "segment_free", "free", "snapshot", "free_completed", "brand_new"]
     events = [{"action": action, "addr": 1, "size": 8, "stream": 0, "frames": []} for action in actions]
     recording = read(tmp_path, {"segments": [], "device_traces": [events]})
-    assert list(recording.kind) == [SEGMENT_ADDED, SEGMENT_REMOVED, SEGMENT_REMOVED, RELEASED]
+    assert list(recording.kind) == [
+        memory.SEGMENT_ADDED,
+        memory.SEGMENT_REMOVED,
+        memory.SEGMENT_REMOVED,
+        memory.RELEASED,
+    ]
     assert any("brand_new" in problem for problem in recording.problems)
     assert list(recording.stack) == [-1] * 4
     assert (recording.clock, list(recording.time_ns)) == ("order", list(range(4)))  # without times
@@ -109,23 +104,18 @@ def test_events_of_all_releases(tmp_path: Path):
 def test_blocks_of_torch_2_0(tmp_path: Path):
     """Sizes and stacks lie in the block's history, blocks carry no address, the file may be the segments alone."""
     frames = stack(5)
-    segment = {
-        "address": 4096,
-        "total_size": 2_048,
-        "stream": 0,
-        "segment_type": "small",
-        "blocks": [
-            {"size": 512, "state": "inactive"},
-            {"size": 1_024, "state": "active_allocated", "history": [{"real_size": 900, "frames": frames}]},
-            {"size": 512, "state": "active_pending_free", "history": [{"real_size": 1, "addr": 5}]},
-        ],
-    }
+    blocks = [
+        {"size": 512, "state": "inactive"},
+        {"size": 1_024, "state": "active_allocated", "history": [{"real_size": 900, "frames": frames}]},
+        {"size": 512, "state": "active_pending_free", "history": [{"real_size": 1, "addr": 5}]},
+    ]
+    segment = {"address": 4096, "total_size": 2_048, "stream": 0, "segment_type": "small", "blocks": blocks}
     recording = read(tmp_path, [segment])
     rows = recording.blocks
     assert rows is not None
     assert list(rows.address) == [4096, 4608, 5632]
     assert list(rows.requested) == [512, 900, 1]
-    assert list(rows.state) == [FREE, IN_USE, PENDING]
+    assert list(rows.state) == [memory.FREE, memory.IN_USE, memory.PENDING]
     assert recording.device == "cuda:0"
     assert recording.stacks[rows.stack[1]][2] == Place(FILE, 5, "forward")
     assert len(recording.kind) == 0
@@ -148,17 +138,13 @@ BROKEN: list[Any] = [
 
 def test_broken_records_are_left_out_and_counted(tmp_path: Path):
     good = used().snapshot()
+    blocks = [None, {}, {"size": 1}, {"size": 1, "state": "odd"}]
     snapshot = {
         "segments": [
             *good["segments"],
             *[None, 3, {}, {"device": -1, "total_size": 1}, {"device": 10**6, "total_size": 1}],
             {"device": 0, "total_size": "x"},
-            {
-                "device": 0,
-                "total_size": 64,
-                "address": 9,
-                "blocks": [None, {}, {"size": 1}, {"size": 1, "state": "odd"}],
-            },
+            {"device": 0, "total_size": 64, "address": 9, "blocks": blocks},
         ],
         "device_traces": [[*BROKEN, *good["device_traces"][0]], None, 5],
     }
@@ -170,8 +156,7 @@ def test_broken_records_are_left_out_and_counted(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "frames",
-    [None, 5, {}, [], [None, 3], [{"filename": 3, "line": 1, "name": "f"}], [{"filename": "a.py"}], "text"],
+    "frames", [None, 5, {}, [], [None, 3], [{"filename": 3, "line": 1, "name": "f"}], [{"filename": "a.py"}], "text"]
 )
 def test_broken_stacks_are_none(tmp_path: Path, frames: Any):
     odd = [{"filename": "a\udcff.py", "line": -3, "name": "\ud800f"}]

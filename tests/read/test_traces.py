@@ -60,11 +60,8 @@ def test_rank_of_the_name(tmp_path: Path, names: list[str], expected: dict[int, 
 
 
 def test_spans_of_one_worker_are_one_rank(tmp_path: Path):
-    names = [
-        "host_12.1623143089861.pt.trace.json",
-        "host_12.1623143566756.pt.trace.json.gz",
-        "host_13.1623143089861.pt.trace.json",
-    ]
+    spans = ("12.1623143089861", "12.1623143566756", "13.1623143089861")
+    names = [f"host_{span}.pt.trace.json{'.gz' * (at == 1)}" for at, span in enumerate(spans)]
     for name in names:
         trace(tmp_path / "run" / name)
     run = read_paths([tmp_path])

@@ -11,16 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.tables.compile_reasons import (
-    CAUSES,
-    is_limit_hit,
-    parse_graph_break,
-    parse_recompile,
-    xla_cause,
-)
+from stepscope.tables.compile_reasons import CAUSES, is_limit_hit, parse_graph_break, parse_recompile, xla_cause
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "compiles"
 MESSAGES = [json.loads(line) for line in (DATA / "messages.jsonl").read_text("utf-8").splitlines()]
+CALLED = "0/0: n == 3  # y  # m.py:3 in call\nUser stack trace:\n"
+OWN = '  File "/home/u/train.py", line 9, in step\n    z\n'
+LIBRARY = '  File "/env/lib/python3.11/site-packages/transformers/m.py", line 3, in call\n    y'
 CASES = "/home/user/train/cases.py"  # 2.9 shortens it to "ome/user/train/cases.py"
 
 
@@ -52,66 +49,64 @@ def test_a_kind_of_break_that_is_new_is_still_one():
     assert (found["cause"], found["reason"], found["line"]) == ("unsupported", "Brand new limitation", 3)
 
 
-class TestHints:
-    def test_a_closure_variable_is_the_subject(self):
-        text = (
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # a closure variable is the subject
+        (
             "0/0: fn.__closure__[0].cell_contents.scale == 2.0  # return x * c.scale  # m/t.py:9 in inner "
-            '(HINT: guard on "c".scale)'
-        )
-        assert parse_recompile(text)["subject"] == "c.scale"
+            '(HINT: guard on "c".scale)',
+            {"subject": "c.scale"},
+        ),
+        # torch's own files are nobody's line
+        ("0/0: self.lr == 0.1  # for g in x:  # optim/sgd.py:118 in step", {"file": None, "line": None}),
+        # a library is named only without the user's code
+        (f"{CALLED}{OWN}{LIBRARY}", {"line": 9}),
+        (f"{CALLED}{LIBRARY}", {"line": 3}),
+    ],
+)
+def test_subjects_and_places(text: str, expected: dict[str, Any]):
+    found = parse_recompile(text, ["/home/u/train.py"])
+    assert {name: found[name] for name in expected} == expected
 
 
-class TestPaths:
-    def test_torchs_own_files_are_nobodys_line(self):
-        found = parse_recompile("0/0: self.lr == 0.1  # for g in x:  # optim/sgd.py:118 in step", ["/home/u/train.py"])
-        assert (found["file"], found["line"]) == (None, None)
-
-    def test_a_library_is_named_only_without_users_code(self):
-        library = '  File "/env/lib/python3.11/site-packages/transformers/m.py", line 3, in call\n    y'
-        own = '  File "/home/u/train.py", line 9, in step\n    z\n'
-        text = "0/0: n == 3  # y  # m.py:3 in call\nUser stack trace:\n"
-        assert parse_recompile(text + own + library)["line"] == 9
-        assert parse_recompile(text + library)["line"] == 3
+def test_the_limit_by_structure_whatever_the_wording():
+    event = {"graph": "2/8", "recompile_reason": "2/7: s.calls == 7", "guarded": None, "is_forward": None}
+    assert is_limit_hit({**event, "fail_type": "SomethingNew", "fail_reason": "no more versions, please"})
+    assert not is_limit_hit({**event, "guarded": True, "is_forward": True})
+    assert not is_limit_hit({**event, "guarded": False, "is_forward": True, "fail_type": "Unsupported"})
 
 
-class TestLimits:
-    def test_by_structure_whatever_the_wording(self):
-        event = {"graph": "2/8", "recompile_reason": "2/7: s.calls == 7", "guarded": None, "is_forward": None}
-        assert is_limit_hit({**event, "fail_type": "SomethingNew", "fail_reason": "no more versions, please"})
-        assert not is_limit_hit({**event, "guarded": True, "is_forward": True})
-        assert not is_limit_hit({**event, "guarded": False, "is_forward": True, "fail_type": "Unsupported"})
-
-    @pytest.mark.parametrize(
-        "words",
-        [
-            {"fail_type": "RecompileLimitExceeded", "fail_reason": "cache_size_limit reached"},  # 2.6
-            {"fail_type": "RecompileLimitExceeded", "fail_reason": "recompile_limit reached"},  # 2.9
-            {"fail_type": "Unsupported", "fail_reason": "Dynamo recompile limit exceeded\n  Explanation: ..."},  # 2.13
-            {"fail_type": "FailOnRecompileLimitHit", "fail_reason": "accumulated_recompile_limit reached"},
-        ],
-    )
-    def test_by_wording_where_the_structure_is_missing(self, words: dict[str, str]):
-        assert is_limit_hit({"graph": "3/8", **words})
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("RecompileLimitExceeded", "cache_size_limit reached"),  # 2.6
+        ("RecompileLimitExceeded", "recompile_limit reached"),  # 2.9
+        ("Unsupported", "Dynamo recompile limit exceeded\n  Explanation: ..."),  # 2.13
+        ("FailOnRecompileLimitHit", "accumulated_recompile_limit reached"),
+    ],
+)
+def test_the_limit_by_wording_where_the_structure_is_missing(kind: str, reason: str):
+    assert is_limit_hit({"graph": "3/8", "fail_type": kind, "fail_reason": reason})
 
 
-class TestXla:
-    @pytest.mark.parametrize(
-        ("text", "cause"),
-        [
-            ("user torch_xla.sync", "user_sync"),
-            ("user mark_step", "user_sync"),
-            ("torch_xla.sync in parallel loader at step end", "loader_sync"),
-            ("torch_xla.sync when exiting a profiler StepTrace region", "user_sync"),
-            ("torch_xla.compile", "user_sync"),
-            ("torch_xla.sync when dynamo processing input graphs", "dynamo"),
-            ("dynamo is compiling a FX graph to HLO", "dynamo"),
-            ("most likely user code trying to access tensor value before torch_xla.sync", "read_value"),
-            ("the moon is full", "unknown"),
-            (None, None),
-        ],
-    )
-    def test_causes(self, text: str | None, cause: str | None):
-        assert xla_cause(text) == cause
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("user torch_xla.sync", "user_sync"),
+        ("user mark_step", "user_sync"),
+        ("torch_xla.sync in parallel loader at step end", "loader_sync"),
+        ("torch_xla.sync when exiting a profiler StepTrace region", "user_sync"),
+        ("torch_xla.compile", "user_sync"),
+        ("torch_xla.sync when dynamo processing input graphs", "dynamo"),
+        ("dynamo is compiling a FX graph to HLO", "dynamo"),
+        ("most likely user code trying to access tensor value before torch_xla.sync", "read_value"),
+        ("the moon is full", "unknown"),
+        (None, None),
+    ],
+)
+def test_causes_of_torch_xla(text: str | None, cause: str | None):
+    assert xla_cause(text) == cause
 
 
 MARKS = (

@@ -85,18 +85,11 @@ def copy(
 ) -> list[dict[str, Any]]:
     """A copy to the host: the runtime call at `ts`, the wait behind it, and the slice on the device at the end."""
     sized = {} if size is None else {"bytes": size}
+    number = {"correlation": correlation}
+    device = {**number, "device": 0, "stream": 7, **sized}
     found = [
-        slice_("cudaMemcpyAsync", ts, call, "cuda_runtime", correlation=correlation),
-        slice_(
-            f"Memcpy DtoH (Device -> {name})",
-            ts + call,
-            1,
-            "gpu_memcpy",
-            correlation=correlation,
-            device=0,
-            stream=7,
-            **sized,
-        ),
+        slice_("cudaMemcpyAsync", ts, call, "cuda_runtime", **number),
+        slice_(f"Memcpy DtoH (Device -> {name})", ts + call, 1, "gpu_memcpy", **device),
     ]
     return found if wait is None else [*found, slice_("cudaStreamSynchronize", ts + call + 1, wait, "cuda_runtime")]
 

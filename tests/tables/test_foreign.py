@@ -79,12 +79,7 @@ def test_notes_say_how_far_slices_are_linked(tmp_path: Path):
     assert "CUDA graphs and cannot be linked to single operators" in text
     assert {
         name: counts[f"{name}_ns"] for name in ("device", "linked_by_correlation", "before_recording", "graph")
-    } == {
-        "device": 150 * US,
-        "linked_by_correlation": 90 * US,
-        "before_recording": 10 * US,
-        "graph": 50 * US,
-    }
+    } == {"device": 150 * US, "linked_by_correlation": 90 * US, "before_recording": 10 * US, "graph": 50 * US}
 
 
 def test_device_alone(tmp_path: Path):

@@ -102,9 +102,6 @@ def test_real_files(name: str, expected: dict[str, int]):
     assert counted == expected
 
 
-# ------------------------------------------------------------------------------------------------------ call paths
-
-
 def test_paths_beyond_the_limit_stand_under_one_name():
     names = FrameNames()
     paths = CallPaths(names, most=3)

@@ -137,28 +137,27 @@ def repaired(*slices: tuple[int, int], tracks: str = "", host: bool = False) -> 
     return (duration // MS).tolist(), changed
 
 
-def test_overflow_ends_at_the_next_slice_of_the_track_or_at_once():
-    week = LONGEST_NS // MS
-    assert repaired((0, week + 1), (30, 5), (10, 2), (40, week * 9), tracks="aabb", host=True) == ([30, 5, 2, 0], 2)
-    assert repaired((0, week), host=True) == ([week], 0)
-
-
-def test_end_that_came_late_is_cut_where_the_next_work_of_the_stream_begins():
-    assert repaired((0, 500), (20, 5), (40, 5), (900, 3)) == ([20, 5, 5, 3], 1)
-    assert repaired((40, 5), (900, 3), (0, 500), (20, 5)) == ([5, 3, 20, 5], 1)
+WEEK = LONGEST_NS // MS
 
 
 @pytest.mark.parametrize(
-    "slices",
+    ("slices", "more", "durations", "wrong"),
     [
-        [(0, 50), (20, 100)],  # the next begins while this one drains
-        [(0, 50), (20, 5), (60, 5)],  # one alone may be a clock's error
-        [(0, 9), (2, 1), (4, 1)],  # too small to matter
-        [(0, 500), (500, 5), (510, 5)],
+        # an overflow ends at the next slice of the track, or at once
+        ([(0, WEEK + 1), (30, 5), (10, 2), (40, WEEK * 9)], {"tracks": "aabb", "host": True}, [30, 5, 2, 0], 2),
+        ([(0, WEEK)], {"host": True}, [WEEK], 0),
+        # an end that came late is cut where the next work of the stream begins
+        ([(0, 500), (20, 5), (40, 5), (900, 3)], {}, [20, 5, 5, 3], 1),
+        ([(40, 5), (900, 3), (0, 500), (20, 5)], {}, [5, 3, 20, 5], 1),
+        # overlaps that prove nothing: the next begins while this one drains, one alone may be a clock's error
+        ([(0, 50), (20, 100)], {}, [50, 100], 0),
+        ([(0, 50), (20, 5), (60, 5)], {}, [50, 5, 5], 0),
+        ([(0, 9), (2, 1), (4, 1)], {}, [9, 1, 1], 0),  # too small to matter
+        ([(0, 500), (500, 5), (510, 5)], {}, [500, 5, 5], 0),
     ],
 )
-def test_overlaps_that_prove_nothing(slices: list[tuple[int, int]]):
-    assert repaired(*slices) == ([length for _, length in slices], 0)
+def test_durations_that_cannot_be(slices: list[tuple[int, int]], more: Any, durations: list[int], wrong: int):
+    assert repaired(*slices, **more) == (durations, wrong)
 
 
 def test_absurd_starts_do_not_overflow():

@@ -68,64 +68,57 @@ def test_by_arrow_without_correlation(tmp_path: Path, correlation: dict[str, int
     assert (link["launch"], link["operator"], link["method"], link["state"]) == (1, 0, "flow", "linked")
 
 
-def test_by_external_id_of_the_slice_or_of_its_launch(tmp_path: Path):
-    rows = linked(
-        tmp_path,
-        op("aten::mm", 10, 50, external_id=3),
-        kernel(90, external_id=3),
-        call(500, correlation=4, external_id=3),
-        kernel(600, correlation=4),
-        kernel(5, external_id=3),  # before the operator began
-    )
-    assert [(row["launch"], row["operator"], row["method"], row["state"]) for row in rows] == [
-        (None, 0, "external_id", "linked"),
-        (2, 0, "external_id", "linked"),
-        (None, None, None, "before_recording"),
-    ]
+@pytest.mark.parametrize(
+    ("rows", "names", "expected"),
+    [
+        (  # by External id, of the slice or of its launch
+            [
+                op("aten::mm", 10, 50, external_id=3),
+                kernel(90, external_id=3),
+                call(500, correlation=4, external_id=3),
+                kernel(600, correlation=4),
+                kernel(5, external_id=3),  # before the operator began
+            ],
+            ("launch", "operator", "method", "state"),
+            [
+                (None, 0, "external_id", "linked"),
+                (2, 0, "external_id", "linked"),
+                (None, None, None, "before_recording"),
+            ],
+        ),
+        (  # by time on the launch's thread within rounding to whole microseconds
+            [
+                op("aten::mm", 0, 50_000),
+                call(50_000, correlation=1),
+                kernel(90_000, correlation=1),
+                call(80_000, correlation=2),
+                kernel(91_000, correlation=2),
+            ],
+            ("operator", "method", "state"),
+            [(0, "containment", "linked"), (None, "correlation", "unlinked")],
+        ),
+        *(  # kernels of a graph share a launch and are apart
+            (
+                [op("replay", 10, 50), call(20, name, correlation=5), *(kernel(at, correlation=5) for at in (90, 200))],
+                ("launch", "state"),
+                [(1, "graph"), (1, "graph")],
+            )
+            for name in ("cudaGraphLaunch", "hipGraphLaunch", "cuGraphLaunch")
+        ),
+        (  # correlations that come twice
+            [
+                *(op("first", 0, 50), call(10, "hipLaunchKernel", correlation=5), kernel(40, correlation=5)),
+                *(op("second", 100, 50), call(110, "hipLaunchKernel", correlation=5), kernel(140, correlation=5)),
+                kernel(5, correlation=5),
+            ],
+            ("operator",),
+            [(0,), (3,), (0,)],
+        ),
+    ],
+)
+def test_other_ways(tmp_path: Path, rows: list[Row], names: tuple[str, ...], expected: list[tuple[Any, ...]]):
+    assert [tuple(row[name] for name in names) for row in linked(tmp_path, *rows)] == expected
 
-
-def test_by_time_on_the_launchs_thread_within_rounding(tmp_path: Path):
-    rows = linked(
-        tmp_path,
-        op("aten::mm", 0, 50_000),
-        call(50_000, correlation=1),  # whole microseconds: it was inside
-        kernel(90_000, correlation=1),
-        call(80_000, correlation=2),
-        kernel(91_000, correlation=2),
-    )
-    assert [(row["operator"], row["method"], row["state"]) for row in rows] == [
-        (0, "containment", "linked"),
-        (None, "correlation", "unlinked"),
-    ]
-
-
-@pytest.mark.parametrize("name", ["cudaGraphLaunch", "hipGraphLaunch", "cuGraphLaunch"])
-def test_kernels_of_a_graph_share_a_launch_and_are_apart(tmp_path: Path, name: str):
-    rows = linked(
-        tmp_path,
-        op("replay", 10, 50),
-        call(20, name, correlation=5),
-        kernel(90, correlation=5),
-        kernel(200, correlation=5),
-    )
-    assert [(row["launch"], row["state"]) for row in rows] == [(1, "graph"), (1, "graph")]
-
-
-def test_correlations_that_come_twice(tmp_path: Path):
-    rows = linked(
-        tmp_path,
-        op("first", 0, 50),
-        call(10, "hipLaunchKernel", correlation=5),
-        kernel(40, correlation=5),
-        op("second", 100, 50),
-        call(110, "hipLaunchKernel", correlation=5),
-        kernel(140, correlation=5),
-        kernel(5, correlation=5),
-    )
-    assert [row["operator"] for row in rows] == [0, 3, 0]
-
-
-# ------------------------------------------------------------------------------------------ backward to forward
 
 BACKWARD = {"track": "1/2", "forward_thread": 1}
 

@@ -62,20 +62,34 @@ def test_gradients_accumulated_over_two_batches(about: Any, journal: Any, losses
     assert seen["train/loss_mean"] == [(0, 2.0), (1, 6.0)]
 
 
-def test_a_line_for_the_batches_before_the_last_is_of_the_same_loss() -> None:
-    """As with `no_sync` of a model on several ranks."""
-    without, synced = line([(1, 1.0, 0), (11, 5.0, 1)], **UNDIVIDED), line([(2, 3.0, 0), (12, 7.0, 1)], **UNDIVIDED)
-    assert found(without, synced, fetches=2)["train/loss"] == [(0, 2.0), (1, 6.0)]
-    # of one batch they are different losses, added
-    assert found(without, synced, fetches=1)["train/loss"] == [(0, 4.0), (1, 12.0)]
+# a line for the batches before the last, as with `no_sync` of a model on several ranks
+NO_SYNC = (line([(1, 1.0, 0), (11, 5.0, 1)], **UNDIVIDED), line([(2, 3.0, 0), (12, 7.0, 1)], **UNDIVIDED))
+
+
+@pytest.mark.parametrize(
+    ("series", "run", "losses"),
+    [
+        (NO_SYNC, {"fetches": 2}, [(0, 2.0), (1, 6.0)]),
+        (NO_SYNC, {"fetches": 1}, [(0, 4.0), (1, 12.0)]),  # of one batch they are different losses, added
+        # what an optimizer's step evaluates again is left out
+        ((line([(1, 4.0, -1), (2, 3.0, -1), (3, 2.0, -1), (11, 1.0, -2)]),), {}, [(0, 4.0), (1, 1.0)]),
+        # a closure's pass belongs to the batches accumulated before it
+        ((line([(1, 1.0, 0), (2, 3.0, -1)], **DIVIDED),), {"fetches": 2}, [(0, 4.0)]),
+        # an update that a scaler left out ends with its step
+        ((line([(1, 1.0, 0), (11, 2.0, 0), (21, 3.0, 1)]),), {}, [(0, 1.0), (1, 2.0), (2, 3.0)]),
+        # values outside of steps have none
+        ((line([(1, 1.0, 0), (35, 2.0, 1)]),), {}, [(0, 1.0), (None, 2.0)]),
+        ((line([(1, 1.0, 0), (2, 2.0, 1)]),), {"steps": 0}, [(None, 1.0), (None, 2.0)]),
+    ],
+)
+def test_the_loss_of_each_update(series: tuple[RawSeries, ...], run: dict[str, int], losses: list[Any]) -> None:
+    assert found(*series, **run)["train/loss"] == losses
 
 
 def test_the_losses_of_two_optimizers_are_of_the_first_and_of_each_line() -> None:
     """As in a GAN: two passes of the critic are added, the generator has an update of its own."""
-    real, fake = (
-        line([(1, 0.5, 0), (11, 0.6, 2)], [0, 0], **LINE_D),
-        line([(2, 0.2, 0), (12, 0.1, 2)], [0, 0], **LINE_E),
-    )
+    real = line([(1, 0.5, 0), (11, 0.6, 2)], [0, 0], **LINE_D)
+    fake = line([(2, 0.2, 0), (12, 0.1, 2)], [0, 0], **LINE_E)
     of_generator = line([(3, 9.0, 1), (13, 8.0, 3)], [1, 1], **LINE_G)
     assert found(real, fake, of_generator) == {
         "train/loss": [(0, 0.7), (1, 0.7)],
@@ -92,21 +106,6 @@ def test_a_function_that_calls_backward_for_several_lines_is_told_apart_by_them(
     seen = found(real, fake)
     assert seen["train/loss"] == [(0, 2.0)]
     assert seen["train/loss/a.py:1"] == seen["train/loss/a.py:2"] == [(0, 1.0)]
-
-
-def test_what_an_optimizers_step_evaluates_again_is_left_out() -> None:
-    assert found(line([(1, 4.0, -1), (2, 3.0, -1), (3, 2.0, -1), (11, 1.0, -2)]))["train/loss"] == [(0, 4.0), (1, 1.0)]
-    # a closure's pass belongs to the batches accumulated before it
-    assert found(line([(1, 1.0, 0), (2, 3.0, -1)], **DIVIDED), fetches=2)["train/loss"] == [(0, 4.0)]
-
-
-def test_an_update_that_a_scaler_left_out_ends_with_its_step() -> None:
-    assert found(line([(1, 1.0, 0), (11, 2.0, 0), (21, 3.0, 1)]))["train/loss"] == [(0, 1.0), (1, 2.0), (2, 3.0)]
-
-
-def test_values_outside_of_steps_have_none() -> None:
-    assert found(line([(1, 1.0, 0), (35, 2.0, 1)]))["train/loss"] == [(0, 1.0), (None, 2.0)]
-    assert found(line([(1, 1.0, 0), (2, 2.0, 1)]), steps=0)["train/loss"] == [(None, 1.0), (None, 2.0)]
 
 
 def test_what_is_logged_between_steps_is_of_the_last() -> None:

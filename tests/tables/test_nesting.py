@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,27 +26,24 @@ def nested(*slices: tuple[int, int], functions: str = "", annotations: str = "",
     )
 
 
-def test_child_that_reaches_over_the_end_is_cut():
-    result = nested((0, 100), (90, 12))
-    assert result.parent.tolist() == [NONE, 0]
-    assert result.self_ns.tolist() == [90, 10]
-    assert result.clipped == 1
-
-
-def test_slice_mostly_outside_is_a_sibling():
-    result = nested((0, 100), (90, 200), (95, 3))
-    assert result.parent.tolist() == [NONE, NONE, 0]
-    assert result.self_ns.tolist() == [97, 190, 3]
-    assert result.clipped == 1
-
-
-def test_annotation_outlives_the_function_that_opened_it():
-    # __enter__ [0, 50), its helper [42, 48), the annotation [40, 70), an operator inside the annotation
-    result = nested((0, 50), (42, 6), (40, 30), (55, 10), functions="xx", annotations="  x")
-    assert result.parent.tolist() == [NONE, 0, NONE, 2]
-    assert result.frame.tolist() == [NONE, 0, NONE, NONE]
-    assert result.self_ns.tolist() == [44, 6, 10, 10]
-    assert result.clipped == 1
+@pytest.mark.parametrize(
+    ("slices", "marks", "parents", "self_ns"),
+    [
+        ([(0, 100), (90, 12)], {}, [NONE, 0], [90, 10]),  # a child that reaches over the end is cut
+        ([(0, 100), (90, 200), (95, 3)], {}, [NONE, NONE, 0], [97, 190, 3]),  # mostly outside it is a sibling
+        # __enter__ [0, 50), its helper [42, 48), the annotation [40, 70), an operator inside the annotation
+        (
+            [(0, 50), (42, 6), (40, 30), (55, 10)],
+            {"functions": "xx", "annotations": "  x"},
+            [NONE, 0, NONE, 2],
+            [44, 6, 10, 10],
+        ),
+    ],
+)
+def test_slices_that_do_not_nest(slices: Any, marks: dict[str, str], parents: list[int], self_ns: list[int]):
+    result = nested(*slices, **marks)
+    assert (result.parent.tolist(), result.self_ns.tolist(), result.clipped) == (parents, self_ns, 1)
+    assert not marks or result.frame.tolist() == [NONE, 0, NONE, NONE]
 
 
 slices = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 40), st.booleans(), st.booleans()), max_size=30)

@@ -1,11 +1,8 @@
 """From slices of a trace to the user's function or line that caused them, for many slices at once, as all views do it.
 
-Every slice knows its parent. Walking up from a launch, the first function of the user's is its origin; an operator of
-the backward pass is a boundary, because above it stands only `backward()`: its origin is that of its forward operator.
-Old traces hold no Python functions but the call stack of each operator, with exact lines; those count alike. Where no
-code of the user's is on the way, the innermost library function outside torch may stand in, as a guess.
-
-All walks go level by level over arrays of row numbers, so that millions of slices take seconds.
+Walking up from a launch, the first function of the user's is its origin; an operator of the backward pass is a
+boundary, whose origin is that of its forward operator. Old traces hold the call stack of each operator instead. Where
+no code of the user's is on the way, the innermost library function outside torch may stand in, as a guess.
 """
 
 from __future__ import annotations
@@ -18,8 +15,7 @@ import polars as pl
 from msgspec import Struct, field
 
 from stepscope.engine import slice_tree
-from stepscope.engine.origins import Origin, origin_of, origins_of_stack
-from stepscope.engine.slice_names import called_by_name
+from stepscope.engine.slice_names import Origin, called_by_name, origin_of, origins_of_stack
 from stepscope.engine.spans import Base, Span, texts
 from stepscope.model.findings import Place
 from stepscope.tables.arrays import NONE, Bools, Int32, Int64, Numbers, climb
@@ -65,7 +61,6 @@ class Origins(Struct, frozen=True):
 
 
 def origins(base: Base, span: Span) -> Origins:
-    """The tree of the slices of a span, with the origins marked in it."""
     if "origins" not in span.kept:
         span.kept["origins"] = _origins(base, span)
     found: Origins = span.kept["origins"]
@@ -98,10 +93,7 @@ def _origins(base: Base, span: Span) -> Origins:
 
 
 def _leading(span: Span, user: Int32, library: Int32) -> Int64:
-    """Rows of the user's that only lead to a library's training, as the caller of `trainer.train()` does.
-
-    A function of the library that runs for several steps lies below them: their line would stand for all that it does.
-    """
+    """Rows of the user's that only lead to a library's training loop, as the caller of `trainer.train()` does."""
     calls = np.flatnonzero((library >= 0) & (span.duration_ns > 0))
     stepped = span.events.lazy().filter(pl.col("step").is_not_null()).group_by("step")
     begins = stepped.agg(pl.col("start_ns").min()).collect()["start_ns"].sort().to_numpy()
@@ -204,7 +196,6 @@ def heaviest(sums: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
 
 
 def _by_weight(sums: pl.DataFrame, keys: Sequence[str] = ()) -> pl.DataFrame:
-    """`place_sums` of several spans added up, the most weight first."""
     if sums.is_empty():
         return sums
     total = sums.group_by(*keys, *_PLACE).agg(pl.col("weight").sum(), pl.col("rows").sum())

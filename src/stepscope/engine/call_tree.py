@@ -39,13 +39,11 @@ class CallTree(Struct, frozen=True, dict=True):
 
     @cached_property
     def levels(self) -> list[Int64]:
-        """The nodes of each depth, the roots first."""
         order = np.argsort(self.depth, kind="stable")
         ends = np.searchsorted(self.depth[order], np.arange(int(self.depth.max(initial=-1)) + 2))
         return [order[first:last] for first, last in pairwise(ends)]
 
     def by_node(self, of_frame: npt.NDArray[_T]) -> npt.NDArray[_T]:
-        """What is known per distinct frame, for every node."""
         return of_frame[self.frame] if len(self) else of_frame[:0]
 
     def innermost(self, marked: Bools) -> Int32:
@@ -56,7 +54,7 @@ class CallTree(Struct, frozen=True, dict=True):
         return found
 
     def outermost(self, marked: Bools) -> Int32:
-        """For every node the node nearest to the root on its path, itself included, that is `marked`; -1 for none."""
+        """As `innermost`, the one nearest to the root."""
         found = np.where(marked, np.arange(len(self), dtype=np.int32), np.int32(NONE))
         for level in self.levels[1:]:
             above = found[self.parent[level]]
@@ -71,7 +69,6 @@ class CallTree(Struct, frozen=True, dict=True):
         return total
 
     def path(self, node: int) -> list[Frame]:
-        """The frames from the root to `node`."""
         found: list[Frame] = []
         while node >= 0:
             found.append(self.frames[self.frame[node]])
@@ -107,24 +104,19 @@ class UserPaths:
 
     @cached_property
     def user(self) -> Bools:
-        """Whether the frame itself is the user's own code."""
         return self.tree.by_node(np.array([file is not None for file in self.files], bool))
 
     @cached_property
     def innermost(self) -> Int32:
-        """The node of the user's innermost frame on the path."""
         found = self.tree.innermost(self.user)
-        fork = self.innermost_of(is_worker_loop)
-        return np.where(self.is_below(found, fork), found, np.int32(NONE))
+        return np.where(self.is_below(found, self.innermost_of(is_worker_loop)), found, np.int32(NONE))
 
     @cached_property
     def line(self) -> Int32:
-        """The number of the user's line in the frame itself; see `place`."""
         return self.tree.by_node(self._lines[1])
 
     @cached_property
     def function(self) -> Int32:
-        """The number of the user's function in the frame itself."""
         known: Numbers[tuple[str, str]] = Numbers()
         numbers = [
             NONE if file is None else known[file, frame.function]
@@ -134,12 +126,10 @@ class UserPaths:
 
     @cached_property
     def source_line(self) -> Int64:
-        """The line of the frame itself in its file."""
         lines = [NONE if frame.line is None else frame.line for frame in self.tree.frames]
         return self.tree.by_node(np.array(lines, np.int64))
 
     def place(self, line: int) -> Place | None:
-        """The place of a line by its number; None for -1."""
         return Place(*self._lines[0][line]) if line >= 0 else None
 
     def leaf_names(self, nodes: pl.Series) -> pl.Series:
@@ -158,13 +148,11 @@ class UserPaths:
 
     def passes(self, mark: Callable[[Frame], bool]) -> Bools:
         """Whether any frame on the path is one that `mark` says yes to."""
-        found: Bools = self.innermost_of(mark) >= 0
-        return found
+        return self.innermost_of(mark) >= 0
 
     def is_below(self, node: Int32, above: Int32) -> Bools:
         """Whether `node` is one and deeper than `above`; every node is deeper than none."""
-        found: Bools = (node >= 0) & (at(self.tree.depth, node, NONE) > at(self.tree.depth, above, NONE))
-        return found
+        return (node >= 0) & (at(self.tree.depth, node, NONE) > at(self.tree.depth, above, NONE))
 
     @cached_property
     def _lines(self) -> tuple[list[tuple[str, int | None, str]], Int32]:

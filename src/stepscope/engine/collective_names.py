@@ -34,32 +34,21 @@ _GENERATED = ("triton_",)
 _BACKENDS = ("nccl:", "rccl:", "gloo:", "mpi:", "ucc:", "hccl:", "xccl:", "ccl:")
 _CALL = re.compile(
     r"(?:nccl|rccl|gloo|mpi|ucc|hccl|xccl|ccl):|record_param_comms$|_?c10d(?:_functional)?(?:_autograd)?::|symm_mem::"
-    r"|\w+::_?(?:custom_)?(?:all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)(?!\w*copy)",
+    r"|\w+::_?(?:custom_)?(?:all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)(?!\w*copy)"
 )
 # Work of these backends runs on the host: the range that names the call is the call itself.
 _ON_HOST = ("gloo:", "mpi:", "ucc:")
 
 _LETTERS = re.compile(r"[^a-z0-9]")
 _KINDS: tuple[tuple[str, str], ...] = (  # the first that the name holds, without what is no letter
-    ("allreduce", ALL_REDUCE),
-    ("crossdevicereduce", ALL_REDUCE),
-    ("quickreduce", ALL_REDUCE),
+    *((part, ALL_REDUCE) for part in ("allreduce", "crossdevicereduce", "quickreduce")),
     ("reducescatter", REDUCE_SCATTER),
     ("allgather", ALL_GATHER),
-    ("alltoall", ALL_TO_ALL),
-    ("all2all", ALL_TO_ALL),
-    ("broadcast", "broadcast"),
-    ("bcast", "broadcast"),
+    *((part, ALL_TO_ALL) for part in ("alltoall", "all2all")),
+    *((part, "broadcast") for part in ("broadcast", "bcast")),
     ("sendrecv", "send_recv"),
-    ("barrier", "barrier"),
-    ("scatter", "scatter"),
-    ("gather", "gather"),
-    ("reduce", "reduce"),
-    ("send", "send"),
-    ("recv", "recv"),
-    ("dispatch", "dispatch"),
-    ("combine", "combine"),
-    ("coalesced", "coalesced"),
+    *((part, part) for part in ("barrier", "scatter", "gather", "reduce", "send", "recv")),
+    *((part, part) for part in ("dispatch", "combine", "coalesced")),
 )
 _LIBRARIES = ("nccl", "rccl", "gloo", "hccl", "xccl", "oneccl", "nvshmem", "mpi", "ucc")
 
@@ -126,7 +115,6 @@ def runs_on_host(name: str) -> bool:
 
 
 def kind_of(name: str) -> str | None:
-    """The kind of collective that a kernel, a call or the argument "Collective name" names: "all_reduce" …"""
     letters = _LETTERS.sub("", name.lower())
     return next((kind for part, kind in _KINDS if part in letters), None)
 

@@ -45,9 +45,7 @@ class Work(Struct, frozen=True, dict=True):
 
     @cached_property
     def is_kernel(self) -> Bools:
-        """Kernels, those of collectives too."""
-        kernels: Bools = np.isin(self.kind, (KERNEL, COMMUNICATION))
-        return kernels
+        return np.isin(self.kind, (KERNEL, COMMUNICATION))
 
     def covered(self, *kinds: int) -> Intervals:
         """When any device does work of these kinds."""
@@ -101,8 +99,7 @@ def links_of(span: Span, found: Work, *columns: str) -> pl.DataFrame:
 
 def in_state(span: Span, found: Work, state: str) -> Bools:
     """Which slices of work have a link of this state."""
-    flags: Bools = (links_of(span, found, "state").to_series() == state).fill_null(False).to_numpy()
-    return flags
+    return (links_of(span, found, "state").to_series() == state).fill_null(False).to_numpy()
 
 
 def by_device(found: Work) -> Mapping[int, Bools]:

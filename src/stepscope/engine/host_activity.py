@@ -126,7 +126,6 @@ class HostActivity(Struct, frozen=True, dict=True):
 
     @cached_property
     def optimizer(self) -> Intervals:
-        """Operators of the optimizer's step."""
         ranges = self.span.times(self.rows[self.named(_OPTIMIZER_RANGE, self.sorts["ranges"])])
         return intervals.merge(intervals.intersect(ranges, self.operators), self.kind("optimizer"))
 
@@ -136,7 +135,6 @@ class HostActivity(Struct, frozen=True, dict=True):
 
     @cached_property
     def computing(self) -> Intervals:
-        """Operators but those of collectives."""
         names = self.span.names
         collective = names.pick([is_collective_call(name) for name in names.values])[self.rows]
         return self.span.times(self.rows[self.sorts["operators"] & ~collective])

@@ -22,7 +22,7 @@ from stepscope.engine.spans import Span
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.engine.user_code import TORCH_FILE, UserCode
 from stepscope.model import PHASES
-from stepscope.tables.arrays import NONE, Bools, Int8, Int32, Int64
+from stepscope.tables.arrays import NONE, Bools, Int8, Int32, Int64, window_at
 from stepscope.tables.categories import ANNOTATION, OPERATORS, STEP
 from stepscope.tables.schema import Tables
 
@@ -85,7 +85,6 @@ class HostCalls:
 
     @cached_property
     def caller(self) -> Int64:
-        """The user's function around each slice."""
         return nearest_ancestor(self.parent, self.what == USER)
 
     @cached_property
@@ -105,7 +104,6 @@ class HostCalls:
 
     @cached_property
     def function(self) -> Int64:
-        """Whatever Python function made the call."""
         around = self._past_transparent
         return np.where((around >= 0) & (self.what[around] != OPERATOR), around, NONE)
 
@@ -116,8 +114,7 @@ class HostCalls:
 
     @cached_property
     def in_operator(self) -> Bools:
-        found: Bools = nearest_ancestor(self.parent, self.what == OPERATOR) >= 0
-        return found
+        return nearest_ancestor(self.parent, self.what == OPERATOR) >= 0
 
     def named(self, wanted: Callable[[str], bool], among: Bools | None = None) -> Bools:
         """Which of the slices (of those `among` them) have a name like that; each distinct name is looked at once."""
@@ -125,8 +122,7 @@ class HostCalls:
         flags = np.zeros(len(self.span.names.values) + 1, bool)
         for code in np.unique(codes[codes >= 0]).tolist():
             flags[code] = wanted(self.span.names.values[code])
-        found: Bools = flags[self.codes] if among is None else flags[self.codes] & among
-        return found
+        return flags[self.codes] if among is None else flags[self.codes] & among
 
     def name(self, position: int) -> str:
         code = self.codes[position]
@@ -137,7 +133,6 @@ class HostCalls:
         return callee_name(self.name(position)) if self.codes[position] >= 0 else "?"
 
     def function_at(self, position: int) -> Function:
-        """The user's function that a slice is."""
         return self._functions[int(self.codes[position])]
 
 
@@ -203,9 +198,8 @@ def profiled_calls(
 
 
 def _chosen(tables: Tables, known: set[tuple[str, int]]) -> tuple[set[tuple[str, int]] | None, int | None]:
-    """(process, step) of the first window steps that hold at most `MAX_SLICES` host slices, and how many there are.
-
-    (None, None) where all of them do: a mean per step does not need every step, and memory would grow with the trace.
+    """(process, step) of the first window steps that hold at most `MAX_SLICES` host slices, and how many there are;
+    (None, None) where all of them do.
     """
     if tables.events.height <= MAX_SLICES:
         return None, None
@@ -224,7 +218,6 @@ def _chosen(tables: Tables, known: set[tuple[str, int]]) -> tuple[set[tuple[str,
 
 
 def _host_rows(span: Span, chosen: set[tuple[str, int]] | None) -> Int64:
-    """The host slices of the chosen steps, and those that began before the first of these and still run."""
     host = (span.series("stream").is_null() & span.series("duration_ns").is_not_null()).to_numpy()
     if chosen is None:
         return np.flatnonzero(host)
@@ -248,12 +241,10 @@ def _marked_steps(part: HostCalls) -> Int64:
         return part.step
     starts, ends = part.start_ns[marks], part.start_ns[marks] + part.duration_ns[marks]
     named = np.array([numbers[code] for code in part.codes[marks].tolist()], np.int64)
-    at = np.searchsorted(starts, part.start_ns, side="right") - 1
-    return np.where((at >= 0) & (part.start_ns < ends[at]), named[at], NONE)
+    return np.append(named, NONE)[window_at(starts, ends, part.start_ns)]
 
 
 def _kind(name: str, code: UserCode) -> tuple[int, Function | None]:
-    """What a Python function is by its name, and the user's function where it is one."""
     if RECORDER_WRAPPER.search(name):
         return TRANSPARENT, None
     if RECORDER.search(name):

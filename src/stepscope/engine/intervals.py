@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from stepscope.tables.arrays import Bools, Int64
+from stepscope.tables import arrays
+from stepscope.tables.arrays import Bools, Int64, window_at
 
 
 class Intervals(NamedTuple):
@@ -42,12 +43,10 @@ def union(starts: Int64, ends: Int64) -> Intervals:
     first = np.empty(len(starts), bool)
     first[0] = True
     np.greater(starts[1:], reached[:-1], out=first[1:])
-    last = np.append(first[1:], True)
-    return Intervals(starts[first], reached[last])
+    return Intervals(starts[first], reached[np.append(first[1:], True)])
 
 
 def merge(*sets: Intervals) -> Intervals:
-    """The union of sets."""
     filled = [one for one in sets if len(one.starts)]
     if len(filled) < 2:
         return filled[0] if filled else EMPTY
@@ -55,18 +54,18 @@ def merge(*sets: Intervals) -> Intervals:
 
 
 def intersect(one: Intervals, other: Intervals) -> Intervals:
-    """What both sets cover."""
     if not len(one.starts) or not len(other.starts):
         return EMPTY
     # every piece of both begins at a start of either and ends at the first end of either behind it
-    begins = _both(one.starts, other.starts)
+    begins = np.concatenate([one.starts, other.starts])
+    begins.sort(kind="stable")  # what is nearly in order is sorted more quickly than hashed
+    begins = begins[np.append(True, begins[1:] != begins[:-1])]
     begins = begins[inside(one, begins) & inside(other, begins)]
     ends = np.minimum(_end_after(one, begins), _end_after(other, begins))
     return Intervals(begins, ends)
 
 
 def subtract(one: Intervals, other: Intervals) -> Intervals:
-    """What `one` covers and `other` does not."""
     if not len(one.starts) or not len(other.starts):
         return one
     return intersect(one, complement(other, int(one.starts[0]), int(one.ends[-1])))
@@ -98,17 +97,12 @@ def total(one: Intervals) -> int:
 
 def covered_before(one: Intervals, times: Int64) -> Int64:
     """For each of `times`, what the set covers before it, ns."""
-    if not len(one.starts):
-        return np.zeros(len(times), np.int64)
-    lengths = np.concatenate([[0], np.cumsum(one.ends - one.starts)])
-    began = np.searchsorted(one.starts, times, side="right")
-    ahead = np.where(began > 0, one.ends[began - 1] - times, 0)  # of the last that began, what is still to come
-    return lengths[began] - np.maximum(ahead, 0)
+    return arrays.covered_before(*one, times)
 
 
 def covered(one: Intervals, starts: Int64, ends: Int64) -> Int64:
     """For each window [starts[i], ends[i]), what the set covers of it, ns. Windows may overlap."""
-    return covered_before(one, np.maximum(ends, starts)) - covered_before(one, starts)
+    return arrays.covered_before(*one, np.maximum(ends, starts)) - arrays.covered_before(*one, starts)
 
 
 def partition_lengths(starts: Int64, ends: Int64, sets: Sequence[Intervals]) -> Int64:
@@ -141,19 +135,7 @@ def union_by(keys: Int64, starts: Int64, ends: Int64) -> tuple[Int64, Int64]:
 
 def inside(one: Intervals, times: Int64) -> Bools:
     """Which of `times` the set covers."""
-    if not len(one.starts):
-        return np.zeros(len(times), bool)
-    at = np.searchsorted(one.starts, times, side="right") - 1
-    found: Bools = (at >= 0) & (times < one.ends[np.maximum(at, 0)])
-    return found
-
-
-def _both(one: Int64, other: Int64) -> Int64:
-    """The values of two ascending arrays, each once. Sorting what is nearly in order is quicker than hashing it."""
-    values = np.concatenate([one, other])
-    values.sort(kind="stable")
-    distinct: Int64 = values[np.append(True, values[1:] != values[:-1])]
-    return distinct
+    return window_at(*one, times) >= 0
 
 
 def _end_after(one: Intervals, times: Int64) -> Int64:

@@ -67,7 +67,6 @@ def json_list(text: str | None) -> list[Any]:
 
 
 def json_object(text: str | None) -> dict[str, Any]:
-    """The object that a JSON text is, as `json_list`."""
     value = parse_json(text)
     return value if isinstance(value, dict) else {}
 
@@ -78,7 +77,6 @@ def first_sizes(text: str | None) -> tuple[int, ...] | None:
 
 
 def sizes(value: object) -> tuple[int, ...] | None:
-    """The dimensions of a tensor; () for a number, None for something else."""
     if not isinstance(value, list) or not all(type(size) is int and size >= 0 for size in value):
         return None
     return tuple(value)
@@ -91,6 +89,5 @@ def _fitting(digits: str) -> int | None:
 
 
 def mean(values: pl.Series) -> float:
-    """The mean of a column, 0 where it holds nothing."""
     value = values.mean()
     return float(value) if isinstance(value, int | float) else 0.0

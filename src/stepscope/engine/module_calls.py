@@ -34,7 +34,6 @@ class Paths(Struct, frozen=True):
     _numbers: Numbers[tuple[int, str]] = field(default_factory=Numbers)
 
     def number(self, parent: int, name: str) -> int:
-        """The number of a way, which is new if need be."""
         number = self._numbers[parent, name]
         if number == len(self.name):
             self.parent.append(parent)
@@ -68,8 +67,7 @@ class ModuleCalls:
 
     @cached_property
     def is_call(self) -> Bools:
-        names = self.span.names
-        return self.span.is_function & names.starting(MODULE_CALL)
+        return self.span.is_function & self.span.names.starting(MODULE_CALL)
 
     @cached_property
     def forward(self) -> Int64:
@@ -86,7 +84,6 @@ class ModuleCalls:
 
     @cached_property
     def outer(self) -> Int64:
-        """For each of `rows` the position in `rows` of the innermost call around it."""
         above = climb(self.span.parent, self.span.parent[self.rows], self.is_call)
         return np.where(above >= 0, np.searchsorted(self.rows, above), NONE)
 
@@ -113,7 +110,6 @@ class ModuleCalls:
 
     @property
     def path(self) -> Int32:
-        """For each of `rows` its path."""
         return self._paths[0]
 
     @property
@@ -122,7 +118,6 @@ class ModuleCalls:
 
     @cached_property
     def owners(self) -> Owners:
-        """Which path every row belongs to."""
         near = self.near
         stops = np.flatnonzero(self.is_call | self.is_backward)
         owner, backward = self._resolved(stops)
@@ -187,6 +182,5 @@ class ModuleCalls:
 
 
 def module_class(name: str) -> str:
-    """The class of an instance: "Conv2d" of "Conv2d_3"."""
     match = _NUMBERED.fullmatch(name)
     return match[1] if match else name

@@ -85,12 +85,10 @@ class Samples(Struct, frozen=True, dict=True):
         return here["row"].unique()
 
     def workers(self) -> pl.DataFrame:
-        """Main threads of loader workers in steady state."""
         return self.rows.filter(pl.col("steady") & (pl.col("role") == "loader_worker"))
 
 
 def bare(function: str | None) -> str:
-    """The last part of a qualified name, as `short`."""
     return (function or "").rsplit(".", 1)[-1]
 
 
@@ -100,13 +98,11 @@ def short(function: pl.Expr) -> pl.Expr:
 
 
 def steps_of_means(labelled: LabelledSteps) -> pl.DataFrame:
-    """The steady steps of training, or of evaluation where nothing is trained."""
     steady = labelled.steady("train")
     return labelled.steady("eval") if steady.is_empty() else steady
 
 
 def mean_step_ms(labelled: LabelledSteps) -> dict[int, float]:
-    """The mean steady step of each rank."""
     means = steps_of_means(labelled).group_by("rank").agg(ms=pl.col("wall_ns").mean() / 1e6)
     return {int(rank): float(ms) for rank, ms in means.rows() if rank is not None}
 
@@ -139,8 +135,7 @@ def _in_steady_segments(stacks: pl.DataFrame, labelled: LabelledSteps) -> tuple[
         parts.append(part.with_columns(pl.Series("coverage", share, dtype=pl.Float64)))
     covered = pl.concat(parts)
     fallback = not (covered["coverage"] >= STEADY_COVERAGE).any()
-    touching = (covered["coverage"] > 0).any()
-    enough = pl.col("coverage") > 0 if touching else pl.lit(True)
+    enough = pl.col("coverage") > 0 if (covered["coverage"] > 0).any() else pl.lit(True)
     steady = covered.with_columns((enough if fallback else pl.col("coverage") >= STEADY_COVERAGE).alias("steady"))
     return stacks.join(steady, on=_SEGMENT, how="left", nulls_equal=True, maintain_order="left")["steady"], fallback
 

@@ -16,7 +16,7 @@ from stepscope.engine.module_calls import ModuleCalls
 from stepscope.engine.slice_tree import self_or_ancestor
 from stepscope.engine.spans import Base, Span
 from stepscope.engine.trace_steps import TraceSteps, trace_steps
-from stepscope.tables.arrays import NONE, Bools, Int32, Int64, flags
+from stepscope.tables.arrays import Bools, Int32, Int64, flags, window_at
 
 
 class Scene(Struct, frozen=True, eq=False, dict=True):
@@ -42,7 +42,6 @@ class Scene(Struct, frozen=True, eq=False, dict=True):
 
     @property
     def inside(self) -> Intervals:
-        """The time of the steps."""
         return intervals.union(self.starts, self.ends)
 
     @cached_property
@@ -57,11 +56,7 @@ class Scene(Struct, frozen=True, eq=False, dict=True):
 
     def step_of(self, times: Int64) -> Int64:
         """The number of the step each time lies in, -1 for none."""
-        if not len(self):
-            return np.full(len(times), NONE, np.int64)
-        at = np.searchsorted(self.starts, times, side="right") - 1
-        lies = (at >= 0) & (times < self.ends[np.maximum(at, 0)])
-        return np.where(lies, at, NONE)
+        return window_at(self.starts, self.ends, times)
 
     def step_around(self, rows: Int64) -> Int64:
         """The number of the step that the middle of each slice lies in, -1 for none.
@@ -71,15 +66,12 @@ class Scene(Struct, frozen=True, eq=False, dict=True):
         return self.step_of(self.span.start_ns[rows] + self.span.duration_ns[rows] // 2)
 
     def has(self, column: str) -> bool:
-        """Whether the trace has any value of a column."""
         return bool(self.span.series(column).is_not_null().any())
 
     @property
     def trains(self) -> Bools:
-        """The steps in which a backward pass runs."""
         order = np.sort(self.span.start_ns[np.flatnonzero(self.calls.is_backward)])
-        found: Bools = np.searchsorted(order, self.ends) > np.searchsorted(order, self.starts)
-        return found
+        return np.searchsorted(order, self.ends) > np.searchsorted(order, self.starts)
 
     @cached_property
     def mine(self) -> Bools:
@@ -89,7 +81,6 @@ class Scene(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def operators(self) -> Bools:
-        """The operators among `mine`."""
         return np.logical_and(self.span.is_operator, self.mine)
 
     @cached_property
@@ -98,14 +89,12 @@ class Scene(Struct, frozen=True, eq=False, dict=True):
         return self_or_ancestor(self.span.parent, self.calls.is_backward)
 
     def times(self, rows: Int64) -> Intervals:
-        """When any of these slices ran."""
         return self.span.times(rows)
 
     def launched_during(self, times: Intervals) -> Bools:
         """Device work whose launch began in these times."""
         launch = self.found.launch
-        launched: Bools = intervals.inside(times, self.span.start_ns[np.maximum(launch, 0)]) & (launch >= 0)
-        return launched
+        return intervals.inside(times, self.span.start_ns[np.maximum(launch, 0)]) & (launch >= 0)
 
     def launched_below(self, rows: Int64) -> Bools:
         """Device work launched inside these host slices."""
@@ -114,8 +103,7 @@ class Scene(Struct, frozen=True, eq=False, dict=True):
             return np.zeros(len(found), bool)
         origin = np.where(found.launch >= 0, found.launch, found.operator)
         below = self_or_ancestor(self.span.parent, flags(len(self.span), rows))
-        launched: Bools = (origin >= 0) & (below[origin] >= 0)
-        return launched
+        return (origin >= 0) & (below[origin] >= 0)
 
     def exclusive(self, chosen: Bools) -> Intervals:
         """When the chosen device work ran and no other did."""

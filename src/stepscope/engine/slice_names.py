@@ -1,12 +1,15 @@
-"""What the name of a slice says: of a Python function its file, line and function, of any slice a name for people."""
+"""What the name of a slice says: a Python function's file, line and whose code it is; any slice's name for people."""
 
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
+from stepscope.engine.user_code import UserCode
 from stepscope.read.raw import Frame
 from stepscope.tables.categories import STEP
 
+MAX_FRAMES = 2_000  # of one recorded call stack
 MODULE_CALL = "nn.Module: "  # what the names of calls of modules begin with
 # The recorder's own functions are no part of the run; through its wrapper around torch's functions the caller shows.
 RECORDER = re.compile(r"(^|/)stepscope/record/")
@@ -45,3 +48,34 @@ def callee_name(name: str) -> str:
 def called_by_name(name: str | None) -> str | None:
     """What source calls a slice by; None for a module: a line with the name of its class makes one."""
     return None if name is None or name.startswith(MODULE_CALL) else callee_name(name)
+
+
+class Origin(NamedTuple):
+    """A function or line found on the way up. `exact`: the line is the call's, not the definition's."""
+
+    file: str
+    function: str
+    line: int | None
+    exact: bool
+    guess: bool
+
+
+def origin_of(text: str, code: UserCode, *, exact: bool = False) -> Origin | None:
+    """The user's function, or as a guess a library's outside torch; None for all others."""
+    frame = python_frame(text)
+    file = code.resolve(frame.file) if frame else None
+    short = code.library(frame.file) if frame and file is None else None
+    if frame is None or (file or short) is None:
+        return None
+    return Origin(file or short or "", frame.function, frame.line, exact, file is None)
+
+
+def origins_of_stack(stack: str, code: UserCode) -> tuple[Origin | None, Origin | None]:
+    """The innermost of the user's frames in a call stack as old traces hold it, and of a library's up to there."""
+    library: Origin | None = None
+    for text in stack.split(";", MAX_FRAMES)[:MAX_FRAMES]:
+        found = origin_of(text.strip(), code, exact=True)
+        if found is not None and not found.guess:
+            return found, library
+        library = library or found
+    return None, library

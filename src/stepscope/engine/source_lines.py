@@ -60,7 +60,7 @@ class Lines:
         self._sources = sources
         self._tree = cache(self._parsed)
         self._function = cache(self._find_function)
-        self._only = cache(self._find_only)  # the same few calls are asked about slice by slice
+        self.only_line = cache(self._only_line)  # the same few calls are asked about slice by slice
 
     def call_site(self, file: str, function: str, def_line: int | None, callee: str, *, loop: bool) -> CallSite | None:
         """The line in `function` of `file` that calls `callee`; with `loop` one inside a loop is preferred.
@@ -89,14 +89,11 @@ class Lines:
             return CallSite(body[0].lineno, *_span(only[0]), "the only loop of the function")
         return None
 
-    def only_line(self, file: str, function: str, def_line: int | None, callee: str) -> int | None:
+    def _only_line(self, file: str, function: str, def_line: int | None, callee: str) -> int | None:
         """The line in `function` that calls `callee`, None where it is not the only one or cannot be found.
 
         The arguments are those of `call_site`; an operator may also stand for its sign: `aten::mul` for `*`.
         """
-        return self._only(file, function, def_line, callee)
-
-    def _find_only(self, file: str, function: str, def_line: int | None, callee: str) -> int | None:
         scope = self._function(file, function, def_line)
         name = callee.removeprefix("aten::")
         found = {line for line, _ in _calls(scope, name, loop=False)}
@@ -117,7 +114,6 @@ class Lines:
         return _first_line(scope) if isinstance(scope, _FUNCTIONS) else None
 
     def text(self, file: str, line: int | None) -> str | None:
-        """The source line, stripped; None where the text is not at hand."""
         if line is None or file not in self._sources:
             return None
         lines = self._sources[file].splitlines()
@@ -210,7 +206,6 @@ def _loops(scope: ast.AST | None) -> list[_Loop]:
 
 
 def _calls(scope: ast.AST | None, name: str, *, loop: bool) -> list[tuple[int, _Loop | None]]:
-    """(line, innermost loop) of calls of `name` in the function, those inside loops first if asked for."""
     found: list[tuple[int, _Loop | None]] = []
     for node, inside in _walk(scope):
         called = node.func if isinstance(node, ast.Call) else None
@@ -225,7 +220,6 @@ def _calls(scope: ast.AST | None, name: str, *, loop: bool) -> list[tuple[int, _
 
 
 def _signs(scope: ast.AST | None, operator: str) -> set[int]:
-    """Lines of the function on which a sign stands for `operator`."""
     wanted = _SIGNS.get(operator, ())
     found: set[int] = set()
     for node, _ in _walk(scope):

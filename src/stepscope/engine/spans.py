@@ -18,15 +18,14 @@ from msgspec import Struct, field
 
 from stepscope.engine.intervals import Intervals, union
 from stepscope.engine.journal import json_object
-from stepscope.engine.origins import Origin
-from stepscope.engine.slice_names import is_annotation
+from stepscope.engine.slice_names import Origin, is_annotation
 from stepscope.engine.source_lines import Lines
 from stepscope.engine.user_code import UserCode
 from stepscope.model.trace import GpuProperties, SpanRef
 from stepscope.read.streams import natural
 from stepscope.read.text import integer
 from stepscope.tables import categories
-from stepscope.tables.arrays import NONE, Bools, Int32, Int64
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64, window_at
 from stepscope.tables.categories import COPIES, FILLS, FUNCTION, KERNELS
 from stepscope.tables.categories import STEP as MARK
 from stepscope.tables.schema import Tables
@@ -44,11 +43,9 @@ class Texts(Struct, frozen=True):
     values: list[str]
 
     def where(self, names: Sequence[str] | frozenset[str]) -> Bools:
-        """Rows whose text is one of `names`."""
         return self.pick([value in names for value in self.values])
 
     def pick(self, flags: Sequence[bool] | Bools) -> Bools:
-        """Rows whose value is flagged; `flags` goes with `values`."""
         return np.append(np.asarray(flags, bool), False)[self.codes]
 
     def matching(self, wanted: Callable[[str], object]) -> Bools:
@@ -56,25 +53,20 @@ class Texts(Struct, frozen=True):
         return self.pick([wanted(value) is not None for value in self.values])
 
     def like(self, pattern: str) -> Bools:
-        """Rows in whose text a pattern is found."""
         return self.pick(matches(pattern, self.values))
 
     def starting(self, *prefixes: str) -> Bools:
-        """Rows whose text begins with one of `prefixes`."""
         return self.pick([value.startswith(prefixes) for value in self.values])
 
     def containing(self, *parts: str) -> Bools:
-        """Rows whose text holds one of `parts`."""
         return self.pick(np.logical_or.reduce([[part in value for value in self.values] for part in parts]))
 
 
 def matches(pattern: str, values: Sequence[str]) -> Bools:
-    """Which values a pattern is found in."""
     if len(values) < FEW_NAMES:
         search = re.compile(pattern).search
         return np.asarray([search(value) is not None for value in values], bool)
-    found: Bools = pl.Series(values, dtype=pl.String).str.contains(pattern).to_numpy()
-    return found
+    return pl.Series(values, dtype=pl.String).str.contains(pattern).to_numpy()
 
 
 def _texts_of(column: str) -> cached_property[Texts]:
@@ -132,11 +124,9 @@ class Span:
         return self.start_ns + self.duration_ns
 
     def ends(self, rows: Int64 | Bools) -> Int64:
-        """`end_ns` of some rows."""
         return self.start_ns[rows] + self.duration_ns[rows]
 
     def times(self, rows: Int64 | Bools) -> Intervals:
-        """When any of some rows ran."""
         return union(self.start_ns[rows], self.ends(rows))
 
     @cached_property
@@ -177,7 +167,6 @@ class Span:
         )
 
     def own(self, table: pl.DataFrame) -> pl.DataFrame:
-        """The rows of a table that are of this trace."""
         return table.filter((pl.col("process") == self.ref.process) & (pl.col("trace") == self.ref.trace))
 
     @cached_property
@@ -253,9 +242,7 @@ class Span:
         if self.marked.is_empty():
             return self.column("step")
         starts, ends = (self.marked[name].to_numpy() for name in ("start_ns", "end_ns"))
-        at = np.searchsorted(starts, self.start_ns, side="right") - 1
-        inside = (at >= 0) & (self.start_ns < ends[at])
-        return np.where(inside, self.marked["step"].to_numpy()[at], NONE)
+        return np.append(self.marked["step"].to_numpy(), NONE)[window_at(starts, ends, self.start_ns)]
 
     @cached_property
     def engine_tracks(self) -> Bools:
@@ -267,25 +254,21 @@ class Span:
         backward = (self.series("forward_thread") > 0).fill_null(False).to_numpy() & self.is_operator
         framed = self.is_function | self.series("call_stack").is_not_null().to_numpy()
         flags = [np.bincount(self.tracks.codes[rows] % count, minlength=count) > 0 for rows in (backward, framed)]
-        engines: Bools = flags[0] & ~flags[1]
-        return engines
+        return flags[0] & ~flags[1]
 
     @cached_property
     def metadata(self) -> dict[str, Any]:
-        """The allow-listed metadata of the file."""
         own = self.own(self.tables.traces)
         return json_object(own["metadata"][0]) if own.height else {}
 
     @cached_property
     def gpus(self) -> dict[int, GpuProperties]:
-        """By number of the device."""
         listed = self.metadata.get("deviceProperties")
         found = [_gpu(item) for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
         return {gpu.device: gpu for gpu in found}
 
     @cached_property
     def memory(self) -> pl.DataFrame:
-        """Rows of `memory` of this trace in order of time."""
         return self.own(self.tables.memory).sort("time_ns", maintain_order=True)
 
 
@@ -300,7 +283,6 @@ class Base(Struct, frozen=True):
 
     @property
     def any_frames(self) -> bool:
-        """Whether any trace tells Python functions or call stacks."""
         return any(span.has_stacks for span in self.spans)
 
     def chosen(self, ref: SpanRef | None) -> list[Span]:
@@ -328,7 +310,6 @@ def spans(tables: Tables) -> tuple[Span, ...]:
 
 
 def texts(column: pl.Series) -> Texts:
-    """Any text column as numbers."""
     encoded = column.cast(pl.Categorical)
     codes = encoded.to_physical()
     distinct = pl.DataFrame({"code": codes, "value": encoded}).unique("code").drop_nulls().sort("code")
@@ -339,7 +320,6 @@ def texts(column: pl.Series) -> Texts:
 
 
 def _refs(tables: Tables) -> dict[tuple[str, str], SpanRef]:
-    """The name of each trace, by process and trace."""
     recorded = bool(tables.manifests) or tables.journal.height > 0
     rows = list(tables.traces.iter_rows(named=True))
     runs = {row["folder"] or "" for row in rows}

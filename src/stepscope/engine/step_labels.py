@@ -84,8 +84,7 @@ def label(tables: Tables, cut: pl.DataFrame | None = None) -> LabelledSteps:
 def _as_cut(steps: pl.DataFrame, cut: pl.DataFrame) -> pl.DataFrame:
     """Steps begin and end as they are cut; `incomplete` marks those that are cut away.
 
-    A step that the script's own profiler touched and did not record whole is in no window any more: none of a window's
-    figures may be divided by it. It is `edge`: the profiler started, or stopped and exported, in it.
+    A step that the script's own profiler did not record whole is `edge` and in no window: it started or stopped in it.
     """
     marked = cut.with_columns(incomplete=pl.col("cut_ns").is_null())
     wall = pl.col("end_ns") - pl.col("cut_ns")
@@ -105,10 +104,7 @@ def _as_cut(steps: pl.DataFrame, cut: pl.DataFrame) -> pl.DataFrame:
 
 
 def _compiling(tables: Tables) -> pl.DataFrame:
-    """(process, step) of steps in which something was compiled, by torch.compile or torch_xla, or was tried to be.
-
-    A graph break, a fallback or a transfer is part of how a step runs, and leaves it what it is.
-    """
+    """(process, step) of steps in which something was compiled or tried to be; graph breaks and the like are none."""
     journal = tables.journal.filter(pl.col("kind") == "compile").select("process", "step")
     compiles = tables.compiles.filter(pl.col("kind").is_in(COMPILING)).select("process", "step")
     both = pl.concat([journal, compiles]).drop_nulls().unique()

@@ -35,7 +35,6 @@ class TraceSteps(Struct, frozen=True):
         return len(self.names)
 
     def only(self, chosen: Bools) -> TraceSteps:
-        """Some of the steps."""
         names = tuple(name for name, keep in zip(self.names, chosen.tolist(), strict=True) if keep)
         return replace(self, names=names, start_ns=self.start_ns[chosen], end_ns=self.end_ns[chosen])
 
@@ -96,7 +95,6 @@ def walls_ns(spans: Iterable[Span]) -> Int64:
 
 
 def host_steps(span: Span, found: Work) -> tuple[tuple[str, ...], Int64, Int64]:
-    """Names, starts and ends of the steps on the host."""
     steps = span.steps
     if steps.height:
         names = tuple(str(step) for step in steps["step"].to_list())
@@ -113,7 +111,6 @@ def host_steps(span: Span, found: Work) -> tuple[tuple[str, ...], Int64, Int64]:
 
 
 def launched_in(span: Span, found: Work, starts: Int64, ends: Int64) -> Int64:
-    """Number of the step that the launch of each slice lies in completely, -1 for none."""
     step = np.full(len(found), -1, np.int64)
     if not len(starts):
         return step

@@ -1,9 +1,8 @@
 """Which files are the user's own code, and which file a name in a trace means.
 
 A file is the user's when it lies under one of the run's roots and is no installed package, standard library, torch or
-this package. torch.profiler shortens file names by the entries of `sys.path`, so `train.py` in a trace has to be found
-again among the files other sources name in full; one that none names is the user's only when its first part is no known
-module. What the reader says about it (`CodeOptions`) wins over all of that. Nothing here touches the file system.
+this package. torch.profiler shortens names by the entries of `sys.path`, so `train.py` is looked for among the files
+that other sources name in full. What the reader says (`CodeOptions`) wins. Nothing here touches the file system.
 """
 
 from __future__ import annotations

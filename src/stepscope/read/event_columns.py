@@ -62,8 +62,6 @@ class LooseEvent(msgspec.Struct, gc=False):
     id: Any = None
 
 
-# ----------------------------------------------------------------------------------------------------- arguments
-
 Whole: TypeAlias = int | str | None  # text and null are made usual later
 _FLOAT = (float | None, NAN)
 _SIDES = (tuple[int, int, int] | None, None)
@@ -73,7 +71,6 @@ _WHOLE = (Whole, MISSING)
 
 
 def _record(*groups: dict[str, tuple[str, tuple[Any, Any]]]) -> Any:
-    """A record of arguments: field -> its key in the file, its type and what stands for a missing one."""
     fields = {name: field for group in groups for name, field in group.items()}
     typed = [(name, kind[0], msgspec.field(default=kind[1], name=key)) for name, (key, kind) in fields.items()]
     return msgspec.defstruct("Arguments", typed, gc=False)
@@ -157,8 +154,6 @@ def _decode_one(kind: Any, raw: msgspec.Raw) -> Any:
     return record
 
 
-# ----------------------------------------------------------------------------------------------------------- times
-
 # Below, a float of microseconds with three decimals rounds to the right nanosecond: 2**43 us are 101 days, and the
 # writer's base is at most three months old.
 EXACT_MICROSECONDS = 2.0**43
@@ -192,8 +187,7 @@ def _exact(values: Sequence[Any]) -> tuple[Int64, npt.NDArray[np.bool_]]:
     usual = _three_decimals(values)
     if usual is not None:
         return usual, np.abs(usual) <= _FAR_NS
-    texts = list(map(bytes, values))
-    exact = [_one(text) for text in texts]
+    exact = [_one(bytes(value)) for value in values]
     ok = np.fromiter((value is not None for value in exact), bool, len(exact))
     return np.array([value or 0 for value in exact], dtype=np.int64), ok
 
@@ -228,8 +222,6 @@ def _one(text: bytes) -> int | None:
     return result if abs(result) <= _FAR_NS else None
 
 
-# --------------------------------------------------------------------------------------------------------- columns
-
 COLLECTIVE_KEYS = (
     *("Collective name", "In msg nelems", "Out msg nelems", "dtype", "Group size", "Process Group Name"),
     *("Process Group Description", "Process Group Ranks", "Process Group ID", "Src Rank", "Dst Rank", "Seq"),
@@ -254,7 +246,6 @@ def collective_text(raw: msgspec.Raw) -> str | None:
 
 
 def _name_text(value: str) -> str:
-    """A name that can be stored: valid Unicode of bounded length."""
     return clean(value[:MAX_NAME_CHARS])
 
 
@@ -301,7 +292,6 @@ class Codes:
         return np.fromiter(map(self._codes.__getitem__, values), np.int32, size)
 
     def add(self, codes: Int32 | None, size: int) -> None:
-        """Append `size` codes that `codes` gave, or as many missing values."""
         self._parts.append(np.broadcast_to(_NO_CODE, size) if codes is None else codes)
 
     def values(self) -> list[Any]:
@@ -327,7 +317,6 @@ class Numbers:
         self._any = False
 
     def add(self, part: Any | None, size: int) -> None:
-        """Append `size` values, or as many missing ones."""
         self._parts.append(self._absent(size) if part is None else part)
         self._any |= part is not None
 
@@ -365,12 +354,6 @@ def _integer(value: Any) -> int:
     return MISSING if number is None else number
 
 
-def _volumes(sides: Iterable[tuple[int, int, int] | None]) -> Int64:
-    """The product of three sides, where there are any and it is no absurd number."""
-    products = [0 if side is None else side[0] * side[1] * side[2] for side in sides]
-    return np.fromiter([p if 0 < p < 2**62 else MISSING for p in products], np.int64, len(products))
-
-
 # Columns of slices that arguments tell -> the fields that may hold them, of which the first that does counts.
 _ARGUMENTS: dict[str, tuple[str, ...]] = {
     **{name: (name,) for name in (*_PYTHON, *_OPERATOR, *_DEVICE, "collective") if name in Slices.__struct_fields__},
@@ -397,7 +380,6 @@ class ChunkBuilder:
         self._pending = 0
 
     def add(self, events: list[Any]) -> None:
-        """Sort entries by what they are and append them."""
         self.events += len(events)
         self._pending += len(events)
         slices = [event for event in events if event.ph == "X"]
@@ -423,7 +405,6 @@ class ChunkBuilder:
         return self._pending >= CHUNK_ENTRIES
 
     def take(self) -> TraceChunk:
-        """Everything collected since the last one."""
         parts = ((Slices, self._slices), (Flows, self._flows), (MemoryEvents, self._memory))
         whole: list[Any] = [
             table(**{name: column.whole() for name, column in columns.items()}) for table, columns in parts
@@ -505,7 +486,8 @@ class ChunkBuilder:
         if isinstance(column, Codes):
             return column.codes(given if field == "call_stack" else map(bytes, given), len(args))
         if field in ("grid", "block"):
-            return _volumes(given)
+            products = [0 if side is None else side[0] * side[1] * side[2] for side in given]
+            return np.fromiter([p if 0 < p < 2**62 else MISSING for p in products], np.int64, len(products))
         if column.kind is np.float64:
             return np.array(list(given), np.float64)  # null is NaN
         return _attribute(field, args)

@@ -66,10 +66,7 @@ class Frames:
         if problem not in self.problems:
             self.problems.append(problem)
 
-    # ------------------------------------------------------------------------------------------------ around the list
-
     def _find_list(self) -> bytes | None:
-        """Read up to the list's beginning; returns what was read of the list itself, None if there is none."""
         buffer = b""
         for piece in self._pieces:
             buffer += piece
@@ -106,10 +103,7 @@ class Frames:
                 return None
             buffer += piece
 
-    # ------------------------------------------------------------------------------------------------------ the list
-
     def _list(self, buffer: bytes) -> Iterator[list[Any]]:
-        """Cut and decode until the list is closed or the bytes end; then `tail` is what follows the bracket."""
         wanted = self._limits.piece_bytes
         while not self.complete:
             buffer, more = self._filled(buffer, wanted)
@@ -125,7 +119,6 @@ class Frames:
                 wanted = self._limits.piece_bytes
 
     def _filled(self, buffer: bytes, wanted: int) -> tuple[bytes, bool]:
-        """`buffer` and what comes in until it is `wanted` long, and whether it became so."""
         parts = [buffer]
         size = len(buffer)
         while size < wanted:
@@ -137,7 +130,6 @@ class Frames:
         return b"".join(parts), True
 
     def _stretch(self, buffer: bytes) -> Stretch:
-        """Decode the front of `buffer` up to a cut; returns what is left of it."""
         for cut in self._cuts(buffer):
             try:
                 events = self._decode(b"".join((b"[", memoryview(buffer)[:cut], b"]")))  # one copy instead of two
@@ -153,7 +145,6 @@ class Frames:
         return buffer
 
     def _cuts(self, buffer: bytes) -> Iterator[int]:
-        """Offsets of commas that may stand between two events, from the last backwards, a few."""
         if not self._first_key:
             self._learn(buffer)
         found = 0
@@ -266,10 +257,10 @@ def trailing_offset(error: Exception) -> int | None:
 
 
 class _Salvage:
-    """What can be decoded of `text`, events separated by commas; `decode` takes a whole JSON array.
+    """What can be decoded of `text`, events separated by commas: `stretches` of one type each, in file order.
 
-    `stretches` are events in file order, each of one type; `repaired` events needed a repair, `lost` ones went. `end`
-    is the offset behind the list's closing bracket, or None where the list goes on.
+    `repaired` events needed a repair, `lost` ones went. `end` is behind the list's closing bracket, None where it goes
+    on.
     """
 
     def __init__(self, text: bytes, decode: Decode, max_event_bytes: int) -> None:
@@ -296,7 +287,6 @@ class _Salvage:
                 size = max(1, count // 4)
 
     def _decoded(self, text: bytes) -> bool:
-        """Take the events of `text`; False where it cannot be decoded."""
         try:
             events = self.decode(b"[" + text + b"]")
         except DAMAGE:
@@ -384,9 +374,8 @@ def first_value(text: bytes) -> Any:
 
 
 def _mended(text: bytes, *, close: bool) -> bytes | None:
-    """`text`, an object, as valid JSON with the least change that makes it so; None when nothing helps.
-
-    Without `close` it must hold all of the object: no missing bracket is made up.
+    """`text`, an object, as valid JSON by the least change; no bracket is made up without `close`. None when nothing
+    helps.
     """
     for candidate in _candidates(_STRAY_BACKSLASH.sub(rb"\\\g<0>", text), close=close):
         value = first_value(candidate)

@@ -112,10 +112,7 @@ def is_trace(head: bytes) -> bool:
 
 
 class _TraceFile:
-    """A trace that is read once. `progress` gets the bytes of the file consumed and its size.
-
-    Raises UnreadableInputError where it does not begin like a trace or cannot be read.
-    """
+    """A trace that is read once; raises UnreadableInputError where it does not begin like one or cannot be read."""
 
     def __init__(self, path: Path, limits: Limits | None, progress: Progress | None, decode: Decode) -> None:
         self._path = path
@@ -146,11 +143,9 @@ class _TraceFile:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What was wrong with the file; known only at its end, as all that follows."""
         return (*([self._bytes.problem] if self._bytes.problem else []), *self._frames.problems)
 
     def metadata(self) -> dict[str, Any]:
-        """Allow-listed top-level metadata."""
         return read_metadata(self._frames.head, self._frames.tail)
 
 
@@ -168,7 +163,6 @@ class RawEvents(_TraceFile):
 
     @property
     def lost(self) -> int:
-        """Entries that were not usable."""
         return self._frames.lost
 
 
@@ -266,7 +260,6 @@ class EventDecoder:
         return events
 
     def _loses(self, events: list[Any], text: bytes) -> bool:
-        """Whether times of these events lost nanoseconds by becoming floats."""
         step = len(events) // _SAMPLES + 1
         samples = [event.ts for event in events[::step] if abs(event.ts) >= EXACT_MICROSECONDS]
         if not samples or loses_nanoseconds(samples):

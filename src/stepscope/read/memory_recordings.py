@@ -1,10 +1,8 @@
 """Files that tell of memory and are no traces: snapshots of the allocator, and timelines of export_memory_timeline.
 
-A snapshot (torch.cuda.memory._dump_snapshot) is a pickle of plain data: the allocator's segments and blocks at one
-moment, and of each device the last events before it, each with its stack. A stack stands in the file once for each
-event, as a list of frames that are shared; here equal stacks get one number. Records that are not as they should be are
-left out and counted. A format is known by its first bytes; to add one, write a detector and a reader that returns
-recordings, and add its line to `MEMORY_FORMATS`.
+A snapshot (torch.cuda.memory._dump_snapshot) is a pickle of plain data: segments and blocks at one moment, and of each
+device the last events before it, each with its stack; equal stacks get one number. A format is known by its first
+bytes; to add one, write a detector and a reader that returns recordings, and add its line to `MEMORY_FORMATS`.
 """
 
 from __future__ import annotations
@@ -19,21 +17,8 @@ from typing import Any
 import msgspec
 
 from stepscope.errors import UnreadableInputError
+from stepscope.model import memory
 from stepscope.model.findings import Place
-from stepscope.model.memory import (
-    ALLOCATED,
-    CHANGED,
-    EXISTING,
-    FREE,
-    IN_USE,
-    OUT_OF_MEMORY,
-    PENDING,
-    RELEASED,
-    SEGMENT_ADDED,
-    SEGMENT_REMOVED,
-    BlockRows,
-    MemoryRecording,
-)
 from stepscope.read.jsonl import decode
 from stepscope.read.plain_pickle import loads
 from stepscope.read.streams import read_head, read_whole, stem
@@ -45,21 +30,21 @@ MAX_BYTES = 2**48  # of a block; the most that can be addressed
 _ENDINGS = (".pickle", ".pkl")
 _KEYS = (b"segments", b"device_traces", b"total_size")
 _KINDS = {
-    "alloc": ALLOCATED,
-    "free": RELEASED,
-    "free_requested": RELEASED,  # from here on the allocator no longer counts it as allocated
-    "segment_alloc": SEGMENT_ADDED,
-    "segment_map": SEGMENT_ADDED,
-    "segment_free": SEGMENT_REMOVED,
-    "segment_unmap": SEGMENT_REMOVED,
-    "oom": OUT_OF_MEMORY,
+    "alloc": memory.ALLOCATED,
+    "free": memory.RELEASED,
+    "free_requested": memory.RELEASED,  # from here on the allocator no longer counts it as allocated
+    "segment_alloc": memory.SEGMENT_ADDED,
+    "segment_map": memory.SEGMENT_ADDED,
+    "segment_free": memory.SEGMENT_REMOVED,
+    "segment_unmap": memory.SEGMENT_REMOVED,
+    "oom": memory.OUT_OF_MEMORY,
 }
 _SILENT = frozenset({"free_completed", "snapshot", "user_defined", "workspace_snapshot"})
 _STATES = {
-    "active_allocated": IN_USE,
-    "active_pending_free": PENDING,
-    "active_awaiting_free": PENDING,
-    "inactive": FREE,
+    "active_allocated": memory.IN_USE,
+    "active_pending_free": memory.PENDING,
+    "active_awaiting_free": memory.PENDING,
+    "inactive": memory.FREE,
 }
 
 
@@ -70,7 +55,7 @@ def is_memory_snapshot(path: Path, head: bytes) -> bool:
     return head[:1] == b"\x80" and head[1:2] <= b"\x05" and any(key in head for key in _KEYS)
 
 
-def read_memory_snapshot(path: Path) -> tuple[MemoryRecording, ...]:
+def read_memory_snapshot(path: Path) -> tuple[memory.MemoryRecording, ...]:
     """A recording for each device of which the snapshot says anything.
 
     Raises UnreadableInputError where the file cannot be read, is no snapshot, or holds no block and no event.
@@ -94,7 +79,7 @@ def read_memory_snapshot(path: Path) -> tuple[MemoryRecording, ...]:
     return found
 
 
-def _recordings(snapshot: dict[Any, Any], name: str) -> tuple[MemoryRecording, ...]:
+def _recordings(snapshot: dict[Any, Any], name: str) -> tuple[memory.MemoryRecording, ...]:
     stacks = _Stacks()
     devices: defaultdict[int, _Device] = defaultdict(_Device)
     broken = 0  # segments that name no device
@@ -122,7 +107,7 @@ class _Device:
 
     def __init__(self) -> None:
         self._events = {name: array(code) for name, code in _EVENT.items()}
-        self._blocks = {name: array("q") for name in BlockRows.__struct_fields__}
+        self._blocks = {name: array("q") for name in memory.BlockRows.__struct_fields__}
         self._sizes: list[int] = []
         self._free: dict[int, int] = {}
         self._unknown: Counter[str] = Counter()
@@ -143,13 +128,13 @@ class _Device:
                 self._unknown[clean(action[:40])] += 1
             return
         size, address = within(event.get("size"), MAX_BYTES), integer(event.get("addr"))
-        if size is None or (address is None and kind != OUT_OF_MEMORY):
+        if size is None or (address is None and kind != memory.OUT_OF_MEMORY):
             self._lost_events += 1
             return
         time_us, free = integer(event.get("time_us")), within(event.get("device_free"), MAX_BYTES)
         time_ns = moment_ns(time_us * 1000) if time_us is not None else None
         self._untimed += time_ns is None
-        if kind == OUT_OF_MEMORY and free is not None:
+        if kind == memory.OUT_OF_MEMORY and free is not None:
             self._free[len(self._events["kind"])] = free
         _append(self._events, (kind, time_ns or 0, size, address, stacks.number(event.get("frames"))))
 
@@ -179,7 +164,9 @@ class _Device:
         self._lost_blocks += filled > size
         self._sizes.append(max(size, filled))
 
-    def recording(self, name: str, number: int, stacks: tuple[tuple[Place, ...], ...], broken: int) -> MemoryRecording:
+    def recording(
+        self, name: str, number: int, stacks: tuple[tuple[Place, ...], ...], broken: int
+    ) -> memory.MemoryRecording:
         """All of it; `broken` are lost records that belong to no device."""
         events: dict[str, Any] = self._events
         count = len(events["kind"])
@@ -187,7 +174,7 @@ class _Device:
             events = {**events, "time_ns": array("q", range(count))}
         problems = [f"{kinds} events of unknown kind {what!r}" for what, kinds in self._unknown.most_common(3)]
         lost = self._lost_events + self._lost_blocks + broken
-        return MemoryRecording(
+        return memory.MemoryRecording(
             source="snapshot",
             worker=name,
             device=f"cuda:{number}",
@@ -195,7 +182,7 @@ class _Device:
             **events,
             category=array("b", [-1]) * count,
             stacks=stacks,
-            blocks=BlockRows(**self._blocks) if self._sizes else None,
+            blocks=memory.BlockRows(**self._blocks) if self._sizes else None,
             segments=tuple(self._sizes),
             out_of_memory_free=self._free,
             problems=(*problems, *([f"{lost} records could not be read"] if lost else [])),
@@ -224,7 +211,6 @@ class _Stacks:
         return tuple(tuple(places[number] for number in stack) for stack in self._stacks)
 
     def number(self, frames: Any) -> int:
-        """The number of a stack, -1 for none."""
         if type(frames) is not list or not frames:
             return -1
         known = self._lists.get(id(frames))
@@ -256,10 +242,8 @@ def _list(value: Any) -> list[Any]:
 
 
 # In the order of torch.profiler's numbers.
-CATEGORIES = (
-    *("parameter", "optimizer_state", "input", "temporary"),
-    *("activation", "gradient", "autograd_detail", "unknown"),
-)
+_CATEGORIES = "parameter optimizer_state input temporary activation gradient autograd_detail unknown"
+CATEGORIES = tuple(_CATEGORIES.split())
 UNNAMED_DEVICE = "unknown"
 MAX_CATEGORIES = 64
 _PREEXISTING, _CREATE, _INCREMENT_VERSION, _DESTROY = range(1, 5)
@@ -276,7 +260,7 @@ def is_memory_timeline(path: Path, head: bytes) -> bool:
     return path.name.endswith((".raw.json.gz", ".raw.json")) and head.strip() == b"[]"
 
 
-def read_memory_timeline(path: Path) -> tuple[MemoryRecording, ...]:
+def read_memory_timeline(path: Path) -> tuple[memory.MemoryRecording, ...]:
     """The recording; raises UnreadableInputError where the file holds none."""
     text = read_whole(path)
     if _PICTURE in text[:65_536]:
@@ -299,7 +283,7 @@ def read_memory_timeline(path: Path) -> tuple[MemoryRecording, ...]:
     first = min((time for time in time_ns if time >= 0), default=0)
     none = array("q", [-1]) * len(good)
     more = (f"category {number}" for number in range(len(CATEGORIES), max(category) + 1))
-    recording = MemoryRecording(
+    recording = memory.MemoryRecording(
         source="timeline",
         worker=stem(path),
         device=UNNAMED_DEVICE,
@@ -320,7 +304,6 @@ _Row = tuple[int, int, int, int]  # kind of event, ns, bytes, category
 
 
 def _is_table(times: Any, sizes: Any) -> bool:
-    """Whether this is the form by category: numbers, and lists of sizes."""
     return (
         isinstance(times, list)
         and isinstance(sizes, list)
@@ -331,14 +314,13 @@ def _is_table(times: Any, sizes: Any) -> bool:
 
 
 def _row(row: Any) -> _Row | None:
-    """A row of the raw form; None for one that cannot be read."""
     numbers = [integer(cell) for cell in row] if isinstance(row, list) and len(row) == 4 else [None] * 4
     time, action, size, category = numbers
     if time is None or action is None or size is None or category is None or not _plausible(time, size, category):
         return None
     if action == _PREEXISTING:
-        return EXISTING, -1, size, category
-    return (CHANGED, time, size, category) if action in (_CREATE, _INCREMENT_VERSION, _DESTROY) else None
+        return memory.EXISTING, -1, size, category
+    return (memory.CHANGED, time, size, category) if action in (_CREATE, _INCREMENT_VERSION, _DESTROY) else None
 
 
 def _by_category(times: list[Any], sizes: list[list[Any]]) -> Iterator[_Row | None]:
@@ -354,7 +336,7 @@ def _by_category(times: list[Any], sizes: list[list[Any]]) -> Iterator[_Row | No
         for category, (old, new) in enumerate(zip(past[1:], now[1:], strict=False)):
             change = (new or 0) - old
             if change or category == 0:  # one row at least, so that the moment is kept
-                yield CHANGED, moment * 1000 if moment >= 0 else -1, change, category
+                yield memory.CHANGED, moment * 1000 if moment >= 0 else -1, change, category
         before = row
 
 
@@ -363,7 +345,7 @@ def _plausible(time_ns: int, size: int, category: int) -> bool:
 
 
 Detect = Callable[[Path, bytes], bool]
-Read = Callable[[Path], tuple[MemoryRecording, ...]]
+Read = Callable[[Path], tuple[memory.MemoryRecording, ...]]
 
 # Tried in order; the first detector that says yes decides.
 MEMORY_FORMATS: tuple[tuple[Detect, Read], ...] = (
@@ -372,13 +354,13 @@ MEMORY_FORMATS: tuple[tuple[Detect, Read], ...] = (
 )
 
 
-def read_recordings(paths: Sequence[Path]) -> tuple[tuple[MemoryRecording, ...], tuple[Path, ...]]:
+def read_recordings(paths: Sequence[Path]) -> tuple[tuple[memory.MemoryRecording, ...], tuple[Path, ...]]:
     """The recordings in those of `paths` that are one, and the other paths, in their order.
 
     Folders and files that cannot be opened are among the others. Raises UnreadableInputError where a file is a
     recording but cannot be read.
     """
-    found: list[tuple[Path, MemoryRecording]] = []
+    found: list[tuple[Path, memory.MemoryRecording]] = []
     others: list[Path] = []
     names: Counter[str] = Counter()  # of files; a file's recordings have one
     for path in paths:

@@ -1,10 +1,8 @@
 """Pickles of plain data, read without running anything of theirs.
 
-Python's own unpickler imports and calls whatever a file names. This machine knows only the opcodes that build dict,
-list, tuple, str, bytes, int, float, bool and None; every other opcode, above all those that import, call or fetch, is
-refused. Sizes, memo numbers, nesting and the memory of what is built are bounded; the arguments of opcodes are read by
-`pickletools`, which only decodes them. Keys of dicts are scalars, because
-hashing nested tuples can take for ever. What comes out may share parts and even hold itself: walk it to a fixed depth.
+This machine knows only the opcodes that build dict, list, tuple, str, bytes, int, float, bool and None; every other
+one, above all those that import, call or fetch, is refused. Sizes, memo numbers, nesting and memory are bounded. Keys
+of dicts are scalars, because hashing nested tuples can take for ever. What comes out may hold itself.
 """
 
 from __future__ import annotations
@@ -152,10 +150,7 @@ class _Machine:
         return False
 
     def _numbers(self, op: int, position: int) -> tuple[bytes | list[int], int]:
-        """The memo numbers that are read one after another from `position` on, and where they end.
-
-        A recorded stack is a list of frames seen before, so that such rows make up most of a snapshot.
-        """
+        """The memo numbers read one after another from `position` on (most of a snapshot), and where they end."""
         data = self.data
         if op == 0x68:
             run = _SHORT_RUN.match(data, position - 1)
@@ -180,12 +175,10 @@ class _Machine:
             _refuse(f"it is nested more than {self.limits.nesting} times")
 
     def to_mark(self) -> list[Any]:
-        """Take what lies above the last mark."""
         items, self.stack = self.stack, self.marked.pop()
         return items
 
     def last(self, count: int) -> list[Any]:
-        """Take the last `count` values."""
         if count > len(self.stack):
             raise IndexError
         items = self.stack[len(self.stack) - count :]
@@ -193,7 +186,6 @@ class _Machine:
         return items
 
     def _argument(self, op: int) -> Any:
-        """What follows the opcode `op`."""
         argument, source = _ARGUMENTS[op], self.source
         if op == 0x8B and _int32(self.data, self.position)[0] > MAX_INT_BYTES:
             _refuse("an integer is too long")

@@ -58,7 +58,6 @@ class FrameNames:
         self._numbers: dict[Frame, int] = {}
 
     def number(self, frame: Frame) -> int:
-        """The number of `frame`, a new one where it is met for the first time."""
         known = self._numbers.setdefault(frame, len(self.frames))
         if known == len(self.frames):
             self.frames.append(frame)
@@ -139,8 +138,6 @@ class RawSegment(Struct, frozen=True, kw_only=True):
 
 
 class RawHost(Struct, frozen=True):
-    """One `host-H` folder."""
-
     name: str  # the H of the folder's name
     manifest: Row | None = None
     agents: tuple[Row, ...] = ()
@@ -192,8 +189,6 @@ class RawRank(Struct, frozen=True):
 
 
 class RawRun(Struct, frozen=True):
-    """Everything that could be read of a run."""
-
     folder: Path
     hosts: tuple[RawHost, ...]
     ranks: tuple[RawRank, ...]

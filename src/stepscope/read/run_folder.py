@@ -78,11 +78,9 @@ class _Files:
         return self.folder / name, self.losses, f"{self.folder.name}/{name}"
 
     def object(self, name: str) -> Row | None:
-        """The one object of a JSON file."""
         return jsonl.read_object(*self.named(name))
 
     def rows(self, name: str, good: Callable[[Row], bool]) -> list[Row]:
-        """The rows of a file of JSON lines; what is not `good` is a bad line."""
         rows = jsonl.read_rows(*self.named(name))
         found = [row for row in rows if good(row)]
         self.losses.add("bad_lines", f"{self.folder.name}/{name}", len(rows) - len(found))
@@ -91,9 +89,6 @@ class _Files:
     def last_word(self) -> Row | None:
         """What the recorder said in the block that it had taken ahead of time; None where nothing was."""
         return next(iter(jsonl.read_rows(*self.named(LAST_WORD))), None)
-
-
-# --------------------------------------------------------------------------------------------------------- host
 
 
 def _host(folder: Path, losses: Losses) -> RawHost:
@@ -170,8 +165,6 @@ class _Columns(msgspec.Struct):
 
 
 class _Times(msgspec.Struct):
-    """`stacks-K.times.json` beside `stacks-K.raw`: when a thread stood in which record."""
-
     schema: str
     start_ns: int
     stretches: _Columns
@@ -206,9 +199,6 @@ def read_times(path: Path, losses: Losses, label: str) -> Stretches:
     return found
 
 
-# --------------------------------------------------------------------------------------------------------- rank
-
-
 def _rank(folder: Path, losses: Losses) -> RawRank:
     files = _Files(folder, losses)
     match = _RANK.fullmatch(folder.name)
@@ -236,9 +226,8 @@ def _rank(folder: Path, losses: Losses) -> RawRank:
 
 
 def _traces(folder: Path, journal: list[Row], losses: Losses) -> list[TraceRef]:
-    """The traces of a rank, not opened: our own windows, then those that the user's profiler wrote.
-
-    Of our own the plain file is taken where both exist, as the packed one is then not finished.
+    """The traces of a rank, not opened: our own windows, the plain file where a packed one is not finished, then the
+    script's own profiler's.
     """
     own: dict[str, TraceRef] = {}
     for path in sorted(folder.iterdir()):
@@ -264,9 +253,6 @@ def _adoptable(path: Path) -> bool:
         )
     except (OSError, ValueError):  # ValueError: a NUL in the name
         return False
-
-
-# --------------------------------------------------------------------------------------------------------- steps
 
 
 # A column that a journal of an older or newer recorder lacks is None; one that is not known here is left out. A row
@@ -330,9 +316,6 @@ def _row(value: Any, columns: tuple[str, ...]) -> Row | None:
     if row["fetches"] == 0:  # no loader was asked: nothing says that this was a wait for data
         row["before_forward_ns"], row["data_wait_ns"] = row["data_wait_ns"], None
     return row
-
-
-# ------------------------------------------------------------------------------------------------- notebook cells
 
 
 def cells(run: Path) -> tuple[Path | None, tuple[tuple[str, str], ...]]:

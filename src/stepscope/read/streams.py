@@ -257,5 +257,4 @@ def common_folder(paths: Sequence[Path]) -> Path:
 
 
 def name_below(folder: Path, path: Path) -> str:
-    """`path` relative to `folder`, with forward slashes."""
     return Path(os.path.relpath(path.absolute(), folder)).as_posix()

@@ -37,7 +37,6 @@ def clean_value(value: Any) -> Any:
 
 
 def integer(value: Any) -> int | None:
-    """A 64-bit integer, or None; a bool is none."""
     if type(value) is int and -INT64_MAX <= value <= INT64_MAX:
         return value
     return None
@@ -76,7 +75,6 @@ def whole_number(value: Any) -> int | None:
 
 
 def string(value: Any) -> str | None:
-    """Text, or None."""
     return value if isinstance(value, str) else None
 
 

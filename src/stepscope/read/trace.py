@@ -31,8 +31,6 @@ class Text(Struct, frozen=True):
 
 
 class Slices(Struct, frozen=True):
-    """Events with a duration."""
-
     category: Text
     name: Text
     track: Text  # "pid/tid"
@@ -92,8 +90,6 @@ class MemoryEvents(Struct, frozen=True):
 
 
 class TraceChunk(Struct, frozen=True):
-    """One stretch of a trace, in file order."""
-
     slices: Slices
     flows: Flows
     memory: MemoryEvents

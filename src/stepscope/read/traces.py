@@ -30,12 +30,8 @@ _LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
 _ENTRY = re.compile(rb'\{[^{}]{0,400}"ph"\s*:')
 _SPAN = re.compile(r"\.\d{6,}(?=\.pt\.trace\.json|\.json)")
 _NAMED_RANK = re.compile(r"(?:^|[^a-z])(?:rank|worker|trainer|gpu|process|proc)[-_=. ]?(\d{1,7})(?!\d)", re.IGNORECASE)
-_PLACES = (  # where things stand in a run folder of ours or in a report, which are no traces
-    "report.json",
-    "experiment.json",
-    "manifest.json",
-    "rank.json",
-)
+# where things stand in a run folder of ours or in a report, which are no traces
+_PLACES = ("report.json", "experiment.json", "manifest.json", "rank.json")
 
 
 class _Found(Struct, frozen=True):
@@ -47,7 +43,6 @@ class _Found(Struct, frozen=True):
 
     @property
     def worker(self) -> tuple[str, str]:
-        """What spans of one worker have in common."""
         return str(self.path.parent), _SPAN.sub("", self.path.name.removesuffix(".gz"))
 
 
@@ -80,7 +75,6 @@ def holds_traces(folders: Sequence[Path]) -> bool:
 
 
 def _distinct(found: list[_Found]) -> list[_Found]:
-    """One of each file; the plain one where a packed one lies beside it."""
     kept: dict[str, _Found] = {}
     for trace in sorted(found, key=lambda trace: natural(str(trace.path))):
         kept.setdefault(os.path.realpath(trace.path).removesuffix(".gz"), trace)
@@ -88,7 +82,6 @@ def _distinct(found: list[_Found]) -> list[_Found]:
 
 
 def _candidates(path: Path) -> Iterator[Path]:
-    """`path` itself, or every file in it that may be a trace."""
     return (file for file in files_in(path, MAX_FILES, _SUFFIXES) if file == path or file.name not in _PLACES)
 
 
@@ -117,9 +110,8 @@ def _look(path: Path, top: Path, losses: Losses) -> _Found | None:
             raise UnreadableInputError(f"{path}: {error.strerror or error}; check its permissions") from error
         losses.add("unreadable_files", label)
         return None
-    if rank is not None:
-        return _Found(path, top, rank, size, True)
-    return _Found(path, top, _rank_of_name(path, top), size, False)
+    certain = rank is not None
+    return _Found(path, top, rank if certain else _rank_of_name(path, top), size, certain)
 
 
 def _tail(path: Path, head: bytes) -> bytes:
@@ -145,14 +137,8 @@ def _tail(path: Path, head: bytes) -> bytes:
 def _rank_of_name(path: Path, top: Path) -> int | None:
     """A number behind `rank`, `worker` or the like in the file's name, or in a folder's below the given one."""
     below = path.relative_to(top).parts if path != top else (path.name,)
-    for name in reversed(below):
-        match = _NAMED_RANK.search(name)
-        if match:
-            return int(match[1])
-    return None
-
-
-# --------------------------------------------------------------------------------------------------------- ranks
+    matches = (_NAMED_RANK.search(name) for name in reversed(below))
+    return next((int(match[1]) for match in matches if match), None)
 
 
 def _by_rank(found: list[_Found], root: Path, losses: Losses) -> tuple[RawRank, ...]:
@@ -180,12 +166,13 @@ def _by_rank(found: list[_Found], root: Path, losses: Losses) -> tuple[RawRank, 
         ranks[free] = traces
     size = max(trace.world_size or 0 for trace in found)
     losses.add("missing_ranks", found[0].top.name, max(size, max(ranks) + 1 if len(ranks) > 1 else 0) - len(ranks))
-    result = []
-    for number, traces in sorted(ranks.items()):
-        refs = []
-        for trace in traces:
-            folder = name_below(root, trace.path.parent)
-            name = trace.path.name.removesuffix(".gz")
-            refs.append(TraceRef(trace.path, name, "user", "" if folder == "." else folder, trace.rank))
-        result.append(RawRank(name=f"rank-{number}", rank=number, traces=tuple(refs)))
-    return tuple(result)
+    return tuple(
+        RawRank(name=f"rank-{number}", rank=number, traces=tuple(_reference(trace, root) for trace in traces))
+        for number, traces in sorted(ranks.items())
+    )
+
+
+def _reference(trace: _Found, root: Path) -> TraceRef:
+    folder = name_below(root, trace.path.parent)
+    name = trace.path.name.removesuffix(".gz")
+    return TraceRef(trace.path, name, "user", "" if folder == "." else folder, trace.rank)

@@ -98,6 +98,24 @@ def own_starts(starts: Int64, ends: Int64) -> Int64:
     return begins
 
 
+def covered_before(starts: Int64, ends: Int64, times: Int64) -> Int64:
+    """For each of `times`, how much of it and all before windows [start, end) cover; they are in order and apart."""
+    if not len(starts):
+        return np.zeros(len(times), np.int64)
+    lengths = np.concatenate([[0], np.cumsum(ends - starts)])
+    began = np.searchsorted(starts, times, side="right")
+    ahead = np.where(began > 0, ends[began - 1] - times, 0)  # of the last that began, what is still to come
+    return lengths[began] - np.maximum(ahead, 0)
+
+
+def window_at(starts: Int64, ends: Int64, times: Int64) -> Int64:
+    """The number of the window [start, end) that each time lies in, by the last that began; `NONE` for none."""
+    if not len(starts):
+        return np.full(len(times), NONE, np.int64)
+    at = np.searchsorted(starts, times, side="right") - 1
+    return np.where((at >= 0) & (times < ends[np.maximum(at, 0)]), at, NONE)
+
+
 def expanded(firsts: Int64, lengths: Int64) -> tuple[Int64, Int64]:
     """All whole numbers of ranges, one range behind the other, and for each where its range begins among them."""
     begins = np.repeat(np.cumsum(lengths) - lengths, lengths)

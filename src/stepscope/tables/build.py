@@ -68,7 +68,6 @@ def build(raw: RawRun, options: BuildOptions | None = None) -> Tables:
 
 
 def _with_processes(raw: RawRun, rows: StackRows) -> tuple[RawRun, list[HostProcesses]]:
-    """The processes of every host. Files of stacks that others recorded have no ranks but those found in them."""
     found: list[HostProcesses] = []
     for host, taken in zip(raw.hosts, rows.taken, strict=True):
         if host.name:

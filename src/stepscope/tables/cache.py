@@ -1,9 +1,8 @@
 """Traces taken in, or found in the cache: a folder of Parquet files for each, found again by the content of its file.
 
-An entry is made beside its final place and moved there in one step, so two processes may make the same one, and what
-is not whole is never seen. An entry that cannot be read is made again. A folder that cannot be written to is no
-error: the tables are then made in a temporary folder, for this once. Several traces are taken in side by side, in
-processes.
+An entry is made beside its final place and moved there in one step, so what is not whole is never seen. One that cannot
+be read is made again; where the cache cannot be written to, a temporary folder serves. Several traces are taken in side
+by side, in processes.
 """
 
 from __future__ import annotations
@@ -72,8 +71,7 @@ class Entry(Struct, frozen=True):
 def fetch(path: Path, root: Path, progress: Tell | None = None, steps: Steps | None = None) -> Path:
     """The folder of `path`'s tables in `root`, made if need be; raises UnreadableInputError and OSError.
 
-    `progress` gets the bytes of the file taken in so far, and its size. Of a large trace whose `steps` are asked for,
-    only what is near them is kept; other traces are kept whole.
+    Of a large trace whose `steps` are asked for, only what is near them is kept; other traces are kept whole.
     """
     if steps is not None and is_large(path):
         entry = root / key_of(path, f" steps {steps[0]}:{steps[1]}")
@@ -153,11 +151,6 @@ def _new_part(root: Path) -> Path:
     return Path(tempfile.mkdtemp(prefix="part-", dir=root))
 
 
-def drop(entry: Path) -> None:
-    """Forget an entry that turned out to be damaged."""
-    shutil.rmtree(entry, ignore_errors=True)
-
-
 def prune(root: Path, kept_bytes: int = _KEPT_BYTES) -> None:
     """Remove the entries used longest ago until what is left has at most `kept_bytes`."""
     try:
@@ -169,19 +162,9 @@ def prune(root: Path, kept_bytes: int = _KEPT_BYTES) -> None:
         for _, path in by_age:
             total += sum(file.stat().st_size for file in path.iterdir())
             if total > kept_bytes:
-                drop(path)
+                shutil.rmtree(path, ignore_errors=True)
     except OSError:
         return  # another process may be at it
-
-
-def _writable(root: Path) -> bool:
-    """Whether entries can be made in `root`."""
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=root):
-            return True
-    except OSError:
-        return False
 
 
 def _move(part: Path, entry: Path) -> None:
@@ -191,18 +174,22 @@ def _move(part: Path, entry: Path) -> None:
         # Something stands there: the same entry, made by another process just now, or a damaged one.
         if index_of(entry) is not None:
             return
-        drop(entry)
+        shutil.rmtree(entry, ignore_errors=True)
         part.replace(entry)
-
-
-# ------------------------------------------------------------------------------------------------------- several traces
 
 
 @contextmanager
 def cache_folder(options: BuildOptions) -> Iterator[Path]:
     """The cache, or a folder that is gone afterwards where there is none or it cannot be written to."""
-    if options.cache is not None and _writable(options.cache):
-        yield options.cache
+    usable = options.cache
+    if usable is not None:
+        try:
+            usable.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=usable).close()
+        except OSError:
+            usable = None
+    if usable is not None:
+        yield usable
         return
     with tempfile.TemporaryDirectory(prefix="stepscope-") as folder:
         yield Path(folder)

@@ -1,12 +1,10 @@
 """Sampled stacks become paths of one tree, and what a stack's frames say together becomes a few bits.
 
-A file of a gigabyte holds hundreds of thousands of stacks of the same few thousand frames, so frames are looked at once
-each, and a path that was met before costs one lookup per frame. Frames of this package are left out of paths, and with
-them what they call in the standard library; only its wrappers hand over to the code they stand around. A forked
-child's stack starts with its parent's: a loader worker's path begins at its worker loop, any other child's at the last
-`Process.run`. A loader's `__next__` wins over everything inside it (transforms are modules too); of backward and
-optimizer the inner one wins, and both win over a forward inside them, as in the journal; but the closure that an
-optimizer of torch's calls is the forward pass.
+Frames are looked at once each, and a path that was met before costs one lookup per frame. Frames of this package are
+left out, and what they call in the standard library; its wrappers hand over to the code they stand around. A loader
+worker's path begins at its worker loop, any other child's at the last `Process.run`. A loader's `__next__` wins over
+everything inside it; of backward and optimizer the inner one wins, and both over a forward inside them, as in the
+journal; but the closure that an optimizer of torch's calls is the forward pass.
 """
 
 from __future__ import annotations
@@ -22,9 +20,9 @@ import polars as pl
 
 from stepscope.read.raw import Frame, FrameNames
 from stepscope.tables import phases
+from stepscope.tables.arrays import NONE
 from stepscope.tables.schema import SCHEMAS
 
-NONE = -1
 MAX_NODES = 2_000_000  # some 400 MB; files of a gigabyte hold about half of it
 _PATH_LEFT_OUT = Frame("(one of too many different call paths)", "", None)
 
@@ -141,7 +139,6 @@ class CallPaths:
             self._first.append(_bits_of_root(frames[number], bits))
 
     def nodes_table(self) -> pl.DataFrame:
-        """The table `nodes`."""
         own = {"parent": self._parent, "depth": self._depth, "frame": self._frame}
         columns = {name: np.array(values, np.int32) for name, values in own.items()}
         columns["node"] = np.arange(len(self._parent), dtype=np.int32)
@@ -149,7 +146,6 @@ class CallPaths:
         return frame.with_columns(pl.when(pl.col("parent") >= 0).then("parent"))
 
     def frames_table(self) -> pl.DataFrame:
-        """The table `frames`."""
         rows = [(number, *frame) for number, frame in enumerate(self._names.frames)]
         return pl.DataFrame(rows, schema=SCHEMAS["frames"], orient="row")
 
@@ -200,7 +196,6 @@ def _bits_of(frame: Frame) -> int:
 
 
 def _bits_of_root(frame: Frame, bits: int) -> int:
-    """What the first frame of a stack adds to it."""
     if bits & OWN:
         return 0
     name = phases.last_part(frame.function)

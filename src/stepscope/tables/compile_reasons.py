@@ -1,13 +1,8 @@
 """What the messages of torch.compile and torch_xla mean: cause, subject, values, the user's line, the compiler's hint.
 
-Pure parsing of text that compilers wrote for people, so it changes with every release; known are torch 2.6 to 2.13 and
-torch_xla 2.9. A wording that is not known gives the cause "unknown", keeps its text, and is counted as drift. Texts
-are untrusted: cut to a bound, read in time proportional to their length, never a reason to raise.
-
-A guard is an expression that held when a version of a function was compiled, such as `L['x'].size()[0] == 8`, or a
-sentence where the check is made in C++. Of a graph break three forms are known: a record of torch 2.7 and newer (a
-kind, then "Explanation:", "Hint:" and a link), the one-line reason of older versions, and the note that a frame is
-skipped. What is found are columns of the table `compiles`.
+Pure parsing of text that compilers wrote for people; known are torch 2.6 to 2.13 and torch_xla 2.9. A wording that is
+not known gives the cause "unknown", keeps its text, and is counted. Texts are untrusted: cut to a bound, read in time
+proportional to their length, never a reason to raise. What is found are columns of the table `compiles`.
 """
 
 from __future__ import annotations
@@ -123,11 +118,10 @@ def _split_comment(head: str) -> tuple[str, str]:
 
 
 def _reading(place: Location | None, stack: str, written: Location | None) -> Location | None:
-    """Where a value was read: the line of the graph break behind which the function resumed."""
     raw = [line.rpartition(", in ")[2].strip() for line in stack.split("\n") if 'File "' in line]
     names = [written.function if written else None, *raw]
-    line = next((at for name in reversed(names) if (at := resumed_at(name)) is not None), None)
-    return place if place is None or line is None else place._replace(line=line)
+    resumed = next((match for name in reversed(names) if name and (match := _RESUMED.fullmatch(name))), None)
+    return place if place is None or resumed is None else place._replace(line=int(resumed[2]))
 
 
 def _advice(hint: str, guard: str, comment: str) -> str | None:
@@ -169,7 +163,6 @@ def is_limit_hit(event: Mapping[str, Any]) -> bool:
 
 
 def stated_limit(event: Mapping[str, Any]) -> int | None:
-    """The limit that the message of a failure names."""
     match = _CURRENT_LIMIT.search((string(event.get("fail_reason")) or "")[:MAX_TEXT])
     return int(match[1]) if match else None
 
@@ -287,9 +280,7 @@ def parse_graph_break(text: str) -> Row:
 
 
 def _head(text: str) -> Location | None:
-    """The place that the first line names."""
-    line = text.partition("\n")[0]
-    before, found, place = line.partition(_AT)
+    before, found, place = text.partition("\n")[0].partition(_AT)
     file, colon, number = place.strip().rpartition(":")
     if not found or not before.startswith(_HEAD) or not colon or not file or len(file) > 1_000:
         return None
@@ -297,13 +288,11 @@ def _head(text: str) -> Location | None:
 
 
 def failure_cause(text: str) -> str:
-    """The cause word of a failure's message, which is worded like a graph break's."""
     first, _, more = _reason(text[:MAX_TEXT]).partition("\n")
     return _cause(first, more, told=True)[0]
 
 
 def _parts(text: str) -> tuple[str | None, str]:
-    """The reason without what stands around it, and the stack."""
     start = next((text.find(mark) + len(mark) for mark in _REASONS if mark in text), -1)
     ends = [at for mark in _STACKS if (at := text.find(mark, max(start, 0))) >= 0]
     end = min(ends, default=len(text))
@@ -311,7 +300,6 @@ def _parts(text: str) -> tuple[str | None, str]:
 
 
 def _reason(text: str) -> str:
-    """From the line that names the kind of break on."""
     body = text.strip()
     while body.startswith(_LEADS) and ":\n" in body:
         body = body.partition(":\n")[2].strip()
@@ -330,7 +318,6 @@ def _place(own: Location | None, stack: list[Location]) -> Location | None:
 
 
 def _cause(first: str, more: str, *, told: bool) -> tuple[str, str | None]:
-    """The cause word, and the operator or function that was called. `told`: it is the reason of a break for sure."""
     low = first.lower()
     operator = _operator(first, more)
     called = (operator or "").rpartition("::")[2]
@@ -414,7 +401,6 @@ def one_line(text: str) -> str | None:
 
 
 def frames(text: str) -> list[Location]:
-    """The frames of a stack as Python prints it, in order."""
     return [
         Location(match[1], int(match[2]), plain_function(match[3].strip()) if match[3] else None)
         for match in _FRAME.finditer(text)
@@ -427,14 +413,7 @@ def plain_function(name: str) -> str:
     return match[1] if match else name
 
 
-def resumed_at(name: str | None) -> int | None:
-    """The line of the graph break after which a function resumes, from the name Dynamo gives it."""
-    match = _RESUMED.fullmatch(name) if name else None
-    return int(match[2]) if match else None
-
-
 def user_location(places: Iterable[Location]) -> Location | None:
-    """The innermost (last) place outside installed packages and the standard library, else outside torch."""
     outside = [place for place in places if not is_torch(place.file)]
     own = [place for place in outside if not is_library(place.file)]
     return own[-1] if own else outside[-1] if outside else None
@@ -504,19 +483,15 @@ _FUNCTIONS = ("function", "method", "builtin_function_or_method", "code")
 _DEVICES = "CPU CUDA HIP XLA MPS MTIA XPU HPU Meta IPU VE Lazy PrivateUse1 PrivateUse2 PrivateUse3"
 _BACKENDS = frozenset(_DEVICES.split())
 _TRUTH = {"0": "False", "1": "True"}
+_TENSOR_CAUSES = {"size": "shape", "stride": "stride", "rank": "shape", "dtype": "dtype", "device index": "device"}
+_MIRRORED = {"==": "==", "!=": "!=", "<=": ">=", ">=": "<=", "<": ">", ">": "<"}
 
 # calls whose first argument is the subject -> cause
 _CALLS = {
-    "len": "length",
-    "___tuple_iterator_len": "length",
-    "___normalize_range_iter": "length",
-    "___normalize_count_iter": "length",
-    "___dict_version": "keys",
-    "set.__contains__": "keys",
-    "list": "keys",
+    **dict.fromkeys(("len", "___tuple_iterator_len", "___normalize_range_iter", "___normalize_count_iter"), "length"),
+    **dict.fromkeys(("___dict_version", "set.__contains__", "list"), "keys"),
     "hasattr": "attribute",
-    "__math_isnan": "float_argument",
-    "math.isnan": "float_argument",
+    **dict.fromkeys(("__math_isnan", "math.isnan"), "float_argument"),
     "__numpy_isnan": "constant",
 }
 
@@ -537,19 +512,13 @@ _SENTENCES: dict[str, tuple[str | None, Callable[[str], str | None] | None]] = {
         lambda rest: plain(rest.partition("because ")[2].partition(" got deallocated")[0]),
     ),
     "BACKEND_MATCH": ("new_function", lambda _: "backend"),
-    "Unable to find recompilation reasons": (None, None),
-    "Unexpected recompilation": (None, None),
-    "_has_dynamo_dim_marking": ("attribute", None),
-    "_dynamo_": ("attribute", None),
+    **dict.fromkeys(("Unable to find recompilation reasons", "Unexpected recompilation"), (None, None)),
+    **dict.fromkeys(("_has_dynamo_dim_marking", "_dynamo_"), ("attribute", None)),
     "Shape guard failed": ("shape", None),
-    "___check_global_state": ("global_state", None),
-    "___check_torch_function_mode_stack": ("global_state", None),
-    "___check_metadata_": ("object", None),
-    "___check_opaque_guard_fn_": ("object", None),
-    "__dtensor_spec_": ("object", None),
+    **dict.fromkeys(("___check_global_state", "___check_torch_function_mode_stack"), ("global_state", None)),
+    **dict.fromkeys(("___check_metadata_", "___check_opaque_guard_fn_", "__dtensor_spec_"), ("object", None)),
     "TYPE_MISMATCH(": ("type", None),
-    "torch.is_grad_enabled": ("grad_mode", None),
-    "torch._C._is_grad_enabled": ("grad_mode", None),
+    **dict.fromkeys(("torch.is_grad_enabled", "torch._C._is_grad_enabled"), ("grad_mode", None)),
     "torch.": ("global_state", lambda rest: f"torch.{rest}".partition(" ")[0]),
     "___skip_backend_check": ("new_function", None),
 }
@@ -572,19 +541,15 @@ def _tensor(text: str) -> Guard | None:
         if match is None:
             return None
         return Guard("type", plain(match[1]), "Tensor", match[2].removeprefix("<class '").removesuffix("'>"))
-    what, index = match[2], match[3]
-    name = plain(match[1])
+    what, name = match[2], plain(match[1])
     old, _, new = match[4].partition(". Guard failed on a parameter")[0].partition(", actual ")
     old, new = old.rstrip(". "), new.rstrip(". ")
-    if what in ("size", "stride"):
-        return Guard("shape" if what == "size" else "stride", f"{name}.{what}({index})", old, new)
-    if what == "rank":
-        return Guard("shape", f"{name}.dim()", old, new)
     if what == "requires_grad":
         return Guard("requires_grad", name, _TRUTH.get(old, old), {"0": "True", "1": "False"}.get(old))
     if what == "dispatch key set":
         return _dispatch(name, old, new)
-    return Guard("dtype" if what == "dtype" else "device", name, old, new)
+    shown = {"size": f".size({match[3]})", "stride": f".stride({match[3]})", "rank": ".dim()"}
+    return Guard(_TENSOR_CAUSES[what], name + shown.get(what, ""), old, new)
 
 
 def _dispatch(name: str, old: str, new: str) -> Guard:
@@ -632,7 +597,6 @@ def _identity(text: str) -> Guard | None:
 
 
 def _call(text: str) -> Guard | None:
-    """A known function of something: its length, its keys, whether it has an attribute."""
     head = text.removeprefix("not ").lstrip("(")
     if head.startswith("type(") and "isnan(" in head:
         head = head.partition(" and ")[2]
@@ -651,11 +615,10 @@ def _call(text: str) -> Guard | None:
     if cause is None:
         return None
     inner = _argument(rest)
+    subject, _, item = inner.partition(", ")
     if name == "hasattr":
-        subject, _, attribute = inner.partition(", ")
-        return Guard(cause, f"{plain(subject)}.{attribute.strip(chr(39))}")
+        return Guard(cause, f"{plain(subject)}.{item.strip(chr(39))}")
     if name == "set.__contains__":
-        subject, _, item = inner.partition(", ")
         return Guard(cause, plain(subject), *_contained(text, item))
     if name.endswith("isnan"):
         return Guard(cause, plain(inner), None, "nan") if text.startswith("not ") else Guard(cause, plain(inner), "nan")
@@ -669,7 +632,6 @@ def _call(text: str) -> Guard | None:
 
 
 def _contained(text: str, item: str) -> tuple[str, str]:
-    """Without or with a key, as it was and as it is now."""
     return (f"without {item}", f"with {item}") if text.startswith("not ") else (f"with {item}", f"without {item}")
 
 
@@ -698,7 +660,7 @@ def _dimension(text: str) -> Guard | None:
     condition = _DIMENSION.sub(r".\1(\2)", readable)
     if condition.startswith("Ne("):
         condition = condition[3:].rpartition(")")[0].replace(", ", " != ", 1)
-    for sign, mirrored in (("==", "=="), ("!=", "!="), ("<=", ">="), (">=", "<="), ("<", ">"), (">", "<")):
+    for sign, mirrored in _MIRRORED.items():
         left, found, right = condition.partition(f" {sign} ")
         if not found or " and " in condition:
             continue
@@ -733,10 +695,9 @@ def _comparison(text: str) -> Guard | None:
         return Guard(_constant(left, subject, right), subject, f"not {right}", right)
     if "___as_tensor(" in right:
         return Guard("float_argument", subject)
-    if subject.endswith(".ndimension()"):
-        return Guard("shape", subject.removesuffix(".ndimension()") + ".dim()", right)
-    if subject.endswith(".requires_grad"):
-        return Guard("requires_grad", subject.removesuffix(".requires_grad"), right)
+    for end, cause, shown in ((".ndimension()", "shape", ".dim()"), (".requires_grad", "requires_grad", "")):
+        if subject.endswith(end):
+            return Guard(cause, subject.removesuffix(end) + shown, right)
     if subject.endswith(".raw_repr()"):
         return Guard("type", subject.removesuffix(".raw_repr()"))
     return Guard(_constant(left, subject, right), subject, right)
@@ -746,8 +707,7 @@ def _constant(left: str, subject: str, right: str) -> str:
     """The cause word of a plain value that a version was compiled for."""
     attribute = "." in subject.partition("['")[0].partition('["')[0]  # a dot inside `['a.b']` is no attribute
     if _INTEGER.fullmatch(right):
-        bound_of_range = subject.endswith((".stop", ".start"))
-        return "int_attribute" if attribute and not bound_of_range else "constant"
+        return "int_attribute" if attribute and not subject.endswith((".stop", ".start")) else "constant"
     if attribute:
         return "attribute"
     with suppress(ValueError):
@@ -760,10 +720,10 @@ def _truth(text: str) -> Guard | None:
     """`not xs`: a container that was empty. `n <= 8` and the like: a number in a range."""
     if text.startswith("not ") and all(char in _NAME for char in text[4:]):
         return Guard("length", plain(text[4:]), "0")
-    for sign, mirrored in ((" <= ", ">="), (" >= ", "<="), (" < ", ">"), (" > ", "<")):
-        left, found, right = text.partition(sign)
+    for sign in ("<=", ">=", "<", ">"):
+        left, found, right = text.partition(f" {sign} ")
         if found and len(left) + len(right) <= 500:
             if _INTEGER.fullmatch(left):
-                return Guard("constant", plain(right), f"{mirrored} {left}")
-            return Guard("constant", plain(left), f"{sign.strip()} {right}")
+                return Guard("constant", plain(right), f"{_MIRRORED[sign]} {left}")
+            return Guard("constant", plain(left), f"{sign} {right}")
     return None

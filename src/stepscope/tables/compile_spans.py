@@ -1,17 +1,10 @@
-"""Compile spans in profiler traces as rows of the table `compiles`: the union of them, never the sum of nested ones.
+"""Compile spans, and copies from a device to the host, of traces as rows of the table `compiles`.
 
-While it compiles, PyTorch records a span for each phase, most of them twice (`X` and `X (dynamo_timed)`), one inside
-the other: their sum is ten times the time that passed. Only the spans of a whole frame or a whole backward pass count
-here, of those only the outermost, and what one of them overlaps with an earlier one on another thread is cut off; so
-the durations of a trace's rows add up to the time in which it compiled.
+While it compiles, PyTorch records nested spans, most of them twice: their sum is ten times the time that passed. Only
+the outermost spans of a whole frame or backward pass count, and what one overlaps with an earlier one is cut off.
 
-Copies from a device to the host in traces as rows of the table `compiles`, by step, line and operator.
-
-What such a copy costs is not its few microseconds on the device but how long the host waits for it, and with it for all
-work launched before. `duration_ns` is therefore host time: the runtime call that starts the copy (with pageable memory
-it returns only when the copy is done) and every synchronising runtime call of the same operator (cudaMemcpyAsync and
-cudaStreamSynchronize in `aten::_local_scalar_dense`, hipMemcpyWithStream). The time around these calls, and waits the
-script asks for itself, are not in it; a copy to pinned memory that nobody waits for costs what its call takes.
+What a copy to the host costs is how long the host waits for it: `duration_ns` is that of the runtime call that starts
+it and of every synchronising runtime call of the same operator. Waits the script asks for itself are not in it.
 
 No loop runs over slices: all work is joins and walks, level by level, over the few rows that launch such copies.
 """
@@ -30,12 +23,7 @@ from stepscope.tables.compile_reasons import is_library, is_torch, operator_caus
 from stepscope.tables.schema import SCHEMAS, empty
 
 # names since torch 2.1, without the " (dynamo_timed)" that many end with
-_FRAME = (
-    "entire_frame_compile",
-    "_compile.compile_inner",
-    "_compile.<locals>.compile_inner",
-    "compile_inner",
-)
+_FRAME = ("entire_frame_compile", "_compile.compile_inner", "_compile.<locals>.compile_inner", "compile_inner")
 _BACKWARD = ("entire_backward_compile", "backward._backward_impl", "compile_fx.<locals>.bw_compiler")
 _XLA = "XLAGraphExecutor::Compile"
 _TIMED = " (dynamo_timed)"
@@ -85,10 +73,7 @@ def as_rows(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _outermost(spans: pl.DataFrame) -> pl.DataFrame:
-    """Spans that begin before every earlier one of the same trace has ended are inside it, or lose what overlaps.
-
-    `spans` are in order of trace and start, the longer first.
-    """
+    """Of spans in order of trace and start, the longer first, what no earlier one of the same trace covers."""
     trace = spans.select(pl.struct("process", "trace").rle_id()).to_series().to_numpy()
     starts, durations = spans["start_ns"].to_numpy(), spans["duration_ns"].to_numpy()
     ends = starts + durations
@@ -173,7 +158,6 @@ def transfer_rows(events: pl.DataFrame, links: pl.DataFrame) -> pl.DataFrame:
 
 
 def _copies(events: pl.DataFrame, links: pl.DataFrame) -> pl.DataFrame:
-    """The device slices in question, with the id of the runtime call that launched each."""
     if events.is_empty():
         return events.clear()
     wanted = pl.col("category").is_in(COPIES) & pl.col("step").is_not_null()
@@ -188,16 +172,12 @@ def _copies(events: pl.DataFrame, links: pl.DataFrame) -> pl.DataFrame:
 
 
 def _take(events: pl.DataFrame, rows: Rows, *columns: str) -> pl.DataFrame:
-    """The rows with these numbers; all null for `NONE`."""
     index = pl.Series(rows).replace(NONE, None).cast(pl.UInt32)
     return pl.DataFrame([events[column].gather(index).alias(column) for column in columns])
 
 
 def _blocked(events: pl.DataFrame, launches: Rows) -> pl.Series:
-    """For each copy the host time of its launch, and of the waits behind it in the same operator.
-
-    Of several copies of one operator the last one before a wait is charged with it.
-    """
+    """For each copy the host time of its launch, and of the waits in the same operator up to the next copy."""
     own = _take(events, launches, "parent", "start_ns", "duration_ns").with_row_index("copy")
     parents = positions(events["id"], own["parent"])
     in_operator = _take(events, parents, "category")["category"].is_in(OPERATORS).fill_null(False)
@@ -219,7 +199,6 @@ def _blocked(events: pl.DataFrame, launches: Rows) -> pl.Series:
 
 
 def _operators(events: pl.DataFrame, launches: Rows) -> pl.DataFrame:
-    """The operator of each copy, and the cause that the operators around it tell."""
     at = positions(events["id"], _take(events, launches, "parent")["parent"])
     names = pl.Series("operator", [None], dtype=pl.String).new_from_index(0, len(at))
     read, dependent = np.zeros(len(at), bool), np.zeros(len(at), bool)
@@ -258,7 +237,6 @@ def _places(events: pl.DataFrame, launches: Rows) -> pl.DataFrame:
 
 
 def _functions(events: pl.DataFrame, launches: Rows) -> pl.DataFrame:
-    """From the names of the Python functions around each launch, innermost first."""
     at = positions(events["id"], _take(events, launches, "frame")["frame"])
     own = pl.Series("name", [None], dtype=pl.String).new_from_index(0, len(at))
     library = own
@@ -275,7 +253,6 @@ def _functions(events: pl.DataFrame, launches: Rows) -> pl.DataFrame:
 
 
 def _split(frames: pl.Series, *, called: bool) -> pl.DataFrame:
-    """The parts of `file(line): function`; the line is that of a call, or the first one of the function."""
     file, line, function = (pl.col("name").str.extract(_PYTHON_FRAME, group) for group in (1, 2, 3))
     line, unknown = line.cast(pl.Int64), pl.lit(None, pl.Int64)
     lines = {"line": line, "def_line": unknown} if called else {"line": unknown, "def_line": line}

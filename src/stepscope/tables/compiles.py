@@ -13,19 +13,9 @@ import numpy as np
 import polars as pl
 
 from stepscope.read.raw import RawRank, Row
-from stepscope.read.text import boolean, integer, length_ns, moment_ns, string
+from stepscope.read.text import INT64_MAX, boolean, integer, length_ns, moment_ns, string, within
+from stepscope.tables import compile_reasons
 from stepscope.tables.arrays import NONE
-from stepscope.tables.compile_reasons import (
-    UNKNOWN,
-    failure_cause,
-    is_limit_hit,
-    is_torch,
-    operator_cause,
-    parse_graph_break,
-    parse_recompile,
-    stated_limit,
-    xla_cause,
-)
 from stepscope.tables.compile_spans import span_rows, transfer_rows
 from stepscope.tables.events import EventsTable
 from stepscope.tables.journal import step_at
@@ -58,12 +48,11 @@ def compiles_table(ranks: Iterable[RawRank], steps: pl.DataFrame, traces: Events
 def unknown_messages(compiles: pl.DataFrame, ranks: Iterable[RawRank]) -> int:
     """Messages of compilers whose wording is not known, and what the agent itself met and could not read."""
     met = (event for rank in ranks for event in rank.journal if event["kind"] == "compile_unknown")
-    unknown = int((compiles["cause"] == UNKNOWN).sum())
+    unknown = int((compiles["cause"] == compile_reasons.UNKNOWN).sum())
     return unknown + sum(max(integer(event.get("count")) or 1, 1) for event in met)
 
 
 def _journal_rows(rank: RawRank) -> list[Row]:
-    """The rows of the events of one process, in the order of its journal; `step` only as the events say it."""
     events = [event for event in rank.journal if event["kind"] in KINDS]
     if not events:
         return []
@@ -85,65 +74,61 @@ def _row(event: Row, files: tuple[str, ...]) -> Row:
         return row | _compile(event, files)
     if kind == "graph_break":
         return row | _graph_break(event)
-    row["reason"] = _clipped(text) or _clipped(string(event.get("reason")))
-    row["file"], row["line"] = _name(event, "file"), _line(event, "line")
+    row["reason"] = _text(event, "cause_text", _TEXT) or _text(event, "reason", _TEXT)
+    row["file"], row["line"] = _text(event, "file"), _count(event, "line") or None
     if kind == "fallback":
-        row["cause"] = operator_cause(row["operator"], "unlowered")
+        row["cause"] = compile_reasons.operator_cause(row["operator"], "unlowered")
     else:
-        row["cause"] = xla_cause(text)
+        row["cause"] = compile_reasons.xla_cause(text)
     if kind == "transfer":
-        row["cause"] = row["cause"] or operator_cause(row["operator"], None)
+        row["cause"] = row["cause"] or compile_reasons.operator_cause(row["operator"], None)
         row["direction"] = row["direction"] or "device_to_host"
     return row
 
 
 def _compile(event: Row, files: tuple[str, ...]) -> Row:
-    """What a compilation of torch.compile was, and why."""
     reason, failure = string(event.get("recompile_reason")), string(event.get("fail_reason"))
     row: Row = {"direction": _direction(event), "kind": _kind(event)}
     if row["kind"] == "failure":
-        by_construct = "Unsupported" in (_name(event, "fail_type") or "")
-        row["cause"] = failure_cause(failure) if failure and by_construct else None
-        row["reason"] = _clipped(failure) or _name(event, "fail_type")
+        by_construct = "Unsupported" in (_text(event, "fail_type") or "")
+        row["cause"] = compile_reasons.failure_cause(failure) if failure and by_construct else None
+        row["reason"] = _text(event, "fail_reason", _TEXT) or _text(event, "fail_type")
         row["file"], row["line"] = _place(event, "fail_file", "fail_line")
         return row
     if row["kind"] == "limit_hit":
-        row["limit"] = stated_limit(event) or _positive(event, "limit")
+        row["limit"] = compile_reasons.stated_limit(event) or _count(event, "limit")
     if reason:
-        own = (_name(event, name) for name in ("def_file", "call_file", "fail_file"))  # the event's own files first
-        row |= parse_recompile(reason, dict.fromkeys([*(name for name in own if name), *files]))
-        row["reason"] = _clipped(reason)
+        own = (_text(event, name) for name in ("def_file", "call_file", "fail_file"))  # the event's own files first
+        row |= compile_reasons.parse_recompile(reason, dict.fromkeys([*(name for name in own if name), *files]))
+        row["reason"] = _text(event, "recompile_reason", _TEXT)
     return row
 
 
 def _common(event: Row) -> Row:
-    """All columns, with what events of all kinds have alike."""
-    count = integer(event.get("count"))
     source = string(event.get("step_source"))
     step = integer(event.get("step"))
     if source not in _STEP_SOURCES:
         source = None if step is None else "poll"  # counters that are read between steps name no source
     direction = string(event.get("direction"))
     return dict.fromkeys(SCHEMAS["compiles"]) | {
-        "backend": _name(event, "backend") or TORCH,
+        "backend": _text(event, "backend") or TORCH,
         "step": step,
         "step_source": source if step is not None else None,
         "time_ns": moment_ns(event.get("time_ns")),
         "duration_ns": length_ns(event.get("duration_ns")),
         "kind": event["kind"],
-        "count": count if count is not None and count > 0 else None if event["kind"] == "fallback" else 1,
+        "count": _count(event, "count") or (None if event["kind"] == "fallback" else 1),
         "direction": direction if direction in _DIRECTIONS else None,
-        **{name: _name(event, name) for name in ("graph", "operator", "function", "def_file", "call_file", "source")},
-        **{name: _line(event, name) for name in ("def_line", "call_line")},
-        **{name: _positive(event, name) for name in ("bytes", "cache_entries", "limit")},
+        **{name: _text(event, name) for name in ("graph", "operator", "function", "def_file", "call_file", "source")},
+        **{name: _count(event, name) or None for name in ("def_line", "call_line")},
+        **{name: _count(event, name) for name in ("bytes", "cache_entries", "limit")},
     }
 
 
 def _graph_break(event: Row) -> Row:
-    """What the text says; what it does not say is the event's."""
     text = string(event.get("reason")) or ""
-    row = {name: found for name, found in parse_graph_break(text).items() if found is not None}
-    row["reason"] = _clipped(row.get("reason", text))
+    row = {name: found for name, found in compile_reasons.parse_graph_break(text).items() if found is not None}
+    row.setdefault("reason", text[:_TEXT] or None)
     if "file" not in row:
         row["file"], row["line"] = _place(event, "file", "line")
     return row
@@ -153,13 +138,11 @@ def _direction(event: Row) -> str | None:
     direction = string(event.get("direction"))
     if direction in ("forward", "backward"):
         return direction
-    forward = boolean(event.get("is_forward"))
-    return None if forward is None else "forward" if forward else "backward"
+    return {True: "forward", False: "backward"}.get(boolean(event.get("is_forward")))  # type: ignore[arg-type]
 
 
 def _kind(event: Row) -> str:
-    """compile, recompile, limit_hit or failure."""
-    if is_limit_hit(event):
+    if compile_reasons.is_limit_hit(event):
         return "limit_hit"
     if string(event.get("fail_type")) is not None and boolean(event.get("guarded")) is not True:
         return "failure"
@@ -243,26 +226,17 @@ def _with_steps(table: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     ).drop("row")
 
 
-def _name(event: Row, name: str) -> str | None:
-    text = string(event.get(name))
-    return text[:_NAME] if text else None
+def _count(event: Row, name: str) -> int | None:
+    return within(event.get(name), INT64_MAX)
 
 
-def _clipped(text: str | None) -> str | None:
-    return text[:_TEXT] if text else None
+def _text(event: Row, name: str, most: int = _NAME) -> str | None:
+    return (string(event.get(name)) or "")[:most] or None
 
 
 def _place(event: Row, file: str, line: str) -> tuple[str | None, int | None]:
     """A file and its line, unless it is torch's own."""
-    name = _name(event, file)
-    return (name, _line(event, line)) if name is not None and not is_torch(name) else (None, None)
-
-
-def _line(event: Row, name: str) -> int | None:
-    number = integer(event.get(name))
-    return number if number is not None and number > 0 else None
-
-
-def _positive(event: Row, name: str) -> int | None:
-    number = integer(event.get(name))
-    return number if number is not None and number >= 0 else None
+    name = _text(event, file)
+    return (
+        (name, _count(event, line) or None) if name is not None and not compile_reasons.is_torch(name) else (None, None)
+    )

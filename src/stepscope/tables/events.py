@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,6 @@ from stepscope.tables.schema import empty
 from stepscope.tables.step_range import Steps
 from stepscope.tables.trace_entry import ReadTrace, load
 
-_TABLES = ("events", "links", "memory", "traces")
 _DAMAGED = (OSError, UnreadableInputError, pl.exceptions.PolarsError)
 
 
@@ -35,7 +35,7 @@ class EventsTable(Struct, frozen=True):
 
 def events_table(ranks: Sequence[RawRank], options: BuildOptions) -> EventsTable:
     """All slices of all traces; ids count on from one trace to the next. A trace that cannot be read is named."""
-    frames: dict[str, list[pl.DataFrame]] = {name: [] for name in _TABLES}
+    frames: dict[str, list[pl.DataFrame]] = {name: [] for name in ("events", "links", "memory", "traces")}
     read, unreadable = _read(ranks, options, frames)
     counts = sum((trace.counts for trace in read), Counter({"unreadable_traces": len(unreadable)}))
     # what the traces were read into is gone by now, or it would stand beside what is made of it
@@ -46,30 +46,30 @@ def events_table(ranks: Sequence[RawRank], options: BuildOptions) -> EventsTable
 def _read(
     ranks: Sequence[RawRank], options: BuildOptions, frames: dict[str, list[pl.DataFrame]]
 ) -> tuple[tuple[ReadTrace, ...], dict[str, str]]:
-    """Lay the rows of all traces into `frames`, by table; returns what was read, and what could not be and why."""
-    wanted = [(rank, ref) for rank in ranks for ref in rank.traces]
+    # steps of a journal are no steps of the trace
+    wanted = [(rank, ref, None if rank.steps else options.steps) for rank in ranks for ref in rank.traces]
     read: list[ReadTrace] = []
     unreadable: dict[str, str] = {}
     rows = 0
     with cache.cache_folder(options) as root:
-        found = cache.collect([(ref.path, _own_steps(rank, options)) for rank, ref in wanted], root, options)
-        for (rank, ref), entry in zip(wanted, found, strict=True):
-            loaded = entry if isinstance(entry, str) else _loaded(entry, rank, ref, rows, root, options)
-            if isinstance(loaded, str):
-                unreadable[f"{rank.name}/{ref.name}"] = loaded
+        found = cache.collect([(ref.path, steps) for _, ref, steps in wanted], root, options)
+        for (rank, ref, steps), entry in zip(wanted, found, strict=True):
+            try:
+                if isinstance(entry, str):
+                    raise UnreadableInputError(entry)
+                trace, loaded = _loaded(entry, rank, ref, rows, root, steps, options)
+            except _DAMAGED as error:
+                unreadable[f"{rank.name}/{ref.name}"] = str(error)
                 continue
-            read.append(loaded[0])
-            for name, parts in loaded[1].items():
+            read.append(trace)
+            for name, parts in loaded.items():
                 frames[name] += parts
-            rows += sum(part.height for part in loaded[1]["events"])
+            rows += sum(part.height for part in loaded["events"])
     return tuple(read), unreadable
 
 
 def _joined(parts: list[pl.DataFrame]) -> pl.DataFrame:
-    """All rows, each column in one piece: else whatever looks at one as an array makes a copy. Empties `parts`.
-
-    Column by column, so that no two of them are there twice at a time.
-    """
+    """All rows, each column in one piece; empties `parts`. Else whatever looks at one makes a copy."""
     whole = pl.concat(parts, rechunk=False)  # keeps a value that stands for all rows as one
     parts.clear()
     names = whole.columns
@@ -78,22 +78,14 @@ def _joined(parts: list[pl.DataFrame]) -> pl.DataFrame:
     return whole.hstack(joined).select(names) if joined else whole
 
 
-def _own_steps(rank: RawRank, options: BuildOptions) -> Steps | None:
-    """The steps that are wanted, where they are those of the trace and not of a journal."""
-    return None if rank.steps else options.steps
-
-
 def _loaded(
-    entry: Entry, rank: RawRank, ref: TraceRef, first_id: int, root: Path, options: BuildOptions
-) -> tuple[ReadTrace, dict[str, list[pl.DataFrame]]] | str:
-    """The rows of a trace, or why there are none. An entry that turns out damaged is made once more."""
+    entry: Entry, rank: RawRank, ref: TraceRef, first_id: int, root: Path, steps: Steps | None, options: BuildOptions
+) -> tuple[ReadTrace, dict[str, list[pl.DataFrame]]]:
+    """The rows of a trace; an entry that turns out damaged is made once more, and raises what it raises then."""
     try:
         return load(entry.read(), rank, ref, first_id, options.steps)
     except _DAMAGED:
         if entry.content is None:  # else nothing was read from a folder
-            cache.drop(entry.folder)
-    try:
-        entry = Entry(cache.fetch(ref.path, root, steps=_own_steps(rank, options)))
-        return load(entry.read(), rank, ref, first_id, options.steps)
-    except _DAMAGED as error:
-        return str(error)
+            shutil.rmtree(entry.folder, ignore_errors=True)
+    made = Entry(cache.fetch(ref.path, root, steps=steps))
+    return load(made.read(), rank, ref, first_id, options.steps)

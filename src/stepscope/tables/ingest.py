@@ -94,8 +94,12 @@ def ingest(
         frames[TREE] = writer.write(with_ids(tree, "parent", "frame", "forward"), TREE)
         del tree, start, duration, nesting, forward_of
         writer.wait()  # how many files there are is known when the last slices are done
-        index = _index(summary, slices=frames[TREE].height, clipped=clipped,
-                       repaired=repaired, files=writer.files, device=device)  # fmt: skip
+        quality = summary.quality
+        index = TraceIndex(
+            LAYOUT, __version__, summary.world_size, quality.events, frames[TREE].height, quality.salvaged,
+            quality.lost, quality.unsupported, clipped, repaired, quality.problems, summary.metadata, summary.threads,
+            files=writer.files, device=device,
+        )  # fmt: skip
         if target is not None and settle is not None:
             writer.then(partial(_settled, settle, target, index))
         if target is None or settle is not None:
@@ -113,22 +117,6 @@ def _settled(settle: Callable[[bool], None], target: Path, index: TraceIndex, wh
     settle(whole)
 
 
-def _index(summary: TraceSummary, **known: Any) -> TraceIndex:
-    quality = summary.quality
-    return TraceIndex(
-        schema=LAYOUT,
-        version=__version__,
-        world_size=summary.world_size,
-        **{name: getattr(quality, name) for name in ("events", "salvaged", "lost", "unsupported", "problems")},
-        metadata=summary.metadata,
-        threads=summary.threads,
-        **known,
-    )
-
-
-# --------------------------------------------------------------------------------------------------------- what is kept
-
-
 class _Taken(Struct, frozen=True):
     """What is kept of all chunks; the rest went to the writer of the parts."""
 
@@ -139,11 +127,9 @@ class _Taken(Struct, frozen=True):
     summary: TraceSummary
 
     def whole(self, name: str, dtype: type[np.generic]) -> Any:
-        """A column that every slice has."""
         return self.slices.dense(name).astype(dtype, copy=False)
 
     def sparse(self, name: str) -> tuple[Int64, Int64]:
-        """The rows and values of a column that some slices have."""
         rows, values = self.slices.sparse(name)
         return rows, values.astype(np.int64, copy=False)
 
@@ -171,8 +157,6 @@ def _take(source: KinetoTrace, writer: PartWriter, only: StepRange | None) -> _T
 
 
 class _Flags:
-    """What kind each slice is, from its category and name."""
-
     def __init__(self, taken: _Taken) -> None:
         category = taken.whole("category", np.int32)
         names = taken.texts["category"].values
@@ -208,7 +192,6 @@ def _arrows(taken: _Taken, kinds: tuple[str, ...]) -> links.Arrows:
 
 
 def _numbered(taken: _Taken, track: Int32, start: Int64, is_operator: Bools) -> links.Numbered:
-    """The operators that carry a sequence number."""
     rows, sequence = taken.sparse("sequence")
     mine = is_operator[rows]
     rows, sequence = rows[mine], sequence[mine]
@@ -220,10 +203,7 @@ def _numbered(taken: _Taken, track: Int32, start: Int64, is_operator: Bools) -> 
 
 
 def _marks_frame(taken: _Taken, start_ns: Int64, duration_ns: Int64, base_ns: int) -> pl.DataFrame:
-    """Category, name, start and duration of the slices that mark a step, in the order of the trace.
-
-    `base_ns` is added to the starts.
-    """
+    """Category, name, start and duration of the slices that mark a step, in the order of the trace."""
     wanted = [name.startswith((categories.STEP, categories.OPTIMIZER)) for name in taken.texts["name"].values]
     name = taken.whole("name", np.int32)
     rows = np.flatnonzero(np.array([*wanted, False])[name])
@@ -238,7 +218,6 @@ def _marks_frame(taken: _Taken, start_ns: Int64, duration_ns: Int64, base_ns: in
 
 
 def _memory_frame(rows: Columns, tracks: TextCodes, base_ns: int) -> pl.DataFrame:
-    """Allocations and releases in file order; `base_ns` is added to their times."""
     columns: dict[str, Int64] = {name: rows.dense(name).astype(np.int64, copy=False) for name in _MEMORY_NUMBERS}
     frame = pl.DataFrame(
         {
@@ -252,7 +231,6 @@ def _memory_frame(rows: Columns, tracks: TextCodes, base_ns: int) -> pl.DataFram
 
 
 def _devices(kinds: Int64, numbers: Int64) -> pl.Series:
-    """The device of each row; a trace has few of them."""
     codes = np.zeros(len(kinds), np.int32)
     names: list[str | None] = []
     for kind in np.unique(kinds).tolist():
@@ -270,19 +248,13 @@ def _device(kind: int, number: int) -> str | None:
     return name if kind == 0 or number < 0 else f"{name}:{number}"
 
 
-# ------------------------------------------------------------------------------------------------------------ durations
-
-
 def repair(track: npt.NDArray[np.integer], start_ns: Int64, duration_ns: Int64, *, is_device: Bools) -> int:
     """Correct durations that cannot be true in place, and return how many there were.
 
-    Writers leave slices that end before they begin, that last for weeks (an overflow), or, where a device reports the
-    end of its work late, that reach over work which came after them: a stream is serial, so what began and ended on it
-    inside another slice proves that slice's end wrong. One neighbour that begins a little early proves nothing: kernels
-    of recent GPUs may begin while the one before them drains.
-
-    Negative ones become 0, those over a week end where the next slice of their track begins. A device slice whose end
-    came late is cut to where the next slice of its stream begins.
+    Negative ones become 0, those over a week (an overflow) end where the next slice of their track begins. A device
+    slice whose end was reported late is cut to where the next one of its stream begins: a stream is serial, so what
+    began and ended inside another proves its end wrong. One neighbour proves nothing: kernels may begin while the last
+    one drains.
     """
     np.clip(start_ns, -_MAX_START_NS, _MAX_START_NS, out=start_ns)
     negative = duration_ns < 0

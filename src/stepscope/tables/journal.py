@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -16,7 +15,7 @@ import polars as pl
 
 from stepscope.read.raw import RawHost, RawRank
 from stepscope.read.text import integer, length_ns, moment_ns, number, string
-from stepscope.tables.arrays import NONE, Int64
+from stepscope.tables.arrays import NONE, Int64, window_at
 from stepscope.tables.categories import ANNOTATION, OPERATORS, STEP
 from stepscope.tables.schema import SCHEMAS
 
@@ -41,7 +40,6 @@ def journal_tables(ranks: Iterable[RawRank]) -> dict[str, pl.DataFrame]:
 
 
 def _series(rank: RawRank) -> Iterator[dict[str, Any]]:
-    """A row for each series of metrics, with what holds for all its values; the values are rows of `metrics`."""
     found: dict[bytes, tuple[dict[str, Any], int, int]] = {}
     for series in rank.metrics:
         about = {"name": series.name, "source": series.source, **series.about}
@@ -129,48 +127,25 @@ def _device_steps(rank: RawRank) -> dict[int, int]:
 
 def step_at(times_ns: Int64, starts_ns: Int64, walls_ns: Int64, numbers: Int64) -> Int64:
     """The number of the step whose [start, start + wall) holds each time, else `NONE`; `starts_ns` is sorted."""
-    if not len(starts_ns):
-        return np.full(len(times_ns), NONE, dtype=np.int64)
-    index = np.searchsorted(starts_ns, times_ns, side="right") - 1
-    index = np.maximum(index, 0)
-    inside = (times_ns >= starts_ns[index]) & (times_ns < starts_ns[index] + walls_ns[index])
-    return np.where(inside, numbers[index], NONE)
+    return np.append(numbers, NONE)[window_at(starts_ns, starts_ns + walls_ns, times_ns)]
 
 
 def trace_steps(marks: pl.DataFrame) -> list[dict[str, Any]]:
-    """Rows of the steps table of the host's `ProfilerStep#N` annotations; one that reaches into the next ends there.
+    """Rows of the steps table of the host's `ProfilerStep#N` annotations, in order of time; one ends where the next
+    begins.
 
-    They are in order of time. The copy of an annotation on a device's track is none. The writer numbers steps anew
-    in every cycle of a schedule that a new profiler begins, so N may repeat within a rank. Nothing is known of their
-    phases.
+    N may repeat within a rank, as every cycle of a schedule begins anew. Nothing is known of their phases.
     """
     found = [
-        (start, duration, int(name[1]))
+        (start, start + duration, int(name[1]))
         for category, text, start, duration in marks.iter_rows()
         if category in _HOST and (name := _NAME.fullmatch(text))
     ]
     found.sort(key=lambda step: step[0])
-    starts, durations = (np.array([step[column] for step in found], np.int64) for column in (0, 1))
-    numbers = [step[2] for step in found]
-    ends = starts + durations
-    if len(ends) > 1:
-        ends[:-1] = np.minimum(ends[:-1], starts[1:])
+    following = [*[start for start, *_ in found[1:]], None]
+    row = {"kind": "train", "first_batch": False, "in_window": True, "signal": "profiler_step"}
     return [
-        {
-            "step": number,
-            "kind": "train",
-            "start_ns": start,
-            "wall_ns": end - start,
-            "first_batch": False,
-            "in_window": True,
-            "signal": "profiler_step",
-        }
-        for number, start, end in zip(numbers, starts.tolist(), ends.tolist(), strict=True)
-        if end > start
+        {"step": number, "start_ns": start, "wall_ns": wall, **row}
+        for (start, end, number), after in zip(found, following, strict=False)
+        if (wall := (end if after is None else min(end, after)) - start) > 0
     ]
-
-
-def missing_steps(rows: list[dict[str, Any]]) -> int:
-    """Numbers left out between one step and the next of the same cycle."""
-    numbers = [row["step"] for row in rows]
-    return sum(after - before - 1 for before, after in pairwise(numbers) if after > before + 1)

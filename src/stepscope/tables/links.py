@@ -1,16 +1,11 @@
-"""Where each device slice comes from: its launch, the operator and the Python function around the launch.
+"""Where each device slice comes from: its launch, the operator and the Python function around it, the forward operator.
 
-The launch is the runtime call with the same correlation, else the one an arrow starts at. The operator is the
-innermost one around the launch; without any, the one with the launch's or the slice's External id, else the last one
-that was open on the launch's thread within the clock's rounding. A launch of a whole graph stands for kernels whose
-operators ran when the graph was captured, so those are no links. Ids are rows of the trace, `NONE` where unknown.
+The launch is the runtime call with the same correlation, else the one an arrow starts at. The operator is the innermost
+one around the launch, else the one with the same External id, else the last one that was open on the launch's thread
+within the clock's rounding. A launch of a whole graph is no link: its operators ran when the graph was captured.
 
-Operators of the backward pass and the forward operators they belong to.
-
-Autograd numbers its nodes per thread. A backward operator carries the number of its node and the logical number of the
-thread that made it; the forward operator is the last one that began on that thread with that sequence number before
-it. Which track a logical thread is, no writer says: it is the one whose sequence numbers fit best. What has no number
-may have an arrow.
+Autograd numbers its nodes per thread. The forward operator of a backward one is the last that began with its sequence
+number on the thread that made the node; which track that is, no writer says: it is the one whose numbers fit best.
 """
 
 from __future__ import annotations
@@ -48,8 +43,6 @@ class Slices(Struct, frozen=True):
 
 
 class Arrows(Struct, frozen=True):
-    """Where each arrow between slices starts and where it ends."""
-
     from_track: Int32
     from_ns: Int64
     to_track: Int32
@@ -57,12 +50,7 @@ class Arrows(Struct, frozen=True):
 
 
 def link(slices: Slices, launches: Arrows, numbered: Numbered, forwards: Arrows) -> tuple[pl.DataFrame, Int32]:
-    """The links of all device slices, as far as the trace allows, and of every slice its forward operator.
-
-    Args:
-        launches: arrows from launches to device slices.
-        forwards: arrows from forward operators to those of the backward pass.
-    """
+    """The links of all device slices, as far as the trace allows, and of every slice its forward operator."""
     device = np.flatnonzero(slices.is_device)
     launch = _by_correlation(slices, device)
     method = np.where(launch >= 0, CORRELATION, NONE).astype(np.int8)
@@ -123,7 +111,6 @@ def _by_correlation(slices: Slices, device: Int64) -> Int64:
 
 
 def value_at(column: tuple[Int64, Int64], rows: Int64) -> Int64:
-    """The values of a sparse column at `rows`, `NONE` where it has none."""
     known, values = column
     if not len(known):
         return np.full(len(rows), NONE, np.int64)
@@ -167,8 +154,7 @@ def _moments(slices: Slices, rows: Int64) -> Moments:
 
 
 def _by_arrow(slices: Slices, arrows: Arrows, device: Int64) -> Int64:
-    places = np.arange(len(arrows.to_ns))
-    heads = Moments(places, arrows.to_track, arrows.to_ns, arrows.to_ns)
+    heads = Moments(np.arange(len(arrows.to_ns)), arrows.to_track, arrows.to_ns, arrows.to_ns)
     arrow = heads.at(slices.track[device], slices.start_ns[device], exact=True)
     found = np.flatnonzero(arrow >= 0)
     tails = _moments(slices, np.flatnonzero(slices.is_runtime))
@@ -238,7 +224,6 @@ def _forwards(numbered: Numbered, arrows: Arrows, slices: Slices) -> tuple[Int32
 
 
 def _best_thread(numbered: Numbered, makers: Int64, nodes: Int64) -> Int64:
-    """For each node the position of its forward operator, all on the one track that knows most of them."""
     best = np.full(len(nodes), NONE, np.int64)
     for track in np.unique(numbered.track[makers]):
         found = _makers(numbered, makers[numbered.track[makers] == track], nodes)

@@ -1,10 +1,8 @@
 """The table of metrics: what was found in the training by itself, logged by the script or tapped from its log calls.
 
-The loss of an update is the sum of what `backward` was called on since the update before, as frameworks and scripts
-divide it that accumulate gradients; where a script accumulates and does not divide, their mean. Which of the two it is
-tells the root's last node: a division, or a product with one over their number. Both are kept beside it. What an
-optimizer's step evaluates again, as LBFGS does, is no loss of another batch. Of several optimizers, as of a GAN, the
-loss is that of the one with most updates; each line that calls `backward` has a curve of its own then.
+The loss of an update is the sum of what `backward` was called on since the update before; where a script accumulates
+and does not divide, which the root's last node tells, their mean. Both are kept beside it. What an optimizer's step
+evaluates again is no loss of another batch. Of several optimizers, the loss is that of the one with most updates.
 """
 
 from __future__ import annotations
@@ -32,8 +30,6 @@ CLIP_EPSILON = 1e-6  # torch's own, in `clip_grads_with_norm_`
 
 
 class Curve(NamedTuple):
-    """Values of one name."""
-
     name: str
     source: str
     times_ns: Int64
@@ -91,9 +87,6 @@ def _curves(series: RawSeries) -> Iterator[Curve]:
         with np.errstate(invalid="ignore"):
             clipped = series.values * np.minimum(1.0, most / (series.values + CLIP_EPSILON))
         yield Curve(NORM_CLIPPED, CLIPPING, series.times_ns, clipped)
-
-
-# ----------------------------------------------------------------------------------------------------- the loss
 
 
 class _Passes(NamedTuple):
@@ -162,7 +155,6 @@ def _losses(losses: list[RawSeries], passes: _Passes, fetches: Int64, divided_by
 
 
 def _by_line(losses: list[RawSeries], passes: _Passes) -> Iterator[Curve]:
-    """The passes of each line where there are several; lines of one function called from several by their callers."""
     used = np.unique(passes.sites).tolist()
     places = {site: _place(losses[site].about) for site in used}
     shared = {place for place in places.values() if list(places.values()).count(place) > 1}

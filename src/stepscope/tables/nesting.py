@@ -1,12 +1,10 @@
 """Slices of a track as a tree: parent, depth, self time, and the Python function around each.
 
-Recorded slices do not always nest: clocks are rounded, and device slices may overlap. A slice that reaches over its
-parent's end by less than it lies inside is taken as cut off there; one that lies mostly outside is a sibling that
-begins at that end. Both are counted. Self times of a track therefore always add up to its roots' times.
-An annotation opened by a context manager begins inside Python's `__enter__` and outlives it: it begins at that end.
+A slice that reaches over its parent's end by less than it lies inside is cut off there; one that lies mostly outside is
+a sibling that begins at that end, as is an annotation that outlives the `__enter__` it began in. Both are counted, so
+self times of a track add up to its roots' times.
 
-Tracks are worked through one by one. One that nests perfectly, which is most of them, is a matter of sorting and
-counting; only the others are swept slice by slice, a block at a time, so that no list of a whole trace is ever made.
+A track that nests perfectly is a matter of sorting and counting; others are swept slice by slice, a block at a time.
 """
 
 from __future__ import annotations
@@ -94,7 +92,6 @@ def by_value(codes: npt.NDArray[np.integer]) -> list[Int64]:
 
 
 def _outer_first(starts: Int64, durations: Int64, precedence: npt.NDArray[np.integer]) -> Int64:
-    """By start, then the longer first, then precedence, then as they came."""
     order = np.argsort(starts, kind="stable")
     in_order = starts[order]
     same = in_order[1:] == in_order[:-1]
@@ -138,8 +135,8 @@ class _Track:
         """Whether the slices nest perfectly; `parent` and `depth` are right if so.
 
         A slice's depth is the number of slices that came before it and have not ended. Its parent is the last one
-        before it that is one level up. Up to the first slice that reaches over its parent's end both hold, so that
-        one is always found.
+        before it that is one level up. Both hold up to the first slice that reaches over its parent's end, so that one
+        is found.
         """
         starts, ends = self.starts, self.ends
         count = len(starts)
@@ -148,8 +145,7 @@ class _Track:
         if empty.any():
             # Empty slices end where they start: those behind a slice with the same start have not come yet.
             before = np.concatenate(([0], np.cumsum(empty)))
-            group_ends = np.searchsorted(starts, starts, side="right")
-            ended -= before[group_ends] - before[:-1]
+            ended -= before[np.searchsorted(starts, starts, side="right")] - before[:-1]
         depth = np.arange(count)
         depth -= ended
         del ended

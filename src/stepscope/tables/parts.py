@@ -72,11 +72,10 @@ def _warm_up() -> None:
 
 
 class PartWriter:
-    """Writes slices and other frames to a folder; leave the `with` block to know that all is written.
+    """Writes slices and other frames to a folder, if there is one; leave the `with` block to know that all is written.
 
-    With `keep` the frames of the slices are also kept, for who goes on with them: then nothing waits for the files, and
-    `then` says what to do once they are there. Without a folder nothing is written. What goes wrong on the thread is
-    raised by the next call, or at the end; of files that nothing waits for, `then` is told.
+    With `keep` the frames of the slices are also kept, and nothing waits for the files: `then` says what to do once
+    they are there. What goes wrong on the thread is raised by the next call, or at the end.
     """
 
     def __init__(self, folder: Path | None, *, keep: bool) -> None:
@@ -99,13 +98,11 @@ class PartWriter:
             pool.shutdown(wait=kind is not None or not self._keep, cancel_futures=kind is not None)
 
     def add(self, slices: Slices) -> None:
-        """Take the next slices once those before them are done."""
         self.wait()
         if len(slices):
             self._jobs.append(self._pool.submit(self._take, slices))
 
     def finish(self) -> None:
-        """There are no more slices."""
         self._jobs.append(self._pool.submit(self._flush))
 
     def write(self, frame: pl.DataFrame, name: str) -> pl.DataFrame:
@@ -126,7 +123,6 @@ class PartWriter:
         self._writing.submit(settled)
 
     def wait(self) -> None:
-        """Until the slices that were taken are frames."""
         jobs, self._jobs = self._jobs, []
         for job in jobs:
             job.result()
@@ -157,11 +153,7 @@ class PartWriter:
 
 
 def part_name(number: int) -> str:
-    """The file of a part of the slices."""
     return f"events-{number:05d}.parquet"
-
-
-# ---------------------------------------------------------------------------------------------------- columns in memory
 
 
 class TextCodes:
@@ -171,14 +163,12 @@ class TextCodes:
         self._codes: dict[str, int] = {}
 
     def add(self, text: Text) -> Int32:
-        """The codes of a chunk's column in this dictionary; -1 stays -1."""
         codes = self._codes
         mapped = [codes.setdefault(value, len(codes)) for value in text.values]
         return np.array([*mapped, -1], np.int32)[text.codes]
 
     @property
     def values(self) -> list[str]:
-        """The texts, by code."""
         return list(self._codes)
 
 
@@ -210,7 +200,6 @@ class Columns:
         self.count = 0
 
     def append(self, dense: dict[str, AnyArray], sparse: dict[str, Int64]) -> None:
-        """Add rows; all arrays have the same length. A sparse value is missing where it is MISSING."""
         for name, values in dense.items():
             self._parts.setdefault(name, []).append(values)
         for name, values in sparse.items():
@@ -223,7 +212,6 @@ class Columns:
         self.count += len(next(iter(dense.values())))
 
     def dense(self, name: str) -> AnyArray:
-        """A column that every row has."""
         parts = self._parts.get(name)
         if parts is None:
             return np.empty(0, np.int64)
@@ -232,18 +220,15 @@ class Columns:
         return parts[0]
 
     def given(self) -> Columns:
-        """These columns for who needs them last; here they are empty from now on."""
         other = Columns()
         other._parts, self._parts = self._parts, {}
         return other
 
     def forget(self, *names: str) -> None:
-        """Free columns that nobody needs any more."""
         for name in names:
             self._parts.pop(name, None)
 
     def sparse(self, name: str) -> tuple[Int64, AnyArray]:
-        """The rows that have a value, ascending, and the values."""
         return self.dense(f"{name}.rows").astype(np.int64, copy=False), self.dense(name)
 
 

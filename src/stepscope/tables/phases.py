@@ -1,13 +1,7 @@
-"""What one frame of a sampled stack says of its thread: the phase of training it opens, and whether it waits.
+"""What one frame of a sampled stack says of its thread: the phase it opens, whether it waits, imports or compiles.
 
 Functions are matched by the last part of their name and the end of their file, as samplers write qualified names or
-bare ones and full or shortened paths. How the marks of a stack's frames add up is said in `call_paths`.
-
-Frames that tell a stage of a run whatever the step does: modules are imported, code is compiled.
-
-Only frames that occur while something compiles are marks. What compiled code passes through on every call (dynamo's
-wrappers, the autograd functions of AOT, guards, the launchers of inductor and triton) is none, so that a compiled
-model's steady steps stay steady. Functions are matched by the last part of their name and the end of their file.
+bare ones and full or shortened paths. Frames that compiled code passes through on every call are no marks of compiling.
 """
 
 from __future__ import annotations
@@ -77,7 +71,6 @@ def phase_mark(frame: Frame) -> str | None:
 
 
 def imports(frame: Frame) -> bool:
-    """Whether the frame belongs to an import under way."""
     return "importlib._bootstrap" in frame.file
 
 
@@ -147,7 +140,6 @@ for _file, *_functions in (line.split() for line in _COMPILER_FUNCTIONS.splitlin
 
 
 def compiles(frame: Frame) -> bool:
-    """Whether the frame is of a compiler at work."""
     file, name = frame.file.replace("\\", "/"), last_part(frame.function)
     known = _COMPILERS.get(file.rpartition("/")[2], ()) if name != _MODULE else ()
     return any(in_file(file, ending) and (not functions or name in functions) for ending, functions in known)

@@ -63,7 +63,6 @@ class HostProcesses(Struct):
         return next((process.claimed for process in above if process.claimed), None)
 
     def ancestry(self, file: int, pid: int | None) -> list[Process]:
-        """The process and its recorded parents, nearest first."""
         chain: list[Process] = []
         while len(chain) < _MAX_GENERATIONS:
             process = self.by_pid.get((file, pid))
@@ -102,7 +101,6 @@ def host_processes(host: RawHost, ranks: Iterable[RawRank], only_host: bool) -> 
 
 
 def processes_table(hosts: Iterable[HostProcesses]) -> pl.DataFrame:
-    """One row per process; `process` is the rank folder it claimed."""
     rows = [{"host": host.host, "process": one.claimed, **asdict(one)} for host in hosts for one in host.all]
     return pl.DataFrame([{name: row[name] for name in SCHEMAS["processes"]} for row in rows], SCHEMAS["processes"])
 

@@ -1,6 +1,4 @@
-"""What was read, what was lost and who was not heard from, in words and counts, before any figure.
-
-What reading the traces cost and how far their device slices could be linked, in words.
+"""What was read, what was lost, who was not heard from and what could be linked, in words and counts.
 
 Shares are of device time: the summed duration of kernels, copies and fills.
 """
@@ -48,10 +46,7 @@ _LOSSES: dict[str, tuple[str, str]] = {
     "oversized_files": (WARNING, "{n} file(s) are larger than the reader accepts and were cut short"),
     "unreadable_files": (WARNING, "{n} file(s) could not be read"),
     "foreign_files": (INFO, "{n} file(s) are of another kind and were left out"),
-    "earlier_runs": (
-        WARNING,
-        "{n} earlier run(s) were appended to the same metrics file; only the last one was read",
-    ),
+    "earlier_runs": (WARNING, "{n} earlier run(s) were appended to the same metrics file; only the last one was read"),
     "guessed_ranks": (INFO, "{n} trace(s) do not say which rank they are of and got the next number"),
     "duplicate_ranks": (WARNING, "{n} trace(s) name a rank that another trace has and got the next free number"),
     "missing_ranks": (WARNING, "the traces of {n} rank(s) are missing"),
@@ -63,6 +58,10 @@ _LOSSES: dict[str, tuple[str, str]] = {
 _SAMPLERS: dict[Any, tuple[str, str]] = {
     "agent": (INFO, "stacks come from a thread inside the process, at a lower rate, not from py-spy"),
     "none": (WARNING, "no stacks were sampled, so lines rest on the window alone"),
+}
+_SKIPPED = {
+    "window_skipped": "no profiler window was opened in",
+    "suspended": "probes were suspended, so some phases are unknown, in",
 }
 # losses that have another name in the counts
 _COUNTED_AS = {"bad_lines": "skipped_lines", "bad_steps": "skipped_steps", "skipped_samples": "stack_samples_skipped"}
@@ -90,7 +89,10 @@ def quality(
         counts[name] = stack_counts[name]
     for name in EVENT_COUNTS:
         counts[name] = events.counts[name]
-    notes = [*_loss_notes(raw), *_host_notes(raw.hosts), *_process_notes(processes), *_stack_notes(counts)]
+    lost, files = raw.losses.counts, raw.losses.files
+    told = ((loss, level, text) for loss, (level, text) in _LOSSES.items() if text and lost.get(loss))
+    notes = [Note(level, text.format(n=lost[loss]), _named(files[loss])) for loss, level, text in told]
+    notes += [*_host_notes(raw.hosts), *_process_notes(processes), *_stack_notes(counts)]
     notes += _foreign_notes(raw.hosts, raw.ranks)
     for rank in raw.ranks:
         notes += [*_rank_notes(rank, events), *_faults_at_window(rank)]
@@ -105,11 +107,9 @@ def quality(
     return Quality(counts=dict(counts), notes=tuple(notes))
 
 
-def _loss_notes(raw: RawRun) -> Iterator[Note]:
-    for loss, (level, text) in _LOSSES.items():
-        count = raw.losses.counts.get(loss, 0)
-        if count and text:
-            yield Note(level, text.format(n=count), _named(raw.losses.files.get(loss, [])))
+def _said(source: str, *notes: tuple[object, str, str]) -> Iterator[Note]:
+    """The notes, (whether it holds, level, text), that hold."""
+    return (Note(level, text, source) for holds, level, text in notes if holds)
 
 
 def _quoted(value: Any) -> str:
@@ -125,8 +125,7 @@ def _host_notes(hosts: Iterable[RawHost]) -> Iterator[Note]:
     for host in hosts:
         if not host.name:
             continue  # files of stacks that something else recorded
-        source = f"host-{host.name}/manifest.json"
-        manifest = host.manifest
+        source, manifest = f"host-{host.name}/manifest.json", host.manifest
         if manifest is None:
             text = f"host {host.name} left no manifest: command, hardware and exit are unknown"
             yield Note(WARNING, text, source)
@@ -134,10 +133,9 @@ def _host_notes(hosts: Iterable[RawHost]) -> Iterator[Note]:
         if manifest.get("ended_ns") is None:
             text = f"the recording on host {host.name} never ended: stepscope was killed, or the run is still going"
             yield Note(WARNING, text, source)
-        problems = manifest.get("problems")
+        problems, sampler = manifest.get("problems"), manifest.get("sampler")
         for problem in problems[:_MAX_NAMED] if isinstance(problems, list) else ():
             yield Note(WARNING, f"on host {host.name}: {_quoted(problem)}", source)
-        sampler = manifest.get("sampler")
         if isinstance(sampler, dict) and sampler.get("source") in _SAMPLERS:
             level, text = _SAMPLERS[sampler["source"]]
             yield Note(level, f"{text}: {_quoted(sampler.get('reason'))}", source)
@@ -146,57 +144,50 @@ def _host_notes(hosts: Iterable[RawHost]) -> Iterator[Note]:
 def _process_notes(processes: Iterable[HostProcesses]) -> Iterator[Note]:
     for host in processes:
         silent = [process for process in host.all if process.role == RANK and process.torch and not process.reported]
-        source = f"host-{host.host}/processes.jsonl"
-        for process in silent[:_MAX_NAMED]:
-            command = (process.command or "unknown command")[:200]
-            text = f"the agent never reported from process {process.pid} ({command}), so it has no steps: {REMEDY}"
-            yield Note(WARNING, text, source)
+        texts = [
+            f"the agent never reported from process {process.pid} ({(process.command or 'unknown command')[:200]}), "
+            f"so it has no steps: {REMEDY}"
+            for process in silent[:_MAX_NAMED]
+        ]
         if len(silent) > _MAX_NAMED:
-            text = f"the agent never reported from {len(silent) - _MAX_NAMED} more processes with torch"
-            yield Note(WARNING, text, source)
+            texts.append(f"the agent never reported from {len(silent) - _MAX_NAMED} more processes with torch")
+        yield from (Note(WARNING, text, f"host-{host.host}/processes.jsonl") for text in texts)
 
 
 def _stack_notes(counts: Counter[str]) -> Iterator[Note]:
-    if counts["segments_failed"]:
-        text = f"{counts['segments_failed']} of {counts['segments']} stack segments failed, their time has no stacks"
-        yield Note(WARNING, text, "stacks.jsonl")
-    torn, all_samples, failed = counts["torn_stack_samples"], counts["stack_samples"], counts["stack_errors"]
-    if failed > _MANY_FAILED * (all_samples + failed):
-        text = (
-            f"{failed} of {all_samples + failed} samples could not be taken while the program ran on; most are missing "
-            "from busy Python code, whose share is larger than stacks show"
-        )
-        yield Note(INFO, text, "stacks.jsonl")
-    if torn:
-        text = f"{torn} of {all_samples} sampled stacks were torn (read while the program ran on) and were left out"
-        yield Note(INFO, text, "stacks.jsonl")
-    if counts["left_out_path_samples"]:
-        text = (
-            f"{counts['left_out_path_samples']} samples are of more different call paths than are kept; "
-            "they stand under one name"
-        )
-        yield Note(WARNING, text, "stacks")
+    torn, taken, missed = counts["torn_stack_samples"], counts["stack_samples"], counts["stack_errors"]
+    failed, left_out = counts["segments_failed"], counts["left_out_path_samples"]
+    yield from _said(
+        "stacks.jsonl",
+        (failed, WARNING, f"{failed} of {counts['segments']} stack segments failed, their time has no stacks"),
+        (
+            missed > _MANY_FAILED * (taken + missed),
+            INFO,
+            f"{missed} of {taken + missed} samples could not be taken while the program ran on; most are missing "
+            "from busy Python code, whose share is larger than stacks show",
+        ),
+        (torn, INFO, f"{torn} of {taken} sampled stacks were torn (read while the program ran on) and were left out"),
+    )
+    text = f"{left_out} samples are of more different call paths than are kept; they stand under one name"
+    yield from _said("stacks", (left_out, WARNING, text))
 
 
 def _foreign_notes(hosts: Iterable[RawHost], ranks: Sequence[RawRank]) -> Iterator[Note]:
     """What files of stacks that something else recorded cannot tell."""
+    told = ["files of stacks know no steps, so nothing can be said in time per step"]
+    if len(ranks) > 1:
+        told.append(f"nothing in the files says which rank is which: {len(ranks)} are numbered by file and process id")
     for host in hosts:
-        if host.name:
-            continue
-        named = _named([segment.file for segment in host.segments])
-        text = "files of stacks know no steps, so nothing can be said in time per step"
-        yield Note(INFO, text, named)
-        if len(ranks) > 1:
-            text = f"nothing in the files says which rank is which: {len(ranks)} are numbered by file and process id"
-            yield Note(INFO, text, named)
+        if not host.name:
+            named = _named([segment.file for segment in host.segments])
+            yield from (Note(INFO, text, named) for text in told)
 
 
 def _rank_notes(rank: RawRank, events: EventsTable) -> Iterator[Note]:
     source = f"{rank.name}/events.jsonl"
     for event in _events(rank, "probe_error"):
         probe, error = (_quoted(event.get(key)) for key in ("probe", "error"))
-        text = f"probe {probe} failed in {rank.name} and was off from then on: {error}"
-        yield Note(WARNING, text, source)
+        yield Note(WARNING, f"probe {probe} failed in {rank.name} and was off from then on: {error}", source)
     yield from _missing_notes(rank)
     yield from _watch_notes(rank)
     traces = {trace.name for trace in rank.traces if f"{rank.name}/{trace.name}" not in events.unreadable}
@@ -207,10 +198,7 @@ def _rank_notes(rank: RawRank, events: EventsTable) -> Iterator[Note]:
         if event.get("status") == "dropped":
             reason = string(event.get("reason")) or "no reason recorded"
             yield Note(WARNING, f"a profiler window of {rank.name} was dropped: {reason}", source)
-    for kind, text in (
-        ("window_skipped", "no profiler window was opened in"),
-        ("suspended", "probes were suspended, so some phases are unknown, in"),
-    ):
+    for kind, text in _SKIPPED.items():
         reasons = {_quoted(event.get("reason")): event.get("asked") is True for event in _events(rank, kind)}
         for reason, asked in reasons.items():
             where = f"{rank.name} where one was asked for" if asked else rank.name
@@ -218,7 +206,6 @@ def _rank_notes(rank: RawRank, events: EventsTable) -> Iterator[Note]:
 
 
 def _watch_notes(rank: RawRank) -> Iterator[Note]:
-    """How many steps carried monitors and what these cost, and what was not measured."""
     source = f"{rank.name}/events.jsonl"
     told = _events(rank, "watch")
     lists = [why for event in told if isinstance(why := event.get("not_measured"), list)]
@@ -342,61 +329,52 @@ def _read(events: EventsTable) -> Iterator[Note]:
     if len(events.unreadable) > _MAX_NAMED:
         yield Note(WARNING, f"{len(events.unreadable) - _MAX_NAMED} more trace(s) could not be read", "traces")
     for trace in events.read:
-        index, source = trace.index, trace.source
+        index, source = trace.index, f"{trace.rank.name}/{trace.name}"
         said = "".join(f"; {problem}" for problem in index.problems)
-        if index.lost:
-            text = f"{index.lost:,} of {index.events:,} events of a trace could not be read{said}"
-            yield Note(WARNING, text, source)
-        elif index.problems:
-            yield Note(WARNING, f"a trace is damaged{said}", source)
-        if index.salvaged:
-            text = f"{index.salvaged:,} of {index.events:,} events of a trace are no valid JSON and were mended"
-            yield Note(INFO, text, source)
-        if index.repaired:
-            text = (
-                f"{index.repaired:,} slices had impossible durations (negative, over a week, or on a stream over later "
-                "work) and were cut"
-            )
-            yield Note(WARNING, text, source)
-    missing = events.counts["missing_steps"]
-    if missing:
+        part = f"{index.lost:,} of {index.events:,} events of a trace could not be read"
+        cut = "had impossible durations (negative, over a week, or on a stream over later work) and were cut"
+        mended = f"{index.salvaged:,} of {index.events:,} events of a trace are no valid JSON and were mended"
+        yield from _said(
+            source,
+            (index.lost or index.problems, WARNING, f"{part if index.lost else 'a trace is damaged'}{said}"),
+            (index.salvaged, INFO, mended),
+            (index.repaired, WARNING, f"{index.repaired:,} slices {cut}"),
+        )
+    if missing := events.counts["missing_steps"]:
         yield Note(INFO, f"{missing} step(s) between the first and the last are in no trace", "traces")
     for trace in events.read:
         if trace.offset_ns:
             where = "ahead of" if trace.offset_ns < 0 else "behind"
             text = f"the trace's clock was {abs(trace.offset_ns) / 1e6:.1f} ms {where} the journal's and has been moved"
-            yield Note(INFO, text, trace.source)
+            yield Note(INFO, text, f"{trace.rank.name}/{trace.name}")
 
 
 def _links(events: EventsTable) -> Iterator[Note]:
-    counts, source = events.counts, "traces"
-    total = counts["device_ns"]
+    counts = events.counts
+    total, before, graph = counts["device_ns"], counts["before_recording_ns"], counts["graph_ns"]
     if not total:
         return
-    before, graph = counts["before_recording_ns"], counts["graph_ns"]
     launched = total - before
     if not launched:
         text = "no launch of a kernel or copy was recorded, so device time cannot be linked to operators or lines"
-        yield Note(WARNING, text, source)
+        yield Note(WARNING, text, "traces")
         return
     by_method = {method: counts[f"linked_by_{method}_ns"] for method in METHODS}
     linked = sum(by_method.values())
     ways = ", ".join(f"{_share(ns, launched)} {_SAID_AS[method]}" for method, ns in by_method.items() if ns)
     text = f"{_share(linked, launched)} of the device time whose launch was recorded is linked to an operator"
-    short = linked + graph < 0.99 * launched
-    yield Note(WARNING if short else INFO, f"{text} ({ways})" if ways else text, source)
-    if before:
-        text = (
-            f"{_share(before, total)} of device time was launched before the recording began: "
-            "its launches are in no trace"
-        )
-        yield Note(INFO, text, source)
-    if graph:
-        text = (
-            f"{_share(graph, total)} of device time was launched by CUDA graphs and cannot be linked to single "
-            "operators: a replay is one call for all its kernels, and the operators ran when the graph was captured"
-        )
-        yield Note(INFO, text, source)
+    level = WARNING if linked + graph < 0.99 * launched else INFO
+    earlier = "of device time was launched before the recording began: its launches are in no trace"
+    apart = (
+        "of device time was launched by CUDA graphs and cannot be linked to single "
+        "operators: a replay is one call for all its kernels, and the operators ran when the graph was captured"
+    )
+    yield from _said(
+        "traces",
+        (True, level, f"{text} ({ways})" if ways else text),
+        (before, INFO, f"{_share(before, total)} {earlier}"),
+        (graph, INFO, f"{_share(graph, total)} {apart}"),
+    )
 
 
 def _share(part: int, whole: int) -> str:

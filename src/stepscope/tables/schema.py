@@ -183,12 +183,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "frame": pl.Int32,
     },
     # a distinct frame of sampled stacks; a row's number is its `frame`
-    "frames": {
-        "frame": pl.Int32,
-        "function": pl.String,
-        "file": pl.String,
-        "line": pl.Int64,
-    },
+    "frames": {"frame": pl.Int32, "function": pl.String, "file": pl.String, "line": pl.Int64},
     "system": {
         "host": pl.String,
         "time_ns": pl.Int64,

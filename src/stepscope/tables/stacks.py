@@ -1,15 +1,10 @@
 """The tables of sampled stacks: whose they are, what the thread was doing, our own frames and fork leftovers removed.
 
-Stacks are taken in one by one as their files are read; what a process was (rank, loader worker, launcher) may be known
-only after all of them, so rows get their owner at the end. Files that others recorded have no index of processes: there
-nothing but the chains of process ids says who started whom (`foreign_processes`).
+What a process was may be known only after all stacks were read, so rows get their owner at the end. Files that others
+recorded have no index of processes: there the chains of process ids say who started whom (`foreign_processes`).
 
-Samples that no frame marks, in the part of the step where the journal's forward pass lies.
-
-The journal calls forward all that runs from a batch to its backward pass: the loss, a transform on the device, a model
-that is no module. No frame says so, but where a sample's time is known the step it lies in does: a step is data wait,
-forward and backward of its batches, and then what follows. Where steps are short beside the time between two samples,
-or where an optimizer calls a closure and so stands around the forward pass, nothing is said.
+The journal calls forward all that runs from a batch to its backward pass. Where no frame says so, the time of a sample
+does, unless steps are short beside the time between two samples or an optimizer's closure stands around the forward.
 """
 
 from __future__ import annotations
@@ -20,12 +15,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 from msgspec import Struct, field
 
 from stepscope.read.raw import FrameNames, Losses, RawHost, RawRank, RawSegment
 from stepscope.tables import call_paths, phases
+from stepscope.tables.arrays import NONE, Int64, covered_before
 from stepscope.tables.call_paths import CallPaths
 from stepscope.tables.processes import ANY_FILE, HELPER, LAUNCHER, OTHER, RANK, WORKER, HostProcesses, Process
 from stepscope.tables.schema import SCHEMAS, empty
@@ -210,7 +205,6 @@ class StackRows:
     def _table(
         self, columns: Mapping[str, Any], segments: pl.DataFrame, threads: pl.DataFrame, ranks: Sequence[RawRank]
     ) -> pl.DataFrame:
-        """The rows with all that is known of their threads and segments."""
         bits, threads = columns["bits"], threads[columns["who"]]
         numbers = pl.Series("segment", [segment.number for _, segment in self._segments], dtype=pl.Int64)
         files = segments.with_columns(numbers)[columns["segment"]]
@@ -219,6 +213,9 @@ class StackRows:
         )
         waits = self._paths.waiting(columns["node"].astype(np.int32), threads["on_device"].to_numpy())
 
+        distinct, where = np.unique(bits, return_inverse=True)  # few different ones
+        phase = pl.Series([call_paths.phase_of(int(value)) for value in distinct], dtype=pl.String)
+
         def has(bit: int) -> pl.Series:
             return pl.Series((bits & bit) != 0)
 
@@ -226,7 +223,7 @@ class StackRows:
             node=pl.Series(columns["node"]).cast(pl.Int32),
             samples=pl.Series(columns["samples"]),
             waiting=pl.Series(waits),
-            marked=_lookup(bits, call_paths.phase_of),
+            marked=phase[where],
             stage=pl.when(has(call_paths.COMPILE))
             .then(pl.lit(phases.COMPILE))
             .when(has(call_paths.IMPORTING))
@@ -234,8 +231,7 @@ class StackRows:
             importing=has(call_paths.IMPORT),
             # a stack without a thread's name is a main thread's or not by its outermost frame
             main_thread=pl.coalesce(
-                "is_main",
-                pl.when(has(call_paths.FROM_THREAD)).then(False).when(has(call_paths.FROM_MODULE)).then(True),
+                "is_main", pl.when(has(call_paths.FROM_THREAD)).then(False).when(has(call_paths.FROM_MODULE)).then(True)
             ),
             role=pl.when(~pl.col("is_claimed") & (pl.col("role") != WORKER) & has(call_paths.HELPER))
             .then(pl.lit(HELPER))
@@ -248,14 +244,13 @@ class StackRows:
         is_main = pl.col("main_thread").fill_null(False)
         is_own = pl.col("own_work") | (pl.col("own_thread") & ~is_main)
         table = table.with_columns(
-            pl.col("node").replace(call_paths.NONE, None),
+            pl.col("node").replace(NONE, None),
             is_own=is_own,
             is_torn=~is_own & is_main & pl.col("torn") & ~pl.col("blocking").fill_null(True),
         )
         forward = mostly_forward(table, self._stretches, ranks)
         marked = pl.when(pl.col("marked").is_null() & ~pl.col("importing") & forward).then(pl.lit(phases.FORWARD))
-        phased: pl.DataFrame = table.with_columns(marked=marked.otherwise("marked")).with_columns(phase=_phase())
-        return phased
+        return table.with_columns(marked=marked.otherwise("marked")).with_columns(phase=_phase())
 
 
 def _as_table(name: str, rows: pl.DataFrame) -> pl.DataFrame:
@@ -263,7 +258,6 @@ def _as_table(name: str, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _phase() -> pl.Expr:
-    """The phase of rows of a rank's main thread, null elsewhere."""
     before = (pl.col("end_ns") <= pl.col("first_step_ns")).fill_null(False)
     phase = (
         pl.when(before)
@@ -275,12 +269,6 @@ def _phase() -> pl.Expr:
         .otherwise(pl.lit(phases.OTHER))
     )
     return pl.when((pl.col("role") == RANK) & pl.col("main_thread").fill_null(False)).then(phase)
-
-
-def _lookup(bits: Any, of: Callable[[int], str | None]) -> pl.Series:
-    """A text for every row from its bits, of which there are few different ones."""
-    distinct, where = np.unique(bits, return_inverse=True)
-    return pl.Series([of(int(value)) for value in distinct], dtype=pl.String)[where]
 
 
 MOSTLY = 0.5  # of the time of a path in one segment: a line stands before the backward pass or behind it
@@ -309,12 +297,12 @@ def mostly_forward(rows: pl.DataFrame, stretches: Mapping[str, Any], ranks: Sequ
             continue
         steps = _forward_parts(rank, mine["rate_hz"].median())
         if own.any() and len(steps[0]):
-            np.add.at(inside, row[own], _covered(start[own], end[own], *steps))
+            np.add.at(inside, row[own], covered_before(*steps, end[own]) - covered_before(*steps, start[own]))
             np.add.at(whole, row[own], np.maximum(end[own] - start[own], 1))
     return pl.Series(inside > MOSTLY * whole, dtype=pl.Boolean)
 
 
-def _forward_parts(rank: RawRank, rate_hz: object) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _forward_parts(rank: RawRank, rate_hz: object) -> tuple[Int64, Int64]:
     """Where each step's forward part begins and ends; without a loader the first module begins it."""
     walls = [step["wall_ns"] for step in rank.steps if step["wall_ns"] is not None]
     long = isinstance(rate_hz, float) and rate_hz > 0 and sum(walls) * rate_hz >= SHORT * 1e9 * len(walls)
@@ -325,25 +313,6 @@ def _forward_parts(rank: RawRank, rate_hz: object) -> tuple[npt.NDArray[np.int64
     return found[:, 0], found[:, 1]
 
 
-def _covered(
-    start: npt.NDArray[np.int64],
-    end: npt.NDArray[np.int64],
-    begins: npt.NDArray[np.int64],
-    ends: npt.NDArray[np.int64],
-) -> npt.NDArray[np.int64]:
-    """Of each stretch, how much lies in parts, which follow each other."""
-    done = np.concatenate([[0], np.cumsum(ends - begins)])
-
-    def before(moments: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        index = np.searchsorted(begins, moments, side="right")
-        last = np.maximum(index - 1, 0)
-        found: npt.NDArray[np.int64] = done[index] - np.where(index > 0, np.maximum(0, ends[last] - moments), 0)
-        return found
-
-    covered: npt.NDArray[np.int64] = before(end) - before(start)
-    return covered
-
-
 _ROLE_OF_HINT = {"launcher": LAUNCHER, "helper": HELPER}
 _Key = tuple[int, int]  # position of the file, pid
 
@@ -351,10 +320,8 @@ _Key = tuple[int, int]  # position of the file, pid
 def foreign_processes(host: RawHost, taken: Taken, first_rank: int) -> tuple[HostProcesses, tuple[RawRank, ...]]:
     """The processes of the host's files, and their ranks, numbered from `first_rank` on by file and process id.
 
-    A launcher's children, and processes that nobody else started, train: they are the ranks, for no file names any. A
-    process whose child trains while it does not is a launcher too. One seen in a loader worker's loop is one, and so is
-    a child that multiprocessing started. Process ids of different files (of different hosts, perhaps) are never taken
-    for each other.
+    A launcher's children, and processes that nobody else started, train: they are the ranks. A process whose child
+    trains while it does not is a launcher too. Process ids of different files are never taken for each other.
     """
     found = HostProcesses(host.name)
     roles = _roles(taken)
@@ -397,7 +364,6 @@ def _roles(taken: Taken) -> dict[_Key, str]:
 
 
 def _ancestors(key: _Key, taken: Taken) -> Iterable[_Key]:
-    """The processes above, nearest first."""
     seen = {key}
     while True:
         parent = taken.parents.get(key)

@@ -69,7 +69,6 @@ class StepRange(Struct, frozen=True):
 
 
 def _rows(columns: Any, kept: Bools) -> Any:
-    """The rows of a chunk's part that are kept."""
     return replace(columns, **{name: _column(column, kept) for name, column in asdict(columns).items()})
 
 
@@ -82,7 +81,6 @@ def _column(column: Text | npt.NDArray[Any], kept: Bools) -> Text | npt.NDArray[
 
 
 def chosen(steps: list[dict[str, Any]], wanted: Steps | None) -> list[dict[str, Any]]:
-    """The rows of the wanted steps, all without a wish."""
     return steps if wanted is None else [row for row in steps if wanted[0] <= row["step"] <= wanted[1]]
 
 

@@ -1,15 +1,15 @@
 """What is stored of a trace that was taken in, in memory or as files of its entry in the cache, and a run's rows of it.
 
-What is stored are the trace's own rows: ids count from 0, and what belongs to a run (rank, process, trace, step) is not
-in them. `load` makes rows of the run's tables: the run's row numbers, the journal's clock, the step of each slice. What
-must be known of the whole trace (its tree) is there at once; the other columns come part by part, so that no second
-copy of them is ever made.
+What is stored are the trace's own rows, ids from 0. `load` makes rows of the run's tables: the run's row numbers, the
+journal's clock, the step of each slice. What must be known of the whole trace (its tree) is there at once; the other
+columns come part by part, so that no second copy of them is ever made.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,9 @@ from stepscope import __version__
 from stepscope.cached import INDEX, LAYOUT
 from stepscope.errors import UnreadableInputError
 from stepscope.read.raw import RawRank, TraceRef
-from stepscope.tables.arrays import NONE, Bools, Int64
+from stepscope.tables.arrays import NONE, Bools, Int64, covered_before
 from stepscope.tables.categories import OPTIMIZER
-from stepscope.tables.journal import missing_steps, step_at, trace_steps
+from stepscope.tables.journal import step_at, trace_steps
 from stepscope.tables.links import LINKED, STATES
 from stepscope.tables.parts import PART_COLUMNS, part_name
 from stepscope.tables.schema import SCHEMAS
@@ -79,7 +79,6 @@ class StoredTrace(Struct, frozen=True):
 
 
 def slice_files(entry: Path, index: TraceIndex) -> list[Path]:
-    """The files of the slices, in order."""
     return [entry / part_name(number) for number in range(index.files)]
 
 
@@ -117,9 +116,6 @@ def _rows(entry: Path, index: TraceIndex) -> int:
     return count if count == tree.select(pl.len()).collect().item() else -1
 
 
-# --------------------------------------------------------------------------------------------- rows of the run's tables
-
-
 class ReadTrace(Struct, frozen=True):
     """A trace that was read, with the rank it belongs to.
 
@@ -133,11 +129,6 @@ class ReadTrace(Struct, frozen=True):
     steps: list[dict[str, Any]]
     offset_ns: int
     counts: Counter[str]
-
-    @property
-    def source(self) -> str:
-        """How notes name it."""
-        return f"{self.rank.name}/{self.name}"
 
 
 def load(
@@ -170,8 +161,11 @@ def load(
     counts = _link_counts(linked, trace.tree["duration_ns"])
     counts.update({name: getattr(trace.index, known) for name, known in _COUNTED.items()})
     if not rank.steps:
-        counts["missing_steps"] = missing_steps(known)
-    numbers = _numbers(kept, first_id, trace.index.slices)
+        # numbers left out between one step and the next of the same cycle
+        pairs = pairwise([row["step"] for row in known])
+        counts["missing_steps"] = sum([after - before - 1 for before, after in pairs if after > before + 1])
+    # the run's number of each row, or what to add to its own where all are kept
+    numbers = first_id if kept is None else np.where(kept, first_id + np.cumsum(kept) - 1, NONE)
     whose = {"rank": rank.rank, "process": rank.name, "trace": ref.name}
     tree = _tree(slices, offset, step, kept, numbers, first_id)
     frames = {
@@ -186,7 +180,6 @@ def load(
 def _tree(
     tree: pl.DataFrame, offset: int, step: Int64, kept: Bools | None, numbers: Int64 | int, first_id: int
 ) -> pl.DataFrame:
-    """The tree with the run's numbers, times and steps, of the slices that are kept."""
     count = tree.height if kept is None else int(kept.sum())
     tree = tree.with_columns(pl.Series("step", step))
     if kept is not None:
@@ -224,7 +217,6 @@ def _steps_of(times_ns: Int64, steps: Iterable[dict[str, Any]]) -> Int64:
 
 
 def _step_times(steps: Iterable[dict[str, Any]], *names: str) -> Iterator[Int64]:
-    """Columns of steps in order of their starts."""
     rows = sorted(steps, key=lambda row: int(row["start_ns"]))
     return (np.array([row[name] for row in rows], np.int64) for name in names)
 
@@ -239,7 +231,6 @@ def _link_counts(linked: pl.DataFrame, durations_ns: pl.Series) -> Counter[str]:
 
 
 def _kept(step: Int64, parents: Int64, linked: pl.DataFrame, wanted: Steps) -> Bools:
-    """The slices of the wanted steps, what encloses them, and where they come from."""
     kept = (step >= max(wanted[0], 0)) & (step <= wanted[1])
     mine = linked.filter(pl.Series(kept).gather(linked["event"]))
     for name in _LINK_IDS[1:]:
@@ -254,24 +245,15 @@ def _kept(step: Int64, parents: Int64, linked: pl.DataFrame, wanted: Steps) -> B
 
 
 def _self_in_steps(tree: pl.DataFrame, offset: int, on_device: pl.Series, rows: Iterable[dict[str, Any]]) -> Int64:
-    """The self time of each slice; of the host's that reach out of the chosen steps, what of it lies in them.
+    """The self time of each slice; of the host's that reach out of the chosen steps (`rows`), what of it lies in them.
 
-    Args:
-        offset: ns from the slices' clock to the steps'.
-        on_device: rows of device slices, whose time belongs to the step that launched them, wherever it is.
-        rows: the chosen steps.
+    `offset` is ns from the slices' clock to the steps'; `on_device` are rows of device slices, left as they are.
     """
     starts, walls = _step_times(rows, "start_ns", "wall_ns")
-    before = np.cumsum(walls) - walls
-
-    def covered_until(times_ns: Int64) -> Int64:
-        at = np.searchsorted(starts, times_ns, side="right") - 1
-        inside = np.minimum(times_ns - starts[at], walls[at])
-        return np.where(at >= 0, before[at] + inside, 0)
-
+    steps = (starts, starts + walls)
     self_ns: Int64 = tree["self_ns"].to_numpy(writable=True)
     start_ns, duration_ns = tree["start_ns"].to_numpy() + offset, tree["duration_ns"].to_numpy()
-    within_ns = covered_until(start_ns + duration_ns) - covered_until(start_ns) if len(starts) else 0 * duration_ns
+    within_ns = covered_before(*steps, start_ns + duration_ns) - covered_before(*steps, start_ns)
     reaches_out = within_ns < duration_ns
     reaches_out[on_device.to_numpy()] = False
     parents = tree["parent"].fill_null(NONE).to_numpy()
@@ -279,15 +261,6 @@ def _self_in_steps(tree: pl.DataFrame, offset: int, on_device: pl.Series, rows: 
     np.add.at(below_ns, parents, within_ns)
     self_ns[reaches_out] = np.maximum(within_ns - below_ns[:-1], 0)[reaches_out]
     return self_ns
-
-
-def _numbers(kept: Bools | None, first_id: int, count: int) -> Int64 | int:
-    """The run's number of each row of the trace, or what to add to its own where all rows are kept."""
-    if kept is None:
-        return first_id
-    numbers = np.full(count, NONE, np.int64)
-    numbers[kept] = np.arange(first_id, first_id + int(kept.sum()))
-    return numbers
 
 
 def _renumbered(frame: pl.DataFrame, columns: Iterable[str], numbers: Int64 | int) -> pl.DataFrame:
@@ -321,15 +294,12 @@ NEGLIGIBLE_NS = 1_000_000
 
 
 def offset_ns(marks: pl.DataFrame, rank: RawRank) -> int:
-    """What to add to the times of a trace with these `marks` to get the journal's.
+    """What to add to the times of a trace with these `marks` to get the journal's; 0 where that is not known or
+    implausible.
 
-    The journal runs on the monotonic clock plus one offset per run; the profiler converts its own clock to time of day
-    when a window opens. After hours, or when time of day was corrected, the two differ. Both see the same moments: an
-    optimizer's step (its annotation ends where the journal's step ends) and the marks of a profiler schedule. Their
-    median difference is the offset; without enough of them, or when it is implausible, it is zero.
-
-    The last step of a window tells nothing: the profiler is stopped inside its optimizer's step, whose annotation then
-    lasts as long as stopping takes, 150 ms and more.
+    Both see the ends of an optimizer's steps, and the profiler converts its own clock to time of day when a window
+    opens, which after hours or a correction is another. The last step of a window tells nothing: its annotation lasts
+    as long as stopping the profiler takes, 150 ms and more.
     """
     of_host = pl.col("name").str.starts_with(OPTIMIZER) & ~pl.col("category").str.starts_with("gpu_")
     ends_ns = marks.filter(of_host).select(pl.col("start_ns") + pl.col("duration_ns")).to_series()
@@ -352,7 +322,6 @@ def _windows(rank: RawRank) -> list[npt.NDArray[np.int64]]:
 
 
 def _median(ends: npt.NDArray[np.int64], seen: npt.NDArray[np.int64]) -> int:
-    """The median distance from what the trace saw to the ends of a window's steps."""
     if len(ends) == len(seen):
         differences = ends - seen
     else:

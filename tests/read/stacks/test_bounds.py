@@ -55,7 +55,7 @@ def test_records_and_lines_that_are_too_long(tmp_path: Path, monkeypatch: pytest
     long = ";".join(["f (x.py:1)"] * 100)
     parsed = parse([f"{long} 3", "f (x.py:1) 4"])
     assert ([stack.samples for stack in parsed.stacks], parsed.skipped_samples) == ([4], 3)
-    monkeypatch.setattr(pyspy_raw, "LINES", replace(source.LINES, longest=2**20))
+    monkeypatch.setattr(source, "LINES", replace(source.LINES, longest=2**20))
     path = tmp_path / "x"
     path.write_bytes(b"f (x.py:1) 1\n" + b"x" * (3 * 2**20) + b" 7\nf (x.py:1) 2\n")
     parsed = read_all(PySpyRaw(path))

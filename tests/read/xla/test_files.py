@@ -105,16 +105,8 @@ def test_very_long_lines_are_passed_over(tmp_path: Path) -> None:
     assert run.losses.counts["bad_lines"] >= 1
 
 
-PIECES = [
-    *LOG.splitlines(),
-    *DEBUG.splitlines(),
-    "loss 1.5",
-    "",
-    "Metric: ",
-    "  Value: x",
-    "pt-xla-profiler: ",
-    "\ud800",
-]
+ODD = ("loss 1.5", "", "Metric: ", "  Value: x", "pt-xla-profiler: ", "\ud800")
+PIECES = [*LOG.splitlines(), *DEBUG.splitlines(), *ODD]
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -146,10 +138,8 @@ def test_the_recorded_runs_together_are_refused() -> None:
 @pytest.mark.parametrize("name", ["good", "bad", "item", "fallback"])
 def test_all_recorded_files_of_a_run_are_one(name: str) -> None:
     paths = [path for path in sorted(recorded("").glob(f"{name}.*")) if is_xla_file(path)]
-    assert [path.name for path in sorted(recorded("").glob(f"{name}.*")) if path not in paths] == [
-        f"{name}.stderr.txt",
-        f"{name}.steps.json",
-    ]
+    others = [path.name for path in sorted(recorded("").glob(f"{name}.*")) if path not in paths]
+    assert others == [f"{name}.stderr.txt", f"{name}.steps.json"]
     run = read_xla_files(paths)
     assert [rank.name for rank in run.ranks] == ["rank-0"]
     assert run.losses.counts == {}

@@ -15,13 +15,7 @@ from stepscope.read.xla.files import read_xla_files
 RECORDED = Path(__file__).parents[3] / ".." / "shared" / "traces" / "torch_xla"
 SCALAR = "aten::_local_scalar_dense"
 
-_PARTS = (
-    ("d", 86_400_000_000_000),
-    ("h", 3_600_000_000_000),
-    ("m", 60_000_000_000),
-    ("s", 1_000_000_000),
-    ("ms", 1_000_000),
-)
+_PARTS = (("d", 86_400 * 10**9), ("h", 3_600 * 10**9), ("m", 60 * 10**9), ("s", 10**9), ("ms", 10**6))
 
 
 def recorded(name: str) -> Path:

@@ -21,8 +21,7 @@ from msgspec.structs import replace
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.pictures.flame_tree import drawn, merged
-from stepscope.engine.origins import MAX_FRAMES
-from stepscope.engine.slice_names import MODULE_CALL, RECORDER, RECORDER_WRAPPER, callee_name, python_frame
+from stepscope.engine.slice_names import MAX_FRAMES, MODULE_CALL, RECORDER, RECORDER_WRAPPER, callee_name, python_frame
 from stepscope.engine.slice_tree import nearest_ancestor, self_or_ancestor
 from stepscope.engine.spans import Span, texts
 from stepscope.model.sampled import FlameFrame

@@ -1,9 +1,7 @@
 """Collapsed stacks, `a;b;c 12`: a line per stack, root first, then its count.
 
-Frames are what their writer made of them: bare names (with the suffixes of perf and async-profiler left as they are),
-`name (file:line)`, or, behind a `tid:`, the `file:function:line` of Python's own sampler. Austin writes that too,
-behind a process and a thread, a line per sample, with microseconds or bytes for a count, and says in comments how it
-sampled.
+Frames are bare names, `name (file:line)`, or, behind a `tid:`, the `file:function:line` of Python's own sampler. Austin
+writes that too, behind a process and a thread, a line per sample, with microseconds or bytes for a count.
 """
 
 from __future__ import annotations
@@ -13,19 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stepscope.read.raw import Frame, FrameNames, Losses, Progress, RawStack, StackSource
-from stepscope.read.stacks.source import (
-    BYTES,
-    LINES,
-    MAX_FRAMES,
-    MAX_SAMPLES,
-    MICROSECONDS,
-    NO_PREFIXES,
-    FrameTexts,
-    Prefixes,
-    count_of,
-    pyspy_frame,
-    split_prefixes,
-)
+from stepscope.read.stacks import source
 from stepscope.read.streams import read_lines
 from stepscope.read.text import LONGEST_NS, clean
 
@@ -50,17 +36,14 @@ def _colon_frame(text: str) -> Frame:
 
 
 class Collapsed(StackSource):
-    """A file of collapsed stacks."""
-
     format = "collapsed"
-    frame_of = staticmethod(pyspy_frame)  # `name (file:line)` or a name
+    frame_of = staticmethod(source.pyspy_frame)  # `name (file:line)` or a name
 
     def read(self, names: FrameNames, losses: Losses, progress: Progress | None = None) -> Iterator[RawStack]:
-        """The stacks, equal ones as one."""
-        texts = FrameTexts(names, self.frame_of)
+        texts = source.FrameTexts(names, self.frame_of)
         equal: dict[str, list[int]] = {}  # text of a stack -> the sum of its counts, and its first record
         chars = record = 0
-        for lines in read_lines(self.path, self.label, losses, LINES, progress):
+        for lines in read_lines(self.path, self.label, losses, source.LINES, progress):
             for raw in lines:
                 line = raw.rstrip("\r ")
                 if not line or (line.startswith("# ") and self._note(line)):
@@ -81,12 +64,12 @@ class Collapsed(StackSource):
                     equal, chars = {}, 0
         yield from self._stacks(equal, texts, losses)
 
-    def _stacks(self, equal: dict[str, list[int]], texts: FrameTexts, losses: Losses) -> Iterator[RawStack]:
+    def _stacks(self, equal: dict[str, list[int]], texts: source.FrameTexts, losses: Losses) -> Iterator[RawStack]:
         for text, (count, record) in equal.items():
-            samples = min(count, MAX_SAMPLES)
+            samples = min(count, source.MAX_SAMPLES)
             prefixes, used = self._prefixes(text)
             parts = text[used:].split(";") if text[used:] else []
-            if len(parts) > MAX_FRAMES:
+            if len(parts) > source.MAX_FRAMES:
                 losses.add("skipped_records", self.label)
                 losses.add("skipped_samples", self.label, samples)
             else:
@@ -97,14 +80,13 @@ class Collapsed(StackSource):
         return False
 
     def _count(self, text: str) -> int | None:
-        """The count that ends a line."""
-        return round(float(text)) if _DECIMAL.fullmatch(text) else count_of(text)
+        return round(float(text)) if _DECIMAL.fullmatch(text) else source.count_of(text)
 
-    def _prefixes(self, text: str) -> tuple[Prefixes, int]:
+    def _prefixes(self, text: str) -> tuple[source.Prefixes, int]:
         """Who a stack is of, and how much of its text says so; here only py-spy's prefixes do."""
-        found = split_prefixes(text, self.hints) if text.startswith(("process ", "thread (")) else None
+        found = source.split_prefixes(text, self.hints) if text.startswith(("process ", "thread (")) else None
         if found is None:
-            return NO_PREFIXES, 0
+            return source.NO_PREFIXES, 0
         prefixes, used = found
         return prefixes._replace(name=clean(prefixes.name) if prefixes.name else None), used
 
@@ -116,11 +98,11 @@ class Tachyon(Collapsed):
     frame_of = staticmethod(_colon_frame)
     prefix = _TACHYON
 
-    def _prefixes(self, text: str) -> tuple[Prefixes, int]:
+    def _prefixes(self, text: str) -> tuple[source.Prefixes, int]:
         match = self.prefix.match(text)
         if match is None:
-            return NO_PREFIXES, 0
-        return Prefixes((int(match["pid"]),) if match["pid"] else (), match["thread"], None), match.end()
+            return source.NO_PREFIXES, 0
+        return source.Prefixes((int(match["pid"]),) if match["pid"] else (), match["thread"], None), match.end()
 
 
 class Austin(Tachyon):
@@ -131,7 +113,7 @@ class Austin(Tachyon):
 
     def __init__(self, path: Path, label: str | None = None, *, tool: str = "austin", head: str = "") -> None:
         super().__init__(path, label, tool=tool)
-        self.unit = MICROSECONDS
+        self.unit = source.MICROSECONDS
         for line in head.split("\n"):
             if not line.startswith("#"):
                 break
@@ -142,9 +124,9 @@ class Austin(Tachyon):
         if match is None:
             return line.startswith("# ")
         name, value = match[1], match[2].strip()
-        number = count_of(value)
+        number = source.count_of(value)
         if name == "mode":
-            self.unit = BYTES if value == "memory" else MICROSECONDS
+            self.unit = source.BYTES if value == "memory" else source.MICROSECONDS
             self.idle = {"wall": True, "full": True, "cpu": False}.get(value)
         elif name == "interval" and number:
             self.rate_hz = 1e6 / number
@@ -154,4 +136,4 @@ class Austin(Tachyon):
 
     def _count(self, text: str) -> int | None:
         # All metrics at once: microseconds, whether the thread was idle, bytes.
-        return count_of(text.partition(",")[0])
+        return source.count_of(text.partition(",")[0])

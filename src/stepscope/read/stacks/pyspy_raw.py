@@ -13,18 +13,7 @@ from itertools import chain
 from pathlib import Path
 
 from stepscope.read.raw import FrameNames, Losses, Progress, RawStack, StackSource
-from stepscope.read.stacks.source import (
-    LINES,
-    MAX_FRAMES,
-    NO_PREFIXES,
-    START_PROCESS,
-    START_THREAD,
-    FrameTexts,
-    Prefixes,
-    count_of,
-    pyspy_frame,
-    split_prefixes,
-)
+from stepscope.read.stacks import source
 from stepscope.read.streams import read_lines
 from stepscope.read.text import clean
 
@@ -37,8 +26,6 @@ _LOOKED_AT = 1000  # lines that tell whether records carry prefixes
 
 
 class PySpyRaw(StackSource):
-    """A raw file as a `StackSource`."""
-
     format = "py-spy raw"
 
     def __init__(self, path: Path, label: str | None = None) -> None:
@@ -46,10 +33,9 @@ class PySpyRaw(StackSource):
 
     def read(self, names: FrameNames, losses: Losses, progress: Progress | None = None) -> Iterator[RawStack]:
         """The stacks. Samples of stacks and `skipped_samples` are the file's own sum where counts are legible."""
-        return self.parse(read_lines(self.path, self.label, losses, LINES, progress), names, losses)
+        return self.parse(read_lines(self.path, self.label, losses, source.LINES, progress), names, losses)
 
     def parse(self, blocks: Iterable[list[str]], names: FrameNames, losses: Losses) -> Iterator[RawStack]:
-        """The stacks of blocks of lines."""
         records = _Records(blocks)
         reader = _Reader(names, self.hints, prefixed=records.prefixed)
         for number, record in enumerate(records):
@@ -58,23 +44,22 @@ class PySpyRaw(StackSource):
                 yield stack
                 continue
             losses.add("skipped_records", self.label)
-            counts = (count_of(line[line.rfind(" ") + 1 :]) for line in record.split("\n"))
+            counts = (source.count_of(line[line.rfind(" ") + 1 :]) for line in record.split("\n"))
             losses.add("skipped_samples", self.label, sum(count or 0 for count in counts))
 
 
 class _Reader:
     def __init__(self, names: FrameNames, hints: dict[int, str], *, prefixed: bool) -> None:
-        self._frames = FrameTexts(names, pyspy_frame)
+        self._frames = source.FrameTexts(names, source.pyspy_frame)
         self._hints = hints
         self._prefixed = prefixed
         self._known = _KnownPrefixes()
         if not prefixed:
-            self._known.learn([], NO_PREFIXES)
+            self._known.learn([], source.NO_PREFIXES)
 
     def stack(self, record: str, number: int) -> RawStack | None:
-        """The stack of a record; None where it cannot be read."""
         cut = record.rfind(" ")
-        samples = count_of(record[cut + 1 :])
+        samples = source.count_of(record[cut + 1 :])
         if samples is None or cut < 0 or len(record) > MAX_RECORD_CHARS:
             return None
         pieces = record[:cut].split(";")
@@ -90,7 +75,7 @@ class _Reader:
 
     def _new(self, text: str, pieces: list[str], samples: int, number: int) -> RawStack | None:
         """A stack with something that was not met before, by the grammar."""
-        found = split_prefixes(text, self._hints)
+        found = source.split_prefixes(text, self._hints)
         if found is None:
             return None
         prefixes, position = found
@@ -103,25 +88,22 @@ class _Reader:
             while rest and not rest[0].endswith(")"):
                 name += ";" + rest.pop(0)
             prefixes = prefixes._replace(name=clean(name))
-        if len(rest) > MAX_FRAMES:
+        if len(rest) > source.MAX_FRAMES:
             return None
         self._known.learn(pieces[: len(pieces) - len(rest)] if text else [], prefixes)
         return RawStack(*prefixes, self._frames.frames(rest), samples, number)
 
 
 class _KnownPrefixes:
-    """What records begin with (processes, thread), by the pieces between semicolons: grammar reads each once.
-
-    Beyond the bounds nothing more is learnt, and grammar reads what is new each time.
-    """
+    """What records begin with, by the pieces between semicolons; beyond the bounds grammar reads what is new."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, ...], Prefixes] = {}
+        self._known: dict[tuple[str, ...], source.Prefixes] = {}
         self._lengths: list[int] = []  # numbers of pieces, the largest first
         self._pieces = 0
         self._chars = 0
 
-    def find(self, pieces: Sequence[str]) -> tuple[Prefixes | None, int]:
+    def find(self, pieces: Sequence[str]) -> tuple[source.Prefixes | None, int]:
         """The longest known beginning of `pieces`, and how many of them it takes."""
         for length in self._lengths:
             found = self._known.get(tuple(pieces[:length]))
@@ -129,8 +111,7 @@ class _KnownPrefixes:
                 return found, length
         return None, 0
 
-    def learn(self, pieces: Sequence[str], prefixes: Prefixes) -> None:
-        """Keep `prefixes` as what `pieces` say."""
+    def learn(self, pieces: Sequence[str], prefixes: source.Prefixes) -> None:
         lengths = {*self._lengths, len(pieces)}
         self._pieces += len(pieces)
         self._chars += sum(map(len, pieces))
@@ -143,9 +124,8 @@ class _KnownPrefixes:
 class _Records:
     """The records of blocks of lines, which a newline in a command line, a name or a path breaks in two.
 
-    Where records carry a process or thread prefix (`prefixed`), one reaches to the next prefix, or to the line that
-    ends in a count outside a command line: what follows that without a prefix is damage. Without prefixes a line that
-    ends in a count ends its record.
+    Where records carry a prefix (`prefixed`), one reaches to the next prefix, or to the line that ends in a count
+    outside a command line. Without prefixes a line that ends in a count ends its record.
     """
 
     def __init__(self, blocks: Iterable[list[str]]) -> None:
@@ -153,7 +133,7 @@ class _Records:
         iterator = iter(blocks)
         first = next((lines for lines in iterator if any(lines)), [])
         counted = sum(1 for line in first[:_LOOKED_AT] if _ends_in_count(line.rstrip("\r")))
-        for start in (START_PROCESS, START_THREAD):
+        for start in (source.START_PROCESS, source.START_THREAD):
             met = sum(1 for line in first[:_LOOKED_AT] if start.match(line))
             if met and 2 * met >= counted:
                 self._start = start
@@ -189,7 +169,7 @@ def _goes_on(parts: list[str]) -> bool:
     if not _ends_in_count(parts[-1]):
         return True
     # A count ends a record, unless it stands in a command line that is still open.
-    if START_PROCESS.match(parts[0]) is None or parts[-1].rpartition(" ")[0].endswith('"'):
+    if source.START_PROCESS.match(parts[0]) is None or parts[-1].rpartition(" ")[0].endswith('"'):
         return False
     return not any('";' in part for part in parts)
 

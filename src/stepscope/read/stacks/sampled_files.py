@@ -55,9 +55,6 @@ def _opener(head: bytes) -> Open | None:
     return next((opener for detect, opener in FORMATS if detect(head)), None)
 
 
-# ------------------------------------------------------------------------------------------------------------- texts
-
-
 def _lines(head: bytes) -> list[str]:
     """The first lines that are no blanks; the last is left out where the head ends within it."""
     if b"\0" in head:
@@ -118,8 +115,6 @@ FORMATS: tuple[tuple[Detect, Open], ...] = (
 )
 
 
-# ------------------------------------------------------------------------------------------------------ what is none
-
 _EMPTY = "an empty file: what writes it was killed before, or still runs; py-spy writes when it ends (Ctrl-C)"
 _TEXT = (
     "no sampled stacks in it; give py-spy's raw format (`py-spy record --format raw`), collapsed stacks or speedscope"
@@ -163,9 +158,6 @@ REFUSALS: tuple[tuple[Detect, str], ...] = (
     (lambda head: b"\0" in head, f"a binary file, not stacks as text; {_ELSE}"),
     (lambda head: not head, "a packed file that cannot be unpacked; copy it anew"),
 )
-
-
-# ------------------------------------------------------------------------------------------------------ files as a run
 
 
 def read_stack_files(paths: Sequence[Path]) -> RawRun:

@@ -52,8 +52,6 @@ def split_prefixes(text: str, hints: dict[int, str]) -> tuple[Prefixes, int] | N
     return Prefixes(tuple(pids), match[1], match[2]), match.end()
 
 
-# ----------------------------------------------------------------------------------------------------- command lines
-
 _HELPERS = re.compile(r"from multiprocessing\.(?:resource_tracker|semaphore_tracker|forkserver) import")
 _PYTHON = r"(?:python|pypy)[\d.]*(?:-dbg|t|w)?(?:\.exe)?"
 # Options, without the one that names a module (-m, -Im) or holds the program itself (-c).
@@ -107,13 +105,9 @@ _LINE = re.compile(r":(-?[0-9]{1,9})\Z")
 
 
 def count_of(digits: str) -> int | None:
-    """The count at the end of a record, None where it is none."""
     if digits.isdigit() and digits.isascii() and len(digits) <= MAX_COUNT_DIGITS:
         return int(digits)
     return None
-
-
-# ------------------------------------------------------------------------------------------------------------ frames
 
 
 class FrameTexts:
@@ -147,7 +141,6 @@ class FrameTexts:
         return tuple(frames)
 
     def number(self, piece: str) -> int:
-        """The number of the frame that is all of `piece`."""
         return self._number(piece, self.known)
 
     def _number(self, text: str, known: dict[str, int]) -> int:

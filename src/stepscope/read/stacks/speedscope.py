@@ -18,19 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from stepscope.read.raw import SAMPLES, Frame, FrameNames, Losses, Progress, RawStack, StackSource
-from stepscope.read.stacks.source import (
-    BYTES,
-    MAX_DISTINCT_FRAMES,
-    MAX_FRAMES,
-    MAX_SAMPLES,
-    MICROSECONDS,
-    MORE_FRAMES,
-    NO_PREFIXES,
-    START_PROCESS,
-    START_THREAD,
-    Prefixes,
-    split_prefixes,
-)
+from stepscope.read.stacks import source
 from stepscope.read.streams import BYTE_ORDER_MARK, ByteStream, Limits
 from stepscope.read.text import LONGEST_NS, clean, integer
 
@@ -74,7 +62,6 @@ class _Frame(Struct):
 
 
 def detect(head: bytes) -> bool:
-    """Whether a file begins as one of speedscope's."""
     text = head.removeprefix(BYTE_ORDER_MARK)
     if not _HEAD.match(text):
         return False
@@ -82,12 +69,9 @@ def detect(head: bytes) -> bool:
 
 
 class Speedscope(StackSource):
-    """A speedscope file as a `StackSource`."""
-
     format = "speedscope"
 
     def read(self, names: FrameNames, losses: Losses, progress: Progress | None = None) -> Iterator[RawStack]:
-        """The stacks of all profiles, equal ones of a profile as one."""
         data = self._bytes(losses, progress)
         file = _decoded(data)
         if file is None:
@@ -105,7 +89,7 @@ class Speedscope(StackSource):
         record = 0
         for found in surveys:
             at_rate = self.rate_hz is not None  # every sample counts one
-            if found.unit != (MICROSECONDS if at_rate else self.unit):
+            if found.unit != (source.MICROSECONDS if at_rate else self.unit):
                 losses.add("other_units", self.label)
                 continue
             profile = found.profile
@@ -139,7 +123,7 @@ class Speedscope(StackSource):
     def _settle(self, surveys: list[_Survey]) -> None:
         """Unit, rate and wall time of the file; its first profile says what is counted."""
         self.unit = next((found.unit for found in surveys if found.weighed), SAMPLES)
-        if self.unit != MICROSECONDS:
+        if self.unit != source.MICROSECONDS:
             return
         timed = [found for found in surveys if found.unit == self.unit]
         lowest, highest = min(found.lowest for found in timed), max(found.highest for found in timed)
@@ -181,8 +165,8 @@ class _Frames:
         self._hints = hints
         decoder = msgspec.json.Decoder(_Frame)
         for number, raw in enumerate(frames):
-            if number >= MAX_DISTINCT_FRAMES:
-                self.numbers.append(names.number(MORE_FRAMES))
+            if number >= source.MAX_DISTINCT_FRAMES:
+                self.numbers.append(names.number(source.MORE_FRAMES))
                 continue
             try:
                 frame = decoder.decode(raw)
@@ -192,22 +176,22 @@ class _Frames:
             file = clean(frame.file) if isinstance(frame.file, str) else ""
             if not file:
                 self._bare[number] = name
-                if START_PROCESS.match(name):
+                if source.START_PROCESS.match(name):
                     name = "(process)"  # where it stands inside a stack after all
-                elif START_THREAD.match(name):
+                elif source.START_THREAD.match(name):
                     name = "(thread)"
             whole = isinstance(frame.line, float) and frame.line.is_integer() and abs(frame.line) < 2**31
             line = integer(int(frame.line) if whole else frame.line) or None  # py-spy writes 0 where it knows none
             self.numbers.append(names.number(Frame(name, file, line)))
 
-    def split(self, stack: tuple[int, ...], profile: Prefixes) -> tuple[Prefixes, tuple[int, ...]]:
+    def split(self, stack: tuple[int, ...], profile: source.Prefixes) -> tuple[source.Prefixes, tuple[int, ...]]:
         """The process and thread of a stack, those of its `profile` where it is silent, and its frames."""
         first = self._bare.get(stack[0], "") if stack else ""
-        if not (START_PROCESS.match(first) or START_THREAD.match(first)):
+        if not (source.START_PROCESS.match(first) or source.START_THREAD.match(first)):
             return profile, tuple(self.numbers[frame] for frame in stack)
         bare = [self._bare[frame] for frame in takewhile(self._bare.__contains__, stack)]
         # As one text, because semicolons in a command line may have cut it into several frames.
-        own, length = split_prefixes(";".join(bare), self._hints) or (NO_PREFIXES, 0)
+        own, length = source.split_prefixes(";".join(bare), self._hints) or (source.NO_PREFIXES, 0)
         used = 0
         while length > 0:
             length -= len(bare[used]) + 1
@@ -217,17 +201,17 @@ class _Frames:
         name = (
             clean(bare[used - 1].partition(": ")[2]) if own.name else profile.name if thread == profile.thread else None
         )
-        return Prefixes(own.pids or profile.pids, thread, name), rest
+        return source.Prefixes(own.pids or profile.pids, thread, name), rest
 
 
-def _thread_of(name: Any, *, alone: bool) -> Prefixes:
+def _thread_of(name: Any, *, alone: bool) -> source.Prefixes:
     """Process, thread and thread name of a profile; the name of a file's only profile is that of the file."""
     if not isinstance(name, str):
-        return NO_PREFIXES
+        return source.NO_PREFIXES
     match = _PYSPY_NAME.fullmatch(name)
     if match:
-        return Prefixes((int(match[1]),) if match[1] else (), match[2], clean(match[3] or "") or None)
-    return Prefixes((), None, None if alone or not name else clean(name))
+        return source.Prefixes((int(match[1]),) if match[1] else (), match[2], clean(match[3] or "") or None)
+    return source.Prefixes((), None, None if alone or not name else clean(name))
 
 
 def open_speedscope(path: Path, label: str, head: bytes) -> Speedscope:
@@ -238,16 +222,11 @@ def open_speedscope(path: Path, label: str, head: bytes) -> Speedscope:
     return Speedscope(path, label, tool="py-spy" if _PYSPY_PROFILE.search(head) else "speedscope")
 
 
-# ---------------------------------------------------------------------------------------------------------- profiles
-
 _Stacks = Iterator[tuple[tuple[int, ...], int]]
 
 
 class _Profile(Struct):
-    """A profile's outline; its lists stay text, of which a stretch is decoded at a time.
-
-    Samples hold nothing but lists of numbers, events nothing but flat objects, so it may end at any closing bracket.
-    """
+    """A profile's outline; its lists stay text of flat items: it may be cut at any closing bracket."""
 
     type: str = ""
     name: Any = ""
@@ -266,7 +245,6 @@ class _Event(Struct, gc=False):
 
 
 def _holds_anything(profile: _Profile) -> bool:
-    """Whether there is a sample or an event in the profile."""
     raw = profile.events if profile.type == "evented" else profile.samples
     beginning = bytes(memoryview(raw)[:4096]).translate(None, b" \t\r\n")
     return beginning[:1] == b"[" and beginning != b"[]"
@@ -297,23 +275,20 @@ def _survey(profile: _Profile) -> _Survey:
     start, end = _number(profile.startValue), _number(profile.endValue)
     wall = end - start if start is not None and end is not None and 0 < end - start < _MOST else None
     us = _MICROSECONDS_IN.get(profile.unit) if weighed else None
-    counted = BYTES if weighed and profile.unit == "bytes" else SAMPLES
-    unit, factor = (counted, 1.0) if us is None else (MICROSECONDS, us)
+    counted = source.BYTES if weighed and profile.unit == "bytes" else SAMPLES
+    unit, factor = (counted, 1.0) if us is None else (source.MICROSECONDS, us)
     return _Survey(profile, unit, factor, weighed, lowest * factor, highest * factor, wall and wall * factor)
 
 
 def _sampled_stacks(profile: _Profile, factor: float | None, frames: int, losses: Losses, label: str) -> _Stacks:
-    """Stacks of a sampled profile; equal samples are one, with the sum of their weights times `factor`.
-
-    Without a factor every sample counts one.
-    """
+    """Stacks of a sampled profile, equal samples as one: the sum of weights times `factor`, of samples without one."""
     weights = _items(profile.weights, b",", float, bad=0.0)
     waiting: dict[bytes, float] = {}
     held = 0
     for raw in _items(profile.samples, b"]", msgspec.Raw):
         sample = b"" if raw is None else bytes(raw)
         weight = 1.0 if factor is None else next(weights, math.nan) * factor
-        if not sample or not 0 <= weight <= MAX_SAMPLES:
+        if not sample or not 0 <= weight <= source.MAX_SAMPLES:
             losses.add("skipped_records", label)
             continue
         held += 0 if sample in waiting else len(sample)
@@ -328,12 +303,12 @@ def _sampled_stacks(profile: _Profile, factor: float | None, frames: int, losses
 def _each_once(waiting: dict[bytes, float], frames: int, losses: Losses, label: str) -> _Stacks:
     decoder = msgspec.json.Decoder(list[int])
     for text, weight in waiting.items():
-        samples = min(_whole(weight), MAX_SAMPLES)
+        samples = min(_whole(weight), source.MAX_SAMPLES)
         try:
             stack = decoder.decode(text)
         except _BAD_JSON:
             stack = [-1]
-        if len(stack) > MAX_FRAMES or (stack and not 0 <= min(stack) <= max(stack) < frames):
+        if len(stack) > source.MAX_FRAMES or (stack and not 0 <= min(stack) <= max(stack) < frames):
             losses.add("skipped_records", label)
             losses.add("skipped_samples", label, samples)
         else:
@@ -355,7 +330,7 @@ class _Paths:
         """Go down; False where bounds are reached."""
         node = self._below.get((self.now, frame))
         if node is None:
-            if self.depth >= MAX_FRAMES or len(self.parent) >= MAX_PATHS:
+            if self.depth >= source.MAX_FRAMES or len(self.parent) >= MAX_PATHS:
                 return False
             node = self._below[(self.now, frame)] = len(self.parent)
             self.parent.append(self.now)
@@ -377,7 +352,6 @@ class _Paths:
         return True
 
     def path(self, node: int) -> tuple[int, ...]:
-        """The frames from the root to `node`."""
         found: list[int] = []
         while node > 0:
             found.append(self.frame[node])
@@ -404,12 +378,9 @@ def _evented_stacks(profile: _Profile, factor: float | None, frames: int, losses
     if end is not None and last is not None and last < end < _MOST:
         paths.own[paths.now] += end - last
     for node, own in enumerate(paths.own):
-        samples = _whole(min(own * (factor or 1.0), MAX_SAMPLES))
+        samples = _whole(min(own * (factor or 1.0), source.MAX_SAMPLES))
         if node and samples:
             yield paths.path(node), samples
-
-
-# ------------------------------------------------------------------------------------------------- stretches of lists
 
 
 def _stretches(raw: msgspec.Raw, closing: bytes) -> Iterator[bytes]:

@@ -69,7 +69,6 @@ class Compile(Struct, frozen=True):
     step: int | None = None
 
     def kind(self, graph: str | None = None) -> Compile:
-        """All compilations of the same cause and place (and graph)."""
         return Compile(self.cause, graph, None, None, self.place)
 
 
@@ -117,7 +116,7 @@ class Analyses:
         self.operators: list[str] = []  # without lowering, as the warnings name them
         self.counts: dict[str, int] = {}  # metric -> samples, as the last warning has it
         self.syncs = 0
-        self._steps_hold = True
+        self.steps_hold = True  # whether the syncs of the log can be taken as its steps
         self._steps_told = 0
         self._opened: dict[str, list[_Analysis]] = {"Compilation": [], "Execution": []}
         self._table: _Table | None = None
@@ -130,13 +129,7 @@ class Analyses:
         """How many steps were made, as far as the log tells: never more than there were."""
         return max(self._steps_told, self.syncs)
 
-    @property
-    def steps_hold(self) -> bool:
-        """Whether the syncs of the log can be taken as its steps."""
-        return self._steps_hold and self.syncs > 0
-
     def feed(self, line: str) -> None:
-        """Take in a line, of ours or not."""
         if MARK in line and self._analysis(line[: MAX_TEXT * 2]):
             return
         at = line.find(WARNING)  # the table comes through Python's logging, whose prefix ends without a space
@@ -150,8 +143,6 @@ class Analyses:
             while opened:
                 self._close(kind, opened.pop(0))
         self._close_table()
-
-    # ----------------------------------------------------------------------------------------------- analyses
 
     def _analysis(self, line: str) -> bool:
         head, _, text = line.partition(MARK)
@@ -194,8 +185,6 @@ class Analyses:
                 whole = Compile(None, None, None, None, None)
         counter[whole] += 1
 
-    # ----------------------------------------------------------------------------------------------- warnings
-
     def _warning(self, text: str) -> None:
         kind = text.partition(":")[0][:200]
         full = kind not in self.warnings and len(self.warnings) >= MAX_WARNINGS
@@ -207,13 +196,11 @@ class Analyses:
             count, steps = int(match[2]), int(match[3])
             self.counts[match[1]] = max(count, self.counts.get(match[1], 0))
             self._steps_told = max(steps, self._steps_told)
-            self._steps_hold = self._steps_hold and steps == self.syncs
+            self.steps_hold = self.steps_hold and steps == self.syncs
         elif text.startswith(_NOT_LOWERED):
             words = (word.strip(" ,") for word in text[len(_NOT_LOWERED) :].split(","))
             found = [word for word in words if "aten::" in word and " " not in word]
             self.operators.extend(name for name in found if name not in self.operators)
-
-    # -------------------------------------------------------------------------------------------------- table
 
     def _in_table(self, line: str) -> bool:
         match = _COUNTED.search(line)
@@ -250,8 +237,6 @@ class Analyses:
 
 
 def _detail(opened: list[_Analysis], words: str) -> None:
-    """Give a line of an analysis to the oldest open one that lacks it."""
-
     def first(lacks: Callable[[_Analysis], bool]) -> _Analysis | None:
         return next((analysis for analysis in opened if lacks(analysis)), None)
 

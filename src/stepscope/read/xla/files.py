@@ -1,11 +1,8 @@
 """Files that torch_xla wrote, and folders of them, as the run that they tell of: a rank each, without steps' times.
 
-The ordinal that ends the name of a metrics file is its rank; everything else is of rank 0, which alone prints
-analyses. Files that contradict each other are of different runs, and are refused.
-
-Of a rank each thing is told once: counts and times are those of the log with steps, else of the report with the highest
-totals, else of the debug log, which adds causes and lines. Where a duration is known of several compilations together
-only, each has its share by number, and `source` says so.
+The ordinal that ends the name of a metrics file is its rank; everything else is of rank 0. Of a rank each thing is told
+once: by the log with steps, else by the report with the highest totals, else by the debug log, which adds causes and
+lines. Where a duration is known of several compilations together, each has its share by number, and `source` says so.
 """
 
 from __future__ import annotations
@@ -25,24 +22,8 @@ from stepscope.files import open_regular
 from stepscope.model.findings import Place
 from stepscope.read.raw import Losses, RawRank, RawRun, Row
 from stepscope.read.streams import GZIP, Limits, LineRules, common_folder, known_files, read_lines, unpacked
+from stepscope.read.xla import report as reports
 from stepscope.read.xla.debug_log import MARK, Analyses, Compile
-from stepscope.read.xla.report import (
-    COMPILE,
-    EAGER_COMPILE,
-    HEAD,
-    INBOUND,
-    SCALAR,
-    SECTION,
-    STEPS,
-    TRANSFER,
-    Report,
-    ReportReader,
-    Sections,
-    StepChange,
-    contradict,
-    growth,
-    highest,
-)
 
 LOOKED_AT = 2**18  # bytes of the beginning, and of the end: a script prints its report last
 PACKED_LOOKED_AT = 2**20  # of a packed file, whose end cannot be had without the rest
@@ -73,15 +54,13 @@ def is_xla_file(path: Path) -> bool:
 
 
 def _parts(path: Path) -> list[bytes]:
-    """The beginning and the end of a file."""
     with open_regular(path, follow=True) as file:
         head = file.read(LOOKED_AT)
         if head.startswith(GZIP):
             return [unpacked(head + file.read(PACKED_LOOKED_AT - len(head)), UNPACKED_LOOKED_AT)]
         if len(head) < LOOKED_AT:
             return [head]
-        size = path.stat().st_size
-        file.seek(max(LOOKED_AT, size - LOOKED_AT))
+        file.seek(max(LOOKED_AT, path.stat().st_size - LOOKED_AT))
         return [head, file.read(LOOKED_AT)]
 
 
@@ -100,11 +79,11 @@ class Content:
     def __init__(self, path: Path, label: str, losses: Losses) -> None:
         self.path = path
         self.label = label  # for losses and sources
-        self.sections = Sections()
-        self.report = Report()
+        self.sections = reports.Sections()
+        self.report = reports.Report()
         self.analyses = Analyses()
         self._step: int | None = None
-        self._reader = ReportReader(self._add_report)
+        self._reader = reports.ReportReader(self._add_report)
         for lines in read_lines(path, label, losses, LINES):
             for line in lines:
                 if line:
@@ -123,25 +102,24 @@ class Content:
         match = _ORDINAL.fullmatch(self.path.name.removesuffix(".gz"))
         return int(match[1]) if match is not None and (self.sections.count or self.report) else 0
 
-    def totals(self) -> Report:
-        """The highest totals that the file tells."""
-        return highest([self.sections.report(), self.report] if self.sections.count else [self.report])
+    def totals(self) -> reports.Report:
+        return reports.highest([self.sections.report(), self.report] if self.sections.count else [self.report])
 
     def _feed(self, line: str) -> None:
         if MARK in line:  # most lines of a debug log
             self.analyses.feed(line)
-        elif HEAD in line and (section := SECTION.search(line)) is not None:
+        elif reports.HEAD in line and (section := reports.SECTION.search(line)) is not None:
             self._reader.cut()
             self._step = int(section[1])
             self._reader.in_section = True
         elif ": " not in line or not self._reader.feed(line):
             self.analyses.feed(line)
 
-    def _add_report(self, report: Report) -> None:
+    def _add_report(self, report: reports.Report) -> None:
         if self._step is not None:
             self.sections.add(self._step, report)
         else:
-            self.report = highest([self.report, report])
+            self.report = reports.highest([self.report, report])
 
 
 def read_xla_files(paths: Sequence[Path]) -> RawRun:
@@ -176,24 +154,24 @@ def _sources(contents: list[Content]) -> Sources:
     stepped = _only([content for content in contents if content.sections.count], "logs of XLA_METRICS_FILE")
     debug = _only([content for content in contents if content.analyses.compiles], "debug logs")
     debug = debug or next((content for content in contents if content.analyses), None)
-    reports = [content for content in contents if content.sections.count or content.report]
-    for one, other in combinations(reports, 2):
-        if contradict(one.totals(), other.totals()):
+    counting = [content for content in contents if content.sections.count or content.report]
+    for one, other in combinations(counting, 2):
+        if reports.contradict(one.totals(), other.totals()):
             raise _several(one, other, "their counts contradict each other")
-    whole = highest([content.totals() for content in reports])
-    sections = stepped.sections if stepped is not None else Sections()
+    whole = reports.highest([content.totals() for content in counting])
+    sections = stepped.sections if stepped is not None else reports.Sections()
     known = sections.report()
     # The steps, and without a step what a report of the whole run counts beyond them.
-    rest = growth(Report(), whole, StepChange(None))
+    rest = reports.growth(reports.Report(), whole, reports.StepChange(None))
     for change in sections.changes:
         rest.samples -= change.samples
         rest.totals -= change.totals
     changes = (*sections.changes, *([rest] if rest else []))
     named = [f"{stepped.label} (XLA_METRICS_FILE)"] if stepped is not None else []
-    labels = [content.label for content in reports if content is not stepped]
+    labels = [content.label for content in counting if content is not stepped]
     # Reports are named where they count what the log with steps does not.
     counted = (
-        figure.samples > known.count(name) for content in reports for name, figure in content.report.figures.items()
+        figure.samples > known.count(name) for content in counting for name, figure in content.report.figures.items()
     )
     if labels and (stepped is None or any(counted)):
         more = f" and {len(labels) - 1} more" if len(labels) > 1 else ""
@@ -265,9 +243,9 @@ _NOWHERE: _Target = (None, None)
 class Sources(Struct, frozen=True):
     """What is known of a rank. `changes` are steps, or the whole run as one; `source` names where they are from."""
 
-    changes: tuple[StepChange, ...]
+    changes: tuple[reports.StepChange, ...]
     source: str
-    report: Report  # the highest totals of all files
+    report: reports.Report  # the highest totals of all files
     last_step: int | None
     analyses: Analyses  # empty without a debug log
     log: str  # names the debug log
@@ -276,11 +254,10 @@ class Sources(Struct, frozen=True):
     def unlowered(self) -> set[str]:
         """Operators without lowering that were called, by any source."""
         counted = {name for change in self.changes for name in change.operators}
-        return (counted | set(self.analyses.operators)) - {SCALAR}
+        return (counted | set(self.analyses.operators)) - {reports.SCALAR}
 
 
 def events(found: Sources) -> list[Row]:
-    """The journal of a rank; events have no time, as no text of torch_xla tells one."""
     rows: list[Row] = []
     for part in (_compiles(found), _eager(found), _transfers(found), _fallbacks(found)):
         rows.extend(part)
@@ -303,24 +280,21 @@ def _at(place: Place | None, *more: str) -> dict[str, Any]:
     return {name: getattr(place, name, None) for name in ("file", "line", *more)}
 
 
-# ---------------------------------------------------------------------------------------------------- compilations
-
-
 def _compiles(found: Sources) -> Iterator[Row]:
     analyses, log = found.analyses, found.log
-    cells = [change for change in found.changes if change.samples[COMPILE]]
-    counts = [cell.samples[COMPILE] for cell in cells]
+    cells = [change for change in found.changes if change.samples[reports.COMPILE]]
+    counts = [cell.samples[reports.COMPILE] for cell in cells]
     counted, logged = sum(counts), analyses.compiles
     if not logged:
         for cell, count in zip(cells, counts, strict=True):
-            yield _compile(_UNKNOWN, count, found.source, cell.step, round(cell.totals[COMPILE]))
+            yield _compile(_UNKNOWN, count, found.source, cell.step, round(cell.totals[reports.COMPILE]))
         return
     exact = len(logged) >= counted
-    if cells or not analyses.steps_hold:
+    if cells or not (analyses.steps_hold and analyses.syncs):
         logged = [replace(compile_, step=None) for compile_ in logged]
     shares = in_order(counts, logged) if exact else evenly(counts, Counter(map(Compile.kind, logged)), _UNKNOWN)
     for cell, share in zip(cells, shares, strict=True):
-        lengths = _share(round(cell.totals[COMPILE]), share)
+        lengths = _share(round(cell.totals[reports.COMPILE]), share)
         notes = ["causes in their order" if exact else "causes shared out evenly"]
         notes += ["time shared by number"] if share.total() > 1 else []
         for compile_, count in share.items():
@@ -347,34 +321,32 @@ def _compile(
 
 
 def _eager(found: Sources) -> Iterator[Row]:
-    source = f"{EAGER_COMPILE} of {found.source}"
+    source = f"{reports.EAGER_COMPILE} of {found.source}"
     for change in found.changes:
-        if count := change.samples[EAGER_COMPILE]:
-            yield _compile(_UNKNOWN, count, source, change.step, round(change.totals[EAGER_COMPILE]))
-
-
-# ------------------------------------------------------------------------------------------------------- transfers
+        if count := change.samples[reports.EAGER_COMPILE]:
+            yield _compile(_UNKNOWN, count, source, change.step, round(change.totals[reports.EAGER_COMPILE]))
 
 
 def _transfers(found: Sources) -> Iterator[Row]:
-    cells = [change for change in found.changes if change.samples[TRANSFER]]
+    cells = [change for change in found.changes if change.samples[reports.TRANSFER]]
     if not cells:
         yield from _logged_transfers(found)
         return
-    transfers = [cell.samples[TRANSFER] for cell in cells]
+    transfers = [cell.samples[reports.TRANSFER] for cell in cells]
     scalars = [cell.scalars for cell in cells]
     targets, spread = _targets(found)
     if targets is None:  # which operator was called at which line is not known
         shares = list(evenly(transfers, spread, _NOWHERE))
     else:
-        read = evenly(scalars, {(SCALAR, place): count for place, count in targets.items()}, (SCALAR, None))
+        of_scalars = {(reports.SCALAR, place): count for place, count in targets.items()}
+        read = evenly(scalars, of_scalars, (reports.SCALAR, None))
         others = [count - scalar for count, scalar in zip(transfers, scalars, strict=True)]
         shares = [one + other for one, other in zip(read, evenly(others, spread, _NOWHERE), strict=True)]
     source = found.source if not (targets or spread) else f"{found.source}; lines of {found.log}"
     for cell, share in zip(cells, shares, strict=True):
-        times, sizes = (_share(round(cell.totals[name]), share) for name in (TRANSFER, INBOUND))
+        times, sizes = (_share(round(cell.totals[name]), share) for name in (reports.TRANSFER, reports.INBOUND))
         for target, count in share.items():
-            size = sizes[target] if cell.totals[INBOUND] else None
+            size = sizes[target] if cell.totals[reports.INBOUND] else None
             yield _transfer(target, count, size, source, cell.step, times[target])
 
 
@@ -384,7 +356,7 @@ def _targets(found: Sources) -> tuple[Counter[Place | None] | None, Counter[_Tar
     scalar, other = Counter[Place | None](), Counter[_Target]()
     named = [frame for frame in frames if frame.operator is not None]
     for frame in named or frames:
-        if frame.operator in (None, SCALAR):
+        if frame.operator in (None, reports.SCALAR):
             scalar[frame.place] += frame.count
         else:
             other[None, frame.place] += frame.count
@@ -395,12 +367,7 @@ def _targets(found: Sources) -> tuple[Counter[Place | None] | None, Counter[_Tar
 
 
 def _transfer(
-    target: _Target,
-    count: int,
-    size: int | None,
-    source: str,
-    step: int | None = None,
-    duration_ns: int | None = None,
+    target: _Target, count: int, size: int | None, source: str, step: int | None = None, duration_ns: int | None = None
 ) -> Row:
     fields: dict[str, Any] = {"direction": "device_to_host", "operator": target[0], "count": count, "bytes": size}
     at = _at(target[1], "function")
@@ -410,25 +377,22 @@ def _transfer(
 def _logged_transfers(found: Sources) -> Iterator[Row]:
     """Of a debug log alone: the table of frames, or what the last warning counted."""
     analyses = found.analyses
-    default = SCALAR if not found.unlowered else None
+    default = reports.SCALAR if not found.unlowered else None
     for frame in analyses.frames:
         yield _transfer((frame.operator or default, frame.place), frame.count, None, found.log)
     shown = sum(frame.count for frame in analyses.frames)
-    warned = max(analyses.counts.get(TRANSFER, 0), analyses.counts.get("TransferFromServerTime", 0))
+    warned = max(analyses.counts.get(reports.TRANSFER, 0), analyses.counts.get("TransferFromServerTime", 0))
     if warned > shown:
         yield _transfer(_NOWHERE, warned - shown, None, found.log)
-
-
-# ------------------------------------------------------------------------------------------------------- fallbacks
 
 
 def _fallbacks(found: Sources) -> Iterator[Row]:
     analyses = found.analyses
     lines = _fallback_lines(found)
-    seen = {SCALAR}
+    seen = {reports.SCALAR}
     for change in found.changes:
         for operator, count in change.operators.items():
-            if operator != SCALAR:
+            if operator != reports.SCALAR:
                 seen.add(operator)
                 at = _at(lines.get(operator))
                 yield _event("fallback", found.source, change.step, operator=operator, count=count, **at)
@@ -452,9 +416,6 @@ def _fallback_lines(found: Sources) -> dict[str, Place]:
     return lines
 
 
-# --------------------------------------------------------------------------------------------- the rest of the log
-
-
 def _counters(found: Sources) -> Iterator[Row]:
     figures = sorted(found.report.figures.items())
     if figures:
@@ -463,4 +424,4 @@ def _counters(found: Sources) -> Iterator[Row]:
         fields: dict[str, Any] = {"metrics": metrics, "counters": counters, "renamed": found.report.renamed}
         yield _event("counters", found.source, found.last_step, **fields)
     elif steps := found.analyses.steps:
-        yield _event("counters", found.log, metrics={}, counters={STEPS: steps}, renamed={})
+        yield _event("counters", found.log, metrics={}, counters={reports.STEPS: steps}, renamed={})

@@ -72,22 +72,16 @@ def number(text: str) -> float | None:
 
 
 def _whole(text: str) -> int | None:
-    """A whole number from zero on, or None."""
     text = text.strip()
     return int(text) if _WHOLE.fullmatch(text) else None
 
-
-# ------------------------------------------------------------------------------------------------------ one report
 
 MAX_NAMES = 10_000
 MAX_PERCENTILES = 1_000
 MAX_LINE_CHARS = 65_536
 
 # Names of the time when a server stood between host and device, and what the same things have been called since.
-OLD_NAMES = {
-    "TransferFromServerTime": "TransferFromDeviceTime",
-    "TransferToServerTime": "TransferToDeviceTime",
-}
+OLD_NAMES = {"TransferFromServerTime": "TransferFromDeviceTime", "TransferToServerTime": "TransferToDeviceTime"}
 STEPS = "MarkStep"
 COMPILE = "CompileTime"
 EAGER_COMPILE = "EagerOpCompileTime"
@@ -126,12 +120,10 @@ class Report(Struct):
         return bool(self.figures)
 
     def count(self, name: str) -> int:
-        """Samples of a metric, or the value of a counter."""
         figure = self.figures.get(name)
         return figure.samples if figure is not None else 0
 
     def take(self, name: str, figure: Figure) -> None:
-        """Keep of one name the figure with the highest count; a metric rather than a counter."""
         known = self.figures.get(name)
         if known is None or _rank(known) <= _rank(figure):
             self.figures[name] = figure
@@ -218,9 +210,6 @@ class ReportReader:
             report.renamed[name] = written
 
 
-# ------------------------------------------------------------------------------------------- one report of several
-
-
 def highest(reports: Sequence[Report]) -> Report:
     """The reports of one process as one: of every name, the entry with the highest count."""
     best = Report()
@@ -256,8 +245,6 @@ def _same(one: Figure, other: Figure) -> bool:
     return abs(one.total - other.total) < 1.0
 
 
-# ------------------------------------------------------------------------------------------------- reports by step
-
 HEAD = "[MetricsData; step="
 MAX_STEPS = 200_000  # in which something happened; what happens later is counted without its step
 
@@ -273,7 +260,6 @@ class StepChange(Struct):
 
     @property
     def operators(self) -> dict[str, int]:
-        """Calls of operators without lowering ("aten::…")."""
         return {name: count for name, count in sorted(self.samples.items()) if "aten::" in name}
 
     @property
@@ -323,7 +309,6 @@ class Sections:
         self._renamed: dict[str, str] = {}
 
     def add(self, step: int, report: Report) -> None:
-        """Take in the report of a section."""
         if self.last_step is not None and step < self.last_step and report.count(STEPS) < self._before.count(STEPS):
             self.earlier_runs += 1
             self._begin()
@@ -343,7 +328,6 @@ class Sections:
             self.changes[-1].totals.update(change.totals)
 
     def report(self) -> Report:
-        """The totals of the whole process, with the rates and percentiles that stood last."""
         whole = Report(renamed=dict(self._renamed))
         for name, last in self._last.items():
             now, cleared = self._before.figures.get(name, _NOTHING), self._cleared
