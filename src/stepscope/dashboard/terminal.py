@@ -18,20 +18,24 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from stepscope.dashboard import summary
+from stepscope.dashboard import blocks, summary
 from stepscope.dashboard.blocks import Alone, Block, value_text
-from stepscope.dashboard.pages import compare, experiments
+from stepscope.dashboard.pages import compare, experiments, traced
 from stepscope.dashboard.static_page import numbered
+from stepscope.dashboard.text_columns import GAP, TextColumn, soft
+from stepscope.dashboard.text_columns import lines as lines_of
 from stepscope.model import Report
 from stepscope.report import outputs, sentences, words
 from stepscope.report.escape import one_line, plain
-from stepscope.report.text_columns import GAP, TextColumn, soft
-from stepscope.report.text_columns import lines as lines_of
+from stepscope.report.table import CURVE_VALUES, METRICS, TableDocument
+from stepscope.report.words import Shortener
 
 MAX_WIDTH = 100  # longer lines are hard to read
 LONG = 60  # characters: a text of a table from which on it is broken over lines instead of being cut
 QUOTED = 7  # characters before a line of source below a row
 MAX_TEXT = 800
+MAX_NOTES = 4  # below a table in full
+MIN_WIDTH = 132  # of one that goes to a file or a pipe: nobody has to fit it on a screen
 RANKED, LISTED = 5, 12  # rows of changed figures, and of any other list, when no number was asked for
 Item = Mapping[str, Any]
 Rows = Iterator[RenderableType | None]
@@ -43,6 +47,7 @@ class Screen(Struct, frozen=True):
 
     width: int
     glyphs: Glyphs
+    wraps: bool
 
 
 def show_report(
@@ -78,6 +83,41 @@ def show_experiment(document: Item, console: Console, *, page: str | None = None
     show(experiments.screen(document), console, [(label, plain(text, 4000)) for label, text in steps if text])
 
 
+class _Listed(Alone, frozen=True, kw_only=True):
+    """What a table in full needs: all of its rows."""
+
+    limit: int = sys.maxsize
+    shortener: Shortener
+
+    def shorten(self, file: str, line: int | None) -> str:
+        return self.shortener(file, line)
+
+
+def show_table(found: TableDocument, console: Console, shorten: Shortener, *, define: bool = False) -> None:
+    """Print a table in full, as pages lay it out; with `define`, what its columns mean below it."""
+    if found.absent is not None:
+        console.print(Text(f"{found.title}: {one_line(found.absent)}\n"), soft_wrap=True)
+        return
+    title = f"{found.title}, by {words.term(found.sorted_by)}" if found.sorted_by else found.title
+    said = [one_line(note) for note in found.notes[:MAX_NOTES]]
+    if len(found.notes) > MAX_NOTES:
+        said.append(f"and {len(found.notes) - MAX_NOTES} more notes with --json")
+    tree = any("depth" in row or "level" in row for row in found.rows)
+    listed = _Listed(shortener=shorten)
+    made = traced.laid(listed, found, id="", title=title, total=found.total, notes=said, open_depth=tree or None)
+    if found.table == METRICS:  # values of any size, and such that JSON has no number for
+        for row, values in zip(made["rows"], found.rows, strict=True):
+            row |= {key: f"{values[key]:.4g}" for key in CURVE_VALUES if isinstance(values.get(key), float)}
+    meanings = (each for each in made["columns"] if each["help"] and (define or found.shown.define))
+    shown = [made, *(blocks.text(f"{each['key']}: {each['help']['text']}", "note") for each in meanings)]
+    show_rows(shown, console)
+
+
+def show_rows(shown: Iterable[Block], console: Console) -> None:
+    """Print tables of which every row is a line, however wide the terminal is."""
+    show([shown], console, least=MIN_WIDTH, most=sys.maxsize, wraps=False)
+
+
 def show(
     sections: Iterable[Iterable[Block]],
     console: Console,
@@ -85,14 +125,16 @@ def show(
     *,
     least: int = 0,
     most: int = MAX_WIDTH,
+    wraps: bool = True,
 ) -> None:
     """Print the sections, an empty line between them and around each titled block, then the next `steps`.
 
-    Lines take up to `most` characters, and at least `least` where they go to a file or a pipe.
+    Lines take up to `most` characters, and at least `least` where they go to a file or a pipe. Unless `wraps`, texts
+    of tables are cut.
     """
     if not console.is_terminal:
         console.width = max(console.width, least)
-    screen = Screen(min(console.width, most), glyphs_for(console.encoding))
+    screen = Screen(min(console.width, most), glyphs_for(console.encoding), wraps)
     rows = (row for section in sections for row in (*_section(section, screen), None))
     _print(rows, next_lines(steps), console, screen.width)
 
@@ -157,15 +199,17 @@ def _table(block: Block, screen: Screen) -> Rows:
         yield from (soft(note) for note in block["notes"])
         return
     shown, cells = _columns(columns, rows)
+    if block.get("tree"):
+        cells[0] = [f"{'  ' * row.get('depth', 0)}{cell}" for row, cell in zip(rows, cells[0], strict=True)]
     lines: list[Text] = []
     if not any(each["label"] for each in shown):
         lines = _list(shown, cells)
-    elif _wraps(shown, cells, screen):
+    elif screen.wraps and _wraps(shown, cells, screen):
         yield _wrapped(shown, cells)
     else:
         named = zip(shown, cells, strict=True)
         made = [TextColumn(each["label"], column, flexible=not each["numeric"]) for each, column in named]
-        heading, *lines = lines_of(made, screen.width)
+        heading, *lines = lines_of(made, screen.width, wraps=screen.wraps)
         yield heading
     for line, row in zip(lines, rows, strict=False):
         yield line
@@ -182,7 +226,7 @@ def _columns(columns: Sequence[Item], rows: Sequence[Item]) -> tuple[list[Item],
         if not any(row.get(each["key"]) is not None for row in rows):
             continue
         made = [_cell(row.get(each["key"]), row, each) for row in rows]
-        if each["key"].startswith("high") and shown and shown[-1]["key"].startswith("low"):
+        if each["key"].partition("_")[0] == "high" and shown and shown[-1]["key"].partition("_")[0] == "low":
             shown[-1] = {**each, "label": "95 % interval"}
             cells[-1] = [
                 "" if high == words.MISSING else f"{low} to {high}" for low, high in zip(cells[-1], made, strict=True)
@@ -210,7 +254,8 @@ def _cell(value: Any, row: Item, column: Item) -> str:
     if value is None and not column["numeric"]:
         return ""
     if isinstance(value, Mapping):
-        return f"{value_text(value, '')}  {value['function'] or ''}".rstrip()
+        function = value["function"] if "function" not in row else None  # a column of its own says it
+        return f"{value_text(value, '')}  {function or ''}".rstrip()
     unit = str(row.get(column["unit_key"])) if "unit_key" in column else column["unit"]
     return value_text(value, unit, signed=bool(column.get("signed")))
 
@@ -439,10 +484,10 @@ def _print(rows: Iterable[RenderableType | None], after: Iterable[Text], console
             stretches[-1].append(row)
     with console.capture() as captured:
         for stretch in filter(None, stretches[:-1]):
-            console.print(Group(*stretch), width=width)
+            console.print(Group(*stretch), width=width, crop=False)
             console.print()
         if stretches[-1]:
-            console.print(Group(*stretches[-1]), width=width)
+            console.print(Group(*stretches[-1]), width=width, crop=False)
         for line in after:
             console.print(line, soft_wrap=True)
     # tables pad their cells; a report pasted elsewhere should not carry that along

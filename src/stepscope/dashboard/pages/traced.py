@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from stepscope.analyze.views.select import NO_TRACE, Rows, Selection
 from stepscope.dashboard import blocks
-from stepscope.dashboard.blocks import Block
+from stepscope.dashboard.blocks import Alone, Block
 from stepscope.report import sentences, words
 from stepscope.report.escape import plain
 from stepscope.report.table import Choice, TableDocument, document, headed, unit_of_row, worth_showing
@@ -210,26 +210,53 @@ def block(
         open_depth: given for a tree, whose rows have `depth` or `level`.
     """
     made = document(table, found[:MAX_ROWS], Choice(sort=sort))
-    links = (links if not context.embedded else None) or {}
-    given = headed(columns) if isinstance(columns, str) else columns
-    shown = [(blocks.capital(label), key) for label, key in given or made.shown.columns if worth_showing(made, key)]
+    return laid(
+        context,
+        made,
+        id=id or table,
+        title=title or made.title,
+        total=len(found) if total is None else total,
+        columns=headed(columns) if isinstance(columns, str) else columns,
+        bars=bars,
+        notes=(*(made.notes if own_notes else ()), *notes),
+        links=(links if not context.embedded else None) or {},
+        open_depth=open_depth,
+    )
+
+
+def laid(
+    context: PageContext | Alone,
+    made: TableDocument,
+    *,
+    id: str,
+    title: str,
+    total: int,
+    columns: Sequence[tuple[str, str]] = (),
+    bars: Collection[str] = (),
+    notes: Iterable[str] = (),
+    links: Mapping[str, Mapping[str, Any]] | None = None,
+    open_depth: int | None = None,
+) -> Block:
+    """A table's document as a block, with the headings and units that it has everywhere."""
+    links = links or {}
+    shown = [(blocks.capital(label), key) for label, key in columns or made.shown.columns if worth_showing(made, key)]
     units = {each.key: each.unit for each in made.columns}
     heads = [label for label, _ in shown]
-    laid = []
+    columns_laid = []
     for label, key in shown:
         twice = heads.count(label) > 1 and label != "→"
         name = _OF_UNIT.sub("", plain(key.replace("_", " "))) if twice else label
-        laid.append(_column(made, key, name, units.get(key, ""), key in bars, links.get(key)))
+        columns_laid.append(_column(made, key, name, units.get(key, ""), key in bars, links.get(key)))
     keys = [*(key for _, key in shown if key != "file"), *(link["key"] for link in links.values())]
     return blocks.table(
-        id or table,
-        title or made.title,
-        laid,
+        id,
+        title,
+        columns_laid,
         [_row(row, keys, context) for row in made.rows[: context.limit]],
         limit=context.limit,
-        total=len(found) if total is None else total,
+        total=total,
         sorted_by=made.sorted_by,
-        notes=(*(made.notes if own_notes else ()), *notes),
+        notes=notes,
         tree=open_depth is not None,
         open_depth=open_depth,
     )
@@ -249,7 +276,7 @@ def _column(
     return {**made, "unit_key": "unit"} if any(unit_of_row(row, key) for row in found.rows) else made
 
 
-def _row(row: Mapping[str, Any], keys: Iterable[str], context: PageContext) -> dict[str, Any]:
+def _row(row: Mapping[str, Any], keys: Iterable[str], context: PageContext | Alone) -> dict[str, Any]:
     made = {key: row.get(key) for key in keys}
     if row.get("file"):
         made["place"] = blocks.place_of(row, context.shorten)
