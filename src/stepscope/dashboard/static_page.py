@@ -249,7 +249,6 @@ def _card(card: Item, number: str, level: Level) -> str:
 
 
 def _card_facts(card: Item, level: Level) -> Iterator[tuple[str, str]]:
-    """Label and ready markup of each line of a finding."""
     yield (
         "Seen",
         _list(

@@ -151,7 +151,6 @@ STOOD_OUT = 3
 
 
 def _learned(screen: Screen) -> Iterator[Block]:
-    """Loss and norm, and where a series broke, leapt or changed."""
     if text := sentences.learned(screen.report):
         yield blocks.text(one_line(text, 200))
     found = sentences.stood_out(screen.report)
@@ -349,7 +348,6 @@ def _command(tries: Iterable[Row], report: Report) -> str | None:
 
 
 def _experiment(screen: Screen) -> Iterator[Block]:
-    """What an experiment on the run has shown, and what to change."""
     document = screen.view("experiment")
     if document:
         yield blocks.text("Experiment", "head")
@@ -371,7 +369,6 @@ LISTED = 8  # findings whose causes need not be told again
 
 
 def _compilers(screen: Screen) -> Iterator[Block]:
-    """What compilers did, what it took of which steps, and the causes no finding has told."""
     view = compiled.view_of(screen.report)
     if view is None:
         return
@@ -437,7 +434,6 @@ SMALLEST_STAGE = 0.01
 
 
 def _hot_lines(screen: Screen) -> Iterator[Block]:
-    """The most sampled lines, where no finding points at one."""
     stacks = screen.view("stacks")
     if stacks and stacks["hot_lines"] and not screen.report.findings:
         yield blocks.text("Most sampled lines", "head")
@@ -464,7 +460,6 @@ def _doing(row: Row) -> str:
 
 
 def _waits(screen: Screen) -> Iterator[Block]:
-    """Waiting taken apart."""
     waits = (screen.view("sampled") or {}).get("waits") or ()
     if sentences.names_input(screen.report):  # a finding has named the lines of a main process that loads everything
         waits = [wait for wait in waits if not _is_alone(wait)]
@@ -488,7 +483,6 @@ def _waits(screen: Screen) -> Iterator[Block]:
 
 
 def _is_alone(wait: Row) -> bool:
-    """Whether the main process does all the loading itself: no worker is in the wait."""
     return all(part["kind"] == "loading_here" for part in wait["parts"])
 
 

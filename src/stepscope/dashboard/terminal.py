@@ -261,7 +261,6 @@ def _cell(value: Any, row: Item, column: Item) -> str:
 
 
 def _list(columns: Sequence[Item], cells: Sequence[Sequence[str]]) -> list[Text]:
-    """Rows without headings: figures below one another, and what is said of them."""
     widths = [max(map(len, column)) if each["numeric"] else 0 for each, column in zip(columns, cells, strict=True)]
     rows = zip(*cells, strict=True)
     said = ("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True) if cell) for row in rows)
@@ -282,7 +281,6 @@ def _wrapped(columns: Sequence[Item], cells: Sequence[Sequence[str]]) -> Table:
 
 
 def _stacked(parts: Sequence[Item], screen: Screen) -> Rows:
-    """Parts of a whole: a line of stretches, each as long as its share, and what they stand for."""
     bar = Text()
     edge = 0.0
     for index, part in enumerate(parts):
@@ -411,7 +409,6 @@ def _details(card: Item, explained: Sequence[Item], screen: Screen) -> Iterator[
 
 
 def _risk(card: Item, screen: Screen) -> Iterator[RenderableType]:
-    """A risk with its line, what was seen and what to do."""
     sure = "" if card["confidence"] == "high" else f"  ({card['confidence']} confidence)"
     title = Text.assemble(one_line(card["title"], 240), (sure, "dim"))
     yield warned(title, style="yellow" if card["severity"] != "info" else "cyan")

@@ -31,7 +31,7 @@ class TextColumn(Struct, frozen=True):
 
 
 def lines(columns: Sequence[TextColumn], width: int, *, wraps: bool = True) -> list[Text]:
-    """The headings and the rows; wider than `width` only where figures alone need it. Unless `wraps` they stay whole."""
+    """The headings and the rows; wider than `width` where figures alone need it. Lines stay whole unless `wraps`."""
     widths = _widths(columns, width)
     rows = [[column.heading for column in columns], *zip(*(column.cells for column in columns), strict=True)]
     found = []

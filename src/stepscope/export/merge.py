@@ -97,7 +97,6 @@ def export(
 
 
 def _surveyed(sources: list[Source], cut: Cut, problems: list[str], next_pass: Callable[[], Progress]) -> list[Source]:
-    """The sources that hold something with a time."""
     good = []
     for source in sources:
         try:
@@ -122,7 +121,6 @@ def _surveyed(sources: list[Source], cut: Cut, problems: list[str], next_pass: C
 def _cut(
     traces: list[Source], cut: Cut, start_ns: int, problems: list[str], next_pass: Callable[[], Progress]
 ) -> list[Source]:
-    """The sources of which something stays, with what it is."""
     there = {name.casefold(): name for source in traces for name in source.categories}
     for name in cut.categories:
         if name.casefold() not in there:
@@ -180,7 +178,6 @@ def _span(steps: tuple[int, int]) -> str:
 
 
 def _head(kept: list[Source], base_ns: int, *, several: bool) -> bytes:
-    """The beginning of the file up to the event list: the metadata that all sources agree on."""
     first, *others = (source.metadata for source in kept)
     agreed: dict[str, Any] = {
         key: value
@@ -192,7 +189,6 @@ def _head(kept: list[Source], base_ns: int, *, several: bool) -> bytes:
 
 
 def _events(kept: list[Source], ranks: list[Rank], base_ns: int, next_pass: Callable[[], Progress]) -> Iterator[bytes]:
-    """The metadata events, then every entry that stays, as JSON on the common clock."""
     numbers: dict[int, dict[Track, tuple[int, int]]] = {}
     start = BLOCK
     for rank in ranks:
@@ -288,7 +284,6 @@ def _numbered(tracks: set[Track], processes: dict[bytes, int]) -> dict[Track, tu
 
 
 def _names(rank: Rank, places: dict[Track, tuple[int, int]], *, several: bool) -> Iterator[bytes]:
-    """The metadata events of a rank as JSON, in the order of processes and threads."""
     told = None
     for (pid, tid), (process, thread) in places.items():
         if process != told:

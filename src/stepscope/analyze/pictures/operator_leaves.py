@@ -142,7 +142,6 @@ def _last(number: Rows) -> Int64:
 
 
 def _calls(paths: Paths, frames: Sequence[TraceFrame], keys: _Keys) -> _Calls:
-    """The functions and operators of a trace's paths."""
     count = len(paths)
     tree = nested(paths.parent)
     kind, key, line = (

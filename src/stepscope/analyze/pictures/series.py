@@ -235,7 +235,6 @@ def by_subject(readings: pl.DataFrame, tables: Tables) -> pl.DataFrame:
 
 
 def _named(readings: pl.DataFrame, tables: Tables) -> pl.DataFrame:
-    """The readings of interest with their `subject`."""
     wanted = readings.filter(pl.col("metric").is_in([*LEVELS, *RATES]))
     workers = tables.processes.filter(pl.col("role") == "loader_worker").select("host", "pid").drop_nulls()
     rows = [(rank.host, rank.pid, rank.process) for rank in tables.ranks]
@@ -281,7 +280,6 @@ def _values(named: pl.DataFrame) -> pl.DataFrame:
 
 
 def _series(values: pl.DataFrame, points: int) -> tuple[tuple[TelemetrySeries, ...], int]:
-    """Each metric of each subject at the points, and how many subjects were left out."""
     means = values.group_by("metric", "subject", "point").agg(pl.col("value").mean())
     found: list[TelemetrySeries] = []
     count: Counter[str] = Counter()
@@ -304,7 +302,6 @@ def _order(item: tuple[tuple[object, ...], pl.DataFrame]) -> tuple[str, int, str
 def _steps(
     labelled: LabelledSteps, origin: int, limit: int, between: tuple[int, int] | None
 ) -> tuple[tuple[float, ...], tuple[float, ...], str | None]:
-    """When the steps of the first training process began, and how long they took."""
     steps = labelled.frame.filter(pl.col("start_ns").is_not_null())
     if between is not None:
         steps = steps.filter(pl.col("start_ns").is_between(*between))

@@ -188,7 +188,6 @@ class TraceDetail:
         return found
 
     def _launched(self) -> Int64:
-        """Device slices that were launched inside a host slice, in order of time."""
         span, links = self._span, self._span.links
         launch, event = links["launch"].to_numpy(), links["event"].to_numpy()
         begin = span.start_ns[self._row]
@@ -208,7 +207,6 @@ class TraceDetail:
         return int(forward[holder]) if holder >= 0 else NONE
 
     def _place(self, row: int) -> StackPlace | None:
-        """The user's line that the slice comes from."""
         if row < 0:
             return None
         found = attribution.trace_back(self._base, self._span, np.asarray([row], np.int64))

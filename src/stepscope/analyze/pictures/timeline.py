@@ -317,7 +317,6 @@ def _add_samples(context: Context, found: _Collection, workers: Mapping[str, str
 
 
 def _sampled_tracks(chosen: pl.DataFrame, found: _Collection, workers: Mapping[str, str]) -> Int32:
-    """The track of each stretch: one for every process that was sampled."""
     keys = chosen.select(pl.col("host", "process").fill_null(""), pl.col("pid").fill_null(NONE), "role")
     distinct = keys.unique(maintain_order=True)
     numbers = []

@@ -88,7 +88,6 @@ def _names(timeline: Timeline, items: Items) -> tuple[tuple[str, ...], Int64]:
 
 
 def _by_track(timeline: Timeline, items: Items, name: Int64, from_ns: int) -> tuple[TrackSlices, ...]:
-    """The items of each track that has any."""
     position = items.position
     track = timeline.track_of(items.lane)
     depth = items.lane - timeline.first_lane[track]

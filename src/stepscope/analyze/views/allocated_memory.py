@@ -82,7 +82,6 @@ def allocations(base: Base, span: Span) -> list[DeviceMemory]:
 
 
 def _of_span(base: Base, span: Span) -> Iterator[MemoryView]:
-    """What is to be told of each device in a trace."""
     for device in allocations(base, span):
         recorded, notes = device.recorded_bytes, []
         if device.pairs is None:
@@ -102,7 +101,6 @@ def _of_span(base: Base, span: Span) -> Iterator[MemoryView]:
 
 
 def _devices(base: Base, span: Span) -> Iterator[DeviceMemory]:
-    """The devices that a span has events of."""
     near = around(span)
     line, places = spots(base, span, near)
     operator = climb(span.parent, near, span.is_operator)

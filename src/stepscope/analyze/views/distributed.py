@@ -46,8 +46,6 @@ _MESSAGE = {
 
 
 class _Worker(Struct, frozen=True):
-    """One span of one worker."""
-
     ref: SpanRef
     found: Calls
     computation: Intervals
@@ -224,7 +222,6 @@ def _collectives(table: pl.DataFrame) -> tuple[CollectiveOverWorkers, ...]:
 
 
 def _missing(found: Peers, workers: Sequence[_Worker]) -> tuple[int, ...]:
-    """Ranks of the world or of any group that have no trace."""
     if found.guessed:
         return ()
     known = set(found.missing)

@@ -129,14 +129,12 @@ def _kernels(span: Span) -> pl.DataFrame:
 
 
 def _named(span: Span, frame: pl.DataFrame) -> pl.DataFrame:
-    """The frame with names in place of their codes, where it has such columns."""
     names = pl.Series([*span.names.values, ""], dtype=pl.String)  # the last for NONE
     columns = [name for name in ("name", "operator", "caller") if name in frame.columns]
     return frame.with_columns(names.gather(frame[name]).alias(name) for name in columns)
 
 
 def _sums(rows: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
-    """What adds up, by group: of the kernels of one span, or of the sums of several."""
     return rows.group_by(keys).agg(
         pl.col("calls", "total_ns", "launches").sum(),
         pl.col("min_ns").min(),
@@ -154,7 +152,6 @@ def known_sum(name: str) -> pl.Expr:
 def _joined(
     figures: list[pl.DataFrame], operators: list[pl.DataFrame], places: list[pl.DataFrame], keys: list[str]
 ) -> pl.DataFrame:
-    """All spans together: one row per group, with its main operator (`caller`) and place."""
     callers = (
         pl.concat(operators)
         .filter(pl.col("caller").is_not_null())
@@ -282,7 +279,6 @@ def _numbered(names: list[str]) -> list[str]:
 
 @lru_cache(maxsize=8192)
 def _at_level(name: str, level: int) -> str:
-    """The name in the detail asked for, or in the most that is short enough."""
     name = name[:_SHORTENED]
     parts = None if name.startswith("_Z") else _parts(name)
     for detail in range(level, -1, -1):
@@ -304,7 +300,6 @@ def _parts(name: str) -> tuple[str, str, str]:
 
 
 def _written(function: str, namespaces: str, arguments: str, level: int) -> str:
-    """The name with as much of its template arguments as the level asks for."""
     if level == 0 and not arguments:
         tails = (pattern.fullmatch(function) for pattern in (_TAILS if len(function) <= _PLAIN else ()))
         kept = next((match.groupdict().values() for match in tails if match), [function])
@@ -356,7 +351,6 @@ def _opening(text: str) -> int:
 
 
 def _split(arguments: str) -> list[str]:
-    """Template arguments at their outer commas."""
     parts, start, round_ones, others = [], 0, 0, 0
     for place, char in enumerate(arguments):
         if char in "()":
@@ -386,7 +380,6 @@ def _argument(text: str) -> str:
 
 
 def _telling(arguments: str) -> str | None:
-    """The first word of the arguments that says what is computed."""
     for match in _WORD.finditer(arguments):
         word, rest = match[0], arguments[match.end() : match.end() + 3]
         namespace = rest.startswith("::") and not arguments[match.end() + 2 :].startswith(("operator()", "{lambda"))

@@ -162,7 +162,6 @@ def _part(base: Base, span: Span, by: str, step: int | None) -> tuple[pl.DataFra
 
 
 def _groups(calls: Calls, by: str) -> tuple[Int64, pl.DataFrame]:
-    """The group of each call, and the name and shapes of each group."""
     span = calls.span
     names = span.names
     code = names.codes[calls.rows].astype(np.int64)
@@ -259,7 +258,6 @@ class _Grouped:
 
 
 def _eligible(calls: Calls) -> Bools:
-    """Calls of operators that can use tensor cores, that did, and those around them."""
     names, device = calls.span.names, calls.device
     result = judged(names, calls.rows, eligible)
     result[device.call[judged(names, device.rows, uses_tensor_cores)]] = True
@@ -267,7 +265,6 @@ def _eligible(calls: Calls) -> Bools:
 
 
 def _has_stack(calls: Calls) -> Bools:
-    """Calls with a recorded call stack, or below a Python function."""
     span = calls.span
     found = span.series("frame").gather(calls.rows).is_not_null()
     stacks = span.series("call_stack").gather(calls.rows)
@@ -405,7 +402,6 @@ class Calls:
         return result
 
     def _by_external_id(self, rows: Int64) -> Int64:
-        """The calls that runtime calls name by their External id."""
         ids = self.span.column("external_id")
         operators = np.flatnonzero(self.span.is_operator & (ids > 0))
         if not len(operators):
@@ -427,7 +423,6 @@ def _repeated(caller: npt.NDArray[np.int32], codes: Int32) -> Bools:
 
 
 def _last(root: Int32) -> Int32:
-    """Follow the numbers until one stands for itself."""
     for _ in range(64):
         further = root[root]
         if np.array_equal(further, root):

@@ -89,7 +89,6 @@ _DEVICE_ONLY = ("Kernel", "Memcpy", "Memset", "Runtime")
 
 
 def _plugin_sets(span: Span, found: Work) -> list[Intervals]:
-    """In the order of PLUGIN_PARTS, without Other."""
     names = span.names
     host = ~span.on_device
     operators = host & span.categories.where(categories.OPERATORS)

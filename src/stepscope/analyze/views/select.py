@@ -179,7 +179,6 @@ def _overviews(source: Source, selection: Selection) -> tuple[Overview, ...]:
 
 
 def _overview(source: Source, selection: Selection) -> Rows:
-    """The step as a whole, then each part of both partitions."""
     found = [
         {"span": item.span, "partition": partition, "part": part, "summary": summary}
         for item in _overviews(source, selection)
@@ -309,7 +308,6 @@ def _compiler_part(
 
 
 def _causes(*kinds: str) -> Callable[[CompilersView], list[dict[str, Any]]]:
-    """Causes of these kinds, most expensive first."""
     return lambda view: [_cause(cause) for cause in view.causes if cause.kind in kinds]
 
 
@@ -337,7 +335,6 @@ def _place(prefix: str, place: Place | None) -> dict[str, Any]:
 
 
 def _changes(view: CompilersView) -> list[dict[str, Any]]:
-    """A row per change that was kept."""
     return [
         {
             **_fields(cause, "backend", "kind", "cause"),
@@ -362,7 +359,6 @@ def _metrics(view: CompilersView) -> list[dict[str, Any]]:
 
 
 def _values(source: Source, selection: Selection) -> Rows:
-    """Values of metrics in order of time, those of all curves together."""
     tables = source.base.tables
     found = _chosen_values(source, selection).sort("time_ns", maintain_order=True)
     if found.is_empty():

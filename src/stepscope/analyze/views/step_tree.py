@@ -194,7 +194,6 @@ class _Nodes:
 
 
 def _finish(root: StepNode) -> None:
-    """Device time with all below, and children in their order."""
     order = [root]
     for node in order:  # grows on the way
         order += node.children
@@ -380,7 +379,6 @@ def _positions(operators: Int64, times: Int64) -> Int64:
 
 
 def _name_at(span: Span, rows: Int64) -> pl.Series:
-    """Names of rows; null for `NONE`."""
     names = span.series("name").gather(np.maximum(rows, 0)) if len(rows) else pl.Series([], dtype=pl.String)
     return names.set(pl.Series(rows < 0, dtype=pl.Boolean), None)
 

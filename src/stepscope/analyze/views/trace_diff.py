@@ -113,7 +113,6 @@ def diff(base: DiffSide, other: DiffSide) -> Diff:
 
 
 def _tables(one: DiffSide, steps: int, *, per_step: bool) -> dict[str, _Values]:
-    """The flat tables of a side, key to value."""
     return {
         "overview": _parts(one.overviews, "parts_ns", per_step=per_step),
         "tensorboard": _parts(one.overviews, "plugin_ns", per_step=per_step),
@@ -134,7 +133,6 @@ def _tables(one: DiffSide, steps: int, *, per_step: bool) -> dict[str, _Values]:
 
 
 def _parts(overviews: Iterable[Overview], partition: str, *, per_step: bool) -> _Values:
-    """A partition of the steps that the overview shows, and the step itself."""
     steps = [step for item in overviews for step in item.steps]
     if not steps:
         return {}

@@ -231,7 +231,6 @@ def _pair_changes(row: Row) -> list[float]:
 
 
 def _runs(context: PageContext | Alone, document: Row) -> Iterator[Block]:
-    """The single pairs of runs, and what became of the knobs in them."""
     candidates = say.ranked(document)
     pairs = [
         _pair(row, number, pair) for row in candidates for number, pair in enumerate(row.get("runs") or (), start=1)
@@ -263,7 +262,6 @@ def _distinct(reports: Iterable[Row]) -> Iterator[Row]:
 
 
 def _how(document: Row) -> Iterator[Block]:
-    """What the machine lets one see, and what was set."""
     smallest = say.noise(document)
     if smallest and not say.is_self_test(document):  # of one that is the conclusion
         yield blocks.text(smallest, "note")

@@ -84,7 +84,6 @@ def empty(context: PageContext) -> bool:
 
 
 def _head(report: Report) -> Iterator[Block]:
-    """The headline: what a step takes."""
     steps = report.steps
     if steps is not None:
         items = blocks.measures(steps, HEAD, of="StepFacts")

@@ -87,7 +87,6 @@ def _sampled_ranks(context: PageContext) -> list[int]:
 
 
 def _others(context: PageContext, rank: int | None) -> list[Block]:
-    """What this run may be compared with: other runs, or, of one rank, the others."""
     options = [(NONE, "nothing")]
     if rank is not None and len(_sampled_ranks(context)) > 1:
         options.append((OTHERS, "the mean of the other ranks"))
@@ -114,7 +113,6 @@ def _document(context: PageContext, by: str, rank: int | None, other: str) -> di
 
 
 def _graph(context: PageContext, options: FlameOptions, rank: int | None, other: str) -> FlameGraph:
-    """The graph of the run, or of the run against something else."""
     if other == OTHERS and rank is not None:
         return context.run.flame_rank_diff(rank, options)
     if other not in (NONE, OTHERS) and context.catalog is not None:

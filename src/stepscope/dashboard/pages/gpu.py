@@ -140,14 +140,12 @@ def _key(gpu: GpuSummary) -> str:
 
 
 def _label(gpu: GpuSummary, *, several: bool) -> str:
-    """The device, and the span where there are several."""
     name = f" {gpu.gpu.name}" if gpu.gpu.name else ""
     of = f" ({gpu.span.worker}, span {gpu.span.span})" if several else ""
     return f"GPU {gpu.gpu.device}{name}{of}"
 
 
 def _charts(counters: Sequence[Counter]) -> Iterator[Block]:
-    """The device over time."""
     by_metric = {each.metric: each for each in counters}
     for name, title, y, metrics in _CHARTS:
         known = [(by_metric[metric], label, role) for metric, label, role in metrics if metric in by_metric]
@@ -172,7 +170,6 @@ def _charts(counters: Sequence[Counter]) -> Iterator[Block]:
 
 
 def _sentence(known: Sequence[tuple[str, Counter]]) -> str:
-    """Where each series is highest."""
     said = []
     for label, each in known:
         top = max(range(len(each.values)), key=each.values.__getitem__, default=None)
@@ -184,7 +181,6 @@ def _sentence(known: Sequence[tuple[str, Counter]]) -> str:
 
 
 def _compared(context: PageContext, gpus: Sequence[GpuSummary]) -> Iterator[Block]:
-    """All devices beside each other, where there are several."""
     if len(gpus) < 2:
         return
     top = gpus[: traced.TOP * 2]
@@ -218,7 +214,6 @@ def _times(context: PageContext, traces: set[str] | None) -> Iterator[Block]:
 
 
 def _eligible(context: PageContext, rows: Sequence[OperatorRow]) -> Iterator[Block]:
-    """Operators that could use tensor cores, with how much of them does."""
     found = [row for row in rows if row.tensor_core_eligible and row.device_self_ns]
     title = "Operators that could use tensor cores"
     links, bars = {"name": blocks.cell_link("operators", "operator", "name")}, ("device_self_ns",)

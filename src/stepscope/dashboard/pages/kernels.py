@@ -67,7 +67,6 @@ def _rows(context: PageContext, found: Chosen, group: str, device: str) -> Seque
 
 
 def _chart(rows: Sequence[KernelRow]) -> Block:
-    """The kernels with most time; those on tensor cores set apart."""
     top = sorted(rows, key=lambda row: -row.total_ns)[: traced.TOP]
     first = top[0]
     names = [row.short_name if row.grid is None else f"{row.short_name} {row.grid}x{row.block}" for row in top]

@@ -121,14 +121,12 @@ def recording(row: MemoryCurve | MemoryLine | MemoryOperator | MemoryBlock) -> R
 
 
 def _figures(curve: MemoryCurve, label: str) -> Block:
-    """Peaks, limits, and what stood before and after, as far as it is known; `label` names the recording."""
     peak = blocks.measures(curve, "Peak allocated: peak_allocated_bytes", missing=UNKNOWN_START)
     known = ({**item, "missing": UNKNOWN_START} for item in blocks.measures(curve, _CURVE))
     return blocks.figures([*peak, *known], label)
 
 
 def _charts(curve: MemoryCurve, label: str) -> Iterator[Block]:
-    """Allocated and reserved bytes over time; and by category, where a timeline tells."""
     if not curve.times_ns:
         return
     # time since the first event, or numbers of events
@@ -190,7 +188,6 @@ def _sentence(curve: MemoryCurve) -> str:
 def _peak_charts(
     context: PageContext, curve: MemoryCurve, lines: Sequence[MemoryLine], operators: Sequence[MemoryOperator]
 ) -> Iterator[Block]:
-    """The largest of what stood in memory at the peak, by category, line and operator, as far as they are known."""
     categories = [(_words(name), size) for name, size in (curve.peak_by_category or {}).items()]
     places = [
         (context.shorten(row.place.file, row.place.line) if row.place else NO_LINE, row.at_peak_bytes)
@@ -307,7 +304,6 @@ def _recorded(context: PageContext, view: MemoryView) -> Iterator[Block]:
 
 
 def _of_one(context: PageContext, view: MemoryView, one: Recording, label: str) -> Iterator[Block]:
-    """The curve of one recording, what stood at its peak, and its tables."""
     curve = next((each for each in view.curves if recording(each) == one), None)
     lines = [row for row in view.lines if recording(row) == one]
     operators = [row for row in view.operators if recording(row) == one]

@@ -60,7 +60,6 @@ def _cut(nodes: Sequence[ModuleNode], limit: int) -> tuple[Sequence[ModuleNode],
 
 
 def _chart(nodes: Sequence[ModuleNode]) -> Block:
-    """The modules with most self time, forward and backward."""
     where = "device" if any(node.device_self_ns for node in nodes) else "host"
     forward, backward = f"{where}_self_ns", f"backward_{where}_self_ns"
 

@@ -62,7 +62,6 @@ def build(context: PageContext) -> list[Block]:
 
 
 def _chart(rows: Sequence[OperatorRow], by: str) -> Block:
-    """The operators with most self time, on the device where the trace holds one."""
     top = sorted(rows, key=lambda row: -(getattr(row, by) or 0))[: traced.TOP]
     where = "device" if by == "device_self_ns" else "host"
     first = top[0]
@@ -86,7 +85,6 @@ def _chart(rows: Sequence[OperatorRow], by: str) -> Block:
 
 
 def _of_one(context: PageContext, found: Chosen, name: str) -> Iterator[Block]:
-    """What lies behind one operator, and what it launched."""
     yield blocks.text(f"One operator: {name}")
     stacks = found.rows(context, "stacks", name=name)
     if stacks.rows:

@@ -108,8 +108,6 @@ def _facts(context: PageContext) -> tuple[StepFacts, ...]:
 
 
 def _of_kind(context: PageContext, steps: LabelledSteps, facts: StepFacts, profiled: list[Block]) -> Iterator[Block]:
-    """Figures and charts of the steps of one kind, with what traces tell of them in their midst."""
-
     kind = facts.kind
     chosen = processes(context.run, context.scope.worker)
     own = [process for process in series.processes_of(steps, kind) if chosen is None or process in chosen]
@@ -136,7 +134,6 @@ def _of_kind(context: PageContext, steps: LabelledSteps, facts: StepFacts, profi
 
 
 def _said(facts: StepFacts, context: PageContext) -> Iterator[Block]:
-    """What the figures are of, and what was left out of them."""
     ranks = f" of {len(facts.ranks)} ranks together" if len(facts.ranks) > 1 else ""
     text = f"Steady {words.term(facts.kind)} steps{ranks}, cut by {words.signal(facts.signal)}."
     out = [f"{count} {REASONS.get(reason, words.term(reason))}" for reason, count in facts.excluded.items()]
@@ -221,7 +218,6 @@ def _distribution(found: StepDistribution, facts: StepFacts) -> Block:
 
 
 def _longest(rows: tuple[LongStep, ...], total: int, context: PageContext) -> Block:
-    """The longest steps; a click on one opens it in the timeline."""
     empty = {
         "process": len({row.process for row in rows}) < 2,
         "events": not any(row.events for row in rows),
@@ -272,7 +268,6 @@ def overviews(context: PageContext) -> list[Overview]:
 
 
 def _profiled(context: PageContext) -> list[Block]:
-    """A chart of the first chosen span, and the mean step of all of them."""
     found = overviews(context)
     if not found:
         return []
@@ -322,7 +317,6 @@ def _profiled_chart(item: Overview, context: PageContext, *, several: bool) -> B
 
 
 def _means(found: list[Overview], context: PageContext) -> Block:
-    """The mean profiled step of each span, by part, with the parts of the TensorBoard plugin behind."""
     rows = [
         {
             "span": item.span.label,
@@ -406,8 +400,6 @@ _REGION = blocks.columns(
 
 
 def _by_process(context: PageContext, steps: LabelledSteps) -> list[Block]:
-    """Each process and kind, where there is more than one."""
-
     found = series.by_process(steps)
     if len(found) < 2:
         return []
@@ -416,7 +408,6 @@ def _by_process(context: PageContext, steps: LabelledSteps) -> list[Block]:
 
 
 def _ranks(context: PageContext) -> list[Block]:
-    """Who works and who waits, in the same steps."""
     found = context.run.analysis.ranks
     if found is None:
         return []
@@ -430,7 +421,6 @@ def _ranks(context: PageContext) -> list[Block]:
 
 
 def _learned(context: PageContext) -> list[Block]:
-    """Where the curves are."""
     if context.run.tables.metrics.is_empty():
         return []
     said = "Losses, learning rates, norms and what else the run learned stand beside its step times on the page"
@@ -438,7 +428,6 @@ def _learned(context: PageContext) -> list[Block]:
 
 
 def _sampled(context: PageContext) -> Iterator[Block]:
-    """What sampled stacks and windows say: waits, slow steps, ranks, hot lines, loops, files, regions, stages."""
     views = context.run.report(source=context.source).views
     seen = views.get("sampled") or {}
     waits = [{**part, "rank": wait["rank"]} for wait in seen.get("waits") or () for part in wait["parts"]]

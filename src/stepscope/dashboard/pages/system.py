@@ -149,7 +149,6 @@ def _telemetry(context: PageContext) -> Telemetry | None:
 
 
 def _summary(system: dict[str, Any]) -> list[Block]:
-    """Means and peaks over the training time."""
     help_ = blocks.meaning("system", "system")
     items = [{**item, "help": help_} for item in blocks.measures(system, SUMMARY, of="system")]
     return [blocks.figures(items, "While it trained")] if items else []

@@ -282,7 +282,6 @@ def _middle_steps(timeline: Timeline) -> tuple[int, int] | None:
 
 
 def _details(run: Run, found: TimelineWindow) -> dict[str, Document]:
-    """Details of the longest slices of a window, as many of each track as fit."""
     by_track = [
         sorted((-duration, identifier) for duration, identifier in zip(track.duration, track.id, strict=True))
         for track in found.tracks

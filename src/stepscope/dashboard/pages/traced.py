@@ -129,7 +129,6 @@ def absent(context: PageContext, view: str, title: str, reason: str) -> Block:
 
 
 def _elsewhere(base: Run, view: str) -> bool:
-    """Whether the whole run holds what its chosen steps do not."""
     views = base.analysis.views
     if view == "stacks":
         return bool(base.tables.stacks.height or (views is not None and views.operators))
@@ -139,7 +138,6 @@ def _elsewhere(base: Run, view: str) -> bool:
 
 
 def _profiled(base: Run) -> str:
-    """Which steps traces hold, where they number them."""
     views = base.analysis.views
     overviews = [item.overview for item in views.spans if item.overview] if views is not None else []
     numbers = [int(step.step) for item in overviews if item.has_steps for step in item.steps if step.step.isdecimal()]

@@ -114,7 +114,6 @@ def _file(files: Path | None, name: str) -> Callable[[Request], Response]:
 
 
 def _asked(request: Request) -> Asked:
-    """The parameters of a request, those in its path and in its query."""
     return {**request.query_params, **request.path_params}
 
 
@@ -134,7 +133,6 @@ def _refused(_: Request, error: Any) -> Response:
 
 
 def _broken(request: Request, error: Exception) -> Response:
-    """A mistake of ours: a line for the one who asked, and one for whoever looks at the terminal."""
     print(f"stepscope view: {one_line(request.url.path)}: {unexpected(error)}", file=sys.stderr, flush=True)
     return Response(failure(unexpected(error)), status_code=500, media_type=JSON)
 

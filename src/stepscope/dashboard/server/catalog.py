@@ -144,7 +144,6 @@ class Catalog:
         yield from found
 
     def _below(self, folder: Path, top: Path, depth: int, budget: Iterator[int]) -> Iterator[Place]:
-        """The runs in a folder that is one, or holds some."""
         if next(budget, None) is None:
             return
         if self._is_run(folder):
@@ -253,8 +252,6 @@ class _Report(Struct):
 
 
 class _Manifest(Struct):
-    """What the first host's manifest says of the run."""
-
     command: list[str] | None = None
     name: str | None = None
     tags: list[str] | None = None
@@ -326,7 +323,6 @@ def standing(place: Place, progress: Progress | None = None) -> live.Standing:
 
 
 def _began(place: Place, manifest: _Manifest) -> float:
-    """When the run began, seconds since the epoch; of a trace, when it was written."""
     if manifest.started_ns is not None:
         return manifest.started_ns / 1e9
     try:

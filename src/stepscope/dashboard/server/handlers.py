@@ -81,7 +81,6 @@ class Handlers:
         return {**head, **prepared.head, "revision": prepared.revision}
 
     def _describe(self, place: Place, run: Run) -> dict[str, Any]:
-        """What a head says once the run has been read."""
         context = pages.PageContext(run, run, catalog=self._catalog, key=place.key, source=self._source)
         always = (COMPARE,) if place.kind == EXPERIMENT else ()
         empty = [key for key, page in pages.PAGES.items() if key not in always and page.empty(context)]
@@ -127,7 +126,6 @@ class Handlers:
         )
 
     def _ahead(self, place: Place) -> Iterator[Callable[[], object]]:
-        """The pages of a run as they are asked for first."""
         return (partial(self.page, {"run": place.key, "page": page}) for page in pages.PAGES if page != COMPARE)
 
     def _prepared(self, place: Place) -> Prepared:

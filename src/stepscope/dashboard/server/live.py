@@ -84,7 +84,6 @@ class Journal:
 
 
 def _decoded(text: bytes) -> Any:
-    """A value of JSON, None where there is none."""
     try:
         return msgspec.json.decode(text)
     except (ValueError, RecursionError):  # a msgspec error is a ValueError, and so is text that is no UTF-8
@@ -183,7 +182,6 @@ def standing_of_experiment(folder: Path) -> Standing:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A small JSON object, empty where there is none."""
     try:
         with open_regular(path) as file:
             found = _decoded(file.read(MAX_MANIFEST))
@@ -213,7 +211,6 @@ def signature(folder: Path) -> tuple[Any, ...]:
 
 
 def _seen(path: Path) -> tuple[int, float] | None:
-    """Size and time of the last write of a file, None where there is none."""
     try:
         found = path.stat()
     except OSError:

@@ -186,7 +186,6 @@ class PreparedRuns:
     # ---------------------------------------------------------------------------------------------- in the background
 
     def _work(self, place: Place, steps: tuple[int, int] | None, job: Job) -> None:
-        """Read a run, and keep what came of it."""
         key = (place.key, steps)
         made, failed = None, None
         try:
