@@ -206,6 +206,22 @@ def chart(
     }
 
 
+def drawn(
+    id: str,
+    title: str,
+    type: str,
+    sentence: str,
+    x: tuple[str, str, Iterable[Any]],
+    y: tuple[str, str],
+    parts: Iterable[tuple[str, Iterable[Any], str | None]],
+    of: tuple[str, str],
+    **more: Any,
+) -> Block:
+    """A chart from 0 on of (name, values, role) in the unit of `y`; `of` is the record and key that define them."""
+    made = [series(name, y[1], values, role=role) for name, values, role in parts]
+    return chart(id, title, type, sentence=sentence, x=x, y=y, y_min=0, series=made, help=meaning(*of), **more)
+
+
 def findings(
     cards: Iterable[Mapping[str, Any]],
     risks: Iterable[Mapping[str, Any]],

@@ -241,18 +241,14 @@ def _phases(context: PageContext | Alone, document: Document) -> Iterator[Block]
     if not rows:
         return
     most = rows[0]
-    yield blocks.chart(
+    yield blocks.drawn(
         "parts",
         "What a mean step is made of on both sides",
         "stacked_bars",
-        sentence=f"The largest difference is in {most['name']}: {said.phase_difference(most)} a step.",
-        x=("side", "text", ["baseline", "candidate"]),
-        y=("time of the step", "ms"),
-        y_min=0,
-        series=[
-            blocks.series(row["name"], "ms", [row["baseline_ms"], row["candidate_ms"]], role=row["category"])
-            for row in rows
-        ],
-        help=blocks.meaning("PhaseEffect", "difference_ms"),
+        f"The largest difference is in {most['name']}: {said.phase_difference(most)} a step.",
+        ("side", "text", ["baseline", "candidate"]),
+        ("time of the step", "ms"),
+        [(row["name"], [row["baseline_ms"], row["candidate_ms"]], row["category"]) for row in rows],
+        ("PhaseEffect", "difference_ms"),
     )
     yield from rows_table(context, "phases", said.PHASES, "PhaseEffect", _PHASE, rows, limit=len(rows))

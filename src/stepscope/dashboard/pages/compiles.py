@@ -88,23 +88,20 @@ def _points(view: CompilersView, kind: str) -> Iterator[Block]:
         return
     worst = max(timed, key=lambda point: point.compile_ms or 0)
     parts = [
-        blocks.series(name, "ms", [getattr(point, key) for point in points], role=role)
+        (name, [getattr(point, key) for point in points], role)
         for name, key, role in _POINTS
         if any(getattr(point, key) is not None for point in points)
     ]
-    yield blocks.chart(
+    yield blocks.drawn(
         f"compile-steps-{kind}",
         f"Steps that compiled, {words.term(kind)}",
         "bars",
-        sentence=(
-            f"{words.things(len(points), f'{words.term(kind)} step')} compiled, broke or moved something to the host; "
-            f"step {worst.step} compiled longest, {words.milliseconds(worst.compile_ms)}."
-        ),
-        x=("step", "count", [point.step for point in points]),
-        y=("time", "ms"),
-        y_min=0,
-        series=parts,
-        help=blocks.meaning("CompilerPoint", "compile_ms"),
+        f"{words.things(len(points), f'{words.term(kind)} step')} compiled, broke or moved something to the host; "
+        f"step {worst.step} compiled longest, {words.milliseconds(worst.compile_ms)}.",
+        ("step", "count", [point.step for point in points]),
+        ("time", "ms"),
+        parts,
+        ("CompilerPoint", "compile_ms"),
         notes=["Only steps in which something was compiled, broken off or moved, of the lead rank."],
         select="steps",
     )

@@ -58,19 +58,9 @@ def _workers(rows: Sequence[WorkerShare]) -> Iterator[Block]:
         ("workers-waiting", "Transferring and waiting in collectives", _WAITING, waited),
     ):
         if parts is _STEP or any(row.synchronizing_ns is not None for row in rows):
-            yield blocks.chart(
-                id,
-                title,
-                "stacked_bars",
-                sentence=sentence,
-                x=("worker", "text", [row.span.label for row in rows]),
-                y=("mean step", "ns"),
-                y_min=0,
-                series=[
-                    blocks.series(label, "ns", [getattr(row, k) for row in rows], role=role) for label, k, role in parts
-                ],
-                help=blocks.meaning("WorkerShare", parts[0][1]),
-            )
+            x, y = ("worker", "text", [row.span.label for row in rows]), ("mean step", "ns")
+            drawn = [(label, [getattr(row, key) for row in rows], role) for label, key, role in parts]
+            yield blocks.drawn(id, title, "stacked_bars", sentence, x, y, drawn, ("WorkerShare", parts[0][1]))
 
 
 TITLE = "GPU summary"
@@ -153,17 +143,16 @@ def _charts(counters: Sequence[Counter]) -> Iterator[Block]:
             continue
         first = known[0][0]
         percent = y[1] == "pct"
-        yield blocks.chart(
+        yield blocks.drawn(
             f"gpu-{name}",
             title,
             "line",
-            sentence=_sentence([(label, each) for each, label, _ in known]),
-            x=("since the start", "ns", [at * first.bucket_ns for at in range(len(first.values))]),
-            y=y,
-            y_min=0,
+            _sentence([(label, each) for each, label, _ in known]),
+            ("since the start", "ns", [at * first.bucket_ns for at in range(len(first.values))]),
+            y,
+            [(label, each.values, role) for each, label, role in known],
+            ("GpuSummary", "utilization_pct") if percent else ("CounterPoint", "value"),
             y_max=100 if percent else None,
-            series=[blocks.series(label, y[1], each.values, role=role) for each, label, role in known],
-            help=blocks.meaning(*(("GpuSummary", "utilization_pct") if percent else ("CounterPoint", "value"))),
             notes=[USE] if percent else [],
             sync=SYNC,
         )
@@ -185,20 +174,20 @@ def _compared(context: PageContext, gpus: Sequence[GpuSummary]) -> Iterator[Bloc
         return
     top = gpus[: traced.TOP * 2]
     names = [f"{gpu.span.label} GPU {gpu.gpu.device}" for gpu in top]
-    yield blocks.chart(
+    eligible = [gpu.tensor_core_eligible_pct for gpu in top]
+    yield blocks.drawn(
         "gpu-cores",
         "Kernel time on tensor cores",
         "bars",
-        sentence=f"Kernel time on tensor cores, and what could be on them, of {len(top)} of {len(gpus)} GPUs.",
-        x=("GPU", "text", names),
-        y=("share of kernel time", "pct"),
-        y_min=0,
-        y_max=100,
-        series=[
-            blocks.series("on tensor cores", "pct", [gpu.tensor_core_pct for gpu in top]),
-            blocks.series("below operators that could", "pct", [gpu.tensor_core_eligible_pct for gpu in top]),
+        f"Kernel time on tensor cores, and what could be on them, of {len(top)} of {len(gpus)} GPUs.",
+        ("GPU", "text", names),
+        ("share of kernel time", "pct"),
+        [
+            ("on tensor cores", [gpu.tensor_core_pct for gpu in top], None),
+            ("below operators that could", eligible, None),
         ],
-        help=blocks.meaning("GpuSummary", "tensor_core_pct"),
+        ("GpuSummary", "tensor_core_pct"),
+        y_max=100,
     )
     yield traced.block(context, "gpus", gpus, title="All GPUs")
 

@@ -157,16 +157,15 @@ def _charts(curve: MemoryCurve, label: str) -> Iterator[Block]:
     )
     if curve.by_category:
         named = {_words(name): (name.lower(), values) for name, values in curve.by_category.items()}
-        yield blocks.chart(
+        yield blocks.drawn(
             "memory-categories",
             f"Memory by category, {label}",
             "stacked_area",
-            sentence=f"What is allocated, split into {', '.join(named)}.",
-            x=along,
-            y=("allocated", "bytes"),
-            y_min=0,
-            series=[blocks.series(name, "bytes", values, role=role) for name, (role, values) in named.items()],
-            help=blocks.meaning("MemoryCurve", "by_category"),
+            f"What is allocated, split into {', '.join(named)}.",
+            along,
+            ("allocated", "bytes"),
+            [(name, values, role) for name, (role, values) in named.items()],
+            ("MemoryCurve", "by_category"),
             sync=SYNC,
         )
 
@@ -208,16 +207,15 @@ def _peak_charts(
         top = parts[: traced.TOP]
         name, most = top[0]
         held = "was allocated before the recording" if name == BEFORE else f"is that of {name}"
-        yield blocks.chart(
+        yield blocks.drawn(
             f"memory-peak-{by}",
             f"What stood at the peak, by {by}",
             "bars",
-            sentence=f"The largest part of the peak, {words.size(most)}, {held}.",
-            x=(by, "text", [part for part, _ in top]),
-            y=("at the peak", "bytes"),
-            y_min=0,
-            series=[blocks.series("at the peak", "bytes", [value for _, value in top])],
-            help=blocks.meaning(record, key),
+            f"The largest part of the peak, {words.size(most)}, {held}.",
+            (by, "text", [part for part, _ in top]),
+            ("at the peak", "bytes"),
+            [("at the peak", [value for _, value in top], None)],
+            (record, key),
             notes=[f"The {len(top)} largest of {len(parts)}."] if len(top) < len(parts) else [],
         )
 

@@ -68,19 +68,16 @@ def _chart(rows: Sequence[OperatorRow], by: str) -> Block:
     names = [row.name if row.shapes is None else f"{row.name} {row.shapes}" for row in top]
     most = words.nanoseconds(getattr(first, by))
     host = [row.host_self_ns for row in top]
-    shown = [blocks.series("host self time", "ns", host, role="host")]
-    if where == "device":
-        shown.insert(0, blocks.series("device self time", "ns", [row.device_self_ns for row in top], role="kernel"))
-    return blocks.chart(
+    device = [("device self time", [row.device_self_ns for row in top], "kernel")] if where == "device" else []
+    return blocks.drawn(
         "operators-top",
         f"Operators with most {where} self time",
         "bars",
-        sentence=f"Of {len(rows)} rows {first.name} has most {where} self time, {most}.",
-        x=("operator", "text", names),
-        y=("self time", "ns"),
-        y_min=0,
-        series=shown,
-        help=blocks.meaning("OperatorRow", by),
+        f"Of {len(rows)} rows {first.name} has most {where} self time, {most}.",
+        ("operator", "text", names),
+        ("self time", "ns"),
+        [*device, ("host self time", host, "host")],
+        ("OperatorRow", by),
     )
 
 

@@ -7,7 +7,7 @@ charts stand processes, ranks, and what sampled stacks say of steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -160,24 +160,23 @@ def _chart(parts: StepPhases, *, several: bool) -> Block:
         f"longest after the warm-up is step {parts.steps[longest]} with {words.milliseconds(parts.wall_ms[longest])}"
     )
     many = len(parts.steps) > MANY
-    made = [blocks.series("step time", "ms", parts.wall_ms, role="wall")]
+    made: list[tuple[str, Sequence[float | None], str]] = [("step time", parts.wall_ms, "wall")]
     title, key, type_ = "Step time", "wall_ms", "line" if many else "bars"
     if parts.parts_ms:
         phase = max(parts.parts_ms, key=lambda name: parts.parts_ms[name][longest] or 0.0)
         sentence += f", most of it {words.term(phase)}"
-        made = [blocks.series(words.term(name), "ms", values, role=name) for name, values in parts.parts_ms.items()]
+        made = [(words.term(name), values, name) for name, values in parts.parts_ms.items()]
         title, key, type_ = "What each step is made of", "parts_ms", "stacked_area" if many else "stacked_bars"
-    return blocks.chart(
+    return blocks.drawn(
         "steps",
         title,
         type_,
-        sentence=sentence + ".",
-        x=("step", "number", parts.steps),
-        y=("time of the step", "ms"),
-        y_min=0,
-        series=made,
+        sentence + ".",
+        ("step", "number", parts.steps),
+        ("time of the step", "ms"),
+        made,
+        ("StepPhases", key),
         marks=_marks(parts),
-        help=blocks.meaning("StepPhases", key),
         notes=notes,
         sync=SYNC,
         select="steps",
@@ -196,23 +195,18 @@ def _marks(parts: StepPhases) -> list[Mapping[str, Any]]:
 
 
 def _distribution(found: StepDistribution, facts: StepFacts) -> Block:
-    made = [blocks.series("steady", "count", found.steady, role="measured")]
-    if any(found.others):
-        made.append(blocks.series("others", "count", found.others, role="other"))
-    return blocks.chart(
+    others = [("others", found.others, "other")] if any(found.others) else []
+    return blocks.drawn(
         "distribution",
         "How long steps take",
         "histogram",
-        sentence=(
-            f"Half of the steady steps take less than {words.milliseconds(facts.median_ms)}, one in twenty more than "
-            f"{words.milliseconds(facts.p95_ms)}; the longest of all takes {words.milliseconds(found.longest_ms)}."
-        ),
-        x=("time of the step", "ms", found.edges_ms[:-1]),
-        y=("steps", "count"),
-        y_min=0,
-        series=made,
+        f"Half of the steady steps take less than {words.milliseconds(facts.median_ms)}, one in twenty more than "
+        f"{words.milliseconds(facts.p95_ms)}; the longest of all takes {words.milliseconds(found.longest_ms)}.",
+        ("time of the step", "ms", found.edges_ms[:-1]),
+        ("steps", "count"),
+        [("steady", found.steady, "measured"), *others],
+        ("StepDistribution", "steady"),
         marks=[blocks.mark(found.edges_ms[-2], found.edges_ms[-1], "and longer")] if found.longer else [],
-        help=blocks.meaning("StepDistribution", "steady"),
         notes=["The last bin holds all longer steps too."] if found.longer else [],
     )
 
@@ -292,24 +286,20 @@ def _profiled_chart(item: Overview, context: PageContext, *, several: bool) -> B
         notes.append("No step is marked in this trace: its whole length counts as one.")
     share = words.percent(item.parts[most].share)
     named = {name: words.PARTS.get(name, words.term(name)) for name in item.parts}
-    return blocks.chart(
+    return blocks.drawn(
         "profiled",
         "What each profiled step is made of",
         "stacked_area" if len(steps) > MANY else "stacked_bars",
-        sentence=(
-            f"{words.things(len(item.steps), 'profiled step')}, {words.nanoseconds(item.wall.mean_ns)} on average; "
-            f"{share} of it is {named[most]}. The longest is step {longest.step} with "
-            f"{words.nanoseconds(longest.wall_ns)}."
-        ),
-        x=("step", "number", [int(step.step) if step.step.isdecimal() else step.step for step in steps]),
-        y=("time of the step", "ns"),
-        y_min=0,
-        series=[
-            blocks.series(named[name], "ns", [step.parts_ns.get(name) for step in steps], role=name)
+        f"{words.things(len(item.steps), 'profiled step')}, {words.nanoseconds(item.wall.mean_ns)} on average; {share} "
+        f"of it is {named[most]}. The longest is step {longest.step} with {words.nanoseconds(longest.wall_ns)}.",
+        ("step", "number", [int(step.step) if step.step.isdecimal() else step.step for step in steps]),
+        ("time of the step", "ns"),
+        [
+            (named[name], [step.parts_ns.get(name) for step in steps], name)
             for name, summary in item.parts.items()
             if summary.share >= SMALLEST
         ],
-        help=blocks.meaning("StepBreakdown", "parts_ns"),
+        ("StepBreakdown", "parts_ns"),
         notes=notes,
         sync=SYNC,
         select="steps" if item.has_steps else None,

@@ -169,19 +169,16 @@ def _step_chart(found: Telemetry) -> Iterator[Block]:
     if len(found.step_ms) < 2:
         return
     longest = max(range(len(found.step_ms)), key=lambda at: found.step_ms[at])
-    yield blocks.chart(
+    yield blocks.drawn(
         "steps-over-time",
         "Step time",
         "line",
-        sentence=(
-            f"Steps of {found.step_process} over time; the longest takes "
-            f"{words.milliseconds(found.step_ms[longest])}, {words.seconds(found.step_time_s[longest])} in."
-        ),
-        x=("time since the start", "s", found.step_time_s),
-        y=("time of the step", "ms"),
-        y_min=0,
-        series=[blocks.series("step time", "ms", found.step_ms, role="wall")],
-        help=blocks.meaning("Telemetry", "step_ms"),
+        f"Steps of {found.step_process} over time; the longest takes "
+        f"{words.milliseconds(found.step_ms[longest])}, {words.seconds(found.step_time_s[longest])} in.",
+        ("time since the start", "s", found.step_time_s),
+        ("time of the step", "ms"),
+        [("step time", found.step_ms, "wall")],
+        ("Telemetry", "step_ms"),
         sync=SYNC,
     )
 
