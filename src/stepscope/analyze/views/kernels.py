@@ -10,8 +10,8 @@ which works for any of them and cannot be made to run away by a crafted name. Na
 cuBLAS, Tensile) are kept, without their tails of tuning parameters.
 
 `uses_tensor_cores`: no trace says which instructions a kernel ran. Libraries that write matrix kernels put the
-instruction, or a family that is only ever built on it, into the kernel's name; those marks are in
-`tensor_cores.json`, by family, with where the name comes from. A kernel written by hand that bears none of them counts as using none. What is
+instruction, or a family that is only ever built on it, into the kernel's name; `tensor_cores.json` has those marks by
+family, with where the name comes from. A kernel written by hand that bears none of them counts as using none. What is
 0 % here may still be arithmetic in 16 bits, and what counts here may keep the cores busy for a part of its time only.
 """
 
