@@ -140,13 +140,6 @@ def test_a_build_that_fails_says_why_and_keeps_what_there_is(
     assert bundle.folder() == static(tree)
 
 
-@pytest.mark.usefixtures("programs")
-def test_it_can_be_switched_off(hook: ModuleType, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STEPSCOPE_NO_WEB", "1")
-    assert "STEPSCOPE_NO_WEB" in hook.build(tree)
-    assert calls(tree) == requirements(hook, tree) == []
-
-
 def test_node_comes_from_pypi_only_where_it_is_needed(
     hook: ModuleType, tree: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

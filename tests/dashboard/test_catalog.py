@@ -25,9 +25,6 @@ def catalog_of(path: Path) -> Catalog:
     return Catalog([path], lambda _: pytest.fail("not to be read"))
 
 
-# ----------------------------------------------------------------------------------------------------------- list
-
-
 def test_a_folder_of_runs_is_a_list_newest_first(tmp_path: Path, dashboard_of: Callable[..., Dashboard]) -> None:
     for number in (2, 1, 3):
         manifest = {

@@ -63,20 +63,6 @@ def test_a_click_zooms_and_a_link_restores_it(small: View) -> None:
     small.until(lambda: parameter(small, "zoom") is None)
 
 
-def test_a_search_counts_what_it_finds(small: View) -> None:
-    field = small.page.locator("input[type=search]").first
-    field.fill("decode")
-    small.until(lambda: "of the tree" in small.text(".tools .found"))
-    assert small.page.locator("g.frame.found").count() == int(small.text(".tools .found").split()[0])
-    assert parameter(small, "search") == "decode"
-    field.fill("(")
-    small.until(lambda: "searched as it is" in small.text(".tools .found"))
-    field.fill("data.py:21")
-    small.until(lambda: "1 box" in small.text(".tools .found"))
-    field.press("Escape")
-    small.until(lambda: small.page.locator("g.frame.found").count() == 0)
-
-
 def test_keys_walk_zoom_and_turn(small: View) -> None:
     picture = small.page.locator(PICTURE)
     whole = current(small)
@@ -95,17 +81,6 @@ def test_keys_walk_zoom_and_turn(small: View) -> None:
     picture.press("i")
     small.until(lambda: top.get_attribute("transform") != before)
     assert small.page.get_by_role("button", name="Flame", exact=True).get_attribute("aria-pressed") == "true"
-
-
-def test_a_difference_tells_both_sides(dashboard: Dashboard, served: Served, look: Look) -> None:
-    other = served("fuzzed")
-    view = drawn(look(dashboard.page(served("small"), "flame", **{"with": other})))
-    box(view, "main")
-    assert re.search(r" in .*, .* in ", view.text(".current"))
-    assert any(label.startswith(("new: ", "gone: ", "+ ", "− ")) for label in labels(view))
-    view.page.get_by_label("Widths of").select_option("1")
-    view.until(lambda: any(label.startswith("gone: ") for label in labels(view)))
-    assert view.page.locator("img").count() == 0
 
 
 def test_accessible(dashboard: Dashboard, served: Served, look: Look) -> None:

@@ -170,9 +170,6 @@ def test_outside_of_a_notebook_the_terminal_report_is_printed(
     assert shown.err == ""
 
 
-# ---- the fragment ----------------------------------------------------------------------------------------------------
-
-
 def test_a_fragment_is_one_element_without_scripts(tmp_path: Path) -> None:
     write_script(tmp_path)
     made = notebook.fragment(build(analysis(tmp_path), diagnosis(tmp_path)), page="runs/one/report.html")

@@ -6,13 +6,10 @@ import gzip
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stepscope.api import open_run
-from stepscope.dashboard import bundle, single
 from tests.browser_page import Opened
 from tests.dashboard.browser import Look, View
 from tests.dashboard.client import Dashboard
@@ -206,22 +203,3 @@ def test_accessible_with_a_slice_chosen(dashboard: Dashboard, served: Served, lo
     assert view.violations() == []
     view.page.get_by_role("dialog").get_by_role("button", name="Close").click()
     assert view.violations() == []
-
-
-def test_the_single_file_holds_a_window(gpu_trace: Path, open_page: Callable[..., Opened], tmp_path: Path) -> None:
-    if bundle.folder() is None:
-        pytest.skip("needs the built front end: npm --prefix web run build")
-    run = open_run(gpu_trace)
-    file = tmp_path / "report.html"
-    file.write_text(single.render(run, run.report()), encoding="utf-8")
-    view = open_page(file, width=1280)
-    view.until(lambda: view.page.locator("nav a").count() > 0)
-    view.page.locator('nav a[href*="/timeline"]').click()
-    view.until(lambda: view.page.locator(TRACKS).count() == 1)
-    whole = shown_ns(view)
-    view.page.locator(TRACKS).press("w")
-    view.until(lambda: shown_ns(view) < whole)
-    find(view, GEMM)
-    view.until(lambda: heading(view) == GEMM)
-    assert "aten::mm" in view.text(".detail .links")
-    assert view.page.get_by_role("button", name="Open in Perfetto").count() == 0

@@ -98,7 +98,7 @@ def show(found: Hotspots, console: Console, shorten: Shortener, rows: int | None
 def _header(found: Hotspots) -> Iterator[str]:
     share = words.percent(found.waiting_samples / found.selected_samples) if found.selected_samples else "0 %"
     yield f"{words.count(found.selected_samples)} {found.unit}, {share} of them waiting; by {found.by}"
-    files = _several(found.files, "file")
+    files = words.things(found.files, "file")
     formats = f" ({', '.join(plain(name) for name in found.formats)})" if found.formats else ""
     skipped = f", {words.count(found.skipped_samples)} unreadable" if found.skipped_samples else ""
     yield f"from {files}{formats} with {words.count(found.samples)} {found.unit}{skipped}"
@@ -109,7 +109,11 @@ def _header(found: Hotspots) -> Iterator[str]:
         )
         yield f"left out: {', '.join(parts)}"
     yield from _process_lines(found.processes)
-    yield "; ".join((_idle(found), _lasted(found), *_steps(found)))
+    how = {"recorded": "as recorded", "inferred": "inferred from threads that only wait"}.get(found.idle_source or "")
+    state = {True: "waiting was sampled too", False: "waiting was not sampled"}.get(found.idle)  # type: ignore[arg-type]
+    steps = f"; {words.count(found.steps)} steady steps of {words.milliseconds(found.mean_step_ms)}"
+    mode = f"{state} ({how})" if state else "mode unknown"
+    yield f"{mode}; {_lasted(found)}{steps if found.mean_step_ms is not None else ''}"
     kinds = [
         f"{_KINDS.get(kind, plain(kind))} {words.percent(count / found.selected_samples)}"
         for kind, count in found.kinds.items()
@@ -127,22 +131,12 @@ def _process_lines(processes: Sequence[SampledProcess]) -> Iterator[str]:
             of_rank = f" of rank {process.rank}"
         pid = f", pid {process.pid}" if process.pid is not None else ""
         host = f" on {plain(process.host)}" if process.host else ""
-        threads = _several(process.threads, "thread") if process.threads else "threads not told apart"
+        threads = words.things(process.threads, "thread") if process.threads else "threads not told apart"
         waiting = words.percent(process.waiting_samples / process.samples) if process.samples else "0 %"
         yield f"  {name}{of_rank}{pid}{host}: {words.count(process.samples)}, {threads}, {waiting} waiting"
     if len(processes) > MAX_PROCESSES:
         rest = Counter(_ROLES.get(process.role, process.role) for process in processes[MAX_PROCESSES:])
         yield f"  and {', '.join(f'{count} more of {plain(name)}' for name, count in sorted(rest.items()))}"
-
-
-def _several(count: int, name: str) -> str:
-    return f"{words.count(count)} {name}" + ("" if count == 1 else "s")
-
-
-def _idle(found: Hotspots) -> str:
-    how = {"recorded": "as recorded", "inferred": "inferred from threads that only wait"}.get(found.idle_source or "")
-    state = {True: "waiting was sampled too", False: "waiting was not sampled"}.get(found.idle)  # type: ignore[arg-type]
-    return f"{state} ({how})" if state else "mode unknown"
 
 
 def _lasted(found: Hotspots) -> str:
@@ -153,12 +147,6 @@ def _lasted(found: Hotspots) -> str:
         return f"sampled for {words.seconds(found.wall_s)}{rate}"
     least = "" if found.idle else "at least "  # a thread that waits unseen has fewer samples than time
     return f"sampled for {least}{words.seconds(found.wall_s)} (at the nominal rate){rate}"
-
-
-def _steps(found: Hotspots) -> list[str]:
-    if found.mean_step_ms is None:
-        return []
-    return [f"{words.count(found.steps)} steady steps of {words.milliseconds(found.mean_step_ms)}"]
 
 
 def _columns(found: Hotspots, shorten: Shortener) -> list[blocks.Col]:

@@ -137,9 +137,6 @@ def _facts(block: Block, level: Level) -> str:
     return _heading(block["title"]) + _rows(columns, rows, _first(len(rows), len(block["rows"])), whole)
 
 
-# ---- tables ----------------------------------------------------------------------------------------------------------
-
-
 def _table(block: Block, level: Level) -> str:
     rows = block["rows"][: level.rows]
     notes = " ".join([_first(len(rows), block["total"]), *block["notes"]]).strip()
@@ -185,9 +182,6 @@ def _cell(row: Item, column: Item, level: Level, indented: bool) -> str:
         )
         said = f"<code>{said}</code>{function}{code}"
     return f"<td{_class(_style(column))}>{said}</td>"
-
-
-# ---- findings --------------------------------------------------------------------------------------------------------
 
 
 def _findings(block: Block, level: Level) -> str:
@@ -289,9 +283,6 @@ def place(where: Item, level: Level, *, alone: bool) -> str:
     )
     edited = "<p class='soft'>The file was edited since the run.</p>" if lines and where["edited"] else ""
     return f"{head}<pre>{lines}</pre>{edited}" if lines else head
-
-
-# ---- charts ----------------------------------------------------------------------------------------------------------
 
 
 def _chart(block: Block, level: Level) -> str:
@@ -479,9 +470,6 @@ def _heat(block: Block) -> str:
 _DRAWINGS = {"interval": _intervals, "heat": _heat}
 
 
-# ---- flame graphs and timelines --------------------------------------------------------------------------------------
-
-
 def _flame(block: Block, level: Level) -> str:
     """The first tree as its hottest rows: what a box holds less what stands on it, added up by function and line."""
     document = block["document"]
@@ -524,9 +512,6 @@ def _timeline(block: Block, level: Level) -> str:
     said = f"A timeline of {span} in {len(block['tracks'])} tracks, which takes a script to draw."
     notes = "".join(f"<p class='soft'>{markup(note, level.text)}</p>" for note in block["notes"])
     return f"<p>{markup(said)} <code>stepscope view RUN</code> shows it.</p>{notes}"
-
-
-# ---- parts -----------------------------------------------------------------------------------------------------------
 
 
 def _heading(title: str | None) -> str:

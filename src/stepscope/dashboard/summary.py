@@ -55,9 +55,6 @@ def _more(left: int, what: str) -> Iterator[Block]:
         yield blocks.text(what.format(words.count(left)), "note")
 
 
-# ---- the headline ----------------------------------------------------------------------------------------------------
-
-
 def headline(screen: Screen) -> Iterator[Block]:
     """What was read, the steps, knobs, and what a reader has to know before the first figure."""
     report, steps = screen.report, screen.report.steps
@@ -88,8 +85,6 @@ def headline(screen: Screen) -> Iterator[Block]:
     yield from (blocks.text(one_line(text, 300), "warning") for text in texts[:MAX_WARNINGS])
     yield from _more(len(texts) - MAX_WARNINGS, "and {} more notes on quality in the report's files")
 
-
-# ---- where a step goes -----------------------------------------------------------------------------------------------
 
 PARTS = "Part: part; Time a step: ms ms; Share: share share bar"
 SPANS = 3  # shown one by one
@@ -145,8 +140,6 @@ def _overview(item: Row, screen: Screen, *, several: bool) -> Iterator[Block]:
     yield from _split(title, parts, f"As the TensorBoard plugin split it: {', '.join(plugin)}", screen)
 
 
-# ---- what was learned ------------------------------------------------------------------------------------------------
-
 STOOD_OUT = 3
 
 
@@ -157,8 +150,6 @@ def _learned(screen: Screen) -> Iterator[Block]:
     yield from (blocks.text(one_line(text, 300), "warning") for text in found[:STOOD_OUT])
     yield from _more(len(found) - STOOD_OUT, "and {} more changes and spikes in the report's files")
 
-
-# ---- devices and memory ----------------------------------------------------------------------------------------------
 
 GPUS = 6
 GPU_COLUMNS = (
@@ -257,9 +248,6 @@ def _peak(curve: Row, *, several: bool) -> str:
     return ", ".join(parts)
 
 
-# ---- findings and risks ----------------------------------------------------------------------------------------------
-
-
 def findings(screen: Screen) -> Iterator[Block]:
     """Findings, then what no rule found, the rules with nothing to go by, and risks."""
     report = screen.report
@@ -354,8 +342,6 @@ def _experiment(screen: Screen) -> Iterator[Block]:
         yield from experiments.outcome(screen, document)
 
 
-# ---- compilers -------------------------------------------------------------------------------------------------------
-
 CAUSES = 5
 WARNINGS = 4
 NOTES = 4
@@ -419,8 +405,6 @@ def _causes(view: Row, found: Sequence[Any], screen: Screen) -> Iterator[Block]:
             yield blocks.text(f"{function}{one_line(compiled.eager(limits[row['id']]), 200)}")
     yield from _more(len(left) - CAUSES, "and {} more causes: --table compiles")
 
-
-# ---- what sampled stacks say -----------------------------------------------------------------------------------------
 
 HOT_LINES = 3  # shown where no finding points at a line
 HOT = ": share share; : where; : doing"

@@ -148,9 +148,6 @@ def _section(section: Iterable[Block], screen: Screen) -> Rows:
             yield from apart
 
 
-# ---- sentences and figures -------------------------------------------------------------------------------------------
-
-
 def _text(block: Block, screen: Screen) -> Rows:  # noqa: ARG001
     said, tone = one_line(block["text"], MAX_TEXT), block["tone"]
     if tone == "warning":
@@ -184,9 +181,6 @@ def _facts(block: Block, screen: Screen) -> Rows:  # noqa: ARG001
 def _note(row: Item) -> Iterator[tuple[str, str]]:
     if row["note"]:
         yield f"  ({row['note']})", "dim"
-
-
-# ---- tables ----------------------------------------------------------------------------------------------------------
 
 
 def _table(block: Block, screen: Screen) -> Rows:
@@ -305,8 +299,6 @@ def _stacked(parts: Sequence[Item], screen: Screen) -> Rows:
         table.add_row(*texts[first : first + columns])
     yield table
 
-
-# ---- findings and risks ----------------------------------------------------------------------------------------------
 
 IN_FULL = 3  # what fits a screen
 LISTED = 8
@@ -427,9 +419,6 @@ _BLOCKS = {
     "table": _table,
     "findings": _findings,
 }
-
-
-# ---- lines -----------------------------------------------------------------------------------------------------------
 
 
 # Colours of the parts of a step by position; basic ones, which every terminal theme defines readably.

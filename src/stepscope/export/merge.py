@@ -115,9 +115,6 @@ def _surveyed(sources: list[Source], cut: Cut, problems: list[str], next_pass: C
     return good
 
 
-# ------------------------------------------------------------------------------------------------------- choosing
-
-
 def _cut(
     traces: list[Source], cut: Cut, start_ns: int, problems: list[str], next_pass: Callable[[], Progress]
 ) -> list[Source]:
@@ -172,9 +169,6 @@ def _steps_of(source: Source) -> dict[int, tuple[int, int]]:
 
 def _span(steps: tuple[int, int]) -> str:
     return f"{steps[0]}" if steps[0] == steps[1] else f"{steps[0]}:{steps[1]}"
-
-
-# -------------------------------------------------------------------------------------------------------- writing
 
 
 def _head(kept: list[Source], base_ns: int, *, several: bool) -> bytes:

@@ -107,9 +107,6 @@ def _points(view: CompilersView, kind: str) -> Iterator[Block]:
     )
 
 
-# ---- tables ----------------------------------------------------------------------------------------------------------
-
-
 def _causes(context: PageContext, told: Mapping[str, Any]) -> Iterator[Block]:
     found = traced.rows(context, "compiles", group="cause")
     if found.rows:

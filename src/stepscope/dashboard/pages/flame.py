@@ -97,9 +97,6 @@ def _others(context: PageContext, rank: int | None) -> list[Block]:
     return traced.choice(context, "Compare with", "with", given, options)
 
 
-# ---- the document ----------------------------------------------------------------------------------------------------
-
-
 def _document(context: PageContext, by: str, rank: int | None, other: str) -> dict[str, Any]:
     """The stepscope.flame/1 document with about as many boxes as fit: drawn again with fewer where there are more."""
 

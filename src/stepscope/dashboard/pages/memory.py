@@ -181,9 +181,6 @@ def _sentence(curve: MemoryCurve) -> str:
     return f"{said}."
 
 
-# ---- the peak --------------------------------------------------------------------------------------------------------
-
-
 def _peak_charts(
     context: PageContext, curve: MemoryCurve, lines: Sequence[MemoryLine], operators: Sequence[MemoryOperator]
 ) -> Iterator[Block]:

@@ -244,8 +244,6 @@ def _event(event: Any) -> str:
     return f"{EVENTS.get(event.kind, words.term(event.kind))}{name} {words.milliseconds(event.ms)}"
 
 
-# ---- profiled steps --------------------------------------------------------------------------------------------------
-
 PROFILED, EMBEDDED_PROFILED = 400, 200  # points of a chart
 _MEANS = blocks.columns(
     "Span: span; Split by: split; Part: part; Mean: mean_ns ns bar; Median: median_ns ns; 95th percentile: p95_ns ns; "
@@ -323,9 +321,6 @@ def _means(found: list[Overview], context: PageContext) -> Block:
     heads = blocks.heads("Summary", _MEANS if len(found) > 1 else _MEANS[1:])
     title = "Where a mean profiled step goes"
     return blocks.table("profiled-means", title, heads, rows, limit=context.limit, notes=notes)
-
-
-# ---- tables below the charts -----------------------------------------------------------------------------------------
 
 
 def _phase(row: Row) -> str | None:

@@ -83,8 +83,6 @@ def _moments(text: str | None) -> tuple[int, int] | None:
     return int(match[1]), int(match[2])
 
 
-# ---- what is answered ------------------------------------------------------------------------------------------------
-
 Document = dict[str, Any]
 
 WINDOW_SCHEMA = "stepscope.timeline/1"
@@ -195,9 +193,6 @@ def slice_of_trace(run: Run, steps: tuple[int, int] | None, path: Path) -> Path:
         return export(run.paths, path, Cut(steps=steps), force=True).path
     except UsageError as error:
         raise UsageError(str(error).removeprefix("--")) from None
-
-
-# ---- documents -------------------------------------------------------------------------------------------------------
 
 
 def _worker(timeline: Timeline, key: str | None) -> str | None:

@@ -153,8 +153,6 @@ def again(context: PageContext, *options: str) -> str:
     return " ".join(("stepscope run", *options, "--", command))
 
 
-# ---- rows and tables -------------------------------------------------------------------------------------------------
-
 _MADE: WeakKeyDictionary[Run, OrderedDict[Any, Any]] = WeakKeyDictionary()
 
 

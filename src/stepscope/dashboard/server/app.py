@@ -117,9 +117,6 @@ def _asked(request: Request) -> Asked:
     return {**request.query_params, **request.path_params}
 
 
-# --------------------------------------------------------------------------------------------------------- errors
-
-
 def _failed(_: Request, error: Any) -> Response:
     if isinstance(error, StillPreparing):
         return Response(encoded(error.document), status_code=202, media_type=JSON)
@@ -136,8 +133,6 @@ def _broken(request: Request, error: Exception) -> Response:
     print(f"stepscope view: {one_line(request.url.path)}: {unexpected(error)}", file=sys.stderr, flush=True)
     return Response(failure(unexpected(error)), status_code=500, media_type=JSON)
 
-
-# ---------------------------------------------------------------------------------------------------- connections
 
 REQUEST_S = 10.0  # to send a request's headers
 MAX_WAITING = 100  # connections; the usual limit of open files is 1,024

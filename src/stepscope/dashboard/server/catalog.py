@@ -74,8 +74,6 @@ class Catalog:
         self._looked = -AGAIN_S
         self._runs: set[str] = set()  # folders that were seen to be runs: they stay what they are
 
-    # ------------------------------------------------------------------------------------------------------ the list
-
     def runs(self, text: str = "") -> list[dict[str, Any]]:
         """Entries (RunEntry) whose name, path or command holds all words of `text`, newest first."""
         found: list[dict[str, Any]] = self.document(text)["runs"]
@@ -126,8 +124,6 @@ class Catalog:
             if key not in self._known:
                 raise NotThere("there is no such run here; go back to the list of runs")
             return self._known[key]
-
-    # --------------------------------------------------------------------------------------------- looking for runs
 
     def _look(self) -> None:
         budget = iter(range(MAX_FOLDERS))
@@ -226,8 +222,6 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
     except OSError:
         return False
 
-
-# ---- what stands in the list -----------------------------------------------------------------------------------------
 
 LIST_SCHEMA = "stepscope.runs/1"
 MAX_SHOWN = 500  # entries of one answer; the search finds the others

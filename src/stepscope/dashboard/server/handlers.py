@@ -52,8 +52,6 @@ class Handlers:
     def close(self) -> None:
         self._prepared_runs.close()
 
-    # ---------------------------------------------------------------------------------------------------------- runs
-
     def runs(self, asked: Asked) -> dict[str, Any]:
         """RunList."""
         return self._catalog.document(_text(asked, "q") or "")
@@ -91,8 +89,6 @@ class Handlers:
             "steps": pages.step_range(run),
             "pages": listed,
         }
-
-    # --------------------------------------------------------------------------------------------------------- pages
 
     def page(self, asked: Asked) -> bytes:
         """PageDocument, encoded; raises `StillPreparing` while the run or its selected steps are being read."""
@@ -149,8 +145,6 @@ class Handlers:
             return whole
         return self._prepared_runs.look(whole.place, steps)
 
-    # ------------------------------------------------------------------------------------------------------ timeline
-
     def _run(self, asked: Asked) -> Run:
         return self._prepared(self._catalog.place(asked["run"])).run
 
@@ -191,8 +185,6 @@ class Handlers:
         steps = _steps(asked)
         name = asked["run"] + (f"-steps-{steps[0]}-{steps[1]}" if steps else "")
         return timeline.slice_of_trace(run, steps, folder / f"{name}.json.gz")
-
-    # ---------------------------------------------------------------------------------------------------------- live
 
     def following(self, asked: Asked) -> dict[str, Any]:
         """Live. Asking for it is what keeps the pages of a run that goes on up to date."""

@@ -218,9 +218,6 @@ def _seen(path: Path) -> tuple[int, float] | None:
     return found.st_size, found.st_mtime
 
 
-# ------------------------------------------------------------------------------------------------------ processes
-
-
 def _is_alive(manifest: dict[str, Any]) -> bool:
     """Whether the launcher or the command of this manifest still runs here."""
     started = manifest.get("started_ns")
@@ -267,9 +264,6 @@ def _is_fresh(manifests: list[dict[str, Any]], written: float | None) -> bool:
         return False
     here = all(manifest.get("host") == socket.gethostname() for manifest in manifests)
     return time.time() - written < (FRESH_S if here and manifests else FRESH_ELSEWHERE_S)
-
-
-# ---------------------------------------------------------------------------------------------------------- words
 
 
 def _ending(manifest: dict[str, Any]) -> str | None:

@@ -215,8 +215,6 @@ def _with_headers(send: Any) -> Any:
     return sending
 
 
-# ---- documents as bytes, and which status an error has ---------------------------------------------------------------
-
 ERROR_SCHEMA = "stepscope.error/1"
 PREPARING_SCHEMA = "stepscope.preparing/1"
 
