@@ -183,8 +183,6 @@ def head(listed: Iterable[Page], empty: Container[str] = (), **known: Any) -> di
 
 # A worker is what traces are of, by the name that the views use, or a training process that left a journal. All of this
 # needs the analysis of the run, and is quick once that is there.
-
-
 def workers(run: api.Run) -> list[dict[str, str]]:
     """(key, label) of each worker: those with traces first, in their order, then processes with nothing but steps."""
     refs = _refs(run)

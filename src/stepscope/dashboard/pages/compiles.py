@@ -6,22 +6,19 @@ A run has one such view, of all ranks together, so that the page follows no work
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.structs import asdict
 
 from stepscope.analyze.views.select import NO_COMPILER
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
-from stepscope.dashboard.pages import traced
+from stepscope.dashboard.pages import PageContext, traced
+from stepscope.model.compilers import CompilerFacts, CompilersView
 from stepscope.report import compiler_words as said
 from stepscope.report import words
 from stepscope.report.document import without_quotes
 from stepscope.report.table import SHOWN
-
-if TYPE_CHECKING:
-    from stepscope.dashboard.pages import PageContext
-    from stepscope.model.compilers import CompilerFacts, CompilersView
 
 TITLE = "Compiles"
 WARNINGS = 8

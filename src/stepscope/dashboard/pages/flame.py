@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -16,15 +16,11 @@ from stepscope.analyze.host.stack_selection import StackSelection
 from stepscope.analyze.pictures.sampled_flame import FlameOptions
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
-from stepscope.dashboard.pages import traced
+from stepscope.dashboard.pages import PageContext, traced
 from stepscope.errors import EnvironmentRefusal, StepscopeError, UnreadableInputError, UsageError
+from stepscope.model.sampled import FlameGraph
 from stepscope.report.escape import plain
 from stepscope.report.flame import document
-
-if TYPE_CHECKING:
-    from stepscope.analyze.pictures.sampled_flame import FlameOptions
-    from stepscope.dashboard.pages import PageContext
-    from stepscope.model.sampled import FlameGraph
 
 TITLE = "Flame graph"
 BY = (("function", "Function"), ("line", "Line"))

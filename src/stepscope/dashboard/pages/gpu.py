@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
-from stepscope.dashboard.pages import traced
+from stepscope.dashboard.pages import PageContext, traced
+from stepscope.model.views import Counter, GpuSummary, OperatorRow, Views, WorkerShare
 from stepscope.report import sentences, words
 from stepscope.report.escape import plain
 from stepscope.report.table import USE
-
-if TYPE_CHECKING:
-    from stepscope.dashboard.pages import PageContext
-    from stepscope.model.views import Counter, GpuSummary, OperatorRow, Views, WorkerShare
 
 MAX_WORKERS = 64  # in one picture
 _STEP = (

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
-from stepscope.dashboard.pages import traced
+from stepscope.dashboard.pages import PageContext, traced
 from stepscope.dashboard.pages.traced import Chosen
+from stepscope.model.views import KernelRow
 from stepscope.report import words
-
-if TYPE_CHECKING:
-    from stepscope.dashboard.pages import PageContext
-    from stepscope.model.views import KernelRow
 
 TITLE = "Kernels"
 GROUPS = (("name", "Name"), ("launch", "Launch: operator, grid, block, registers"))

@@ -7,22 +7,19 @@ readings say of growth, of how near the limit memory came, and of retries stands
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import asdict
 
 from stepscope.analyze.views.select import NO_TRACE
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
-from stepscope.dashboard.pages import traced
+from stepscope.dashboard.pages import PageContext, traced
+from stepscope.model.memory import MemoryBlock, MemoryCurve, MemoryLine, MemoryOperator, MemoryView
 from stepscope.report import words
 from stepscope.report.definitions import definition_of
 from stepscope.report.escape import plain
 from stepscope.report.table import SHOWN, flatten
-
-if TYPE_CHECKING:
-    from stepscope.dashboard.pages import PageContext
-    from stepscope.model.memory import MemoryBlock, MemoryCurve, MemoryLine, MemoryOperator, MemoryView
 
 _LIMIT = definition_of("MemoryLimit", "bytes")
 _PEAKS = blocks.columns(

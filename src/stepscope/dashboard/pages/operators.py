@@ -5,17 +5,13 @@ was clicked on the call stacks behind it and the kernels it launched.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
-from stepscope.dashboard.pages import traced
+from stepscope.dashboard.pages import PageContext, traced
 from stepscope.dashboard.pages.traced import Chosen
+from stepscope.model.views import OperatorRow
 from stepscope.report import words
-
-if TYPE_CHECKING:
-    from stepscope.dashboard.pages import PageContext
-    from stepscope.model.views import OperatorRow
 
 TITLE = "Operators"
 NO_OPERATORS = "this trace holds no operators: record with ProfilerActivity.CPU"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 from msgspec.structs import asdict
@@ -22,12 +22,10 @@ from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block, Row
 from stepscope.dashboard.pages import PageContext, processes, traced
 from stepscope.engine.step_labels import STEADY, LabelledSteps
+from stepscope.model import StepFacts
+from stepscope.model.timeline import LongStep, StepDistribution, StepPhases
+from stepscope.model.views import Overview
 from stepscope.report import sentences, words
-
-if TYPE_CHECKING:
-    from stepscope.model import StepFacts
-    from stepscope.model.timeline import LongStep, StepDistribution, StepPhases
-    from stepscope.model.views import Overview
 
 POINTS, EMBEDDED_POINTS = 600, 300  # of a chart
 LONGEST, LEAST_LONGEST = 100, 10  # steps in the table of the longest, where more and where fewer are above the median

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import asdict
 
@@ -12,12 +12,10 @@ from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
 from stepscope.dashboard.pages import PageContext, traced
 from stepscope.dashboard.pages.steps import labelled
+from stepscope.model.machine import MachineFacts
+from stepscope.model.timeline import Telemetry
 from stepscope.report import words
 from stepscope.report.table import USE
-
-if TYPE_CHECKING:
-    from stepscope.model.machine import MachineFacts
-    from stepscope.model.timeline import Telemetry
 
 POINTS, EMBEDDED_POINTS = 500, 150
 SYNC = "time"
