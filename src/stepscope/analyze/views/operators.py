@@ -32,7 +32,7 @@ from stepscope.engine.user_code import UserCode, user_code
 from stepscope.model.findings import Place
 from stepscope.model.trace import SpanRef
 from stepscope.model.views import CallStack, OperatorRow
-from stepscope.tables.arrays import NONE, Bools, Int32, Int64
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64, Rows
 
 NAME, SHAPES = "name", "shapes"
 _DENSE = 4_000_000  # up to as many possible groups counting is faster than sorting
@@ -306,7 +306,7 @@ class Calls:
         repeated = _repeated(caller, span.names.codes[operators])
         root = np.arange(len(operators), dtype=np.int32)
         root[repeated] = caller[repeated]
-        root = _last(root)
+        root = settled(root).astype(np.int32)
         counted = (np.cumsum(~repeated) - 1).astype(np.int32)
         self.rows: Int64 = operators[~repeated]
         outer = caller[~repeated]
@@ -422,13 +422,12 @@ def _repeated(caller: npt.NDArray[np.int32], codes: Int32) -> Bools:
     return repeated
 
 
-def _last(root: Int32) -> Int32:
-    for _ in range(64):
-        further = root[root]
-        if np.array_equal(further, root):
-            break
-        root = further
-    return root
+def settled(number: Rows) -> Int64:
+    """The numbers followed until one stands for itself."""
+    found = number.astype(np.int64)
+    while not np.array_equal(further := found[found], found):
+        found = further
+    return found
 
 
 MAX_FRAMES = 64

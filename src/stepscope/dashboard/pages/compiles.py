@@ -51,7 +51,7 @@ def build(context: PageContext) -> list[Block]:
     if view is None or empty(context):
         return [traced.absent(context, "compilers", TITLE, NO_COMPILER)]
     told: Mapping[str, Any] = context.run.report(source=context.source).views["compilers"]
-    made = [*(_figures(facts) for facts in view.backends), *_said(told)]
+    made = list(_said(told, view.backends))
     if view.steps:
         made.append(traced.block(context, "compile-steps", view.steps, bars=("compile_ms",)))
     for kind in dict.fromkeys(point.kind for point in view.points):
@@ -60,15 +60,13 @@ def build(context: PageContext) -> list[Block]:
     return [*made, *traced.paragraphs(view.notes)]
 
 
-def _figures(facts: CompilerFacts) -> Block:
-    versions = f" ({', '.join(facts.versions[:2])})" if facts.versions else ""
-    made = zip(blocks.columns(_FIGURES), blocks.measures(facts, _FIGURES, missing=_UNTOLD), strict=True)
-    items = [item for each, item in made if item["value"] or (facts.compiles and each.key not in _RARE)]
-    return blocks.figures(items, f"{facts.backend}{versions}")
-
-
-def _said(told: Mapping[str, Any]) -> Iterator[Block]:
-    """Warnings in a compiler's own words, and how often it compiled when it should have been done."""
+def _said(told: Mapping[str, Any], backends: Sequence[CompilerFacts]) -> Iterator[Block]:
+    """Figures, warnings in a compiler's own words, and how often it compiled when it should have been done."""
+    for facts in backends:
+        versions = f" ({', '.join(facts.versions[:2])})" if facts.versions else ""
+        made = zip(blocks.columns(_FIGURES), blocks.measures(facts, _FIGURES, missing=_UNTOLD), strict=True)
+        items = [item for each, item in made if item["value"] or (facts.compiles and each.key not in _RARE)]
+        yield blocks.figures(items, f"{facts.backend}{versions}")
     for row in told["warnings"][:WARNINGS]:
         text, note = said.warning(row)
         yield blocks.text(f"{text} ({note})", "warning")

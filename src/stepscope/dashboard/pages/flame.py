@@ -71,20 +71,15 @@ def _rank(context: PageContext) -> tuple[int | None, str | None]:
     known = {plain(item.span.worker): item.span.rank for item in (views.spans if views is not None else ())}
     known |= {plain(info.process): info.rank for info in context.run.tables.ranks}
     rank = known.get(plain(worker))
-    sampled = _sampled_ranks(context)
+    sampled = set(context.run.tables.stacks["rank"].drop_nulls())
     if rank is None or (sampled and rank not in sampled):
         return None, f"no stack of {worker} was sampled: choose another worker, or all"
     return rank, None
 
 
-def _sampled_ranks(context: PageContext) -> list[int]:
-    found: list[int] = context.run.tables.stacks["rank"].drop_nulls().unique().to_list()
-    return found
-
-
 def _others(context: PageContext, rank: int | None) -> list[Block]:
     options = [(NONE, "nothing")]
-    if rank is not None and len(_sampled_ranks(context)) > 1:
+    if rank is not None and context.run.tables.stacks["rank"].drop_nulls().n_unique() > 1:
         options.append((OTHERS, "the mean of the other ranks"))
     options += traced.other_runs(context)
     given = context.params.get("with", NONE)

@@ -117,12 +117,6 @@ def recording(row: MemoryCurve | MemoryLine | MemoryOperator | MemoryBlock) -> R
     return Recording(row.source, row.worker, row.span, row.device)
 
 
-def _figures(curve: MemoryCurve, label: str) -> Block:
-    peak = blocks.measures(curve, "Peak allocated: peak_allocated_bytes", missing=UNKNOWN_START)
-    known = ({**item, "missing": UNKNOWN_START} for item in blocks.measures(curve, _CURVE))
-    return blocks.figures([*peak, *known], label)
-
-
 def _charts(curve: MemoryCurve, label: str) -> Iterator[Block]:
     if not curve.times_ns:
         return
@@ -301,7 +295,9 @@ def _of_one(context: PageContext, view: MemoryView, one: Recording, label: str) 
     operators = [row for row in view.operators if recording(row) == one]
     largest = [row for row in view.blocks if recording(row) == one]
     if curve is not None:
-        yield _figures(curve, label)
+        peak = blocks.measures(curve, "Peak allocated: peak_allocated_bytes", missing=UNKNOWN_START)
+        known = ({**item, "missing": UNKNOWN_START} for item in blocks.measures(curve, _CURVE))
+        yield blocks.figures([*peak, *known], label)
         yield from _charts(curve, label)
         yield from _peak_charts(context, curve, lines, operators)
     if lines:

@@ -75,7 +75,11 @@ def build(context: PageContext) -> list[Block]:
     costs = context.base.analysis.fixed
     if costs.total_s is not None:  # what the run paid once
         made.append(blocks.figures(blocks.measures(costs, FIXED), "Fixed costs of the run"))
-    return [*made, *_by_process(context, steps), *_ranks(context), *_learned(context), *_sampled(context)]
+    made += [*_by_process(context, steps), *_ranks(context)]
+    if not context.run.tables.metrics.is_empty():
+        said = "Losses, learning rates, norms and what else the run learned stand beside its step times on the page"
+        made.append(blocks.text(said, link=blocks.link("Metrics", "metrics")))
+    return [*made, *_sampled(context)]
 
 
 def empty(context: PageContext) -> bool:
@@ -325,11 +329,6 @@ def _phase(row: Row) -> str | None:
     return words.term(row["phase"]) if row["phase"] else None
 
 
-def _by_rank(row: Row) -> str:
-    found = sorted(row["by_rank"].items(), key=lambda pair: -pair[1])[:8]
-    return ", ".join(f"{rank}: {words.number(value)}" for rank, value in found)
-
-
 _PROCESS = blocks.columns(
     "Process: process; Kind: kind; Steps: steps count; Steady: steady count; Mean: mean_ms ms bar; "
     "Median: median_ms ms; 95th percentile: p95_ms ms; Longest: longest_ms ms"
@@ -351,7 +350,10 @@ _SLOW = blocks.columns(
 _RANK_LINE = blocks.columns(
     "Spread: spread number bar; Line: place; Phase: phase; By rank: by_rank; On top: leaf code",
     phase=_phase,
-    by_rank=_by_rank,
+    by_rank=lambda row: ", ".join(
+        f"{rank}: {words.number(value)}"
+        for rank, value in sorted(row["by_rank"].items(), key=lambda pair: -pair[1])[:8]
+    ),
 )
 _STAGE = blocks.columns(
     "Stage: stage; Share: share share bar; Waiting: waiting_share share; Samples: samples count",
@@ -401,13 +403,6 @@ def _ranks(context: PageContext) -> list[Block]:
     )
     title, rows = "Ranks side by side: a mean step of each", [asdict(work) for work in found.ranks]
     return blocks.rows_table(context, "ranks", title, "RankWork", _RANK, rows, notes=[note])
-
-
-def _learned(context: PageContext) -> list[Block]:
-    if context.run.tables.metrics.is_empty():
-        return []
-    said = "Losses, learning rates, norms and what else the run learned stand beside its step times on the page"
-    return [blocks.text(said, link=blocks.link("Metrics", "metrics"))]
 
 
 def _sampled(context: PageContext) -> Iterator[Block]:

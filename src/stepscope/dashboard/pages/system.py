@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from msgspec.structs import asdict
 
@@ -112,7 +112,13 @@ _GPU = blocks.columns(
     "GPU: device; Utilisation: utilization share; SM clock: clock_mhz MHz; Highest: max_clock_mhz MHz; "
     "Lost: lost_share share bar; Power: power_w W; Limit: power_limit_w W; Temperature: temperature_c celsius; "
     "Why below: reasons; Foreign processes: strangers count",
-    reasons=lambda row: _shares(row["reasons"]),
+    reasons=lambda row: (
+        ", ".join(
+            f"{name} {words.percent(share)}"
+            for name, share in sorted(row["reasons"].items(), key=lambda pair: -pair[1])
+        )
+        or None
+    ),
 )
 _PAUSE_LINE = blocks.columns("Line: place; Collections: count count; Per step: ms_per_step ms bar")
 
@@ -125,7 +131,10 @@ def build(context: PageContext) -> list[Block]:
         why = WHY if context.run.tables.system.is_empty() else NOT_HERE
         made = [blocks.empty("No telemetry", why, RECORD, traced.again(context))]
     else:
-        made = [*_summary(analysis.system), _about(found), *_step_chart(found), *_charts(found)]
+        help_ = blocks.meaning("system", "system")
+        items = [{**item, "help": help_} for item in blocks.measures(analysis.system, SUMMARY, of="system")]
+        made = [blocks.figures(items, "While it trained")] if items else []  # means and peaks over the training time
+        made += [_about(found), *_step_chart(found), *_charts(found)]
     return [*made, *_machine(context, analysis.machine)]
 
 
@@ -144,12 +153,6 @@ def _telemetry(context: PageContext) -> Telemetry | None:
             between = (int(steps["start_ns"].min()) - AROUND_NS, int(ends) + AROUND_NS)  # type: ignore[arg-type]
     limit = EMBEDDED_POINTS if context.embedded else POINTS
     return telemetry(context.run.tables, labelled(context), limit, between)
-
-
-def _summary(system: dict[str, Any]) -> list[Block]:
-    help_ = blocks.meaning("system", "system")
-    items = [{**item, "help": help_} for item in blocks.measures(system, SUMMARY, of="system")]
-    return [blocks.figures(items, "While it trained")] if items else []
 
 
 def _about(found: Telemetry) -> Block:
@@ -238,8 +241,3 @@ def _machine(context: PageContext, machine: MachineFacts) -> Iterator[Block]:
         mounts = machine.storage.mounts
         facts = [blocks.fact(f"{each.path} ({each.kind})", f"{each.files} files", each.source) for each in mounts]
         yield blocks.facts("File systems that data is read from", facts)
-
-
-def _shares(reasons: dict[str, float]) -> str | None:
-    found = sorted(reasons.items(), key=lambda pair: -pair[1])
-    return ", ".join(f"{name} {words.percent(share)}" for name, share in found) or None

@@ -122,7 +122,11 @@ def absent(context: PageContext, view: str, title: str, reason: str) -> Block:
     advice, options = ADVICE[view]
     steps = context.scope.steps
     if steps is not None and _elsewhere(context.base, view):
-        reason = f"nothing of it is in steps {steps[0]} to {steps[1]}: {_profiled(context.base)}choose others, or all"
+        views = context.base.analysis.views
+        found = [item.overview for item in views.spans if item.overview] if views is not None else []
+        held = [int(step.step) for item in found if item.has_steps for step in item.steps if step.step.isdecimal()]
+        known = f"traces hold steps between {min(held)} and {max(held)}; " if held else ""
+        reason = f"nothing of it is in steps {steps[0]} to {steps[1]}: {known}choose others, or all"
     if view in ("kernels", "gpus") and set(context.run.analysis.devices) == {"cpu"}:
         reason, advice = "the run trained on the CPU alone, so that no GPU did any work", "Train on a GPU."
     return blocks.empty(title, sentence(reason), advice, again(context, *options))
@@ -135,13 +139,6 @@ def _elsewhere(base: Run, view: str) -> bool:
     if view == "compilers":
         return base.analysis.compilers is not None
     return bool(getattr(views, "kernels" if view == "gpus" else view, None))
-
-
-def _profiled(base: Run) -> str:
-    views = base.analysis.views
-    overviews = [item.overview for item in views.spans if item.overview] if views is not None else []
-    numbers = [int(step.step) for item in overviews if item.has_steps for step in item.steps if step.step.isdecimal()]
-    return f"traces hold steps between {min(numbers)} and {max(numbers)}; " if numbers else ""
 
 
 def again(context: PageContext, *options: str) -> str:

@@ -87,19 +87,18 @@ def _document(make: Callable[[Asked], Any]) -> Callable[[Request], Response]:
 
 
 def _perfetto(handlers: Handlers) -> Callable[[Request], Response]:
+    def pieces(file: IO[bytes]) -> Iterator[bytes]:
+        with file:
+            yield from iter(partial(file.read, PIECE), b"")
+
     def endpoint(request: Request) -> Response:
         with tempfile.TemporaryDirectory(prefix="stepscope-slice-") as folder:
             path = handlers.perfetto(_asked(request), Path(folder))
             file = path.open("rb")  # with its folder it is gone, and from the disk when it is closed
         named = {"content-disposition": f'attachment; filename="{path.name}"'}
-        return StreamingResponse(_pieces(file), media_type="application/gzip", headers=named)
+        return StreamingResponse(pieces(file), media_type="application/gzip", headers=named)
 
     return endpoint
-
-
-def _pieces(file: IO[bytes]) -> Iterator[bytes]:
-    with file:
-        yield from iter(partial(file.read, PIECE), b"")
 
 
 def _file(files: Path | None, name: str) -> Callable[[Request], Response]:
