@@ -294,7 +294,10 @@ def card(
         "of": None if risk else sentences.basis(row),
         "where": [where_of(place, shorten) for place in row["where"]],
         "ranks": list(row["ranks"]),
-        "evidence": [_evidence(each) for each in row["evidence"]],
+        "evidence": [
+            {**dict(zip(("metric", "text"), words.evidence(dict(each)), strict=True)), "source": each["source"]}
+            for each in row["evidence"]
+        ],
         "fix": one_line(row["fix"], SENTENCE),
         "caveat": one_line(row["caveat"], SENTENCE),
         "learn": row["learn"] if row["learn"].startswith("https://") else "",
@@ -318,11 +321,6 @@ def where_of(place: Row, shorten: blocks.Shorten) -> dict[str, Any]:
         lines = [{"line": number, "text": text, "here": number == place["line"]} for number, text in numbered]
     edited = bool(quoted and quoted["changed_since"])
     return {**made, "share": place.get("share"), "source": lines, "edited": edited}
-
-
-def _evidence(row: Row) -> dict[str, str]:
-    metric, value = words.evidence(dict(row))
-    return {"metric": metric, "text": value, "source": row["source"]}
 
 
 def _command(tries: Iterable[Row], report: Report) -> str | None:

@@ -174,13 +174,10 @@ def _pairs(parts: Iterable[tuple[str, str]], screen: Screen) -> Text:
 
 def _facts(block: Block, screen: Screen) -> Rows:  # noqa: ARG001
     yield head(block["title"])
-    rows = ((row["label"], Text.assemble(row["value"] or words.MISSING, *_note(row))) for row in block["rows"])
-    yield indented(labelled(rows))
-
-
-def _note(row: Item) -> Iterator[tuple[str, str]]:
-    if row["note"]:
-        yield f"  ({row['note']})", "dim"
+    notes = (f"  ({row['note']})" if row["note"] else "" for row in block["rows"])
+    rows = zip(block["rows"], notes, strict=True)
+    said = ((row["label"], Text.assemble(row["value"] or words.MISSING, (note, "dim"))) for row, note in rows)
+    yield indented(labelled(said))
 
 
 def _table(block: Block, screen: Screen) -> Rows:

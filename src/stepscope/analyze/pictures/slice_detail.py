@@ -34,9 +34,10 @@ _STEP_FACTS = (
 def detail(timeline: Timeline, identifier: int) -> SliceDetail:
     """The slice with an id; raises `UsageError` where there is none."""
     begins = timeline.ids
-    position = timeline.position_of(identifier)
-    if position is None:
+    positions = np.flatnonzero(timeline.id == identifier)
+    if not len(positions):
         raise UsageError(f"{identifier}: no such slice in this timeline; reload the page if the run has changed")
+    position = int(positions[0])
     track = timeline.tracks[int(timeline.track_of(timeline.lanes_of(np.asarray([position], np.int64)))[0])].key
     if identifier < begins.steps:
         spans = sorted((span for span in timeline.context.base.spans if len(span)), key=lambda span: span.first)

@@ -358,12 +358,14 @@ class _Search:
         in_step = (source >= 0) & (self.steps_at(span.start_ns[np.maximum(source, 0)]) >= 0)
         kept = np.flatnonzero((item >= 0) | in_step)
         operator = columns["operator"][kept]
+        order = np.lexsort((span.start_ns[source[kept]], operator))
         return pl.DataFrame(
             {
                 "item": np.where(item >= 0, item + first_item, NONE)[kept],
                 "path": path[kept],
                 "operator": _name_at(span, operator),
-                "position": _positions(operator, span.start_ns[source[kept]]),
+                # how many the same call of an operator launched before; 0 where no operator is known
+                "position": np.where(operator < 0, 0, place_among_equals(operator, order)),
                 "kernel": _name_at(span, columns["event"][kept]),
                 "ns": duration[columns["event"][kept]],
             }
@@ -371,11 +373,6 @@ class _Search:
 
     def _is_backward_item(self, item: Int64) -> Bools:
         return np.append(self.types[self.rows] == BACKWARD, False)[item]
-
-
-def _positions(operators: Int64, times: Int64) -> Int64:
-    """For each slice how many the same call of an operator launched before it; 0 where no operator is known."""
-    return np.where(operators < 0, 0, place_among_equals(operators, np.lexsort((times, operators))))
 
 
 def _name_at(span: Span, rows: Int64) -> pl.Series:
