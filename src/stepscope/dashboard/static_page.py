@@ -152,7 +152,6 @@ def _first(shown: int, total: int) -> str:
 
 
 def _rows(columns: Sequence[Item], rows: Sequence[Item], caption: str, level: Level, *, tree: bool = False) -> str:
-    """A table of all `rows`; columns in which no row says anything are left out."""
     used = [column for column in columns if any(row.get(column["key"]) is not None for row in rows)]
     head = "".join(f"<th scope='col'{_class(_style(column))}>{markup(column['label'])}</th>" for column in used)
     body = "\n".join(

@@ -50,7 +50,6 @@ class Screen(Alone, frozen=True, kw_only=True):
 
 
 def _more(left: int, what: str) -> Iterator[Block]:
-    """That `left` more are not shown, if so."""
     if left > 0:
         yield blocks.text(what.format(words.count(left)), "note")
 
@@ -435,7 +434,6 @@ def _hot(row: Row, screen: Screen) -> dict[str, Any]:
 
 
 def _doing(row: Row) -> str:
-    """The phase of a line, and the library's function that is mostly on top of it."""
     file, _, leaf = (row.get("library_leaf") or "").rpartition(":")
     inside = f", in {plain(leaf, 40)} ({plain(posixpath.basename(file), 40)})" if leaf else ""
     return f"{words.term(row['phase'])}{inside}"

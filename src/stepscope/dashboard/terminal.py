@@ -84,8 +84,6 @@ def show_experiment(document: Item, console: Console, *, page: str | None = None
 
 
 class _Listed(Alone, frozen=True, kw_only=True):
-    """What a table in full needs: all of its rows."""
-
     limit: int = sys.maxsize
     shortener: Shortener
 

@@ -265,7 +265,6 @@ def _order(rank: Rank, pid: bytes) -> tuple[int, int, bytes]:
 
 
 def _numbered(tracks: set[Track], processes: dict[bytes, int]) -> dict[Track, tuple[int, int]]:
-    """The numbers of process and thread of each track, in order of them."""
     by_process: dict[bytes, list[bytes]] = defaultdict(list)
     for pid, tid in tracks:
         by_process[pid].append(tid)
@@ -330,7 +329,6 @@ class Ids:
         return self._of_all(text, value)
 
     def _of_all(self, text: bytes, value: int | None) -> bytes:
-        """The id among those of all sources."""
         if value is not None and 0 <= value * self._count + self._source < _EXACT_IN_VIEWERS:
             return b"%d" % (value * self._count + self._source)
         digest = blake2b(b"%d:%b" % (self._source, text), digest_size=8).digest()

@@ -91,7 +91,6 @@ def _of_sample(timeline: Timeline, known: dict[str, Any]) -> SliceDetail:
 
 
 def _frame(timeline: Timeline, frame: Frame) -> StackPlace:
-    """A frame with the text of its line, where it is the user's and at hand."""
     file = timeline.context.code.resolve(frame.file)
     place = Place(file or frame.file, frame.line, frame.function)
     return StackPlace(place, code=timeline.context.lines.text(file, frame.line) if file is not None else None)

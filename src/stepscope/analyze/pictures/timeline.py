@@ -186,8 +186,6 @@ _COLUMNS = {
 
 
 class _Collection(Struct):
-    """The slices of a run while they are collected, their tracks by key, and their names by number."""
-
     tracks: dict[str, _Track] = field(default_factory=dict)
     names: Numbers[str] = field(default_factory=Numbers)
     columns: dict[str, list[npt.NDArray[Any]]] = field(default_factory=lambda: {name: [] for name in _COLUMNS})

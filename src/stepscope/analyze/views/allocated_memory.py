@@ -164,7 +164,6 @@ def around(span: Span, *, until_end: bool = False) -> Int64:
 
 
 def _innermost(span: Span, rows: Int64, times: Int64, until_end: bool) -> Int64:
-    """The innermost of `rows`, all of one track, around each time."""
     if not len(rows):
         return np.full(len(times), NONE, np.int64)
     starts = span.start_ns[rows]
@@ -426,7 +425,6 @@ def _user_line(stack: tuple[Place, ...], code: UserCode) -> Place | None:
 
 
 def _numbers(column: array[int]) -> Int64:
-    """A column of a recording as 64-bit numbers of its own."""
     return np.frombuffer(column, np.dtype(column.typecode)).astype(np.int64) if len(column) else np.zeros(0, np.int64)
 
 

@@ -194,7 +194,6 @@ def _rows(worker: _Worker, grouped: bool) -> pl.DataFrame:
 
 
 def _collectives(table: pl.DataFrame) -> tuple[CollectiveOverWorkers, ...]:
-    """The matches by kind and group, by falling time of all workers."""
     rows = []
     totals = {key: own["length"].sum() for key, own in table.group_by("kind", "group")}
     for key, own in sorted(

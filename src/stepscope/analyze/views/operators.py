@@ -125,7 +125,6 @@ def _percent(part: int | None, whole: int | None) -> float | None:
 
 
 def _part(base: Base, span: Span, by: str, step: int | None) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The rows of one span: figures, and weights of places, by `_KEYS`."""
     # they are asked for alone and together with others
     known: dict[tuple[str, int | None], tuple[pl.DataFrame, pl.DataFrame]] = span.kept.setdefault("operators", {})
     if (by, step) in known:

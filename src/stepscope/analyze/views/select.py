@@ -350,7 +350,6 @@ def _changes(view: CompilersView) -> list[dict[str, Any]]:
 
 
 def _metrics(view: CompilersView) -> list[dict[str, Any]]:
-    """Metrics and counters of torch_xla, each percentile in a column of its own."""
     names = ("rank", "name", "kind", "unit", "samples", "total", "per_second", "value_per_second")
     return [
         {**_fields(metric, *names), **{f"p{percent:g}": value for percent, value in metric.percentiles}}
@@ -397,7 +396,6 @@ def _unseen(figure: str, none: str, unseen: str) -> Callable[[CompilersView], st
 
 
 def _by_group(**makers: _Make) -> Table:
-    """The table whose grouping chooses its maker, the first by default."""
     names = tuple(makers)
     return Table(lambda source, selection: makers[selection.group or names[0]](source, selection), groups=names)
 

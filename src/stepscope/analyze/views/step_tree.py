@@ -163,7 +163,6 @@ class _Nodes:
                 self._inner(number, path, paths).host_ns += host_ns
 
     def _inner(self, number: int, path: int, paths: Paths) -> StepNode:
-        """The node of a module's way below a node of the backward pass."""
         known = self.inner.get((number, path))
         if known is None:
             above = paths.parent[path]
@@ -381,7 +380,6 @@ def _name_at(span: Span, rows: Int64) -> pl.Series:
 
 
 def _short(name: str) -> str:
-    """A loader's or optimizer's name without what its type says."""
     for beginning in (*_LOADERS, *_OPTIMIZERS):
         if name.startswith(beginning):
             return name.removeprefix(beginning)

@@ -242,7 +242,6 @@ class _Alignment:
         )
 
     def _kernel_rows(self, base: StepNode, other: StepNode, level: int) -> Iterator[DiffRow]:
-        """Kernels of two matched nodes by operator and position, whatever their names."""
         pairs = {
             place: (base.kernels.get(place), other.kernels.get(place)) for place in (*base.kernels, *other.kernels)
         }
@@ -282,7 +281,6 @@ def _aligned(
 
 
 def _kernel_key(place: tuple[str, int], base: KernelSum | None, other: KernelSum | None) -> str:
-    """ "aten::mm, kernel 1: name", with both names where they differ."""
     operator, position = place
     names = dict.fromkeys(max(sorted(side.names), key=side.names.__getitem__) for side in (base, other) if side)
     where = f"{operator}, kernel {position + 1}" if operator else "launched outside of operators"

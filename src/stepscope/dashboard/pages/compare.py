@@ -133,7 +133,6 @@ def _label(row: Row) -> str:
 
 
 def _with(context: PageContext, other: str) -> Iterator[Block]:
-    """Another run beside this one; of an experiment, what came of it."""
     assert context.catalog is not None
     try:
         folder = context.catalog.experiment(other)

@@ -115,7 +115,6 @@ def _causes(context: PageContext, told: Mapping[str, Any]) -> Iterator[Block]:
 
 
 def _worded(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with words for the names of kinds and causes."""
     why = said.CAUSES.get(row["cause"]) or words.term(row["cause"])
     return {**row, "kind": words.term(row["kind"]), "cause": why or None, "text": row.get("text") or None}
 
@@ -138,7 +137,6 @@ def _of_causes(context: PageContext, name: str, rows: Sequence[Mapping[str, Any]
 
 
 def _limits(context: PageContext, view: CompilersView) -> Iterator[Block]:
-    """Functions at their limit of versions, with the steps around it."""
     if not view.limits:
         return
     causes = {cause.id: cause for cause in view.causes}
@@ -161,7 +159,6 @@ def _limits(context: PageContext, view: CompilersView) -> Iterator[Block]:
 
 
 def _more(context: PageContext, told: Mapping[str, Any]) -> Iterator[Block]:
-    """Graph breaks, transfers and metrics; a line for each that there is not."""
     missing = []
     for name, label in (
         ("graph-breaks", "Graph breaks"),

@@ -165,7 +165,6 @@ def _candidate(row: Row) -> dict[str, Any]:
 
 
 def _notes(row: Row) -> Iterator[dict[str, str]]:
-    """What must be said of a candidate in words."""
     median = row.get("decided_by") == say.MEDIAN and row.get("headline") != say.MEDIAN
     for about, text in (
         ("verdict", str(row.get("text") or "") or None),

@@ -63,7 +63,6 @@ def _refused(context: PageContext, error: StepscopeError) -> Block:
 
 
 def _rank(context: PageContext) -> tuple[int | None, str | None]:
-    """The rank of the worker that is asked for, or why there is none."""
     worker = context.selection().worker
     if worker is None:
         return None, None

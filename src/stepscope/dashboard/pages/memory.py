@@ -258,7 +258,6 @@ def _of_scope(context: PageContext, rows: Sequence[Any]) -> list[Any]:
 
 
 def _recorded(context: PageContext, view: MemoryView) -> Iterator[Block]:
-    """The chosen recording, then what is of all of them; nothing where nothing is of the scope."""
     found = dict.fromkeys(recording(row) for row in _of_scope(context, (*view.curves, *view.lines, *view.blocks)))
     recordings = sorted(found, key=lambda each: each.device == HOST)  # devices first, where memory is short
     states = _of_scope(context, view.states)

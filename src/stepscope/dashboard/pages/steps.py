@@ -149,7 +149,6 @@ def _said(facts: StepFacts, context: PageContext) -> Iterator[Block]:
 
 
 def _chart(parts: StepPhases, *, several: bool) -> Block:
-    """The steps one beside the other, each stacked of its phases; `several` processes could be shown."""
     notes = []
     if parts.total > len(parts.steps):
         notes.append(f"{len(parts.steps):,} of {parts.total:,} steps: of each stretch the shortest and the longest.")

@@ -77,8 +77,6 @@ def application(handlers: Handlers, policy: Policy, files: Path | None) -> Guard
 
 
 def _document(make: Callable[[Asked], Any]) -> Callable[[Request], Response]:
-    """An endpoint that answers with what `make` returns; Starlette calls it on a thread."""
-
     def endpoint(request: Request) -> Response:
         made = make(_asked(request))
         return Response(made if isinstance(made, bytes) else encoded(made), media_type=JSON)

@@ -219,7 +219,6 @@ def _seen(path: Path) -> tuple[int, float] | None:
 
 
 def _is_alive(manifest: dict[str, Any]) -> bool:
-    """Whether the launcher or the command of this manifest still runs here."""
     started = manifest.get("started_ns")
     pids = [manifest.get("launcher_pid"), manifest.get("pid")]
     return manifest.get("host") == socket.gethostname() and any(_process_lives(pid, started) for pid in pids)
@@ -245,7 +244,6 @@ def _has_exited(rank: Path) -> bool:
 
 
 def _process_lives(pid: object, started_ns: object) -> bool:
-    """Whether process `pid` is there and not a later one of the same number."""
     import psutil
 
     if not isinstance(pid, int) or not isinstance(started_ns, int) or not 0 < pid < 2**31:
@@ -267,7 +265,6 @@ def _is_fresh(manifests: list[dict[str, Any]], written: float | None) -> bool:
 
 
 def _ending(manifest: dict[str, Any]) -> str | None:
-    """How a command failed, None where it did not."""
     left = manifest.get("exit")
     left = left if isinstance(left, dict) else {}
     number, status = left.get("signal"), left.get("shell_status", left.get("status"))
