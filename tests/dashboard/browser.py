@@ -86,17 +86,14 @@ def look(chromium: Any) -> Iterator[Look]:
     views: list[View] = []
     contexts = []
 
-    def open_view(address: str, *, dark: bool = False, axe: bool = False, width: int = 1280, height: int = 800) -> View:
+    def open_view(address: str, *, axe: bool = False, answer: Callable[[Any], None] | None = None) -> View:
         if axe and not AXE.is_file():
             pytest.skip("needs axe-core: npm --prefix web ci")
-        context = chromium.new_context(
-            viewport={"width": width, "height": height},
-            color_scheme="dark" if dark else "light",
-            bypass_csp=axe,
-            accept_downloads=True,
-        )
+        context = chromium.new_context(viewport={"width": 1280, "height": 800}, bypass_csp=axe, accept_downloads=True)
         context.set_default_timeout(PATIENCE_MS)
         contexts.append(context)
+        if answer is not None:
+            context.route("**/*", answer)
         view = View(context.new_page())
         _watch(view, urlsplit(address).netloc)
         views.append(view)

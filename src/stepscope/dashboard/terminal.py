@@ -20,7 +20,7 @@ from rich.text import Text
 
 from stepscope.dashboard import blocks, summary
 from stepscope.dashboard.blocks import Alone, Block, value_text
-from stepscope.dashboard.pages import compare, experiments, traced
+from stepscope.dashboard.pages import compare, experiments
 from stepscope.dashboard.static_page import numbered
 from stepscope.dashboard.text_columns import GAP, TextColumn, soft
 from stepscope.dashboard.text_columns import lines as lines_of
@@ -93,6 +93,8 @@ class _Listed(Alone, frozen=True, kw_only=True):
 
 def show_table(found: TableDocument, console: Console, shorten: Shortener, *, define: bool = False) -> None:
     """Print a table in full, as pages lay it out; with `define`, what its columns mean below it."""
+    from stepscope.dashboard.pages import traced
+
     if found.absent is not None:
         console.print(Text(f"{found.title}: {one_line(found.absent)}\n"), soft_wrap=True)
         return
