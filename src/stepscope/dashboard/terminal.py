@@ -503,9 +503,9 @@ def warned(text: str | Text, limit: int = 300, style: str = "yellow") -> Table:
     return table
 
 
-def indented(*rows: RenderableType, by: int = 2) -> Padding:
+def indented(*rows: RenderableType) -> Padding:
     """Rows moved to the right, however they are broken over lines."""
-    return Padding(Group(*rows), (0, 0, 0, by))
+    return Padding(Group(*rows), (0, 0, 0, 2))
 
 
 def labelled(rows: Iterable[tuple[str, Text]]) -> Table:

@@ -10,7 +10,7 @@ which works for any of them and cannot be made to run away by a crafted name. Na
 cuBLAS, Tensile) are kept, without their tails of tuning parameters.
 
 `uses_tensor_cores`: no trace says which instructions a kernel ran. Libraries that write matrix kernels put the
-instruction, or a family that is only ever built on it, into the kernel's name; `tensor_cores.json` has those marks by
+instruction, or a family that is only ever built on it, into the kernel's name; `kernel_names.json` has those marks by
 family, with where the name comes from. A kernel written by hand that bears none of them counts as using none. What is
 0 % here may still be arithmetic in 16 bits, and what counts here may keep the cores busy for a part of its time only.
 """
@@ -205,6 +205,30 @@ def _row(row: dict[str, Any], short: str, cores: bool, everything: int, by: str)
     )
 
 
+class _Known(Struct, frozen=True):
+    """What is known of names, as `kernel_names.json` has it; patterns by the family they stand for.
+
+    `carriers` only carry another kernel: the first template argument is the name. `types` and `frames` are template
+    arguments that do not say what is computed.
+
+    A name that holds one of `without` is looked at no further; every mark holds one of `hints`, in lower case, for
+    names are long, and most have none. `operators` of native_functions.yaml end in a matrix product, `derivatives` are
+    the same of derivatives.yaml; `plugin` are the marks of the TensorBoard plugin.
+    """
+
+    carriers: frozenset[str]
+    types: frozenset[str]
+    frames: frozenset[str]
+    without: dict[str, tuple[str, ...]]
+    marks: dict[str, tuple[str, ...]]
+    hints: tuple[str, ...]
+    plugin: tuple[str, ...]
+    operators: tuple[str, ...]
+    derivatives: tuple[str, ...]
+
+
+_KNOWN = msgspec.json.decode(Path(__file__).with_name("kernel_names.json").read_bytes(), type=_Known)
+
 LEVELS = 5  # of detail
 _LONGEST = 100  # characters of a short name; what would take more gets a number instead
 _SHORTENED = 20_000  # characters of a name that are looked at
@@ -214,29 +238,8 @@ _NAMESPACES = re.compile(r"(?:\(anonymous namespace\)::|<unnamed>::|(?<!\w)[A-Za
 _WORD = re.compile(r"(?<!\w)[A-Za-z_]\w*")
 _PAIRS = {")": "(", ">": "<", "]": "[", "}": "{"}
 
-# Kernels that only carry another one: the first template argument is the name.
-_CARRIERS = frozenset({"Kernel", "Kernel2", "kernel", "kentry", "device_kernel", "globalKernel", "kernel_entry"})
 # Kernels that only say how they go over their data: what they compute is in a template argument.
 _GENERIC = re.compile(r"elementwise|reduce_kernel|multi_tensor_apply|gpu_kernel|for_each|transform_kernel|trampoline")
-# Template arguments that do not say what is computed.
-_TYPES = frozenset(
-    (
-        *("anonymous", "namespace", "unnamed", "const", "volatile", "unsigned", "signed", "char", "bool", "short"),
-        *("int", "long", "float", "double", "void", "size_t", "int8_t", "int16_t", "int32_t", "int64_t", "uint8_t"),
-        *("uint16_t", "uint32_t", "uint64_t", "half", "__half", "Half", "BFloat16", "bfloat16_t", "complex"),
-        *("Float8_e4m3fn", "Float8_e5m2", "__nv_bfloat16", "__hip_bfloat16", "array", "Array", "pair", "tuple", "true"),
-        *("false", "nullptr", "decltype"),
-    )
-)
-_FRAMES = frozenset(
-    (
-        *("gpu_kernel_impl", "gpu_kernel_impl_nocast", "gpu_index_kernel", "BinaryFunctor", "AUnaryFunctor"),
-        *("BUnaryFunctor", "ReduceOp", "func_wrapper_t", "TensorListMetadata", "FusedOptimizerTensorListMetadata"),
-        *("TensorListScalarListMetadata", "depth_to_max", "TrivialOffsetCalculator", "OffsetCalculator"),
-        *("LoadWithoutCast", "StoreWithoutCast", "LoadWithCast", "StoreWithCast", "OpaqueType", "ROCPRIM_400200_NS"),
-        *("detail", "target_arch", "lambda", "operator"),
-    )
-)
 # Plain names with a tail of tuning parameters: what is kept in front of it.
 _TAILS = (
     # Tensile: layouts and types, then the tile
@@ -295,10 +298,10 @@ def _at_level(name: str, level: int) -> str:
 def _parts(name: str) -> tuple[str, str, str]:
     """Function, namespaces and template arguments; of a kernel that only carries another, those of the other."""
     function, namespaces, arguments = _taken_apart(name)
-    if function in _CARRIERS and arguments:
+    if function in _KNOWN.carriers and arguments:
         first, *others = _split(arguments)
         inner, _, deeper = _taken_apart(first)
-        if inner and inner not in _TYPES:
+        if inner and inner not in _KNOWN.types:
             return inner, "", ", ".join([deeper, *others] if deeper else others)
     return (function, namespaces, arguments) if function else (name, "", "")
 
@@ -378,7 +381,7 @@ def _argument(text: str) -> str:
         return text.rpartition(")")[2] or text  # a value of an enumeration
     outer = _NAMESPACES.sub("", re.split(r"::\{lambda|::operator\(\)", text, maxsplit=1)[0])
     head = re.split(r"[<(]", outer, maxsplit=1)[0].strip()
-    if head in _FRAMES:
+    if head in _KNOWN.frames:
         return _telling(text) or head
     return head or text[:24]
 
@@ -387,7 +390,7 @@ def _telling(arguments: str) -> str | None:
     for match in _WORD.finditer(arguments):
         word, rest = match[0], arguments[match.end() : match.end() + 3]
         namespace = rest.startswith("::") and not arguments[match.end() + 2 :].startswith(("operator()", "{lambda"))
-        if not namespace and word not in _TYPES and word not in _FRAMES:
+        if not namespace and word not in _KNOWN.types and word not in _KNOWN.frames:
             return word
     return None
 
@@ -399,7 +402,7 @@ def _mangled(name: str, level: int) -> str:
         return name
     arguments = _identifiers(name, at)
     function = spaces[-1]
-    if function in _CARRIERS:
+    if function in _KNOWN.carriers:
         words = [word for word in arguments if not word.isdigit() and word not in spaces]
         if words:
             function, arguments = words[0], arguments[arguments.index(words[0]) + 1 :]
@@ -461,23 +464,6 @@ def _source_name(name: str, at: int) -> tuple[str | None, int]:
     return word, end
 
 
-class _TensorCores(Struct, frozen=True):
-    """What names tell of tensor cores, as `tensor_cores.json` has it: patterns by the family they stand for.
-
-    A name that holds one of `without` is looked at no further; every mark holds one of `hints`, in lower case, for
-    names are long, and most have none. `operators` of native_functions.yaml end in a matrix product, `derivatives` are
-    the same of derivatives.yaml; `plugin` are the marks of the TensorBoard plugin.
-    """
-
-    without: dict[str, tuple[str, ...]]
-    marks: dict[str, tuple[str, ...]]
-    hints: tuple[str, ...]
-    plugin: tuple[str, ...]
-    operators: tuple[str, ...]
-    derivatives: tuple[str, ...]
-
-
-_KNOWN = msgspec.json.decode(Path(__file__).with_name("tensor_cores.json").read_bytes(), type=_TensorCores)
 _READ = 4_000  # characters of a name that are looked at
 ELIGIBLE = frozenset(
     (
