@@ -7,6 +7,7 @@ or warning in the console (a broken policy is one), an exception in a script, a 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,6 +64,11 @@ class View(Opened):
         """Opens another address, also one that only differs behind the `#`."""
         self.page.goto(address)
         return self.ready()
+
+    def parameter(self, name: str) -> str | None:
+        """What the address says of a choice on the page."""
+        match = re.search(rf"[?&]{name}=([^&]*)", self.page.url.partition("#")[2])
+        return match[1] if match else None
 
     def asked(self, part: str) -> int:
         """How often something with `part` in its path or query was asked for."""

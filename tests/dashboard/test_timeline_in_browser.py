@@ -43,11 +43,6 @@ def heading(view: Opened) -> str:
     return str(found.inner_text()) if found.count() else ""
 
 
-def parameter(view: View, name: str) -> str | None:
-    match = re.search(rf"[?&]{name}=([^&]*)", view.page.url.partition("#")[2])
-    return match[1] if match else None
-
-
 def find(view: Opened, text: str) -> None:
     """Search and go to the first that is found."""
     field = view.page.get_by_label("Search slices by name")
@@ -76,7 +71,7 @@ def test_a_kernel_tells_its_operator_and_its_line_and_a_link_restores_it(gpu: Vi
 
     gpu.page.locator(TRACKS).press("f")
     gpu.until(lambda: shown_ns(gpu) < 1e6)
-    gpu.until(lambda: None not in (parameter(gpu, "at"), parameter(gpu, "slice"), parameter(gpu, "search")))
+    gpu.until(lambda: None not in (gpu.parameter("at"), gpu.parameter("slice"), gpu.parameter("search")))
     seen, address = gpu.settled(lambda: (sentence(gpu), gpu.page.url))
 
     gpu.page.goto("about:blank")
@@ -129,16 +124,16 @@ def test_the_mouse_chooses_moves_zooms_and_selects_steps(gpu: View) -> None:
     assert match is not None
 
     gpu.page.get_by_role("button", name="Show these steps on all pages").click()
-    gpu.until(lambda: parameter(gpu, "steps") == f"{match[1]}%3A{match[2]}")
+    gpu.until(lambda: gpu.parameter("steps") == f"{match[1]}%3A{match[2]}")
     gpu.ready()
     gpu.until(lambda: f"of steps {match[1]} to {match[2]}" in sentence(gpu))
 
     # steps chosen elsewhere, after the view was moved
     gpu.page.locator(TRACKS).press("w")
-    gpu.until(lambda: parameter(gpu, "at") is not None)
+    gpu.until(lambda: gpu.parameter("at") is not None)
     gpu.page.evaluate("location.hash = location.hash.replace(/steps=[^&]*/, 'steps=5:6')")
     gpu.until(lambda: "of steps 5 to 6" in sentence(gpu))
-    gpu.until(lambda: parameter(gpu, "at") is None)
+    gpu.until(lambda: gpu.parameter("at") is None)
 
 
 _PERFETTO = """<!doctype html><script>
