@@ -521,15 +521,16 @@ PLACE = "place"
 FLAGS = ("bar", "signed", "quiet", "code", "hidden")
 
 
+def _whole(file: str, line: int | None) -> str:
+    return file if line is None else f"{file}:{line}"
+
+
 class Alone(Struct, frozen=True):
-    """What a table must know of a document without a run around it: paths stand as they are."""
+    """What a table must know of a document without a run around it, whose paths stand as they are."""
 
     limit: int = 200
     ranked: int | None = None  # rows of a table that begins with its largest figures, `limit` where None
-
-    def shorten(self, file: str, line: int | None) -> str:
-        """`file:line`."""
-        return file if line is None else f"{file}:{line}"
+    shorten: Shorten = _whole
 
 
 class Col(Struct, frozen=True):

@@ -26,13 +26,10 @@ SENTENCE = 2_000
 
 
 class Screen(Alone, frozen=True, kw_only=True):
-    """What a section is made from; `shortener` shows places as the reader knows them."""
+    """What a section is made from; `shorten` shows places as the reader knows them."""
 
     report: Report
-    shortener: Shortener
-
-    def shorten(self, file: str, line: int | None) -> str:
-        return self.shortener(file, line)
+    shorten: Shortener
 
     def place(self, place: Row, function: int = 60) -> dict[str, Any]:
         """A line of code, with as many characters of its function."""
@@ -77,7 +74,7 @@ def headline(screen: Screen) -> Iterator[Block]:
         for other in report.views.get("steps_by_kind", ())[1:]:
             tone = "plain" if sentences.stands_out(report, other) else "note"
             yield blocks.text(sentences.step_kind(report, other), tone)
-    knobs = sentences.trial_line(report, screen.shortener)
+    knobs = sentences.trial_line(report, screen.shorten)
     if knobs:
         yield blocks.text(f"Knobs: {one_line(knobs)}", "warning" if sentences.refused(report) else "head")
     texts = sentences.warnings(report)
@@ -540,5 +537,5 @@ def sections(
     chosen: Sequence[Callable[[Screen], Iterator[Block]]] = SECTIONS,
 ) -> list[list[Block]]:
     """The blocks of each section that has any."""
-    screen = Screen(report=report, shortener=shortener or Shortener(report.run))
+    screen = Screen(report=report, shorten=shortener or Shortener(report.run))
     return [made for section in chosen if (made := list(section(screen)))]

@@ -83,14 +83,6 @@ def show_experiment(document: Item, console: Console, *, page: str | None = None
     show(experiments.screen(document), console, [(label, plain(text, 4000)) for label, text in steps if text])
 
 
-class _Listed(Alone, frozen=True, kw_only=True):
-    limit: int = sys.maxsize
-    shortener: Shortener
-
-    def shorten(self, file: str, line: int | None) -> str:
-        return self.shortener(file, line)
-
-
 def show_table(found: TableDocument, console: Console, shorten: Shortener, *, define: bool = False) -> None:
     """Print a table in full, as pages lay it out; with `define`, what its columns mean below it."""
     from stepscope.dashboard.pages import traced
@@ -103,8 +95,8 @@ def show_table(found: TableDocument, console: Console, shorten: Shortener, *, de
     if len(found.notes) > MAX_NOTES:
         said.append(f"and {len(found.notes) - MAX_NOTES} more notes with --json")
     tree = any("depth" in row or "level" in row for row in found.rows)
-    listed = _Listed(shortener=shorten)
-    made = traced.laid(listed, found, id="", title=title, total=found.total, notes=said, open_depth=tree or None)
+    whole = Alone(sys.maxsize, shorten=shorten)
+    made = traced.laid(whole, found, id="", title=title, total=found.total, notes=said, open_depth=tree or None)
     if found.table == METRICS:  # values of any size, and such that JSON has no number for
         for row, values in zip(made["rows"], found.rows, strict=True):
             row |= {key: f"{values[key]:.4g}" for key in CURVE_VALUES if isinstance(values.get(key), float)}
