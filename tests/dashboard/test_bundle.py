@@ -106,11 +106,7 @@ def test_it_is_built_once_and_again_when_a_source_has_changed(hook: ModuleType, 
     assert (static(tree) / "index.html").is_file()
     assert not list(static(tree).rglob("*.map"))
     licences = (static(tree) / "licences.txt").read_text()
-    assert ("drawn 1.0.0 (ISC)" in licences, "Copyright Somebody" in licences, "tool" in licences) == (
-        True,
-        True,
-        False,
-    )
+    assert [text in licences for text in ("drawn 1.0.0 (ISC)", "Copyright Somebody", "tool")] == [True, True, False]
     assert hook.build(tree) is None
     assert calls(tree) == []
 

@@ -75,10 +75,8 @@ def test_names_that_are_none_are_refused_at_the_start(text: str) -> None:
 @pytest.mark.parametrize(
     "header",
     [
-        *(
-            (b"authorization", value)
-            for value in (b"Bearer wrong", b"Bearer ", b"Bearer \xff", b"Basic " + TOKEN.encode())
-        ),
+        *((b"authorization", b"Bearer " + value) for value in (b"wrong", b"", b"\xff")),
+        (b"authorization", b"Basic " + TOKEN.encode()),
         *((b"cookie", b"stepscope-6107=" + value) for value in (b"wrong", b"\xff\xfe")),
         (b"cookie", f"stepscope-6108={TOKEN}".encode()),
         (b"accept", b"*/*"),
