@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from stepscope.report.experiment_report import dumps
 from tests.builders import step_rows
 from tests.dashboard import served_runs
 from tests.dashboard.opened import OPTIONS, Runs, figures, harmful, is_empty, page, part, parts, said
+from tests.read.memory_files import Allocator
 from tests.records import replace
 from tests.report import fabricate_compilers
 from tests.report.fabricate_experiment import experiment
@@ -127,6 +129,22 @@ def test_one_operator_shows_what_lies_behind_it_however_it_is_called(workers: ap
     rows = part(page(workers, "operators"), "operators")["rows"]
     (shown,) = [row["name"] for row in rows if row["name"].startswith("aten::\\x1b")]
     assert part(page(workers, "operators", operator=shown), "stacks")["rows"]
+
+
+def test_a_snapshot_of_the_allocator(tmp_path: Path) -> None:
+    allocator = Allocator()
+    allocator.record()
+    first = allocator.allocate(1_000_000, line=11)
+    allocator.allocate(500_000, line=12)
+    allocator.free(first)
+    allocator.out_of_memory(2**40, device_free=77, line=13)
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps(allocator.snapshot()))
+    document = page(api.open_run(path), "memory")
+    (state,) = part(document, "memory-states")["rows"]
+    (failed,) = part(document, "out-of-memory")["rows"]
+    assert (state["in_use_bytes"], failed["requested_bytes"], failed["place"]["line"]) == (500_000, 2**40, 13)
+    assert sorted(part(document, "memory-peak-line")["series"][0]["values"]) == [500_000, 1_000_000]
 
 
 def test_of_compilers_no_source_is_quoted_where_none_is_wanted(plain: api.Run) -> None:
