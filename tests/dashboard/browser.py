@@ -7,6 +7,7 @@ or warning in the console (a broken policy is one), an exception in a script, a 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,6 +65,11 @@ class View(Opened):
         self.page.goto(address)
         return self.ready()
 
+    def parameter(self, name: str) -> str | None:
+        """What the address says of a choice on the page."""
+        match = re.search(rf"[?&]{name}=([^&]*)", self.page.url.partition("#")[2])
+        return match[1] if match else None
+
     def asked(self, part: str) -> int:
         """How often something with `part` in its path or query was asked for."""
         return sum(part in request for request in self.requests)
@@ -86,17 +92,14 @@ def look(chromium: Any) -> Iterator[Look]:
     views: list[View] = []
     contexts = []
 
-    def open_view(address: str, *, dark: bool = False, axe: bool = False, width: int = 1280, height: int = 800) -> View:
+    def open_view(address: str, *, axe: bool = False, answer: Callable[[Any], None] | None = None) -> View:
         if axe and not AXE.is_file():
             pytest.skip("needs axe-core: npm --prefix web ci")
-        context = chromium.new_context(
-            viewport={"width": width, "height": height},
-            color_scheme="dark" if dark else "light",
-            bypass_csp=axe,
-            accept_downloads=True,
-        )
+        context = chromium.new_context(viewport={"width": 1280, "height": 800}, bypass_csp=axe, accept_downloads=True)
         context.set_default_timeout(PATIENCE_MS)
         contexts.append(context)
+        if answer is not None:
+            context.route("**/*", answer)
         view = View(context.new_page())
         _watch(view, urlsplit(address).netloc)
         views.append(view)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,14 +68,11 @@ def demo_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return recorded.folder
 
 
-@pytest.fixture(scope="session")
-def small_run(runs_folder: Path) -> Path:
-    return runs.small(runs_folder)
+def _recorded(make: Callable[[Path], Path]) -> Any:
+    return pytest.fixture(scope="session")(lambda runs_folder: make(runs_folder))
 
 
-@pytest.fixture(scope="session")
-def fuzzed_run(runs_folder: Path) -> Path:
-    return runs.fuzzed(runs_folder)
+small_run, fuzzed_run, empty_run = map(_recorded, (runs.small, runs.fuzzed, runs.empty))
 
 
 @pytest.fixture(scope="session")
@@ -83,11 +81,6 @@ def growing_run(runs_folder: Path) -> Iterator[runs.Growing]:
     growing = runs.Growing(runs_folder)
     yield growing
     growing.close()
-
-
-@pytest.fixture(scope="session")
-def empty_run(runs_folder: Path) -> Path:
-    return runs.empty(runs_folder)
 
 
 @pytest.fixture(scope="session")

@@ -113,9 +113,6 @@ def is_empty(run: api.Run, key: str) -> bool:
     return pages.PAGES[key].empty(PageContext(run, run))
 
 
-# ---- runs ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="session")
 def small(tmp_path_factory: pytest.TempPathFactory) -> api.Run:
     """Two ranks of 120 steps with a stall, telemetry, stacks and a window."""
@@ -181,9 +178,6 @@ def _more(number: int) -> list[dict[str, Any]]:
         _memory(at + 365, -20 * MIB, 0xA00, 10 * MIB),
         gpu_traces.host(OPERATOR, at + 380, 5, **{"External id": number * 10 + 9}),
     ]
-
-
-# ---- what the front end can draw -------------------------------------------------------------------------------------
 
 
 def check(document: Mapping[str, Any]) -> None:

@@ -115,13 +115,8 @@ def _recording(
     facts = {"started_ns": START - 1000 * MS, "ended_ns": START + 4000 * MS, "name": name, **(manifest or {})}
     file = "trace-0.pt.trace.json.gz"
     window = {"kind": "window", "trace": file, "first_step": 0, "steps": 4, "status": "kept", "step": 4}
-    window |= {
-        "time_ns": START,
-        "start_ns": START,
-        "start_duration_ns": MS,
-        "stop_duration_ns": MS,
-        "export_duration_ns": MS,
-    }
+    window |= {"time_ns": START, "start_ns": START}
+    window |= {f"{part}_duration_ns": MS for part in ("start", "stop", "export")}
     loader = {"kind": "loader", "time_ns": START, "step": 0, "num_workers": 0, "batch_size": 8, "id": 1, "epoch": 0}
     lead = {
         "traces": {file: trace},

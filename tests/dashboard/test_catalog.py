@@ -25,17 +25,10 @@ def catalog_of(path: Path) -> Catalog:
     return Catalog([path], lambda _: pytest.fail("not to be read"))
 
 
-# ----------------------------------------------------------------------------------------------------------- list
-
-
 def test_a_folder_of_runs_is_a_list_newest_first(tmp_path: Path, dashboard_of: Callable[..., Dashboard]) -> None:
     for number in (2, 1, 3):
-        manifest = {
-            "started_ns": T0 + number * MS,
-            "command": ["python", f"train_{number}.py"],
-            "tags": [f"tag{number}"],
-        }
-        make_run_folder(tmp_path, name=f"run-{number}", manifest=manifest)
+        manifest = {"command": ["python", f"train_{number}.py"], "tags": [f"tag{number}"]}
+        make_run_folder(tmp_path, name=f"run-{number}", manifest={"started_ns": T0 + number * MS, **manifest})
     (tmp_path / "notes.txt").write_text("nothing")
     (tmp_path / ".hidden").mkdir()
     gpu_traces.write(tmp_path / "logs" / "worker0.1.pt.trace.json")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 import pytest
@@ -34,11 +33,6 @@ def current(view: View) -> str:
     return str(view.page.locator(".current strong").inner_text())
 
 
-def parameter(view: View, name: str) -> str | None:
-    match = re.search(rf"[?&]{name}=([^&]*)", view.page.url.partition("#")[2])
-    return match[1] if match else None
-
-
 def box(view: View, name: str) -> None:
     """Click a box by a part of what stands on it."""
     view.page.locator("g.frame", has=view.page.get_by_text(name)).last.locator("rect").click()
@@ -49,7 +43,7 @@ def test_a_click_zooms_and_a_link_restores_it(small: View) -> None:
     box(small, "decode")
     small.until(lambda: current(small).startswith("decode"))
     assert "data.py:21" in small.text(".current")
-    small.until(lambda: parameter(small, "zoom") is not None)
+    small.until(lambda: small.parameter("zoom") is not None)
     address = small.page.url
     zoomed = small.settled(lambda: small.page.locator("g.frame").count())
 
@@ -60,21 +54,7 @@ def test_a_click_zooms_and_a_link_restores_it(small: View) -> None:
 
     small.page.get_by_role("button", name="Reset").click()
     small.until(lambda: small.page.locator("g.frame").count() == boxes)
-    small.until(lambda: parameter(small, "zoom") is None)
-
-
-def test_a_search_counts_what_it_finds(small: View) -> None:
-    field = small.page.locator("input[type=search]").first
-    field.fill("decode")
-    small.until(lambda: "of the tree" in small.text(".tools .found"))
-    assert small.page.locator("g.frame.found").count() == int(small.text(".tools .found").split()[0])
-    assert parameter(small, "search") == "decode"
-    field.fill("(")
-    small.until(lambda: "searched as it is" in small.text(".tools .found"))
-    field.fill("data.py:21")
-    small.until(lambda: "1 box" in small.text(".tools .found"))
-    field.press("Escape")
-    small.until(lambda: small.page.locator("g.frame.found").count() == 0)
+    small.until(lambda: small.parameter("zoom") is None)
 
 
 def test_keys_walk_zoom_and_turn(small: View) -> None:
@@ -85,27 +65,16 @@ def test_keys_walk_zoom_and_turn(small: View) -> None:
     small.until(lambda: current(small) != whole)
     walked = current(small)
     picture.press("Enter")
-    small.until(lambda: parameter(small, "zoom") is not None)
+    small.until(lambda: small.parameter("zoom") is not None)
     assert current(small) == walked
     picture.press("Escape")
-    small.until(lambda: parameter(small, "zoom") is None)
+    small.until(lambda: small.parameter("zoom") is None)
 
     top = small.page.locator("g.frame").first
     before = top.get_attribute("transform")
     picture.press("i")
     small.until(lambda: top.get_attribute("transform") != before)
     assert small.page.get_by_role("button", name="Flame", exact=True).get_attribute("aria-pressed") == "true"
-
-
-def test_a_difference_tells_both_sides(dashboard: Dashboard, served: Served, look: Look) -> None:
-    other = served("fuzzed")
-    view = drawn(look(dashboard.page(served("small"), "flame", **{"with": other})))
-    box(view, "main")
-    assert re.search(r" in .*, .* in ", view.text(".current"))
-    assert any(label.startswith(("new: ", "gone: ", "+ ", "− ")) for label in labels(view))
-    view.page.get_by_label("Widths of").select_option("1")
-    view.until(lambda: any(label.startswith("gone: ") for label in labels(view)))
-    assert view.page.locator("img").count() == 0
 
 
 def test_accessible(dashboard: Dashboard, served: Served, look: Look) -> None:

@@ -51,9 +51,6 @@ def until(shown: Dashboard, run: str, met: Callable[[dict[str, Any]], bool]) -> 
     return said  # type: ignore[no-any-return]
 
 
-# ------------------------------------------------------------------------------------------------------- standing
-
-
 def test_a_run_whose_launcher_lives_goes_on_however_long_nothing_was_written(growing: Growing) -> None:
     age(growing.folder, 3600)
     assert live.standing(growing.folder).state == "running"
@@ -101,9 +98,6 @@ def test_a_manifest_that_cannot_be_read_is_no_error(tmp_path: Path, text: str) -
     assert live.standing(folder).state in ("running", "vanished")
 
 
-# ------------------------------------------------------------------------------------------------------- journals
-
-
 def read(journals: Journals) -> live.Progress:
     found = journals.read()
     assert found is not None
@@ -139,9 +133,6 @@ def test_windows_are_in_no_mean_and_ranks_are_together(tmp_path: Path) -> None:
     seen = read(Journals(folder))
     assert seen.steps == 12
     assert seen.mean_ms == pytest.approx((9 * 10 + 9 * 12) / 18)
-
-
-# -------------------------------------------------------------------------------------------------------- a server
 
 
 @pytest.mark.usefixtures("often")

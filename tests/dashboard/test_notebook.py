@@ -131,19 +131,9 @@ def test_the_cell_runs_as_it_would_without(executed: tuple[Path, list[list[dict[
     assert not (folder / "failed" / "report.html").exists()
     assert list((folder / "failed").glob("host-*/stacks-*.raw"))
     assert "model(torch.ones" not in html_of(outputs[3])
-
-
-@pytest.mark.torch
-@pytest.mark.process
-def test_when_the_cell_has_ended_nothing_is_sampled(executed: tuple[Path, list[list[dict[str, Any]]]]) -> None:
-    _, outputs = executed
+    # when the cell has ended nothing is sampled
     assert [output["data"]["text/plain"] for output in outputs[6] if "data" in output] == ["False"]
-
-
-@pytest.mark.torch
-@pytest.mark.process
-def test_a_wrong_option_is_one_line(executed: tuple[Path, list[list[dict[str, Any]]]]) -> None:
-    _, outputs = executed
+    # a wrong option is one line
     said = " ".join(str(output.get("text", output.get("evalue", ""))) for output in outputs[5])
     assert "--nonsense" in said
     assert "Traceback" not in said
@@ -168,9 +158,6 @@ def test_outside_of_a_notebook_the_terminal_report_is_printed(
     shown = capsys.readouterr()
     assert "a step" in shown.out
     assert shown.err == ""
-
-
-# ---- the fragment ----------------------------------------------------------------------------------------------------
 
 
 def test_a_fragment_is_one_element_without_scripts(tmp_path: Path) -> None:

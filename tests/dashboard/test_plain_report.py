@@ -83,13 +83,3 @@ def test_hostile_names_stay_text(folder: Path) -> None:
     assert not {"\x1b", "\u202e", "\u2066", "\x9b", "\x07"} & set(text)
     assert "javascript:" not in {value for _, name, value in page.attributes if name == "href"}
     assert [value for tag, name, value in page.attributes if tag == "article" and name == "class"] == ["finding info"]
-
-
-def test_the_page_is_bounded(folder: Path) -> None:
-    file = str(folder / "train.py")
-    rows = tuple({"name": "&" * 3_000, "source": "'" * 3_000} for _ in range(5_000))
-    findings = tuple(finding(file, fix="<" * 5_000, caveat="<" * 5_000) for _ in range(500))
-    series = tuple((step, 1.0) for step in range(100_000))
-    facts = analysis(folder, regions=rows, steps=(step_facts(series=series),))
-
-    assert len(page_of(build(facts, Diagnosis(findings, ())), facts).encode()) <= static_page.MAX_BYTES

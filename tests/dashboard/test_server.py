@@ -20,21 +20,6 @@ Served = Callable[[str], str]
 QUICK = ("small", "fuzzed", "growing", "cpu", "gpu")
 
 
-# ---------------------------------------------------------------------------------------------------------- pages
-
-
-@pytest.mark.parametrize("name", QUICK)
-def test_every_page_of_every_kind_of_run_is_a_document(dashboard: Dashboard, served: Served, name: str) -> None:
-    run = served(name)
-    for page in PAGES:
-        document = dashboard.json(f"api/runs/{run}/pages/{page}")
-        assert (document["schema"], document["page"]) == ("stepscope.page/1", page)
-        assert document["blocks"], page
-        assert {block["kind"] for block in document["blocks"]} <= BLOCKS
-        assert document["revision"] >= 1
-        assert harmful(document) == []
-
-
 def test_a_head_lists_what_can_be_chosen(dashboard: Dashboard, served: Served) -> None:
     run = served("small")
     dashboard.json(f"api/runs/{run}/pages/findings")
@@ -119,9 +104,6 @@ def test_a_mistake_of_ours_is_a_line(
     assert "pages/findings" in said
 
 
-# ------------------------------------------------------------------------------------------------------- timeline
-
-
 def test_windows_slices_and_searches(dashboard: Dashboard, served: Served) -> None:
     run = served("gpu")
     block = next(b for b in dashboard.json(f"api/runs/{run}/pages/timeline")["blocks"] if b["kind"] == "timeline")
@@ -160,9 +142,6 @@ def test_a_cut_trace_is_a_file_for_perfetto(dashboard: Dashboard, served: Served
     found = {event.get("name") for event in json.loads(gzip.decompress(answer.body))["traceEvents"]}
     assert {"ProfilerStep#2", "ProfilerStep#3"} <= found
     assert not {"ProfilerStep#1", "ProfilerStep#4"} & found
-
-
-# ---------------------------------------------------------------------------------------------------- front end
 
 
 def test_files_of_the_front_end_are_sent_and_no_others(

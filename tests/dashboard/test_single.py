@@ -154,9 +154,6 @@ def test_where_no_front_end_was_built_the_report_is_plain(
     assert page.replace("\n", "").count("<p class='soft'>This is the plain form of the report") == 1
 
 
-# ---- made to fit -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("tiny")
 def test_a_page_that_would_be_too_large_is_made_smaller(
     opened: Callable[[str], Run], monkeypatch: pytest.MonkeyPatch
@@ -195,9 +192,6 @@ def test_of_what_is_made_smaller_the_totals_stay(opened: Callable[[str], Run], m
     for page in ("flame", "timeline"):
         (left_out,) = blocks((15, 0), page)
         assert (left_out["kind"], "too large" in left_out["why"]) == ("empty", True)
-
-
-# ---- in a browser ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [*FORMS, *REAL])

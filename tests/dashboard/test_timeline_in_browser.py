@@ -6,13 +6,10 @@ import gzip
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stepscope.api import open_run
-from stepscope.dashboard import bundle, single
 from tests.browser_page import Opened
 from tests.dashboard.browser import Look, View
 from tests.dashboard.client import Dashboard
@@ -46,11 +43,6 @@ def heading(view: Opened) -> str:
     return str(found.inner_text()) if found.count() else ""
 
 
-def parameter(view: View, name: str) -> str | None:
-    match = re.search(rf"[?&]{name}=([^&]*)", view.page.url.partition("#")[2])
-    return match[1] if match else None
-
-
 def find(view: Opened, text: str) -> None:
     """Search and go to the first that is found."""
     field = view.page.get_by_label("Search slices by name")
@@ -79,7 +71,7 @@ def test_a_kernel_tells_its_operator_and_its_line_and_a_link_restores_it(gpu: Vi
 
     gpu.page.locator(TRACKS).press("f")
     gpu.until(lambda: shown_ns(gpu) < 1e6)
-    gpu.until(lambda: None not in (parameter(gpu, "at"), parameter(gpu, "slice"), parameter(gpu, "search")))
+    gpu.until(lambda: None not in (gpu.parameter("at"), gpu.parameter("slice"), gpu.parameter("search")))
     seen, address = gpu.settled(lambda: (sentence(gpu), gpu.page.url))
 
     gpu.page.goto("about:blank")
@@ -132,16 +124,16 @@ def test_the_mouse_chooses_moves_zooms_and_selects_steps(gpu: View) -> None:
     assert match is not None
 
     gpu.page.get_by_role("button", name="Show these steps on all pages").click()
-    gpu.until(lambda: parameter(gpu, "steps") == f"{match[1]}%3A{match[2]}")
+    gpu.until(lambda: gpu.parameter("steps") == f"{match[1]}%3A{match[2]}")
     gpu.ready()
     gpu.until(lambda: f"of steps {match[1]} to {match[2]}" in sentence(gpu))
 
     # steps chosen elsewhere, after the view was moved
     gpu.page.locator(TRACKS).press("w")
-    gpu.until(lambda: parameter(gpu, "at") is not None)
+    gpu.until(lambda: gpu.parameter("at") is not None)
     gpu.page.evaluate("location.hash = location.hash.replace(/steps=[^&]*/, 'steps=5:6')")
     gpu.until(lambda: "of steps 5 to 6" in sentence(gpu))
-    gpu.until(lambda: parameter(gpu, "at") is None)
+    gpu.until(lambda: gpu.parameter("at") is None)
 
 
 _PERFETTO = """<!doctype html><script>
@@ -206,22 +198,3 @@ def test_accessible_with_a_slice_chosen(dashboard: Dashboard, served: Served, lo
     assert view.violations() == []
     view.page.get_by_role("dialog").get_by_role("button", name="Close").click()
     assert view.violations() == []
-
-
-def test_the_single_file_holds_a_window(gpu_trace: Path, open_page: Callable[..., Opened], tmp_path: Path) -> None:
-    if bundle.folder() is None:
-        pytest.skip("needs the built front end: npm --prefix web run build")
-    run = open_run(gpu_trace)
-    file = tmp_path / "report.html"
-    file.write_text(single.render(run, run.report()), encoding="utf-8")
-    view = open_page(file, width=1280)
-    view.until(lambda: view.page.locator("nav a").count() > 0)
-    view.page.locator('nav a[href*="/timeline"]').click()
-    view.until(lambda: view.page.locator(TRACKS).count() == 1)
-    whole = shown_ns(view)
-    view.page.locator(TRACKS).press("w")
-    view.until(lambda: shown_ns(view) < whole)
-    find(view, GEMM)
-    view.until(lambda: heading(view) == GEMM)
-    assert "aten::mm" in view.text(".detail .links")
-    assert view.page.get_by_role("button", name="Open in Perfetto").count() == 0

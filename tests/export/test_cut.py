@@ -113,9 +113,6 @@ def test_damage_costs_what_it_hits_and_never_the_format(tmp_path: Path, data: st
     check_format(out)
 
 
-# --------------------------------------------------------------------------------------------------------- refusals
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -73,9 +73,6 @@ def test_an_unreadable_rank_is_said_and_the_others_exported(ranks: list[Path], t
     assert len(processes(load(out))) == 4
 
 
-# ------------------------------------------------------------------------------------------- what viewers choke on
-
-
 def export_events(events: list[Any], tmp_path: Path) -> Any:
     source = tmp_path / "odd.json"
     source.write_text(json.dumps({"traceEvents": events}))

@@ -19,23 +19,16 @@ from tests.export.traces import save, trace
 from tests.fuzz import damage
 
 OPTIONS = ReadOptions(cache=False, keep=False, workers=1)
-MS = 10**6
+QUARTER_NS = 250_000  # of a millisecond
+CATEGORIES = ("kernel", "cpu_op", "user_annotation", "python_function", "nothing")
 
 cuts = st.one_of(
     st.just(Cut()),
-    st.builds(
-        lambda first, count: Cut(steps=(first, first + count)),
-        st.integers(min_value=0, max_value=9),
-        st.integers(min_value=0, max_value=5),
+    st.tuples(st.integers(0, 9), st.integers(0, 5)).map(lambda at: Cut(steps=(at[0], sum(at)))),
+    st.tuples(st.integers(0, 20), st.integers(1, 30)).map(
+        lambda at: Cut(range_ns=(at[0] * QUARTER_NS, sum(at) * QUARTER_NS))
     ),
-    st.builds(
-        lambda start, length: Cut(range_ns=(start * MS // 4, (start + length) * MS // 4)),
-        st.integers(min_value=0, max_value=20),
-        st.integers(min_value=1, max_value=30),
-    ),
-    st.sampled_from(["kernel", "cpu_op", "user_annotation", "python_function", "nothing"]).map(
-        lambda name: Cut(categories=(name,))
-    ),
+    st.sampled_from(CATEGORIES).map(lambda name: Cut(categories=(name,))),
 )
 
 

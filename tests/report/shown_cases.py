@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from stepscope.dashboard import hotspots
 from stepscope.model import (
     Abstention,
     DeviceLines,
@@ -22,7 +23,7 @@ from stepscope.model import (
 from stepscope.model.comparison import AppliedKnob, Effect, TrialFacts, Verdict
 from stepscope.model.compilers import Change, CompilersView, CompileStorm
 from stepscope.model.sampled import SampledProcess
-from stepscope.report import build, comparison_report, experiment_report, hotspots
+from stepscope.report import build, comparison_report, experiment_report
 from stepscope.schema import Knob
 from tests.records import replace
 from tests.report import fabricate_compilers as compilers

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from stepscope.dashboard.hotspots import show, to_csv, to_json
 from stepscope.model.sampled import HotspotRow, Hotspots, SampledProcess
-from stepscope.report.hotspots import show, to_csv, to_json
 from stepscope.report.outputs import console
 from stepscope.report.words import Shortener
 from tests.records import replace

@@ -244,6 +244,7 @@ def _put(
     json_file: str | None,
     notes: tuple[str, ...] = (),
 ) -> None:
+    from stepscope.dashboard import terminal
     from stepscope.report import outputs, table
     from stepscope.report.escape import one_line
     from stepscope.report.words import Shortener
@@ -256,9 +257,7 @@ def _put(
         return
     console = outputs.console(sys.stdout)
     shorten = Shortener({"cwd": str(run.folder), "user_roots": run.tables.run.user_roots})
-    for index, found in enumerate(documents):
-        if index:
-            console.print()
-        table.show(found, console, shorten, define=wanted.define)
+    for found in documents:
+        terminal.show_table(found, console, shorten, define=wanted.define)
     for note in notes:
         console.print(one_line(note), soft_wrap=True)

@@ -134,7 +134,7 @@ class Wanted(Struct, frozen=True):
 
     def put(self, run: Run, found: Hotspots) -> None:
         """Write the files and, unless one of them is stdout, print the table."""
-        from stepscope.report import hotspots as report
+        from stepscope.dashboard import hotspots as report
         from stepscope.report import outputs
         from stepscope.report.words import Shortener
 

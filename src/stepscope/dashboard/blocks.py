@@ -206,6 +206,22 @@ def chart(
     }
 
 
+def drawn(
+    id: str,
+    title: str,
+    type: str,
+    sentence: str,
+    x: tuple[str, str, Iterable[Any]],
+    y: tuple[str, str],
+    parts: Iterable[tuple[str, Iterable[Any], str | None]],
+    of: tuple[str, str],
+    **more: Any,
+) -> Block:
+    """A chart from 0 on of (name, values, role) in the unit of `y`; `of` is the record and key that define them."""
+    made = [series(name, y[1], values, role=role) for name, values, role in parts]
+    return chart(id, title, type, sentence=sentence, x=x, y=y, y_min=0, series=made, help=meaning(*of), **more)
+
+
 def findings(
     cards: Iterable[Mapping[str, Any]],
     risks: Iterable[Mapping[str, Any]],
@@ -256,9 +272,6 @@ def flame(id: str, document: Mapping[str, Any], first: str | None = None) -> Blo
     """A stepscope.flame/1 document; `first` is the key of the tree to begin with."""
     harmless = {name: [plain(each, MAX_TEXT) for each in document[name]] for name in ("names", "files")}
     return {"kind": "flame", "id": id, "document": {**document, **harmless}, "first": first}
-
-
-# ---- small parts -----------------------------------------------------------------------------------------------------
 
 
 def help_(text: str, picture: str | None = None) -> Help:
@@ -324,9 +337,6 @@ def link(label: str, page: str, params: Mapping[str, Any] | None = None) -> Link
     return {"label": plain(label), "page": page, "params": given}
 
 
-# ---- words and figures -----------------------------------------------------------------------------------------------
-
-
 def value_text(value: Any, unit: str, *, signed: bool = False) -> str:
     """A value as the terminal shows it; missing is a dash, a place its short form."""
     if isinstance(value, Mapping):
@@ -354,9 +364,6 @@ _UNITS: dict[str, Callable[[Any], str]] = {
     "W": lambda value: f"{words.count(value)} W",
     "MHz": lambda value: f"{words.count(value)} MHz",
 }
-
-
-# ---- blocks of text --------------------------------------------------------------------------------------------------
 
 
 def text(words: str, tone: str = "plain", link: Link | None = None) -> Block:
@@ -417,14 +424,10 @@ def measures(record: Any, text: str, *, of: str = "", missing: str | None = None
     for each in columns(text):
         value = record.get(each.key) if isinstance(record, Mapping) else getattr(record, each.key)
         if value is not None or missing is not None:
-            unit = each.unit or unit_of(each.key, _stated(name, each.key)) or "number"
-            items.append(figure(each.label, value, unit, help=meaning(name, each.key), missing=missing))
+            found = _definition_of(name, each.key)
+            unit = each.unit or unit_of(each.key, found.unit if found else "") or "number"
+            items.append(figure(each.label, value, unit, help=_defined(each.key, found), missing=missing))
     return items
-
-
-def _stated(record: str, key: str) -> str:
-    found = _definition_of(record, key)
-    return found.unit if found else ""
 
 
 def figures(items: Iterable[Mapping[str, Any]], title: str | None = None) -> Block:
@@ -452,16 +455,12 @@ def choice(label: str, param: str, value: str, options: Iterable[tuple[str, str]
     return {"kind": "choice", "label": plain(label), "param": param, "value": plain(value), "options": made}
 
 
-# ---- tables ----------------------------------------------------------------------------------------------------------
-
-
 def column(
     key: str,
     label: str,
     unit: str = "",
     *,
     help: Help | None = None,
-    numeric: bool | None = None,
     bar: bool = False,
     signed: bool = False,
     place: bool = False,
@@ -474,7 +473,7 @@ def column(
         "key": key,
         "label": plain(label),
         "unit": unit,
-        "numeric": (unit not in ("", "text")) if numeric is None else numeric,
+        "numeric": unit not in ("", "text"),
         "help": help,
         "bar": bar,
         "place": place,
@@ -518,21 +517,20 @@ def table(
     return made
 
 
-# ---- tables of rows --------------------------------------------------------------------------------------------------
-
 PLACE = "place"
 FLAGS = ("bar", "signed", "quiet", "code", "hidden")
 
 
+def _whole(file: str, line: int | None) -> str:
+    return file if line is None else f"{file}:{line}"
+
+
 class Alone(Struct, frozen=True):
-    """What a table must know of a document without a run around it: paths stand as they are."""
+    """What a table must know of a document without a run around it, whose paths stand as they are."""
 
     limit: int = 200
     ranked: int | None = None  # rows of a table that begins with its largest figures, `limit` where None
-
-    def shorten(self, file: str, line: int | None) -> str:
-        """`file:line`."""
-        return file if line is None else f"{file}:{line}"
+    shorten: Shorten = _whole
 
 
 class Col(Struct, frozen=True):
@@ -582,7 +580,13 @@ def rows_table(
     Columns in which no row says anything are left out, unless it is `whole`. `limit` stands for that of the context.
     """
     made = [{each.key: _cell(each, row, context) for each in columns} for row in rows or ()]
-    used = [each for each in columns if whole or any(_says(each, row[each.key]) for row in made)]
+    says = {
+        each.key
+        for each in columns
+        for row in made
+        if row[each.key] is not None and (row[each.key] or "quiet" not in each.flags)
+    }
+    used = [each for each in columns if whole or each.key in says]
     limit = context.limit if limit is None else limit
     shown = table(id, title, heads(record, used), made, limit=limit, total=total, sorted_by=sorted_by, notes=notes)
     return [shown] if made else []
@@ -603,10 +607,6 @@ def heads(record: str, columns: Iterable[Col]) -> list[dict[str, Any]]:
         for each in columns
         if "hidden" not in each.flags
     ]
-
-
-def _says(column: Col, value: Any) -> bool:
-    return value is not None and not ("quiet" in column.flags and not value)
 
 
 def _cell(column: Col, row: Row, context: PageContext | Alone) -> Any:

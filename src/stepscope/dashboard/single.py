@@ -211,9 +211,6 @@ def _as_parsed(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-# ---- documents made smaller ------------------------------------------------------------------------------------------
-
-
 def _cut(document: dict[str, Any], context: PageContext, rows: int, boxes: int) -> dict[str, Any]:
     """A page with fewer rows and boxes; the document of the run as it is."""
     if "blocks" not in document:

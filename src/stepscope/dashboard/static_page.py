@@ -137,9 +137,6 @@ def _facts(block: Block, level: Level) -> str:
     return _heading(block["title"]) + _rows(columns, rows, _first(len(rows), len(block["rows"])), whole)
 
 
-# ---- tables ----------------------------------------------------------------------------------------------------------
-
-
 def _table(block: Block, level: Level) -> str:
     rows = block["rows"][: level.rows]
     notes = " ".join([_first(len(rows), block["total"]), *block["notes"]]).strip()
@@ -155,7 +152,6 @@ def _first(shown: int, total: int) -> str:
 
 
 def _rows(columns: Sequence[Item], rows: Sequence[Item], caption: str, level: Level, *, tree: bool = False) -> str:
-    """A table of all `rows`; columns in which no row says anything are left out."""
     used = [column for column in columns if any(row.get(column["key"]) is not None for row in rows)]
     head = "".join(f"<th scope='col'{_class(_style(column))}>{markup(column['label'])}</th>" for column in used)
     body = "\n".join(
@@ -185,9 +181,6 @@ def _cell(row: Item, column: Item, level: Level, indented: bool) -> str:
         )
         said = f"<code>{said}</code>{function}{code}"
     return f"<td{_class(_style(column))}>{said}</td>"
-
-
-# ---- findings --------------------------------------------------------------------------------------------------------
 
 
 def _findings(block: Block, level: Level) -> str:
@@ -249,7 +242,6 @@ def _card(card: Item, number: str, level: Level) -> str:
 
 
 def _card_facts(card: Item, level: Level) -> Iterator[tuple[str, str]]:
-    """Label and ready markup of each line of a finding."""
     yield (
         "Seen",
         _list(
@@ -290,9 +282,6 @@ def place(where: Item, level: Level, *, alone: bool) -> str:
     )
     edited = "<p class='soft'>The file was edited since the run.</p>" if lines and where["edited"] else ""
     return f"{head}<pre>{lines}</pre>{edited}" if lines else head
-
-
-# ---- charts ----------------------------------------------------------------------------------------------------------
 
 
 def _chart(block: Block, level: Level) -> str:
@@ -480,9 +469,6 @@ def _heat(block: Block) -> str:
 _DRAWINGS = {"interval": _intervals, "heat": _heat}
 
 
-# ---- flame graphs and timelines --------------------------------------------------------------------------------------
-
-
 def _flame(block: Block, level: Level) -> str:
     """The first tree as its hottest rows: what a box holds less what stands on it, added up by function and line."""
     document = block["document"]
@@ -525,9 +511,6 @@ def _timeline(block: Block, level: Level) -> str:
     said = f"A timeline of {span} in {len(block['tracks'])} tracks, which takes a script to draw."
     notes = "".join(f"<p class='soft'>{markup(note, level.text)}</p>" for note in block["notes"])
     return f"<p>{markup(said)} <code>stepscope view RUN</code> shows it.</p>{notes}"
-
-
-# ---- parts -----------------------------------------------------------------------------------------------------------
 
 
 def _heading(title: str | None) -> str:

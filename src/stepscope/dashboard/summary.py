@@ -26,13 +26,10 @@ SENTENCE = 2_000
 
 
 class Screen(Alone, frozen=True, kw_only=True):
-    """What a section is made from; `shortener` shows places as the reader knows them."""
+    """What a section is made from; `shorten` shows places as the reader knows them."""
 
     report: Report
-    shortener: Shortener
-
-    def shorten(self, file: str, line: int | None) -> str:
-        return self.shortener(file, line)
+    shorten: Shortener
 
     def place(self, place: Row, function: int = 60) -> dict[str, Any]:
         """A line of code, with as many characters of its function."""
@@ -50,12 +47,8 @@ class Screen(Alone, frozen=True, kw_only=True):
 
 
 def _more(left: int, what: str) -> Iterator[Block]:
-    """That `left` more are not shown, if so."""
     if left > 0:
         yield blocks.text(what.format(words.count(left)), "note")
-
-
-# ---- the headline ----------------------------------------------------------------------------------------------------
 
 
 def headline(screen: Screen) -> Iterator[Block]:
@@ -81,15 +74,13 @@ def headline(screen: Screen) -> Iterator[Block]:
         for other in report.views.get("steps_by_kind", ())[1:]:
             tone = "plain" if sentences.stands_out(report, other) else "note"
             yield blocks.text(sentences.step_kind(report, other), tone)
-    knobs = sentences.trial_line(report, screen.shortener)
+    knobs = sentences.trial_line(report, screen.shorten)
     if knobs:
         yield blocks.text(f"Knobs: {one_line(knobs)}", "warning" if sentences.refused(report) else "head")
     texts = sentences.warnings(report)
     yield from (blocks.text(one_line(text, 300), "warning") for text in texts[:MAX_WARNINGS])
     yield from _more(len(texts) - MAX_WARNINGS, "and {} more notes on quality in the report's files")
 
-
-# ---- where a step goes -----------------------------------------------------------------------------------------------
 
 PARTS = "Part: part; Time a step: ms ms; Share: share share bar"
 SPANS = 3  # shown one by one
@@ -145,21 +136,16 @@ def _overview(item: Row, screen: Screen, *, several: bool) -> Iterator[Block]:
     yield from _split(title, parts, f"As the TensorBoard plugin split it: {', '.join(plugin)}", screen)
 
 
-# ---- what was learned ------------------------------------------------------------------------------------------------
-
 STOOD_OUT = 3
 
 
 def _learned(screen: Screen) -> Iterator[Block]:
-    """Loss and norm, and where a series broke, leapt or changed."""
     if text := sentences.learned(screen.report):
         yield blocks.text(one_line(text, 200))
     found = sentences.stood_out(screen.report)
     yield from (blocks.text(one_line(text, 300), "warning") for text in found[:STOOD_OUT])
     yield from _more(len(found) - STOOD_OUT, "and {} more changes and spikes in the report's files")
 
-
-# ---- devices and memory ----------------------------------------------------------------------------------------------
 
 GPUS = 6
 GPU_COLUMNS = (
@@ -258,9 +244,6 @@ def _peak(curve: Row, *, several: bool) -> str:
     return ", ".join(parts)
 
 
-# ---- findings and risks ----------------------------------------------------------------------------------------------
-
-
 def findings(screen: Screen) -> Iterator[Block]:
     """Findings, then what no rule found, the rules with nothing to go by, and risks."""
     report = screen.report
@@ -307,7 +290,10 @@ def card(
         "of": None if risk else sentences.basis(row),
         "where": [where_of(place, shorten) for place in row["where"]],
         "ranks": list(row["ranks"]),
-        "evidence": [_evidence(each) for each in row["evidence"]],
+        "evidence": [
+            {**dict(zip(("metric", "text"), words.evidence(dict(each)), strict=True)), "source": each["source"]}
+            for each in row["evidence"]
+        ],
         "fix": one_line(row["fix"], SENTENCE),
         "caveat": one_line(row["caveat"], SENTENCE),
         "learn": row["learn"] if row["learn"].startswith("https://") else "",
@@ -333,11 +319,6 @@ def where_of(place: Row, shorten: blocks.Shorten) -> dict[str, Any]:
     return {**made, "share": place.get("share"), "source": lines, "edited": edited}
 
 
-def _evidence(row: Row) -> dict[str, str]:
-    metric, value = words.evidence(dict(row))
-    return {"metric": metric, "text": value, "source": row["source"]}
-
-
 def _command(tries: Iterable[Row], report: Report) -> str | None:
     """A run with the knobs of the finding; None where it names none, or how the run was started is not known."""
     command = [str(word) for word in report.run.get("command") or ()]
@@ -349,14 +330,11 @@ def _command(tries: Iterable[Row], report: Report) -> str | None:
 
 
 def _experiment(screen: Screen) -> Iterator[Block]:
-    """What an experiment on the run has shown, and what to change."""
     document = screen.view("experiment")
     if document:
         yield blocks.text("Experiment", "head")
         yield from experiments.outcome(screen, document)
 
-
-# ---- compilers -------------------------------------------------------------------------------------------------------
 
 CAUSES = 5
 WARNINGS = 4
@@ -371,7 +349,6 @@ LISTED = 8  # findings whose causes need not be told again
 
 
 def _compilers(screen: Screen) -> Iterator[Block]:
-    """What compilers did, what it took of which steps, and the causes no finding has told."""
     view = compiled.view_of(screen.report)
     if view is None:
         return
@@ -423,8 +400,6 @@ def _causes(view: Row, found: Sequence[Any], screen: Screen) -> Iterator[Block]:
     yield from _more(len(left) - CAUSES, "and {} more causes: --table compiles")
 
 
-# ---- what sampled stacks say -----------------------------------------------------------------------------------------
-
 HOT_LINES = 3  # shown where no finding points at a line
 HOT = ": share share; : where; : doing"
 RANKS = 2  # whose waits are shown, the longest first
@@ -437,7 +412,6 @@ SMALLEST_STAGE = 0.01
 
 
 def _hot_lines(screen: Screen) -> Iterator[Block]:
-    """The most sampled lines, where no finding points at one."""
     stacks = screen.view("stacks")
     if stacks and stacks["hot_lines"] and not screen.report.findings:
         yield blocks.text("Most sampled lines", "head")
@@ -457,14 +431,12 @@ def _hot(row: Row, screen: Screen) -> dict[str, Any]:
 
 
 def _doing(row: Row) -> str:
-    """The phase of a line, and the library's function that is mostly on top of it."""
     file, _, leaf = (row.get("library_leaf") or "").rpartition(":")
     inside = f", in {plain(leaf, 40)} ({plain(posixpath.basename(file), 40)})" if leaf else ""
     return f"{words.term(row['phase'])}{inside}"
 
 
 def _waits(screen: Screen) -> Iterator[Block]:
-    """Waiting taken apart."""
     waits = (screen.view("sampled") or {}).get("waits") or ()
     if sentences.names_input(screen.report):  # a finding has named the lines of a main process that loads everything
         waits = [wait for wait in waits if not _is_alone(wait)]
@@ -488,7 +460,6 @@ def _waits(screen: Screen) -> Iterator[Block]:
 
 
 def _is_alone(wait: Row) -> bool:
-    """Whether the main process does all the loading itself: no worker is in the wait."""
     return all(part["kind"] == "loading_here" for part in wait["parts"])
 
 
@@ -566,5 +537,5 @@ def sections(
     chosen: Sequence[Callable[[Screen], Iterator[Block]]] = SECTIONS,
 ) -> list[list[Block]]:
     """The blocks of each section that has any."""
-    screen = Screen(report=report, shortener=shortener or Shortener(report.run))
+    screen = Screen(report=report, shorten=shortener or Shortener(report.run))
     return [made for section in chosen if (made := list(section(screen)))]

@@ -18,20 +18,24 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from stepscope.dashboard import summary
+from stepscope.dashboard import blocks, summary
 from stepscope.dashboard.blocks import Alone, Block, value_text
 from stepscope.dashboard.pages import compare, experiments
 from stepscope.dashboard.static_page import numbered
+from stepscope.dashboard.text_columns import GAP, TextColumn, soft
+from stepscope.dashboard.text_columns import lines as lines_of
 from stepscope.model import Report
 from stepscope.report import outputs, sentences, words
 from stepscope.report.escape import one_line, plain
-from stepscope.report.text_columns import GAP, TextColumn, soft
-from stepscope.report.text_columns import lines as lines_of
+from stepscope.report.table import CURVE_VALUES, METRICS, TableDocument
+from stepscope.report.words import Shortener
 
 MAX_WIDTH = 100  # longer lines are hard to read
 LONG = 60  # characters: a text of a table from which on it is broken over lines instead of being cut
 QUOTED = 7  # characters before a line of source below a row
 MAX_TEXT = 800
+MAX_NOTES = 4  # below a table in full
+MIN_WIDTH = 132  # of one that goes to a file or a pipe: nobody has to fit it on a screen
 RANKED, LISTED = 5, 12  # rows of changed figures, and of any other list, when no number was asked for
 Item = Mapping[str, Any]
 Rows = Iterator[RenderableType | None]
@@ -43,6 +47,7 @@ class Screen(Struct, frozen=True):
 
     width: int
     glyphs: Glyphs
+    wraps: bool
 
 
 def show_report(
@@ -78,6 +83,33 @@ def show_experiment(document: Item, console: Console, *, page: str | None = None
     show(experiments.screen(document), console, [(label, plain(text, 4000)) for label, text in steps if text])
 
 
+def show_table(found: TableDocument, console: Console, shorten: Shortener, *, define: bool = False) -> None:
+    """Print a table in full, as pages lay it out; with `define`, what its columns mean below it."""
+    from stepscope.dashboard.pages import traced
+
+    if found.absent is not None:
+        console.print(Text(f"{found.title}: {one_line(found.absent)}\n"), soft_wrap=True)
+        return
+    title = f"{found.title}, by {words.term(found.sorted_by)}" if found.sorted_by else found.title
+    said = [one_line(note) for note in found.notes[:MAX_NOTES]]
+    if len(found.notes) > MAX_NOTES:
+        said.append(f"and {len(found.notes) - MAX_NOTES} more notes with --json")
+    tree = any("depth" in row or "level" in row for row in found.rows)
+    whole = Alone(sys.maxsize, shorten=shorten)
+    made = traced.laid(whole, found, id="", title=title, total=found.total, notes=said, open_depth=tree or None)
+    if found.table == METRICS:  # values of any size, and such that JSON has no number for
+        for row, values in zip(made["rows"], found.rows, strict=True):
+            row |= {key: f"{values[key]:.4g}" for key in CURVE_VALUES if isinstance(values.get(key), float)}
+    meanings = (each for each in made["columns"] if each["help"] and (define or found.shown.define))
+    shown = [made, *(blocks.text(f"{each['key']}: {each['help']['text']}", "note") for each in meanings)]
+    show_rows(shown, console)
+
+
+def show_rows(shown: Iterable[Block], console: Console) -> None:
+    """Print tables of which every row is a line, however wide the terminal is."""
+    show([shown], console, least=MIN_WIDTH, most=sys.maxsize, wraps=False)
+
+
 def show(
     sections: Iterable[Iterable[Block]],
     console: Console,
@@ -85,14 +117,16 @@ def show(
     *,
     least: int = 0,
     most: int = MAX_WIDTH,
+    wraps: bool = True,
 ) -> None:
     """Print the sections, an empty line between them and around each titled block, then the next `steps`.
 
-    Lines take up to `most` characters, and at least `least` where they go to a file or a pipe.
+    Lines take up to `most` characters, and at least `least` where they go to a file or a pipe. Unless `wraps`, texts
+    of tables are cut.
     """
     if not console.is_terminal:
         console.width = max(console.width, least)
-    screen = Screen(min(console.width, most), glyphs_for(console.encoding))
+    screen = Screen(min(console.width, most), glyphs_for(console.encoding), wraps)
     rows = (row for section in sections for row in (*_section(section, screen), None))
     _print(rows, next_lines(steps), console, screen.width)
 
@@ -104,9 +138,6 @@ def _section(section: Iterable[Block], screen: Screen) -> Rows:
             yield from apart
             yield from _BLOCKS[block["kind"]](block, screen)
             yield from apart
-
-
-# ---- sentences and figures -------------------------------------------------------------------------------------------
 
 
 def _text(block: Block, screen: Screen) -> Rows:  # noqa: ARG001
@@ -135,16 +166,10 @@ def _pairs(parts: Iterable[tuple[str, str]], screen: Screen) -> Text:
 
 def _facts(block: Block, screen: Screen) -> Rows:  # noqa: ARG001
     yield head(block["title"])
-    rows = ((row["label"], Text.assemble(row["value"] or words.MISSING, *_note(row))) for row in block["rows"])
-    yield indented(labelled(rows))
-
-
-def _note(row: Item) -> Iterator[tuple[str, str]]:
-    if row["note"]:
-        yield f"  ({row['note']})", "dim"
-
-
-# ---- tables ----------------------------------------------------------------------------------------------------------
+    notes = (f"  ({row['note']})" if row["note"] else "" for row in block["rows"])
+    rows = zip(block["rows"], notes, strict=True)
+    said = ((row["label"], Text.assemble(row["value"] or words.MISSING, (note, "dim"))) for row, note in rows)
+    yield indented(labelled(said))
 
 
 def _table(block: Block, screen: Screen) -> Rows:
@@ -157,15 +182,17 @@ def _table(block: Block, screen: Screen) -> Rows:
         yield from (soft(note) for note in block["notes"])
         return
     shown, cells = _columns(columns, rows)
+    if block.get("tree"):
+        cells[0] = [f"{'  ' * row.get('depth', 0)}{cell}" for row, cell in zip(rows, cells[0], strict=True)]
     lines: list[Text] = []
     if not any(each["label"] for each in shown):
         lines = _list(shown, cells)
-    elif _wraps(shown, cells, screen):
+    elif screen.wraps and _wraps(shown, cells, screen):
         yield _wrapped(shown, cells)
     else:
         named = zip(shown, cells, strict=True)
         made = [TextColumn(each["label"], column, flexible=not each["numeric"]) for each, column in named]
-        heading, *lines = lines_of(made, screen.width)
+        heading, *lines = lines_of(made, screen.width, wraps=screen.wraps)
         yield heading
     for line, row in zip(lines, rows, strict=False):
         yield line
@@ -182,7 +209,7 @@ def _columns(columns: Sequence[Item], rows: Sequence[Item]) -> tuple[list[Item],
         if not any(row.get(each["key"]) is not None for row in rows):
             continue
         made = [_cell(row.get(each["key"]), row, each) for row in rows]
-        if each["key"].startswith("high") and shown and shown[-1]["key"].startswith("low"):
+        if each["key"].partition("_")[0] == "high" and shown and shown[-1]["key"].partition("_")[0] == "low":
             shown[-1] = {**each, "label": "95 % interval"}
             cells[-1] = [
                 "" if high == words.MISSING else f"{low} to {high}" for low, high in zip(cells[-1], made, strict=True)
@@ -210,13 +237,13 @@ def _cell(value: Any, row: Item, column: Item) -> str:
     if value is None and not column["numeric"]:
         return ""
     if isinstance(value, Mapping):
-        return f"{value_text(value, '')}  {value['function'] or ''}".rstrip()
+        function = value["function"] if "function" not in row else None  # a column of its own says it
+        return f"{value_text(value, '')}  {function or ''}".rstrip()
     unit = str(row.get(column["unit_key"])) if "unit_key" in column else column["unit"]
     return value_text(value, unit, signed=bool(column.get("signed")))
 
 
 def _list(columns: Sequence[Item], cells: Sequence[Sequence[str]]) -> list[Text]:
-    """Rows without headings: figures below one another, and what is said of them."""
     widths = [max(map(len, column)) if each["numeric"] else 0 for each, column in zip(columns, cells, strict=True)]
     rows = zip(*cells, strict=True)
     said = ("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True) if cell) for row in rows)
@@ -237,7 +264,6 @@ def _wrapped(columns: Sequence[Item], cells: Sequence[Sequence[str]]) -> Table:
 
 
 def _stacked(parts: Sequence[Item], screen: Screen) -> Rows:
-    """Parts of a whole: a line of stretches, each as long as its share, and what they stand for."""
     bar = Text()
     edge = 0.0
     for index, part in enumerate(parts):
@@ -262,8 +288,6 @@ def _stacked(parts: Sequence[Item], screen: Screen) -> Rows:
         table.add_row(*texts[first : first + columns])
     yield table
 
-
-# ---- findings and risks ----------------------------------------------------------------------------------------------
 
 IN_FULL = 3  # what fits a screen
 LISTED = 8
@@ -366,7 +390,6 @@ def _details(card: Item, explained: Sequence[Item], screen: Screen) -> Iterator[
 
 
 def _risk(card: Item, screen: Screen) -> Iterator[RenderableType]:
-    """A risk with its line, what was seen and what to do."""
     sure = "" if card["confidence"] == "high" else f"  ({card['confidence']} confidence)"
     title = Text.assemble(one_line(card["title"], 240), (sure, "dim"))
     yield warned(title, style="yellow" if card["severity"] != "info" else "cyan")
@@ -385,9 +408,6 @@ _BLOCKS = {
     "table": _table,
     "findings": _findings,
 }
-
-
-# ---- lines -----------------------------------------------------------------------------------------------------------
 
 
 # Colours of the parts of a step by position; basic ones, which every terminal theme defines readably.
@@ -439,10 +459,10 @@ def _print(rows: Iterable[RenderableType | None], after: Iterable[Text], console
             stretches[-1].append(row)
     with console.capture() as captured:
         for stretch in filter(None, stretches[:-1]):
-            console.print(Group(*stretch), width=width)
+            console.print(Group(*stretch), width=width, crop=False)
             console.print()
         if stretches[-1]:
-            console.print(Group(*stretches[-1]), width=width)
+            console.print(Group(*stretches[-1]), width=width, crop=False)
         for line in after:
             console.print(line, soft_wrap=True)
     # tables pad their cells; a report pasted elsewhere should not carry that along
@@ -475,9 +495,9 @@ def warned(text: str | Text, limit: int = 300, style: str = "yellow") -> Table:
     return table
 
 
-def indented(*rows: RenderableType, by: int = 2) -> Padding:
+def indented(*rows: RenderableType) -> Padding:
     """Rows moved to the right, however they are broken over lines."""
-    return Padding(Group(*rows), (0, 0, 0, by))
+    return Padding(Group(*rows), (0, 0, 0, 2))
 
 
 def labelled(rows: Iterable[tuple[str, Text]]) -> Table:

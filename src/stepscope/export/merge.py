@@ -97,7 +97,6 @@ def export(
 
 
 def _surveyed(sources: list[Source], cut: Cut, problems: list[str], next_pass: Callable[[], Progress]) -> list[Source]:
-    """The sources that hold something with a time."""
     good = []
     for source in sources:
         try:
@@ -116,13 +115,9 @@ def _surveyed(sources: list[Source], cut: Cut, problems: list[str], next_pass: C
     return good
 
 
-# ------------------------------------------------------------------------------------------------------- choosing
-
-
 def _cut(
     traces: list[Source], cut: Cut, start_ns: int, problems: list[str], next_pass: Callable[[], Progress]
 ) -> list[Source]:
-    """The sources of which something stays, with what it is."""
     there = {name.casefold(): name for source in traces for name in source.categories}
     for name in cut.categories:
         if name.casefold() not in there:
@@ -176,11 +171,7 @@ def _span(steps: tuple[int, int]) -> str:
     return f"{steps[0]}" if steps[0] == steps[1] else f"{steps[0]}:{steps[1]}"
 
 
-# -------------------------------------------------------------------------------------------------------- writing
-
-
 def _head(kept: list[Source], base_ns: int, *, several: bool) -> bytes:
-    """The beginning of the file up to the event list: the metadata that all sources agree on."""
     first, *others = (source.metadata for source in kept)
     agreed: dict[str, Any] = {
         key: value
@@ -192,7 +183,6 @@ def _head(kept: list[Source], base_ns: int, *, several: bool) -> bytes:
 
 
 def _events(kept: list[Source], ranks: list[Rank], base_ns: int, next_pass: Callable[[], Progress]) -> Iterator[bytes]:
-    """The metadata events, then every entry that stays, as JSON on the common clock."""
     numbers: dict[int, dict[Track, tuple[int, int]]] = {}
     start = BLOCK
     for rank in ranks:
@@ -275,7 +265,6 @@ def _order(rank: Rank, pid: bytes) -> tuple[int, int, bytes]:
 
 
 def _numbered(tracks: set[Track], processes: dict[bytes, int]) -> dict[Track, tuple[int, int]]:
-    """The numbers of process and thread of each track, in order of them."""
     by_process: dict[bytes, list[bytes]] = defaultdict(list)
     for pid, tid in tracks:
         by_process[pid].append(tid)
@@ -288,7 +277,6 @@ def _numbered(tracks: set[Track], processes: dict[bytes, int]) -> dict[Track, tu
 
 
 def _names(rank: Rank, places: dict[Track, tuple[int, int]], *, several: bool) -> Iterator[bytes]:
-    """The metadata events of a rank as JSON, in the order of processes and threads."""
     told = None
     for (pid, tid), (process, thread) in places.items():
         if process != told:
@@ -341,7 +329,6 @@ class Ids:
         return self._of_all(text, value)
 
     def _of_all(self, text: bytes, value: int | None) -> bytes:
-        """The id among those of all sources."""
         if value is not None and 0 <= value * self._count + self._source < _EXACT_IN_VIEWERS:
             return b"%d" % (value * self._count + self._source)
         digest = blake2b(b"%d:%b" % (self._source, text), digest_size=8).digest()

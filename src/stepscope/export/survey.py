@@ -22,7 +22,6 @@ from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.export.entry import DECODING_ERRORS, FLOWS, Entry, Timed, Track, safe, timed
 from stepscope.read import read_paths
 from stepscope.read.kineto import RawEvents
-from stepscope.read.raw import RawRank
 from stepscope.read.text import moment_ns, whole_number
 
 MEMORY = "[memory]"
@@ -134,7 +133,13 @@ def find(paths: list[Path], wanted: tuple[int, ...]) -> tuple[list[Source], list
     missing = sorted(set(wanted) - set(there))
     if missing:
         raise UsageError(f"--rank {missing[0]}: no trace of that rank; there are ranks {_numbers(there)}")
-    chosen = [(rank, _rank(rank)) for rank in traced if not wanted or rank.rank in wanted]
+    chosen = []
+    for rank in traced:
+        if not wanted or rank.rank in wanted:
+            steps = {row["step"]: (row["start_ns"], row["start_ns"] + row["wall_ns"]) for row in rank.steps}
+            ended = [row["step"] for row in rank.steps if row["in_window"] and row["signal"] == "optimizer"]
+            label = rank.name.replace("rank-", "rank ", 1)
+            chosen.append((rank, Rank(label, steps, tuple(steps[number][1] for number in ended))))
     problems = []
     if len(chosen) > 1:  # a trace's rank is not what its own metadata says
         said = {"duplicate_ranks": "names the rank of another trace", "guessed_ranks": "names no rank"}
@@ -148,12 +153,6 @@ def _numbers(numbers: list[int]) -> str:
     if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
         return f"{numbers[0]} to {numbers[-1]}"
     return ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
-
-
-def _rank(rank: RawRank) -> Rank:
-    steps = {row["step"]: (row["start_ns"], row["start_ns"] + row["wall_ns"]) for row in rank.steps}
-    ended = [row["step"] for row in rank.steps if row["in_window"] and row["signal"] == "optimizer"]
-    return Rank(rank.name.replace("rank-", "rank ", 1), steps, tuple(steps[number][1] for number in ended))
 
 
 def clock_offset_ns(source: Source) -> int:

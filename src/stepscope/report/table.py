@@ -1,10 +1,9 @@
-"""One table in full: what is declared of it, its rows as a document, and that document on a terminal, as CSV and JSON.
+"""One table in full: what is declared of it, its rows as a document, and that document as CSV and JSON.
 
 `SHOWN` says what the terminal shows of each table: its title, the columns that fit a line, the order, and what must be
 said. A document has plain rows, chosen and ordered as asked, and columns with their meaning; nothing is computed:
-nested records become columns of their own, rows are left out or ordered. The terminal formats the columns that fit a
-line by the unit in their name; CSV and JSON hold every column with the raw figures. CSV starts with a line of column
-names; a missing figure is an empty field.
+nested records become columns of their own, rows are left out or ordered. CSV and JSON hold every column with the raw
+figures; CSV starts with a line of column names, and a missing figure is an empty field.
 """
 
 from __future__ import annotations
@@ -12,24 +11,19 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from math import inf, isfinite
 from typing import Any
 
 import msgspec
 from msgspec import Struct
-from rich.console import Console
-from rich.text import Text
 
 from stepscope.errors import UsageError
 from stepscope.model.views import PARTS, Diff
-from stepscope.report import words
 from stepscope.report.definitions import definition
-from stepscope.report.escape import one_line, plain, visible
-from stepscope.report.text_columns import TextColumn, lines, soft
+from stepscope.report.escape import visible
 from stepscope.report.values import field_names, is_record, json_bytes
-from stepscope.report.words import Shortener
 
 _UNIT = re.compile("_(ns|ms|bytes|pct)$")
 
@@ -270,42 +264,9 @@ def _cell(value: Any) -> Any:
     return f"'{text}" if text.startswith(_FORMULA) and not _NUMBER.fullmatch(text) else text
 
 
-MAX_NAME = 60  # characters of a name in a table
-MAX_NOTES = 4
-MIN_WIDTH = 132  # of a table that goes to a file or a pipe: nobody has to fit it on a screen
-
-
 def to_csv(found: TableDocument) -> bytes:
     keys = [column.key for column in found.columns]
     return csv_bytes([keys, *([row.get(key) for key in keys] for row in found.rows)])
-
-
-def show(found: TableDocument, console: Console, shorten: Shortener, *, define: bool = False) -> None:
-    """Print the table; with `define`, what its columns mean below it."""
-    if found.absent is not None:
-        console.print(Text(f"{found.title}: {one_line(found.absent)}"), soft_wrap=True)
-        return
-    width = console.width if console.is_terminal else max(console.width, MIN_WIDTH)
-    order = f", by {words.term(found.sorted_by)}" if found.sorted_by else ""
-    some = f", {len(found.rows)} of {found.total}" if len(found.rows) < found.total else ""
-    console.print(Text.assemble((found.title, "bold"), (f"{order}{some}", "dim")), soft_wrap=True)
-    shown = [(heading, key) for heading, key in found.shown.columns if worth_showing(found, key)]
-    columns = [
-        TextColumn(
-            heading,
-            [shown_value(row, key, shorten) for row in found.rows],
-            flexible=any(isinstance(row.get(key), str) for row in found.rows),
-        )
-        for heading, key in shown
-    ]
-    said = [] if found.rows else ["no row"]
-    said += [one_line(note) for note in found.notes[:MAX_NOTES]]
-    if len(found.notes) > MAX_NOTES:
-        said.append(f"and {len(found.notes) - MAX_NOTES} more notes with --json")
-    if define or found.shown.define:
-        said += _definitions(found, {key for _, key in shown})
-    for line in (*(lines(columns, width) if found.rows else ()), *map(soft, said)):
-        console.print(line, soft_wrap=True)
 
 
 def worth_showing(found: TableDocument, key: str) -> bool:
@@ -314,53 +275,3 @@ def worth_showing(found: TableDocument, key: str) -> bool:
         return len({(row.get("worker"), row.get("span")) for row in found.rows}) > 1
     values = {row.get(key) for row in found.rows} - {None}
     return bool(values - {0} if key in found.shown.quiet else values)
-
-
-def shown_value(row: dict[str, Any], key: str, shorten: Shortener) -> str:
-    """A value as people read it, by the unit at the end of its name."""
-    value = row.get(key)
-    if value is None:
-        return words.MISSING
-    if key == "file":
-        guess = "" if row.get("place_exact", True) else "~"
-        return guess + shorten(str(value), row.get("line"))
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, str):
-        indent = "  " * (row.get("depth") or row.get("level") or 0) if key in ("name", "key") else ""
-        return indent + plain(value, MAX_NAME + len(indent))
-    unit = unit_of_row(row, key)
-    if unit is None:
-        return _figure(key, value)
-    return _time(value * 1e6) if unit == "ms" else words.size(value) if unit == "bytes" else words.count(value)
-
-
-def _figure(key: str, value: float) -> str:
-    if key.endswith("_per_s"):
-        return f"{words.size(value)}/s"
-    if key.endswith("_ns"):
-        return _time(value)
-    if key.endswith("_ms"):
-        return words.milliseconds(value)
-    if key.endswith("bytes"):
-        return words.size(value)
-    if key.endswith("_pct"):
-        return f"{words.number(value)} %"
-    if key.endswith("share"):
-        return words.percent(value)
-    if key in (*CURVE_VALUES, "ratio", "blocks_per_sm", "per_second"):
-        small = not isfinite(value) or 0 < abs(value) < words.SMALLEST  # as learning rates are
-        return f"{value:.3g}" if small and key in CURVE_VALUES else words.number(value)
-    return words.count(value)
-
-
-def _time(ns: float) -> str:
-    """Kernels take microseconds, steps milliseconds."""
-    return words.milliseconds(ns / 1e6) if abs(ns) >= 999_500 or ns == 0 else f"{words.number(ns / 1e3)} µs"
-
-
-def _definitions(found: TableDocument, shown: set[str]) -> Iterator[str]:
-    for column in found.columns:
-        if column.key in shown and column.definition:
-            unit = f" ({column.unit})" if column.unit else ""
-            yield f"{column.key}{unit}: {one_line(column.definition)}"

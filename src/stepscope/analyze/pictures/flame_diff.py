@@ -83,7 +83,6 @@ def _rank_pairs(side: Side, rank: int, others: tuple[int, ...]) -> Iterator[Plan
 
 
 def _run_pairs(this: Side, other: Side) -> Iterator[PlannedTree]:
-    """The trees that both runs have."""
     others = {planned.key: planned.paths for planned in other.planned()}
     mine = list(this.planned())
     # one scale for all trees, but for loops: a phase that takes a larger part of the whole must show as grown
@@ -129,7 +128,6 @@ def _comparable(this: Side, other: Side) -> list[str]:
 
 
 def _labels(this: Context, other: Context) -> tuple[str, str]:
-    """Names of the two sides that tell them apart."""
     names = title(this), title(other)
     if names[0] != names[1]:
         return names

@@ -16,10 +16,11 @@ from msgspec import Struct
 
 from stepscope.analyze.pictures.flame_tree import Paths, merged, nested, summed
 from stepscope.analyze.pictures.trace_paths import FUNCTION, OPERATOR, TraceFrame
+from stepscope.analyze.views.operators import settled
 from stepscope.engine.call_tree import CallTree
 from stepscope.engine.user_code import INSTALLED, UserCode
 from stepscope.model.sampled import FlameFrame
-from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Int64, Numbers, Rows, expanded, place_among_equals
+from stepscope.tables.arrays import NONE, Bools, Floats, Int32, Int64, Numbers, expanded, place_among_equals
 
 MIN_SHARE = 0.01  # of the operators of a path: what costs less counts for the operator, or function, around it
 _EXACT_BITS = 40  # leaves are whole multiples of a 2**-40th of the largest value, so that their sums are exact
@@ -92,10 +93,10 @@ def split(tree: CallTree, own: Floats, paths: Paths, frames: Sequence[TraceFrame
     found = match_paths(sampled, RecordedPaths(calls.key, calls.above, recorded))
     forest, pool_line = _by_line(calls, found)
     total = nested(forest.parent).totals(forest.own)
-    top = _last(np.where(forest.parent >= 0, forest.parent, np.arange(len(forest.parent))))
+    top = settled(np.where(forest.parent >= 0, forest.parent, np.arange(len(forest.parent))))
     # own ns of small nodes go to the nearest one above that is large enough
     kept = (forest.parent < 0) | ((total > 0) & (total >= MIN_SHARE * total[top]))
-    moved = summed(_last(np.where(kept, np.arange(len(kept)), forest.parent)), forest.own, len(kept))
+    moved = summed(settled(np.where(kept, np.arange(len(kept)), forest.parent)), forest.own, len(kept))
     line = np.asarray([*(each.line or NONE for each in tree.frames), NONE])[tree.frame][nodes]
     chosen = _chosen(found.of_node, line, np.where(total[:, None] > 0, pool_line, NONE))
     mine = np.flatnonzero(chosen >= 0)
@@ -133,16 +134,7 @@ def _above(tree: CallTree, marked: Bools) -> Int64:
     return np.where(tree.parent >= 0, inner[tree.parent], NONE).astype(np.int64)
 
 
-def _last(number: Rows) -> Int64:
-    """The numbers followed until one stands for itself."""
-    last = number.astype(np.int64)
-    while not np.array_equal(further := last[last], last):
-        last = further
-    return last
-
-
 def _calls(paths: Paths, frames: Sequence[TraceFrame], keys: _Keys) -> _Calls:
-    """The functions and operators of a trace's paths."""
     count = len(paths)
     tree = nested(paths.parent)
     kind, key, line = (

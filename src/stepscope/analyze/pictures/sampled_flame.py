@@ -221,7 +221,6 @@ class Side:
         return notes
 
     def _numbered(self, frames: Sequence[FlameFrame]) -> Int32:
-        """The box that each frame belongs to."""
         by_line = self.options.by == "line"
         keys = [self.names.keys[frame.name, frame.file, frame.line if by_line else None] for frame in frames]
         return np.asarray(keys, dtype=np.int32)
@@ -240,7 +239,6 @@ class Side:
         return own, np.divide(waiting, own, out=np.zeros(count), where=own > 0)
 
     def _boxes(self, chosen: Bools, weight: Floats) -> Paths:
-        """The chosen rows, a sample of which counts for `weight`."""
         return self._merged(*self._nodes(), *self._by_node(chosen, weight), self._frames, self._keys)
 
     def _merged(

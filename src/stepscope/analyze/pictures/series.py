@@ -230,12 +230,11 @@ def telemetry(
 
 
 def by_subject(readings: pl.DataFrame, tables: Tables) -> pl.DataFrame:
-    """Levels and rates of `readings`, a frame of the table of the system: (time_ns, metric, subject, value)."""
-    return _values(_named(readings, tables))
+    """Levels and rates of `readings`, a frame of the table of the system: (time_ns, metric, subject, value).
 
-
-def _named(readings: pl.DataFrame, tables: Tables) -> pl.DataFrame:
-    """The readings of interest with their `subject`."""
+    Processes of one subject are summed. Of counters it is the growth since the reading before; what fell (a process
+    number used again) is left out.
+    """
     wanted = readings.filter(pl.col("metric").is_in([*LEVELS, *RATES]))
     workers = tables.processes.filter(pl.col("role") == "loader_worker").select("host", "pid").drop_nulls()
     rows = [(rank.host, rank.pid, rank.process) for rank in tables.ranks]
@@ -248,7 +247,7 @@ def _named(readings: pl.DataFrame, tables: Tables) -> pl.DataFrame:
     def on_host(name: pl.Expr) -> pl.Expr:
         return pl.concat_str([host, pl.lit(" "), name]) if several else name
 
-    return wanted.join(who, on=["host", "pid"], how="left").with_columns(
+    named = wanted.join(who, on=["host", "pid"], how="left").with_columns(
         subject=pl.when(pl.col("who") == WORKERS)
         .then(on_host(pl.col("who")))
         .when(pl.col("who").is_not_null())
@@ -259,13 +258,6 @@ def _named(readings: pl.DataFrame, tables: Tables) -> pl.DataFrame:
         .then(on_host(device))
         .otherwise(host)
     )
-
-
-def _values(named: pl.DataFrame) -> pl.DataFrame:
-    """(time_ns, metric, subject, value), processes of one subject summed.
-
-    Of counters it is the growth since the reading before. What fell (a process number used again) is left out.
-    """
     keys = ["host", "pid", "device", "metric"]
     columns = ("time_ns", "metric", "subject", "value")
     rate = pl.col("grown") / pl.col("seconds") / pl.col("metric").replace_strict({m: d for m, (_, d) in RATES.items()})
@@ -281,7 +273,6 @@ def _values(named: pl.DataFrame) -> pl.DataFrame:
 
 
 def _series(values: pl.DataFrame, points: int) -> tuple[tuple[TelemetrySeries, ...], int]:
-    """Each metric of each subject at the points, and how many subjects were left out."""
     means = values.group_by("metric", "subject", "point").agg(pl.col("value").mean())
     found: list[TelemetrySeries] = []
     count: Counter[str] = Counter()
@@ -304,7 +295,6 @@ def _order(item: tuple[tuple[object, ...], pl.DataFrame]) -> tuple[str, int, str
 def _steps(
     labelled: LabelledSteps, origin: int, limit: int, between: tuple[int, int] | None
 ) -> tuple[tuple[float, ...], tuple[float, ...], str | None]:
-    """When the steps of the first training process began, and how long they took."""
     steps = labelled.frame.filter(pl.col("start_ns").is_not_null())
     if between is not None:
         steps = steps.filter(pl.col("start_ns").is_between(*between))

@@ -34,9 +34,10 @@ _STEP_FACTS = (
 def detail(timeline: Timeline, identifier: int) -> SliceDetail:
     """The slice with an id; raises `UsageError` where there is none."""
     begins = timeline.ids
-    position = timeline.position_of(identifier)
-    if position is None:
+    positions = np.flatnonzero(timeline.id == identifier)
+    if not len(positions):
         raise UsageError(f"{identifier}: no such slice in this timeline; reload the page if the run has changed")
+    position = int(positions[0])
     track = timeline.tracks[int(timeline.track_of(timeline.lanes_of(np.asarray([position], np.int64)))[0])].key
     if identifier < begins.steps:
         spans = sorted((span for span in timeline.context.base.spans if len(span)), key=lambda span: span.first)
@@ -90,7 +91,6 @@ def _of_sample(timeline: Timeline, known: dict[str, Any]) -> SliceDetail:
 
 
 def _frame(timeline: Timeline, frame: Frame) -> StackPlace:
-    """A frame with the text of its line, where it is the user's and at hand."""
     file = timeline.context.code.resolve(frame.file)
     place = Place(file or frame.file, frame.line, frame.function)
     return StackPlace(place, code=timeline.context.lines.text(file, frame.line) if file is not None else None)
@@ -188,7 +188,6 @@ class TraceDetail:
         return found
 
     def _launched(self) -> Int64:
-        """Device slices that were launched inside a host slice, in order of time."""
         span, links = self._span, self._span.links
         launch, event = links["launch"].to_numpy(), links["event"].to_numpy()
         begin = span.start_ns[self._row]
@@ -208,7 +207,6 @@ class TraceDetail:
         return int(forward[holder]) if holder >= 0 else NONE
 
     def _place(self, row: int) -> StackPlace | None:
-        """The user's line that the slice comes from."""
         if row < 0:
             return None
         found = attribution.trace_back(self._base, self._span, np.asarray([row], np.int64))

@@ -100,11 +100,6 @@ class Timeline(Struct, frozen=True, dict=True):
         found: Int64 = np.searchsorted(self.levels[0].bounds, positions, side="right") - 1
         return found
 
-    def position_of(self, identifier: int) -> int | None:
-        """Where the slice with an id stands, None where it is not drawn."""
-        found = np.flatnonzero(self.id == identifier)
-        return int(found[0]) if len(found) else None
-
     @cached_property
     def steps(self) -> tuple[TimelineStep, ...]:
         """All steps in order of time."""
@@ -191,8 +186,6 @@ _COLUMNS = {
 
 
 class _Collection(Struct):
-    """The slices of a run while they are collected, their tracks by key, and their names by number."""
-
     tracks: dict[str, _Track] = field(default_factory=dict)
     names: Numbers[str] = field(default_factory=Numbers)
     columns: dict[str, list[npt.NDArray[Any]]] = field(default_factory=lambda: {name: [] for name in _COLUMNS})
@@ -281,7 +274,10 @@ def _add_samples(context: Context, found: _Collection, workers: Mapping[str, str
         return
     track = _sampled_tracks(chosen, found, workers)
     calls, node, row = context.calls, chosen["node"].to_numpy(), chosen["row"].to_numpy().astype(np.int32)
-    labels = found.numbers([_label(frame.function, frame.file, frame.line) for frame in calls.frames])
+    short = [(frame.file.rpartition("/")[2], frame) for frame in calls.frames]
+    places = [f" ({file}:{frame.line})" if frame.line is not None else f" ({file})" for file, frame in short]
+    named = zip(places, short, strict=True)
+    labels = found.numbers([f"{frame.function}{place if file else ''}" for place, (file, frame) in named])
     users = np.asarray([context.code.resolve(frame.file) is not None for frame in calls.frames], bool)
     user = calls.innermost(calls.by_node(users))[node]
     leaf, outer = labels[calls.frame[node]], labels[calls.frame[np.maximum(user, 0)]]
@@ -317,7 +313,6 @@ def _add_samples(context: Context, found: _Collection, workers: Mapping[str, str
 
 
 def _sampled_tracks(chosen: pl.DataFrame, found: _Collection, workers: Mapping[str, str]) -> Int32:
-    """The track of each stretch: one for every process that was sampled."""
     keys = chosen.select(pl.col("host", "process").fill_null(""), pl.col("pid").fill_null(NONE), "role")
     distinct = keys.unique(maintain_order=True)
     numbers = []
@@ -328,13 +323,6 @@ def _sampled_tracks(chosen: pl.DataFrame, found: _Collection, workers: Mapping[s
         numbers.append(found.track(group, "worker", f"{host}/{pid}/{role}", label, rank))
     distinct = distinct.with_columns(pl.Series("number", numbers, pl.Int32))
     return keys.join(distinct, on=keys.columns, how="left", maintain_order="left")["number"].to_numpy()
-
-
-def _label(function: str, file: str, line: int | None) -> str:
-    name = file.rpartition("/")[2]
-    if not name:
-        return function
-    return f"{function} ({name}:{line})" if line is not None else f"{function} ({name})"
 
 
 _SYNCHRONIZES = re.compile(r"^(cuda|cu|hip|xpu|mtia)?\w*Synchronize")

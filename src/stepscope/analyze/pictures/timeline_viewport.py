@@ -88,7 +88,6 @@ def _names(timeline: Timeline, items: Items) -> tuple[tuple[str, ...], Int64]:
 
 
 def _by_track(timeline: Timeline, items: Items, name: Int64, from_ns: int) -> tuple[TrackSlices, ...]:
-    """The items of each track that has any."""
     position = items.position
     track = timeline.track_of(items.lane)
     depth = items.lane - timeline.first_lane[track]
@@ -133,13 +132,10 @@ def search(timeline: Timeline, text: str, *, worker: str | None = None, limit: i
     places = np.flatnonzero(hit) + begin
     limit = min(max(limit, 0), MAX_HITS)
     shown = places[np.argpartition(timeline.start[places], limit)[:limit]] if len(places) > limit else places
-    return SearchResult(len(places), _hits(timeline, shown[np.argsort(timeline.start[shown], kind="stable")]))
-
-
-def _hits(timeline: Timeline, places: Int64) -> tuple[SearchHit, ...]:
-    lanes = timeline.lanes_of(places)
+    shown = shown[np.argsort(timeline.start[shown], kind="stable")]
+    lanes = timeline.lanes_of(shown)
     tracks = timeline.track_of(lanes)
-    return tuple(
+    hits = (
         SearchHit(
             id=int(timeline.id[place]),
             name=timeline.names[timeline.name[place]],
@@ -149,8 +145,9 @@ def _hits(timeline: Timeline, places: Int64) -> tuple[SearchHit, ...]:
             duration_ns=int(timeline.end[place] - timeline.start[place]),
             step=_step_of(timeline, int(timeline.id[place])),
         )
-        for place, lane, track in zip(places.tolist(), lanes.tolist(), tracks.tolist(), strict=True)
+        for place, lane, track in zip(shown.tolist(), lanes.tolist(), tracks.tolist(), strict=True)
     )
+    return SearchResult(len(places), tuple(hits))
 
 
 def _step_of(timeline: Timeline, identifier: int) -> int | None:

@@ -123,7 +123,6 @@ class TraceWindows:
 
 
 def _device_part(span: Span, names: TraceNames, short: dict[str, str]) -> _Part:
-    """Device slices below the operator, launch or function they come from."""
     found = work(span)
     paths = trace_paths(span, names)
     frame = links_of(span, found, "frame").to_series().fill_null(NONE).to_numpy()
@@ -162,7 +161,6 @@ def _device_part(span: Span, names: TraceNames, short: dict[str, str]) -> _Part:
 
 
 def _host_part(span: Span, names: TraceNames) -> _Part:
-    """Self times of the slices of the training thread."""
     own = _training_thread(span)
     paths = trace_paths(span, names, own)
     ranges = span.categories.where([categories.ANNOTATION, *categories.OPERATORS])
@@ -207,6 +205,5 @@ def _steps(span: Span, rows: Int64) -> float:
 
 
 def _together(parts: Sequence[_Part]) -> Paths:
-    """The paths of all traces in one tree."""
     none = np.zeros(0, np.int32)
     return together([Paths(none, none, none, np.zeros(0)), *(part.paths for part in parts)])

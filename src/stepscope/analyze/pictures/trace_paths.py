@@ -117,7 +117,6 @@ def _frames(span: Span, names: TraceNames, *, calls: bool) -> tuple[Int32, Int32
 
 
 def _below_call_stacks(span: Span, draft: _Draft) -> Int64:
-    """Outermost operators that carry a call stack go below its frames; their rows."""
     column = span.series("call_stack")
     if not column.count():
         return np.zeros(0, np.int64)
@@ -222,7 +221,6 @@ def _below_backward_calls(span: Span, draft: _Draft, free: Bools) -> None:
 
 
 def _merged(draft: _Draft, above: Int64, ours: Bools) -> TracePaths:
-    """Equal paths become one."""
     count = len(draft.frame)
     frame = np.concatenate([draft.frame, *draft.extra_frame]).astype(np.int32)
     parent = np.concatenate([draft.parent, *draft.extra_parent]).astype(np.int64)

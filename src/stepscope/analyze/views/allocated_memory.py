@@ -82,7 +82,6 @@ def allocations(base: Base, span: Span) -> list[DeviceMemory]:
 
 
 def _of_span(base: Base, span: Span) -> Iterator[MemoryView]:
-    """What is to be told of each device in a trace."""
     for device in allocations(base, span):
         recorded, notes = device.recorded_bytes, []
         if device.pairs is None:
@@ -102,7 +101,6 @@ def _of_span(base: Base, span: Span) -> Iterator[MemoryView]:
 
 
 def _devices(base: Base, span: Span) -> Iterator[DeviceMemory]:
-    """The devices that a span has events of."""
     near = around(span)
     line, places = spots(base, span, near)
     operator = climb(span.parent, near, span.is_operator)
@@ -166,7 +164,6 @@ def around(span: Span, *, until_end: bool = False) -> Int64:
 
 
 def _innermost(span: Span, rows: Int64, times: Int64, until_end: bool) -> Int64:
-    """The innermost of `rows`, all of one track, around each time."""
     if not len(rows):
         return np.full(len(times), NONE, np.int64)
     starts = span.start_ns[rows]
@@ -428,7 +425,6 @@ def _user_line(stack: tuple[Place, ...], code: UserCode) -> Place | None:
 
 
 def _numbers(column: array[int]) -> Int64:
-    """A column of a recording as 64-bit numbers of its own."""
     return np.frombuffer(column, np.dtype(column.typecode)).astype(np.int64) if len(column) else np.zeros(0, np.int64)
 
 

@@ -46,8 +46,6 @@ _MESSAGE = {
 
 
 class _Worker(Struct, frozen=True):
-    """One span of one worker."""
-
     ref: SpanRef
     found: Calls
     computation: Intervals
@@ -196,7 +194,6 @@ def _rows(worker: _Worker, grouped: bool) -> pl.DataFrame:
 
 
 def _collectives(table: pl.DataFrame) -> tuple[CollectiveOverWorkers, ...]:
-    """The matches by kind and group, by falling time of all workers."""
     rows = []
     totals = {key: own["length"].sum() for key, own in table.group_by("kind", "group")}
     for key, own in sorted(
@@ -224,7 +221,6 @@ def _collectives(table: pl.DataFrame) -> tuple[CollectiveOverWorkers, ...]:
 
 
 def _missing(found: Peers, workers: Sequence[_Worker]) -> tuple[int, ...]:
-    """Ranks of the world or of any group that have no trace."""
     if found.guessed:
         return ()
     known = set(found.missing)

@@ -10,7 +10,7 @@ which works for any of them and cannot be made to run away by a crafted name. Na
 cuBLAS, Tensile) are kept, without their tails of tuning parameters.
 
 `uses_tensor_cores`: no trace says which instructions a kernel ran. Libraries that write matrix kernels put the
-instruction, or a family that is only ever built on it, into the kernel's name; those marks are below, one line per
+instruction, or a family that is only ever built on it, into the kernel's name; `kernel_names.json` has those marks by
 family, with where the name comes from. A kernel written by hand that bears none of them counts as using none. What is
 0 % here may still be arithmetic in 16 bits, and what counts here may keep the cores busy for a part of its time only.
 """
@@ -21,10 +21,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import polars as pl
+from msgspec import Struct
 
 from stepscope.engine import attribution
 from stepscope.engine.device_work import GRAPH, LINKED, in_state, work
@@ -129,14 +133,12 @@ def _kernels(span: Span) -> pl.DataFrame:
 
 
 def _named(span: Span, frame: pl.DataFrame) -> pl.DataFrame:
-    """The frame with names in place of their codes, where it has such columns."""
     names = pl.Series([*span.names.values, ""], dtype=pl.String)  # the last for NONE
     columns = [name for name in ("name", "operator", "caller") if name in frame.columns]
     return frame.with_columns(names.gather(frame[name]).alias(name) for name in columns)
 
 
 def _sums(rows: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
-    """What adds up, by group: of the kernels of one span, or of the sums of several."""
     return rows.group_by(keys).agg(
         pl.col("calls", "total_ns", "launches").sum(),
         pl.col("min_ns").min(),
@@ -154,7 +156,6 @@ def known_sum(name: str) -> pl.Expr:
 def _joined(
     figures: list[pl.DataFrame], operators: list[pl.DataFrame], places: list[pl.DataFrame], keys: list[str]
 ) -> pl.DataFrame:
-    """All spans together: one row per group, with its main operator (`caller`) and place."""
     callers = (
         pl.concat(operators)
         .filter(pl.col("caller").is_not_null())
@@ -204,6 +205,30 @@ def _row(row: dict[str, Any], short: str, cores: bool, everything: int, by: str)
     )
 
 
+class _Known(Struct, frozen=True):
+    """What is known of names, as `kernel_names.json` has it; patterns by the family they stand for.
+
+    `carriers` only carry another kernel: the first template argument is the name. `types` and `frames` are template
+    arguments that do not say what is computed.
+
+    A name that holds one of `without` is looked at no further; every mark holds one of `hints`, in lower case, for
+    names are long, and most have none. `operators` of native_functions.yaml end in a matrix product, `derivatives` are
+    the same of derivatives.yaml; `plugin` are the marks of the TensorBoard plugin.
+    """
+
+    carriers: frozenset[str]
+    types: frozenset[str]
+    frames: frozenset[str]
+    without: dict[str, tuple[str, ...]]
+    marks: dict[str, tuple[str, ...]]
+    hints: tuple[str, ...]
+    plugin: tuple[str, ...]
+    operators: tuple[str, ...]
+    derivatives: tuple[str, ...]
+
+
+_KNOWN = msgspec.json.decode(Path(__file__).with_name("kernel_names.json").read_bytes(), type=_Known)
+
 LEVELS = 5  # of detail
 _LONGEST = 100  # characters of a short name; what would take more gets a number instead
 _SHORTENED = 20_000  # characters of a name that are looked at
@@ -213,29 +238,8 @@ _NAMESPACES = re.compile(r"(?:\(anonymous namespace\)::|<unnamed>::|(?<!\w)[A-Za
 _WORD = re.compile(r"(?<!\w)[A-Za-z_]\w*")
 _PAIRS = {")": "(", ">": "<", "]": "[", "}": "{"}
 
-# Kernels that only carry another one: the first template argument is the name.
-_CARRIERS = frozenset({"Kernel", "Kernel2", "kernel", "kentry", "device_kernel", "globalKernel", "kernel_entry"})
 # Kernels that only say how they go over their data: what they compute is in a template argument.
 _GENERIC = re.compile(r"elementwise|reduce_kernel|multi_tensor_apply|gpu_kernel|for_each|transform_kernel|trampoline")
-# Template arguments that do not say what is computed.
-_TYPES = frozenset(
-    (
-        *("anonymous", "namespace", "unnamed", "const", "volatile", "unsigned", "signed", "char", "bool", "short"),
-        *("int", "long", "float", "double", "void", "size_t", "int8_t", "int16_t", "int32_t", "int64_t", "uint8_t"),
-        *("uint16_t", "uint32_t", "uint64_t", "half", "__half", "Half", "BFloat16", "bfloat16_t", "complex"),
-        *("Float8_e4m3fn", "Float8_e5m2", "__nv_bfloat16", "__hip_bfloat16", "array", "Array", "pair", "tuple", "true"),
-        *("false", "nullptr", "decltype"),
-    )
-)
-_FRAMES = frozenset(
-    (
-        *("gpu_kernel_impl", "gpu_kernel_impl_nocast", "gpu_index_kernel", "BinaryFunctor", "AUnaryFunctor"),
-        *("BUnaryFunctor", "ReduceOp", "func_wrapper_t", "TensorListMetadata", "FusedOptimizerTensorListMetadata"),
-        *("TensorListScalarListMetadata", "depth_to_max", "TrivialOffsetCalculator", "OffsetCalculator"),
-        *("LoadWithoutCast", "StoreWithoutCast", "LoadWithCast", "StoreWithCast", "OpaqueType", "ROCPRIM_400200_NS"),
-        *("detail", "target_arch", "lambda", "operator"),
-    )
-)
 # Plain names with a tail of tuning parameters: what is kept in front of it.
 _TAILS = (
     # Tensile: layouts and types, then the tile
@@ -282,7 +286,6 @@ def _numbered(names: list[str]) -> list[str]:
 
 @lru_cache(maxsize=8192)
 def _at_level(name: str, level: int) -> str:
-    """The name in the detail asked for, or in the most that is short enough."""
     name = name[:_SHORTENED]
     parts = None if name.startswith("_Z") else _parts(name)
     for detail in range(level, -1, -1):
@@ -295,16 +298,15 @@ def _at_level(name: str, level: int) -> str:
 def _parts(name: str) -> tuple[str, str, str]:
     """Function, namespaces and template arguments; of a kernel that only carries another, those of the other."""
     function, namespaces, arguments = _taken_apart(name)
-    if function in _CARRIERS and arguments:
+    if function in _KNOWN.carriers and arguments:
         first, *others = _split(arguments)
         inner, _, deeper = _taken_apart(first)
-        if inner and inner not in _TYPES:
+        if inner and inner not in _KNOWN.types:
             return inner, "", ", ".join([deeper, *others] if deeper else others)
     return (function, namespaces, arguments) if function else (name, "", "")
 
 
 def _written(function: str, namespaces: str, arguments: str, level: int) -> str:
-    """The name with as much of its template arguments as the level asks for."""
     if level == 0 and not arguments:
         tails = (pattern.fullmatch(function) for pattern in (_TAILS if len(function) <= _PLAIN else ()))
         kept = next((match.groupdict().values() for match in tails if match), [function])
@@ -356,7 +358,6 @@ def _opening(text: str) -> int:
 
 
 def _split(arguments: str) -> list[str]:
-    """Template arguments at their outer commas."""
     parts, start, round_ones, others = [], 0, 0, 0
     for place, char in enumerate(arguments):
         if char in "()":
@@ -380,17 +381,16 @@ def _argument(text: str) -> str:
         return text.rpartition(")")[2] or text  # a value of an enumeration
     outer = _NAMESPACES.sub("", re.split(r"::\{lambda|::operator\(\)", text, maxsplit=1)[0])
     head = re.split(r"[<(]", outer, maxsplit=1)[0].strip()
-    if head in _FRAMES:
+    if head in _KNOWN.frames:
         return _telling(text) or head
     return head or text[:24]
 
 
 def _telling(arguments: str) -> str | None:
-    """The first word of the arguments that says what is computed."""
     for match in _WORD.finditer(arguments):
         word, rest = match[0], arguments[match.end() : match.end() + 3]
         namespace = rest.startswith("::") and not arguments[match.end() + 2 :].startswith(("operator()", "{lambda"))
-        if not namespace and word not in _TYPES and word not in _FRAMES:
+        if not namespace and word not in _KNOWN.types and word not in _KNOWN.frames:
             return word
     return None
 
@@ -402,7 +402,7 @@ def _mangled(name: str, level: int) -> str:
         return name
     arguments = _identifiers(name, at)
     function = spaces[-1]
-    if function in _CARRIERS:
+    if function in _KNOWN.carriers:
         words = [word for word in arguments if not word.isdigit() and word not in spaces]
         if words:
             function, arguments = words[0], arguments[arguments.index(words[0]) + 1 :]
@@ -464,122 +464,11 @@ def _source_name(name: str, at: int) -> tuple[str | None, int]:
     return word, end
 
 
-# Names that hold a mark below by accident or against better knowledge; looked at first.
-_WITHOUT = (
-    # cuBLAS and cuDNN (xmma) and CUTLASS name their kernels on ordinary cores by the instruction too
-    r"[_\d](ffma|dfma|hfma2?)[_\d]",
-    r"_simt_|OpClassSimt",
-    # generated by TorchInductor without tl.dot: pointwise, reductions, scans, foreach
-    r"^triton_(poi|per|red|for|spl)_",
-    # helpers beside matrix kernels: combining split results, preparing and converting gradients of attention
-    r"flash_fwd_splitkv_combine|flash_bwd_(dot_do_o|convert_dq|convert_dkv|clear_dkvaccum)|[Ff]lashAttn\w*(Combine|Preprocess|Postprocess)",
-    r"(Splitkv|SplitKV)Combine|Fmha\w*(SplitKVCombine|OGradDotO|ConvertQGrad)|[Cc]ompute\w*OffsetsKernel",
-    # sums of partial results of a matrix product that was split
-    r"splitKreduce|_finalize_matmul",
-    # memory-efficient attention with 32-bit floats before Ampere, and with anything before Volta
-    r"fmha_cutlass[FB]_f32_\w*_sm(70|75)|fmha_cutlass[FB]_\w*_sm50",
-)
-
-_MARKS = (
-    # Volta and Turing: HMMA 884 and 1688 in cuBLAS and cuDNN 7 (volta_h884gemm, turing_s1688cudnn), IMMA 8816
-    r"[hs]884|[hsc]1688|i8816|hmma|(?<![a-z])imma|i8i8\w*imma|bmma_|dmma",
-    # cuDNN kernels without the instruction in the name, after NVIDIA's PyProf (pyprof/prof/tc.py)
-    r"dgrad_1x1_stride_2x2|first_layer_wgrad_kernel|conv1x1|conv2d_c1_k1|direct_group",
-    # Ampere and later: 16816, IMMA 16832, sparse 16832 and 16864, DMMA 884, in CUTLASS, cuBLAS and cuDNN
-    r"16816|16832|16864|d884|_s161616",
-    # xmma, the generator of cuBLAS and cuDNN: with an mma shape (tensor16x8x8) or as a family (FFMA is left out above)
-    r"tensor\d+x\d+x\d+|xmma_(gemm|sparse_gemm|implicit_gemm|sparse_conv|warp_specialized)|xmma_(f|d|w)(prop|grad)",
-    # CUTLASS by operator class: cutlass_80_tensorop_, cutlass_80_wmma_tensorop_, cutlass3x_sm90_tensorop_; or mangled
-    r"tensorop|OpClass(Wmma|BlockScaled)?TensorOp|MmaTensorOp",
-    # Hopper: wgmma (GMMA), warp groups of xmma, mainloops of CUTLASS 3 (MainloopSm90TmaGmma…)
-    r"wgmma|gmma|warpgroupsize\d|(Mainloop|Collective)\w{0,40}Sm(90|1\d\d)|SM(90|1\d\d)_\d+x\d+x\d+",
-    # Blackwell: fifth-generation instructions (tcgen05, UTCMMA, UMMA)
-    r"tcgen05|utc\w?mma|(?<![a-z])u(tc)?mma|UMMA|SM1\d\d_MMA",
-    # cuBLASLt of CUDA 12.3 and later, Hopper and Blackwell: nvjet_hsh_256x128_…, nvjet_tst_…, nvjet_sm100_…
-    r"nvjet",
-    # kernels generated by TensorRT-LLM for Blackwell: bmm_…_sm100f, gemm_…_sm100a, fmhaSm100aKernel_…
-    r"^(bmm|gemm)_\w+_sm1\d\d[af]?$|fmhaSm\d+",
-    # DeepGEMM: sm90_fp8_gemm_1d2d_impl, sm100_bf16_gemm_impl
-    r"deep_gemm|sm(90|1\d\d)_\w{0,40}gemm\w{0,40}_impl",
-    # FlashAttention 2 (flash_fwd_kernel, pytorch_flash) and 3 (FlashAttnFwdSm90), FlashMLA
-    r"flash_fwd_(splitkv_)?(mla_)?kernel|flash_bwd_dq_dk_dv|[Ff]lashAttn(Fwd|Bwd)|flash_fwd_(splitkv_)?mla",
-    # memory-efficient attention of xFormers and PyTorch, TensorRT's fused attention, cuDNN's attention
-    r"fmha_cutlass[FB]|fmha_v2_|fmha_(fprop|dgrad|bprop)|sdpa_sm\d+|_flash_(fprop|bprop)",
-    # FlashInfer: prefill is built on mma, decode on ordinary cores
-    r"(Batch|Single)Prefill\w*Kernel|PrefillWith\w*KVCache\w*Kernel",
-    # quantized weights in vLLM: Marlin, Machete
-    r"marlin|machete",
-    # products with 4-bit weights in PyTorch
-    r"tinygemm_m16n8k16",
-    # Triton kernels that call tl.dot: TorchInductor's templates, triton_kernels, vLLM and SGLang, attention of the
-    # Triton tutorials and of AOTriton (attn_fwd, bwd_kernel_dk_dv)
-    r"^triton_tem_|^triton_(mm|bmm|tem_fused|flex_attention)|_(p_)?matmul_ogs|^fused_moe_kernel|kernel_unified_attention",
-    r"^_?attn_(fwd|bwd)|^bwd_kernel_(dk_dv|dq|fuse)|^_fwd_grouped_kernel_stage1|^_bwd_kernel_(dk_dv|dq)",
-    # AMD, Tensile in rocBLAS and hipBLASLt: matrix instruction MI16x16x16x1; older ones say MFMA
-    r"Cijk_\w*_MI\d+x\d+x\d+|[Mm]fma|MFMA",
-    # AMD, Composable Kernel and MIOpen: xdlops are MFMA, wmma is RDNA's; igemm_*_gtcx is MIOpen's MFMA assembly
-    r"xdlops|_xdl(_|ops|$)|Xdl|igemm_\w*_gtcx|_wmma_|Wmma",
-    # AMD, ck_tile, plain or mangled: attention and matrix products
-    r"ck_tile\w{0,200}(FmhaFwd|FmhaBwdDQDKDV|GemmKernel|GroupedGemm|FlatmmKernel)|ck_tile::.{0,200}(FmhaFwd\w*Kernel|FmhaBwdDQDKDV|GemmKernel|GroupedGemm|FlatmmKernel)",
-    # AMD, aiter's assembly: fmha_fwd_hd128_…, fmoe_…, mla_…, f4gemm_…
-    r"aiter(::|\d+)\w*?(fmha_[fb]wd|fmoe|mla_a|pa_(bf16|fp16|a16w)|f4gemm|f8gemm|bf16gemm|i8gemm|fp8gemm|flatmm)",
-)
-
-# Every mark above holds one of these, in lower case: names are long, and most have none.
-_HINTS = (
-    *("884", "1688", "8816", "1681", "1683", "1686", "1616", "mma", "dgrad", "first_layer", "conv1x1", "conv2d_c1"),
-    *("direct_group", "tensorop", "tensor1", "tensor8", "warpgroup", "sm9", "sm1", "nvjet", "gemm", "flash", "fmha"),
-    *("sdpa", "prefill", "marlin", "machete", "triton_", "matmul", "moe", "attention", "attn", "bwd_kernel"),
-    *("_fwd_grouped", "cijk", "xdl", "aiter", "ck_tile"),
-)
-
 _READ = 4_000  # characters of a name that are looked at
-
-_PLUGIN_MARKS = (
-    *("h884", "s884", "h1688", "s1688", "hmma", "i8816", "16816", "dgrad_1x1_stride_2x2", "first_layer_wgrad_kernel"),
-    *("conv1x1", "conv2d_c1_k1", "direct_group", "xmma_implicit_gemm", "xmma_sparse_conv"),
-    *("xmma_warp_specialized_implicit_gemm", "xmma_gemm", "xmma_sparse_gemm", "c1688"),
-)
-
-# Operators that end in a matrix product: those that autocast runs in 16 bits, and others of native_functions.yaml.
-_OPERATORS = (
-    *("_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "convolution", "prelu", "addmm", "addmv", "addr"),
-    *("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "cudnn_convolution", "matmul", "mm", "mv"),
-    *("cudnn_convolution_transpose", "linear", "addbmm", "baddbmm", "bmm", "chain_matmul", "linalg_multi_dot"),
-    *("_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"),
-    *("cudnn_convolution_transpose_backward", "cudnn_convolution_backward_weight", "addmm_"),
-    *("cudnn_convolution_transpose_backward_weight", "cudnn_convolution_transpose_backward_input"),
-    *("cudnn_convolution_backward_input", "cudnn_convolution_backward", "convolution_backward"),
-    *("_convolution_double_backward", "convolution_overrideable", "baddbmm_", "addbmm_"),
-    *("convolution_backward_overrideable", "cudnn_convolution_relu", "cudnn_convolution_add_relu", "bilinear"),
-    *("miopen_convolution", "miopen_convolution_relu", "miopen_convolution_add_relu", "einsum", "tensordot"),
-    *("miopen_convolution_transpose", "miopen_convolution_backward_input", "miopen_convolution_backward_weight"),
-    *("miopen_convolution_backward", "thnn_conv2d", "_slow_conv2d_forward", "_slow_conv2d_backward", "inner"),
-    *("slow_conv3d", "slow_conv3d_forward", "slow_conv_transpose2d", "slow_conv_transpose3d", "_addmm_activation"),
-    *("slow_conv_dilated2d", "slow_conv_dilated3d", "_int_mm", "_scaled_mm", "_scaled_grouped_mm", "_grouped_mm"),
-    *("_scaled_mm_v2", "_scaled_grouped_mm_v2", "_weight_int4pack_mm", "_weight_int8pack_mm", "_mixed_dtypes_linear"),
-    *("_sparse_semi_structured_linear", "_sparse_semi_structured_mm", "_sparse_semi_structured_addmm"),
-    *("_cslt_sparse_mm", "scaled_dot_product_attention", "_scaled_dot_product_flash_attention"),
-    *("_scaled_dot_product_flash_attention_backward", "_scaled_dot_product_efficient_attention"),
-    *("_scaled_dot_product_efficient_attention_backward", "_scaled_dot_product_cudnn_attention"),
-    *("_scaled_dot_product_cudnn_attention_backward", "_scaled_dot_product_attention_math"),
-    *("_scaled_dot_product_fused_attention_overrideable", "_flash_attention_forward", "_flash_attention_backward"),
-    *("_efficient_attention_forward", "_efficient_attention_backward", "_cudnn_attention_forward"),
-    *("_cudnn_attention_backward", "_native_multi_head_attention", "_trilinear", "_transformer_encoder_layer_fwd"),
-    *("_cudnn_rnn", "_cudnn_rnn_backward", "miopen_rnn", "miopen_rnn_backward", "lstm", "gru", "rnn_tanh", "rnn_relu"),
-    *("linear_backward", "kron", "linalg_matmul"),
-)
-# The same of derivatives.yaml.
-_DERIVATIVES = (
-    *("Convolution", "ConvolutionBackward", "CudnnConvolution", "Mm", "Bmm", "Addmm", "Baddbmm", "Addbmm", "Addmv"),
-    *("Mv", "Linear", "CudnnRnn", "MiopenRnn", "MiopenConvolution", "Prelu", "PreluKernel"),
-    *("ScaledDotProductFlashAttention", "ScaledDotProductEfficientAttention", "FlashAttention"),
-    *("ScaledDotProductCudnnAttention", "EfficientAttention", "GroupedMm", "ScaledGroupedMm"),
-)
 ELIGIBLE = frozenset(
     (
-        *(f"aten::{name}" for name in _OPERATORS),
-        *(f"{name}Backward{number}" for name in _DERIVATIVES for number in ("", "0", "1")),
+        *(f"aten::{name}" for name in _KNOWN.operators),
+        *(f"{name}Backward{number}" for name in _KNOWN.derivatives for number in ("", "0", "1")),
         *("flash_attn::_flash_attn_forward", "flash_attn::_flash_attn_backward", "FlashAttnFunc"),
         *("FlashAttnFuncBackward", "CudnnConvolutionTransposeBackward"),
     )
@@ -596,13 +485,13 @@ def _uses(name: str) -> bool:
     name = name[:_READ]
     lower = name.lower()
     without, marks = _patterns()
-    hinted = any(hint in lower for hint in _HINTS)
+    hinted = any(hint in lower for hint in _KNOWN.hints)
     return hinted and marks.search(name) is not None and without.search(name) is None
 
 
 def plugin_tensor_cores(names: Iterable[str]) -> list[bool]:
     """The same with the marks of the TensorBoard plugin: up to Ampere, no AMD, kernels on ordinary cores included."""
-    marks = re.compile("|".join(map(re.escape, _PLUGIN_MARKS)))
+    marks = re.compile("|".join(map(re.escape, _KNOWN.plugin)))
     return [marks.search(name) is not None for name in names]
 
 
@@ -622,4 +511,5 @@ def judged(names: Texts, rows: Int64, judge: Callable[[list[str]], list[bool]]) 
 
 @cache
 def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
-    return re.compile("|".join(_WITHOUT)), re.compile("|".join(f"(?:{mark})" for mark in _MARKS))
+    without, marks = (chain.from_iterable(families.values()) for families in (_KNOWN.without, _KNOWN.marks))
+    return re.compile("|".join(without)), re.compile("|".join(f"(?:{mark})" for mark in marks))

@@ -43,8 +43,6 @@ from stepscope.tables.arrays import return_freed_memory
 
 
 class _SpanViews(SpanViews):
-    """What is shown of one span by itself."""
-
     def __init__(self, views: LazyViews, span: SpanRef) -> None:
         self.__dict__.update(_views=views, span=span)  # what it inherits from is frozen
 

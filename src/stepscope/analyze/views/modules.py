@@ -33,8 +33,6 @@ def tree(base: Base, span: SpanRef | None = None) -> ModuleTree | None:
 
 
 class _Sums(Struct):
-    """Sums by path over spans."""
-
     paths: Paths = field(default_factory=Paths)
     table: Int64 = field(default_factory=lambda: np.zeros((0, _BACK_DEVICE + 1), np.int64))
     steps: int = 0
@@ -57,7 +55,6 @@ class _Sums(Struct):
         np.add.at(self.table, places, own)
 
     def _host(self, span: Span, calls: ModuleCalls, own: Int64) -> None:
-        """Calls, and host time by the self times of all slices of the host."""
         starts, ends = (span.steps[name].to_numpy() for name in ("start_ns", "end_ns"))
         begun = np.searchsorted(starts, span.start_ns[calls.rows], side="right") - 1
         inside = (begun >= 0) & (span.start_ns[calls.rows] < np.append(ends, 0)[begun])
@@ -79,7 +76,6 @@ class _Sums(Struct):
         self.backward_ns += int(ns[back].sum())
 
     def _device(self, span: Span, calls: ModuleCalls, own: Int64) -> None:
-        """Device time by the module of each slice's launch."""
         found = work(span)
         if not len(found):
             return
@@ -110,7 +106,6 @@ class _Sums(Struct):
         )
 
     def _nodes(self, totals: Int64) -> Iterator[ModuleNode]:
-        """Depth first, longer ones first: by device time where there is any, then host time."""
         inside: dict[int, list[int]] = {}
         for number, above in enumerate(self.paths.parent):
             inside.setdefault(above, []).append(number)

@@ -32,7 +32,7 @@ from stepscope.engine.user_code import UserCode, user_code
 from stepscope.model.findings import Place
 from stepscope.model.trace import SpanRef
 from stepscope.model.views import CallStack, OperatorRow
-from stepscope.tables.arrays import NONE, Bools, Int32, Int64
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64, Rows
 
 NAME, SHAPES = "name", "shapes"
 _DENSE = 4_000_000  # up to as many possible groups counting is faster than sorting
@@ -125,7 +125,6 @@ def _percent(part: int | None, whole: int | None) -> float | None:
 
 
 def _part(base: Base, span: Span, by: str, step: int | None) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The rows of one span: figures, and weights of places, by `_KEYS`."""
     # they are asked for alone and together with others
     known: dict[tuple[str, int | None], tuple[pl.DataFrame, pl.DataFrame]] = span.kept.setdefault("operators", {})
     if (by, step) in known:
@@ -162,7 +161,6 @@ def _part(base: Base, span: Span, by: str, step: int | None) -> tuple[pl.DataFra
 
 
 def _groups(calls: Calls, by: str) -> tuple[Int64, pl.DataFrame]:
-    """The group of each call, and the name and shapes of each group."""
     span = calls.span
     names = span.names
     code = names.codes[calls.rows].astype(np.int64)
@@ -259,7 +257,6 @@ class _Grouped:
 
 
 def _eligible(calls: Calls) -> Bools:
-    """Calls of operators that can use tensor cores, that did, and those around them."""
     names, device = calls.span.names, calls.device
     result = judged(names, calls.rows, eligible)
     result[device.call[judged(names, device.rows, uses_tensor_cores)]] = True
@@ -267,7 +264,6 @@ def _eligible(calls: Calls) -> Bools:
 
 
 def _has_stack(calls: Calls) -> Bools:
-    """Calls with a recorded call stack, or below a Python function."""
     span = calls.span
     found = span.series("frame").gather(calls.rows).is_not_null()
     stacks = span.series("call_stack").gather(calls.rows)
@@ -309,7 +305,7 @@ class Calls:
         repeated = _repeated(caller, span.names.codes[operators])
         root = np.arange(len(operators), dtype=np.int32)
         root[repeated] = caller[repeated]
-        root = _last(root)
+        root = settled(root).astype(np.int32)
         counted = (np.cumsum(~repeated) - 1).astype(np.int32)
         self.rows: Int64 = operators[~repeated]
         outer = caller[~repeated]
@@ -405,7 +401,6 @@ class Calls:
         return result
 
     def _by_external_id(self, rows: Int64) -> Int64:
-        """The calls that runtime calls name by their External id."""
         ids = self.span.column("external_id")
         operators = np.flatnonzero(self.span.is_operator & (ids > 0))
         if not len(operators):
@@ -426,14 +421,12 @@ def _repeated(caller: npt.NDArray[np.int32], codes: Int32) -> Bools:
     return repeated
 
 
-def _last(root: Int32) -> Int32:
-    """Follow the numbers until one stands for itself."""
-    for _ in range(64):
-        further = root[root]
-        if np.array_equal(further, root):
-            break
-        root = further
-    return root
+def settled(number: Rows) -> Int64:
+    """The numbers followed until one stands for itself."""
+    found = number.astype(np.int64)
+    while not np.array_equal(further := found[found], found):
+        found = further
+    return found
 
 
 MAX_FRAMES = 64

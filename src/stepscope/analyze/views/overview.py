@@ -89,7 +89,6 @@ _DEVICE_ONLY = ("Kernel", "Memcpy", "Memset", "Runtime")
 
 
 def _plugin_sets(span: Span, found: Work) -> list[Intervals]:
-    """In the order of PLUGIN_PARTS, without Other."""
     names = span.names
     host = ~span.on_device
     operators = host & span.categories.where(categories.OPERATORS)
@@ -118,19 +117,16 @@ def plugin_rows(overview: Overview) -> dict[str, Any]:
     parts = [part for part in PLUGIN_PARTS if part not in absent]
     mean = overview.wall.mean_ns
     return {
-        "average_step_us": _us(mean),
-        "partition_us": {part: _us(overview.plugin[part].mean_ns) for part in parts},
+        "average_step_us": round(mean / NS_PER_US),
+        "partition_us": {part: round(overview.plugin[part].mean_ns / NS_PER_US) for part in parts},
         "partition_pct": {
             part: round(100 * overview.plugin[part].mean_ns / mean, 2) if mean else 0.0 for part in parts
         },
         "steps": [
-            {"step": step.step, **{part: _us(step.plugin_ns[part]) for part in parts}} for step in overview.steps
+            {"step": step.step, **{part: round(step.plugin_ns[part] / NS_PER_US) for part in parts}}
+            for step in overview.steps
         ],
     }
-
-
-def _us(time_ns: float) -> int:
-    return round(time_ns / NS_PER_US)
 
 
 def _device_sets(found: Work, host: HostActivity) -> dict[str, Intervals]:

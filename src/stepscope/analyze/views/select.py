@@ -6,7 +6,7 @@ to record: an empty table says nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import polars as pl
@@ -32,7 +32,7 @@ from stepscope.model.findings import Place
 from stepscope.model.memory import MemoryRecording, MemoryView
 from stepscope.model.metrics import CurveSummary
 from stepscope.model.trace import SpanRef
-from stepscope.model.views import GpuSummary, ModuleNode, Overview, Views
+from stepscope.model.views import Views
 
 NO_TRACE = "no trace of torch.profiler was read"
 NO_DEVICE = (
@@ -177,16 +177,17 @@ def _fields(record: object, *names: str) -> dict[str, Any]:
     return {name: getattr(record, name) for name in names}
 
 
-def _overviews(source: Source, selection: Selection) -> tuple[Overview, ...]:
-    chosen = set(source.chosen(selection))
-    return tuple(item for item in overview.overviews(source.base) if item.span in chosen)
+def _chosen(source: Source, selection: Selection, found: Iterable[Any]) -> list[Any]:
+    """The records of the spans and the device that are asked for; those of no span are of all."""
+    spans, device = {None, *source.chosen(selection)}, selection.device
+    own = (row for row in found if getattr(row, "span", None) in spans)
+    return [row for row in own if device is None or getattr(row, "gpu", row).device == device]
 
 
 def _overview(source: Source, selection: Selection) -> Rows:
-    """The step as a whole, then each part of both partitions."""
     found = [
         {"span": item.span, "partition": partition, "part": part, "summary": summary}
-        for item in _overviews(source, selection)
+        for item in _chosen(source, selection, overview.overviews(source.base))
         for partition, parts in (("step", {"all": item.wall}), ("stepscope", item.parts), ("tensorboard", item.plugin))
         for part, summary in parts.items()
     ]
@@ -204,17 +205,8 @@ def _steps(source: Source, selection: Selection) -> list[dict[str, Any]]:
             **{f"{part}_ns": ns for part, ns in step.parts_ns.items()},
             **{f"tensorboard_{part.lower().replace(' ', '_')}_ns": ns for part, ns in step.plugin_ns.items()},
         }
-        for item in _overviews(source, selection)
+        for item in _chosen(source, selection, overview.overviews(source.base))
         for step in item.steps
-    ]
-
-
-def _gpus(source: Source, selection: Selection) -> list[GpuSummary]:
-    chosen = set(source.chosen(selection))
-    return [
-        item
-        for item in gpus.summaries(source.base, overview.overviews(source.base))
-        if item.span in chosen and selection.device in (None, item.gpu.device)
     ]
 
 
@@ -229,13 +221,7 @@ def _stacks(source: Source, selection: Selection) -> list[dict[str, Any]]:
     ]
 
 
-def _modules(source: Source, selection: Selection) -> Sequence[ModuleNode]:
-    tree = modules.tree(source.base, source.only(selection))
-    return tree.nodes if tree is not None else ()
-
-
 def _counters(source: Source, selection: Selection) -> list[dict[str, Any]]:
-    chosen = set(source.chosen(selection))
     return [
         {
             **_fields(item, "span", "device", "metric", "unit"),
@@ -243,26 +229,23 @@ def _counters(source: Source, selection: Selection) -> list[dict[str, Any]]:
             "since_start_ns": at * item.bucket_ns,
             "value": value,
         }
-        for item in gpus.counters(source.base)
-        if item.span in chosen and selection.device in (None, item.device)
+        for item in _chosen(source, selection, gpus.counters(source.base))
         for at, value in enumerate(item.values)
     ]
 
 
 def _communication(source: Source, selection: Selection) -> Rows:
-    chosen = set(source.chosen(selection))
-    found = [row for row in communication.collectives(source.base) if row.span in chosen]
+    found = _chosen(source, selection, communication.collectives(source.base))
     return Rows(found, None if found else communication.why_absent(source.base))
 
 
 def _distributed_part(part: str) -> Table:
     def make(source: Source, selection: Selection) -> Rows:
-        chosen = set(source.chosen(selection))
+        source.chosen(selection)  # raises for what there is not, also where no view is made
         view = distributed.view(source.base)
         if view is None:
             return Rows((), distributed.why_absent(source.base))
-        found = [row for row in getattr(view, part) if getattr(row, "span", None) in (None, *chosen)]
-        return Rows(found, notes=view.notes)
+        return Rows(_chosen(source, selection, getattr(view, part)), notes=view.notes)
 
     return Table(make, communication.NO_COLLECTIVES)
 
@@ -313,7 +296,6 @@ def _compiler_part(
 
 
 def _causes(*kinds: str) -> Callable[[CompilersView], list[dict[str, Any]]]:
-    """Causes of these kinds, most expensive first."""
     return lambda view: [_cause(cause) for cause in view.causes if cause.kind in kinds]
 
 
@@ -341,7 +323,6 @@ def _place(prefix: str, place: Place | None) -> dict[str, Any]:
 
 
 def _changes(view: CompilersView) -> list[dict[str, Any]]:
-    """A row per change that was kept."""
     return [
         {
             **_fields(cause, "backend", "kind", "cause"),
@@ -357,7 +338,6 @@ def _changes(view: CompilersView) -> list[dict[str, Any]]:
 
 
 def _metrics(view: CompilersView) -> list[dict[str, Any]]:
-    """Metrics and counters of torch_xla, each percentile in a column of its own."""
     names = ("rank", "name", "kind", "unit", "samples", "total", "per_second", "value_per_second")
     return [
         {**_fields(metric, *names), **{f"p{percent:g}": value for percent, value in metric.percentiles}}
@@ -366,7 +346,6 @@ def _metrics(view: CompilersView) -> list[dict[str, Any]]:
 
 
 def _values(source: Source, selection: Selection) -> Rows:
-    """Values of metrics in order of time, those of all curves together."""
     tables = source.base.tables
     found = _chosen_values(source, selection).sort("time_ns", maintain_order=True)
     if found.is_empty():
@@ -402,7 +381,6 @@ def _unseen(figure: str, none: str, unseen: str) -> Callable[[CompilersView], st
 
 
 def _by_group(**makers: _Make) -> Table:
-    """The table whose grouping chooses its maker, the first by default."""
     names = tuple(makers)
     return Table(lambda source, selection: makers[selection.group or names[0]](source, selection), groups=names)
 
@@ -410,7 +388,11 @@ def _by_group(**makers: _Make) -> Table:
 TABLES: dict[str, Table] = {
     "overview": Table(_overview),
     "steps": Table(_steps),
-    "gpus": Table(_gpus, NO_DEVICE, takes=("device",)),
+    "gpus": Table(
+        lambda source, by: _chosen(source, by, gpus.summaries(source.base, overview.overviews(source.base))),
+        NO_DEVICE,
+        takes=("device",),
+    ),
     "operators": Table(
         lambda source, by: operators.table(source.base, span=source.only(by), by=by.group or "name", step=by.step),
         NO_OPERATORS,
@@ -431,7 +413,7 @@ TABLES: dict[str, Table] = {
     "memory-blocks": _memory_part(lambda view: view.blocks),
     "memory-states": _memory_part(lambda view: view.states, NO_SNAPSHOT),
     "out-of-memory": _memory_part(lambda view: view.out_of_memory, NO_FAILURE),
-    "modules": Table(_modules, NO_MODULES),
+    "modules": Table(lambda source, by: getattr(modules.tree(source.base, source.only(by)), "nodes", ()), NO_MODULES),
     "counters": Table(_counters, NO_DEVICE, takes=("device",)),
     "communication": Table(_communication, communication.NO_COLLECTIVES),
     "distributed": _distributed_part("workers"),

@@ -163,7 +163,6 @@ class _Nodes:
                 self._inner(number, path, paths).host_ns += host_ns
 
     def _inner(self, number: int, path: int, paths: Paths) -> StepNode:
-        """The node of a module's way below a node of the backward pass."""
         known = self.inner.get((number, path))
         if known is None:
             above = paths.parent[path]
@@ -194,7 +193,6 @@ class _Nodes:
 
 
 def _finish(root: StepNode) -> None:
-    """Device time with all below, and children in their order."""
     order = [root]
     for node in order:  # grows on the way
         order += node.children
@@ -359,12 +357,14 @@ class _Search:
         in_step = (source >= 0) & (self.steps_at(span.start_ns[np.maximum(source, 0)]) >= 0)
         kept = np.flatnonzero((item >= 0) | in_step)
         operator = columns["operator"][kept]
+        order = np.lexsort((span.start_ns[source[kept]], operator))
         return pl.DataFrame(
             {
                 "item": np.where(item >= 0, item + first_item, NONE)[kept],
                 "path": path[kept],
                 "operator": _name_at(span, operator),
-                "position": _positions(operator, span.start_ns[source[kept]]),
+                # how many the same call of an operator launched before; 0 where no operator is known
+                "position": np.where(operator < 0, 0, place_among_equals(operator, order)),
                 "kernel": _name_at(span, columns["event"][kept]),
                 "ns": duration[columns["event"][kept]],
             }
@@ -374,19 +374,12 @@ class _Search:
         return np.append(self.types[self.rows] == BACKWARD, False)[item]
 
 
-def _positions(operators: Int64, times: Int64) -> Int64:
-    """For each slice how many the same call of an operator launched before it; 0 where no operator is known."""
-    return np.where(operators < 0, 0, place_among_equals(operators, np.lexsort((times, operators))))
-
-
 def _name_at(span: Span, rows: Int64) -> pl.Series:
-    """Names of rows; null for `NONE`."""
     names = span.series("name").gather(np.maximum(rows, 0)) if len(rows) else pl.Series([], dtype=pl.String)
     return names.set(pl.Series(rows < 0, dtype=pl.Boolean), None)
 
 
 def _short(name: str) -> str:
-    """A loader's or optimizer's name without what its type says."""
     for beginning in (*_LOADERS, *_OPTIMIZERS):
         if name.startswith(beginning):
             return name.removeprefix(beginning)

@@ -113,7 +113,6 @@ def diff(base: DiffSide, other: DiffSide) -> Diff:
 
 
 def _tables(one: DiffSide, steps: int, *, per_step: bool) -> dict[str, _Values]:
-    """The flat tables of a side, key to value."""
     return {
         "overview": _parts(one.overviews, "parts_ns", per_step=per_step),
         "tensorboard": _parts(one.overviews, "plugin_ns", per_step=per_step),
@@ -134,7 +133,6 @@ def _tables(one: DiffSide, steps: int, *, per_step: bool) -> dict[str, _Values]:
 
 
 def _parts(overviews: Iterable[Overview], partition: str, *, per_step: bool) -> _Values:
-    """A partition of the steps that the overview shows, and the step itself."""
     steps = [step for item in overviews for step in item.steps]
     if not steps:
         return {}
@@ -244,7 +242,6 @@ class _Alignment:
         )
 
     def _kernel_rows(self, base: StepNode, other: StepNode, level: int) -> Iterator[DiffRow]:
-        """Kernels of two matched nodes by operator and position, whatever their names."""
         pairs = {
             place: (base.kernels.get(place), other.kernels.get(place)) for place in (*base.kernels, *other.kernels)
         }
@@ -284,7 +281,6 @@ def _aligned(
 
 
 def _kernel_key(place: tuple[str, int], base: KernelSum | None, other: KernelSum | None) -> str:
-    """ "aten::mm, kernel 1: name", with both names where they differ."""
     operator, position = place
     names = dict.fromkeys(max(sorted(side.names), key=side.names.__getitem__) for side in (base, other) if side)
     where = f"{operator}, kernel {position + 1}" if operator else "launched outside of operators"

@@ -181,11 +181,8 @@ def head(listed: Iterable[Page], empty: Container[str] = (), **known: Any) -> di
     return {"schema": HEAD_SCHEMA, **unknown, "pages": pages, "preparing": None, "error": None, **known}
 
 
-# ---- what the selectors on every page offer --------------------------------------------------------------------------
 # A worker is what traces are of, by the name that the views use, or a training process that left a journal. All of this
 # needs the analysis of the run, and is quick once that is there.
-
-
 def workers(run: api.Run) -> list[dict[str, str]]:
     """(key, label) of each worker: those with traces first, in their order, then processes with nothing but steps."""
     refs = _refs(run)

@@ -133,7 +133,6 @@ def _label(row: Row) -> str:
 
 
 def _with(context: PageContext, other: str) -> Iterator[Block]:
-    """Another run beside this one; of an experiment, what came of it."""
     assert context.catalog is not None
     try:
         folder = context.catalog.experiment(other)
@@ -190,7 +189,8 @@ def _figures(context: PageContext | Alone, document: Document) -> Iterator[Block
         return
     shown = {figure.label: figure for figure in said.figures(document)}
     before, after = document["baseline"]["figures"], document["candidate"]["figures"]
-    steps, drawn = [], []
+    steps: list[dict[str, Any]] = []
+    drawn: list[dict[str, Any]] = []
     for key, label, _ in said.FIGURES:
         if label not in shown:
             continue
@@ -201,38 +201,27 @@ def _figures(context: PageContext | Alone, document: Document) -> Iterator[Block
         if effect is not None and effect["low"] is not None:
             drawn.append(row)
     if drawn:
-        yield _intervals(drawn)
+        sentences = (
+            f"{row['label']} {said.signed_percent(1 + row['change'])}, {said.signed_percent(1 + row['low'])} to "
+            f"{said.signed_percent(1 + row['high'])}"
+            for row in drawn
+        )
+        low, high = ([row[key] for row in drawn] for key in ("low", "high"))
+        changes = [row["change"] for row in drawn]
+        yield blocks.chart(
+            "changes",
+            "Changes with their 95 % intervals",
+            "interval",
+            sentence=f"{'; '.join(sentences)}.",
+            x=("figure", "text", [row["label"] for row in drawn]),
+            y=("change of the figure", "share"),
+            series=[blocks.series("change", "share", changes, low=low, high=high, role="measured")],
+            help=blocks.help_(experiments.CHANGE_HELP),
+        )
     notes = ["Means over the runs of each side; change is the candidate's."]
     yield from rows_table(context, "figures", "Step time", "Effect", _STEP, steps, notes=notes, limit=len(steps))
     rest = [asdict(figure) for label, figure in shown.items() if label not in {row["label"] for row in steps}]
     yield from rows_table(context, "other-figures", "Other figures", "Effect", _TEXTS, rest)
-
-
-def _intervals(rows: list[dict[str, Any]]) -> Block:
-    said_of = "; ".join(
-        f"{row['label']} {said.signed_percent(1 + row['change'])}, {said.signed_percent(1 + row['low'])} to "
-        f"{said.signed_percent(1 + row['high'])}"
-        for row in rows
-    )
-    return blocks.chart(
-        "changes",
-        "Changes with their 95 % intervals",
-        "interval",
-        sentence=f"{said_of}.",
-        x=("figure", "text", [row["label"] for row in rows]),
-        y=("change of the figure", "share"),
-        series=[
-            blocks.series(
-                "change",
-                "share",
-                [row["change"] for row in rows],
-                low=[row["low"] for row in rows],
-                high=[row["high"] for row in rows],
-                role="measured",
-            )
-        ],
-        help=blocks.help_(experiments.CHANGE_HELP),
-    )
 
 
 def _phases(context: PageContext | Alone, document: Document) -> Iterator[Block]:
@@ -241,18 +230,14 @@ def _phases(context: PageContext | Alone, document: Document) -> Iterator[Block]
     if not rows:
         return
     most = rows[0]
-    yield blocks.chart(
+    yield blocks.drawn(
         "parts",
         "What a mean step is made of on both sides",
         "stacked_bars",
-        sentence=f"The largest difference is in {most['name']}: {said.phase_difference(most)} a step.",
-        x=("side", "text", ["baseline", "candidate"]),
-        y=("time of the step", "ms"),
-        y_min=0,
-        series=[
-            blocks.series(row["name"], "ms", [row["baseline_ms"], row["candidate_ms"]], role=row["category"])
-            for row in rows
-        ],
-        help=blocks.meaning("PhaseEffect", "difference_ms"),
+        f"The largest difference is in {most['name']}: {said.phase_difference(most)} a step.",
+        ("side", "text", ["baseline", "candidate"]),
+        ("time of the step", "ms"),
+        [(row["name"], [row["baseline_ms"], row["candidate_ms"]], row["category"]) for row in rows],
+        ("PhaseEffect", "difference_ms"),
     )
     yield from rows_table(context, "phases", said.PHASES, "PhaseEffect", _PHASE, rows, limit=len(rows))

@@ -6,22 +6,19 @@ A run has one such view, of all ranks together, so that the page follows no work
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.structs import asdict
 
 from stepscope.analyze.views.select import NO_COMPILER
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
-from stepscope.dashboard.pages import traced
+from stepscope.dashboard.pages import PageContext, traced
+from stepscope.model.compilers import CompilerFacts, CompilersView
 from stepscope.report import compiler_words as said
 from stepscope.report import words
 from stepscope.report.document import without_quotes
 from stepscope.report.table import SHOWN
-
-if TYPE_CHECKING:
-    from stepscope.dashboard.pages import PageContext
-    from stepscope.model.compilers import CompilerFacts, CompilersView
 
 TITLE = "Compiles"
 WARNINGS = 8
@@ -54,7 +51,7 @@ def build(context: PageContext) -> list[Block]:
     if view is None or empty(context):
         return [traced.absent(context, "compilers", TITLE, NO_COMPILER)]
     told: Mapping[str, Any] = context.run.report(source=context.source).views["compilers"]
-    made = [*(_figures(facts) for facts in view.backends), *_said(told)]
+    made = list(_said(told, view.backends))
     if view.steps:
         made.append(traced.block(context, "compile-steps", view.steps, bars=("compile_ms",)))
     for kind in dict.fromkeys(point.kind for point in view.points):
@@ -63,15 +60,13 @@ def build(context: PageContext) -> list[Block]:
     return [*made, *traced.paragraphs(view.notes)]
 
 
-def _figures(facts: CompilerFacts) -> Block:
-    versions = f" ({', '.join(facts.versions[:2])})" if facts.versions else ""
-    made = zip(blocks.columns(_FIGURES), blocks.measures(facts, _FIGURES, missing=_UNTOLD), strict=True)
-    items = [item for each, item in made if item["value"] or (facts.compiles and each.key not in _RARE)]
-    return blocks.figures(items, f"{facts.backend}{versions}")
-
-
-def _said(told: Mapping[str, Any]) -> Iterator[Block]:
-    """Warnings in a compiler's own words, and how often it compiled when it should have been done."""
+def _said(told: Mapping[str, Any], backends: Sequence[CompilerFacts]) -> Iterator[Block]:
+    """Figures, warnings in a compiler's own words, and how often it compiled when it should have been done."""
+    for facts in backends:
+        versions = f" ({', '.join(facts.versions[:2])})" if facts.versions else ""
+        made = zip(blocks.columns(_FIGURES), blocks.measures(facts, _FIGURES, missing=_UNTOLD), strict=True)
+        items = [item for each, item in made if item["value"] or (facts.compiles and each.key not in _RARE)]
+        yield blocks.figures(items, f"{facts.backend}{versions}")
     for row in told["warnings"][:WARNINGS]:
         text, note = said.warning(row)
         yield blocks.text(f"{text} ({note})", "warning")
@@ -88,29 +83,23 @@ def _points(view: CompilersView, kind: str) -> Iterator[Block]:
         return
     worst = max(timed, key=lambda point: point.compile_ms or 0)
     parts = [
-        blocks.series(name, "ms", [getattr(point, key) for point in points], role=role)
+        (name, [getattr(point, key) for point in points], role)
         for name, key, role in _POINTS
         if any(getattr(point, key) is not None for point in points)
     ]
-    yield blocks.chart(
+    yield blocks.drawn(
         f"compile-steps-{kind}",
         f"Steps that compiled, {words.term(kind)}",
         "bars",
-        sentence=(
-            f"{words.things(len(points), f'{words.term(kind)} step')} compiled, broke or moved something to the host; "
-            f"step {worst.step} compiled longest, {words.milliseconds(worst.compile_ms)}."
-        ),
-        x=("step", "count", [point.step for point in points]),
-        y=("time", "ms"),
-        y_min=0,
-        series=parts,
-        help=blocks.meaning("CompilerPoint", "compile_ms"),
+        f"{words.things(len(points), f'{words.term(kind)} step')} compiled, broke or moved something to the host; "
+        f"step {worst.step} compiled longest, {words.milliseconds(worst.compile_ms)}.",
+        ("step", "count", [point.step for point in points]),
+        ("time", "ms"),
+        parts,
+        ("CompilerPoint", "compile_ms"),
         notes=["Only steps in which something was compiled, broken off or moved, of the lead rank."],
         select="steps",
     )
-
-
-# ---- tables ----------------------------------------------------------------------------------------------------------
 
 
 def _causes(context: PageContext, told: Mapping[str, Any]) -> Iterator[Block]:
@@ -126,7 +115,6 @@ def _causes(context: PageContext, told: Mapping[str, Any]) -> Iterator[Block]:
 
 
 def _worded(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with words for the names of kinds and causes."""
     why = said.CAUSES.get(row["cause"]) or words.term(row["cause"])
     return {**row, "kind": words.term(row["kind"]), "cause": why or None, "text": row.get("text") or None}
 
@@ -149,7 +137,6 @@ def _of_causes(context: PageContext, name: str, rows: Sequence[Mapping[str, Any]
 
 
 def _limits(context: PageContext, view: CompilersView) -> Iterator[Block]:
-    """Functions at their limit of versions, with the steps around it."""
     if not view.limits:
         return
     causes = {cause.id: cause for cause in view.causes}
@@ -172,7 +159,6 @@ def _limits(context: PageContext, view: CompilersView) -> Iterator[Block]:
 
 
 def _more(context: PageContext, told: Mapping[str, Any]) -> Iterator[Block]:
-    """Graph breaks, transfers and metrics; a line for each that there is not."""
     missing = []
     for name, label in (
         ("graph-breaks", "Graph breaks"),

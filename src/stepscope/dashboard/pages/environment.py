@@ -70,7 +70,6 @@ def _notes(report: Report) -> Iterator[Block]:
 
 
 def _reading(report: Report) -> Iterator[Block]:
-    """How well the traces could be read and linked."""
     facts = report.quality.get("reading")
     if facts:
         yield blocks.figures(blocks.measures(facts, _READING, of="ReadingFacts"), "Quality of the traces")
@@ -80,7 +79,6 @@ def _reading(report: Report) -> Iterator[Block]:
 
 
 def _run(context: PageContext, report: Report) -> Iterator[dict[str, Any]]:
-    """What ran, where, and how it ended."""
     run = report.run
     if run.get("command"):
         import shlex
@@ -110,7 +108,6 @@ def _run(context: PageContext, report: Report) -> Iterator[dict[str, Any]]:
 
 
 def _counts(report: Report) -> Iterator[Block]:
-    """Counts of the reader."""
     help_ = blocks.meaning("Quality", "counts")
     counts = report.quality.get("counts") or {}
     known = {key: value for key, value in counts.items() if isinstance(value, (int, float))}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +165,6 @@ def _candidate(row: Row) -> dict[str, Any]:
 
 
 def _notes(row: Row) -> Iterator[dict[str, str]]:
-    """What must be said of a candidate in words."""
     median = row.get("decided_by") == say.MEDIAN and row.get("headline") != say.MEDIAN
     for about, text in (
         ("verdict", str(row.get("text") or "") or None),
@@ -231,13 +230,26 @@ def _pair_changes(row: Row) -> list[float]:
 
 
 def _runs(context: PageContext | Alone, document: Row) -> Iterator[Block]:
-    """The single pairs of runs, and what became of the knobs in them."""
     candidates = say.ranked(document)
+    sides, keys = ("baseline", "candidate"), ("mean_ms", "median_ms", "p95_ms")
     pairs = [
-        _pair(row, number, pair) for row in candidates for number, pair in enumerate(row.get("runs") or (), start=1)
+        {
+            "name": say.name(row),
+            "pair": number,
+            **{side: pair[side].get("label") for side in sides},
+            **{f"{side}_{key}": pair[side].get(key) for side in sides for key in keys},
+        }
+        for row in candidates
+        for number, pair in enumerate(row.get("runs") or (), start=1)
     ]
     yield from rows_table(context, "experiment-pairs", "Each pair of runs", "Measure", _PAIR, pairs)
-    knobs = [{**each, "name": say.name(row)} for row in candidates for each in _distinct(row.get("applied") or ())]
+    distinct: dict[tuple[str, ...], Row] = {}  # once what all runs of a candidate say alike
+    for row in candidates:
+        for each in row.get("applied") or ():
+            names = ("knob", "value", "applied", "observed", "reason")
+            key = (say.name(row), *(str(each.get(name)) for name in names))
+            distinct.setdefault(key, {**each, "name": say.name(row)})
+    knobs = list(distinct.values())
     yield from rows_table(context, "applied", "What became of the knobs", "AppliedKnob", _KNOB, knobs)
 
 
@@ -246,24 +258,7 @@ def _skipped(context: PageContext | Alone, document: Row) -> Iterator[Block]:
     yield from rows_table(context, "skipped", "Left out", "Skipped", _REASON, skipped)
 
 
-def _pair(row: Row, number: int, pair: Row) -> dict[str, Any]:
-    sides = ("baseline", "candidate")
-    times = {f"{side}_{key}": pair[side].get(key) for side in sides for key in ("mean_ms", "median_ms", "p95_ms")}
-    return {"name": say.name(row), "pair": number, **{side: pair[side].get("label") for side in sides}, **times}
-
-
-def _distinct(reports: Iterable[Row]) -> Iterator[Row]:
-    """Once what all runs say alike."""
-    seen = set()
-    for row in reports:
-        key = tuple(str(row.get(name)) for name in ("knob", "value", "applied", "observed", "reason"))
-        if key not in seen:
-            seen.add(key)
-            yield row
-
-
 def _how(document: Row) -> Iterator[Block]:
-    """What the machine lets one see, and what was set."""
     smallest = say.noise(document)
     if smallest and not say.is_self_test(document):  # of one that is the conclusion
         yield blocks.text(smallest, "note")

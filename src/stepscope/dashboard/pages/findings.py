@@ -84,7 +84,6 @@ def empty(context: PageContext) -> bool:
 
 
 def _head(report: Report) -> Iterator[Block]:
-    """The headline: what a step takes."""
     steps = report.steps
     if steps is not None:
         items = blocks.measures(steps, HEAD, of="StepFacts")
@@ -120,7 +119,6 @@ def _headline(report: Report) -> Iterator[Block]:
 
 
 def _linked(row: Row, report: Report, context: PageContext, *, risk: bool = False) -> dict[str, Any]:
-    """The card, with the pages that show what the finding stands on, those that are empty left out."""
     wanted = PAGES_OF.get(row["rule"]) or PAGES_OF.get(row["category"]) or EVERYWHERE
     links = [blocks.link(PAGES[key].title, key) for key in wanted if not PAGES[key].empty(context)]
     return card(row, report, context.shorten, links, risk=risk)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -16,15 +16,11 @@ from stepscope.analyze.host.stack_selection import StackSelection
 from stepscope.analyze.pictures.sampled_flame import FlameOptions
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
-from stepscope.dashboard.pages import traced
+from stepscope.dashboard.pages import PageContext, traced
 from stepscope.errors import EnvironmentRefusal, StepscopeError, UnreadableInputError, UsageError
+from stepscope.model.sampled import FlameGraph
 from stepscope.report.escape import plain
 from stepscope.report.flame import document
-
-if TYPE_CHECKING:
-    from stepscope.analyze.pictures.sampled_flame import FlameOptions
-    from stepscope.dashboard.pages import PageContext
-    from stepscope.model.sampled import FlameGraph
 
 TITLE = "Flame graph"
 BY = (("function", "Function"), ("line", "Line"))
@@ -67,7 +63,6 @@ def _refused(context: PageContext, error: StepscopeError) -> Block:
 
 
 def _rank(context: PageContext) -> tuple[int | None, str | None]:
-    """The rank of the worker that is asked for, or why there is none."""
     worker = context.selection().worker
     if worker is None:
         return None, None
@@ -75,30 +70,21 @@ def _rank(context: PageContext) -> tuple[int | None, str | None]:
     known = {plain(item.span.worker): item.span.rank for item in (views.spans if views is not None else ())}
     known |= {plain(info.process): info.rank for info in context.run.tables.ranks}
     rank = known.get(plain(worker))
-    sampled = _sampled_ranks(context)
+    sampled = set(context.run.tables.stacks["rank"].drop_nulls())
     if rank is None or (sampled and rank not in sampled):
         return None, f"no stack of {worker} was sampled: choose another worker, or all"
     return rank, None
 
 
-def _sampled_ranks(context: PageContext) -> list[int]:
-    found: list[int] = context.run.tables.stacks["rank"].drop_nulls().unique().to_list()
-    return found
-
-
 def _others(context: PageContext, rank: int | None) -> list[Block]:
-    """What this run may be compared with: other runs, or, of one rank, the others."""
     options = [(NONE, "nothing")]
-    if rank is not None and len(_sampled_ranks(context)) > 1:
+    if rank is not None and context.run.tables.stacks["rank"].drop_nulls().n_unique() > 1:
         options.append((OTHERS, "the mean of the other ranks"))
     options += traced.other_runs(context)
     given = context.params.get("with", NONE)
     if given not in dict(options):
         options.append((given, given))  # further down the list of runs, or no run at all
     return traced.choice(context, "Compare with", "with", given, options)
-
-
-# ---- the document ----------------------------------------------------------------------------------------------------
 
 
 def _document(context: PageContext, by: str, rank: int | None, other: str) -> dict[str, Any]:
@@ -114,7 +100,6 @@ def _document(context: PageContext, by: str, rank: int | None, other: str) -> di
 
 
 def _graph(context: PageContext, options: FlameOptions, rank: int | None, other: str) -> FlameGraph:
-    """The graph of the run, or of the run against something else."""
     if other == OTHERS and rank is not None:
         return context.run.flame_rank_diff(rank, options)
     if other not in (NONE, OTHERS) and context.catalog is not None:

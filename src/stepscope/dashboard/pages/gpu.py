@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
-from stepscope.dashboard.pages import traced
+from stepscope.dashboard.pages import PageContext, traced
+from stepscope.model.views import Counter, GpuSummary, OperatorRow, Views, WorkerShare
 from stepscope.report import sentences, words
 from stepscope.report.escape import plain
 from stepscope.report.table import USE
-
-if TYPE_CHECKING:
-    from stepscope.dashboard.pages import PageContext
-    from stepscope.model.views import Counter, GpuSummary, OperatorRow, Views, WorkerShare
 
 MAX_WORKERS = 64  # in one picture
 _STEP = (
@@ -58,19 +54,9 @@ def _workers(rows: Sequence[WorkerShare]) -> Iterator[Block]:
         ("workers-waiting", "Transferring and waiting in collectives", _WAITING, waited),
     ):
         if parts is _STEP or any(row.synchronizing_ns is not None for row in rows):
-            yield blocks.chart(
-                id,
-                title,
-                "stacked_bars",
-                sentence=sentence,
-                x=("worker", "text", [row.span.label for row in rows]),
-                y=("mean step", "ns"),
-                y_min=0,
-                series=[
-                    blocks.series(label, "ns", [getattr(row, k) for row in rows], role=role) for label, k, role in parts
-                ],
-                help=blocks.meaning("WorkerShare", parts[0][1]),
-            )
+            x, y = ("worker", "text", [row.span.label for row in rows]), ("mean step", "ns")
+            drawn = [(label, [getattr(row, key) for row in rows], role) for label, key, role in parts]
+            yield blocks.drawn(id, title, "stacked_bars", sentence, x, y, drawn, ("WorkerShare", parts[0][1]))
 
 
 TITLE = "GPU summary"
@@ -140,14 +126,12 @@ def _key(gpu: GpuSummary) -> str:
 
 
 def _label(gpu: GpuSummary, *, several: bool) -> str:
-    """The device, and the span where there are several."""
     name = f" {gpu.gpu.name}" if gpu.gpu.name else ""
     of = f" ({gpu.span.worker}, span {gpu.span.span})" if several else ""
     return f"GPU {gpu.gpu.device}{name}{of}"
 
 
 def _charts(counters: Sequence[Counter]) -> Iterator[Block]:
-    """The device over time."""
     by_metric = {each.metric: each for each in counters}
     for name, title, y, metrics in _CHARTS:
         known = [(by_metric[metric], label, role) for metric, label, role in metrics if metric in by_metric]
@@ -155,24 +139,22 @@ def _charts(counters: Sequence[Counter]) -> Iterator[Block]:
             continue
         first = known[0][0]
         percent = y[1] == "pct"
-        yield blocks.chart(
+        yield blocks.drawn(
             f"gpu-{name}",
             title,
             "line",
-            sentence=_sentence([(label, each) for each, label, _ in known]),
-            x=("since the start", "ns", [at * first.bucket_ns for at in range(len(first.values))]),
-            y=y,
-            y_min=0,
+            _sentence([(label, each) for each, label, _ in known]),
+            ("since the start", "ns", [at * first.bucket_ns for at in range(len(first.values))]),
+            y,
+            [(label, each.values, role) for each, label, role in known],
+            ("GpuSummary", "utilization_pct") if percent else ("CounterPoint", "value"),
             y_max=100 if percent else None,
-            series=[blocks.series(label, y[1], each.values, role=role) for each, label, role in known],
-            help=blocks.meaning(*(("GpuSummary", "utilization_pct") if percent else ("CounterPoint", "value"))),
             notes=[USE] if percent else [],
             sync=SYNC,
         )
 
 
 def _sentence(known: Sequence[tuple[str, Counter]]) -> str:
-    """Where each series is highest."""
     said = []
     for label, each in known:
         top = max(range(len(each.values)), key=each.values.__getitem__, default=None)
@@ -184,25 +166,24 @@ def _sentence(known: Sequence[tuple[str, Counter]]) -> str:
 
 
 def _compared(context: PageContext, gpus: Sequence[GpuSummary]) -> Iterator[Block]:
-    """All devices beside each other, where there are several."""
     if len(gpus) < 2:
         return
     top = gpus[: traced.TOP * 2]
     names = [f"{gpu.span.label} GPU {gpu.gpu.device}" for gpu in top]
-    yield blocks.chart(
+    eligible = [gpu.tensor_core_eligible_pct for gpu in top]
+    yield blocks.drawn(
         "gpu-cores",
         "Kernel time on tensor cores",
         "bars",
-        sentence=f"Kernel time on tensor cores, and what could be on them, of {len(top)} of {len(gpus)} GPUs.",
-        x=("GPU", "text", names),
-        y=("share of kernel time", "pct"),
-        y_min=0,
-        y_max=100,
-        series=[
-            blocks.series("on tensor cores", "pct", [gpu.tensor_core_pct for gpu in top]),
-            blocks.series("below operators that could", "pct", [gpu.tensor_core_eligible_pct for gpu in top]),
+        f"Kernel time on tensor cores, and what could be on them, of {len(top)} of {len(gpus)} GPUs.",
+        ("GPU", "text", names),
+        ("share of kernel time", "pct"),
+        [
+            ("on tensor cores", [gpu.tensor_core_pct for gpu in top], None),
+            ("below operators that could", eligible, None),
         ],
-        help=blocks.meaning("GpuSummary", "tensor_core_pct"),
+        ("GpuSummary", "tensor_core_pct"),
+        y_max=100,
     )
     yield traced.block(context, "gpus", gpus, title="All GPUs")
 
@@ -218,7 +199,6 @@ def _times(context: PageContext, traces: set[str] | None) -> Iterator[Block]:
 
 
 def _eligible(context: PageContext, rows: Sequence[OperatorRow]) -> Iterator[Block]:
-    """Operators that could use tensor cores, with how much of them does."""
     found = [row for row in rows if row.tensor_core_eligible and row.device_self_ns]
     title = "Operators that could use tensor cores"
     links, bars = {"name": blocks.cell_link("operators", "operator", "name")}, ("device_self_ns",)

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
-from stepscope.dashboard.pages import traced
+from stepscope.dashboard.pages import PageContext, traced
 from stepscope.dashboard.pages.traced import Chosen
+from stepscope.model.views import KernelRow
 from stepscope.report import words
-
-if TYPE_CHECKING:
-    from stepscope.dashboard.pages import PageContext
-    from stepscope.model.views import KernelRow
 
 TITLE = "Kernels"
 GROUPS = (("name", "Name"), ("launch", "Launch: operator, grid, block, registers"))
@@ -67,25 +63,21 @@ def _rows(context: PageContext, found: Chosen, group: str, device: str) -> Seque
 
 
 def _chart(rows: Sequence[KernelRow]) -> Block:
-    """The kernels with most time; those on tensor cores set apart."""
     top = sorted(rows, key=lambda row: -row.total_ns)[: traced.TOP]
     first = top[0]
     names = [row.short_name if row.grid is None else f"{row.short_name} {row.grid}x{row.block}" for row in top]
-    return blocks.chart(
+    return blocks.drawn(
         "kernels-top",
         "Kernels with most time",
         "stacked_bars",
-        sentence=(
-            f"Of {len(rows)} rows {first.short_name} takes most time, {words.nanoseconds(first.total_ns)}: "
-            f"{words.percent(first.share)} of all kernel time."
-        ),
-        x=("kernel", "text", names),
-        y=("total time", "ns"),
-        y_min=0,
-        series=[
-            blocks.series(name, "ns", [row.total_ns if row.tensor_cores is on else None for row in top], role=role)
+        f"Of {len(rows)} rows {first.short_name} takes most time, {words.nanoseconds(first.total_ns)}: "
+        f"{words.percent(first.share)} of all kernel time.",
+        ("kernel", "text", names),
+        ("total time", "ns"),
+        [
+            (name, [row.total_ns if row.tensor_cores is on else None for row in top], role)
             for name, on, role in (("on tensor cores", True, "tensor_cores"), ("not on tensor cores", False, "kernel"))
             if any(row.tensor_cores is on for row in top)
         ],
-        help=blocks.meaning("KernelRow", "total_ns"),
+        ("KernelRow", "total_ns"),
     )

@@ -7,22 +7,19 @@ readings say of growth, of how near the limit memory came, and of retries stands
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import asdict
 
 from stepscope.analyze.views.select import NO_TRACE
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
-from stepscope.dashboard.pages import traced
+from stepscope.dashboard.pages import PageContext, traced
+from stepscope.model.memory import MemoryBlock, MemoryCurve, MemoryLine, MemoryOperator, MemoryView
 from stepscope.report import words
 from stepscope.report.definitions import definition_of
 from stepscope.report.escape import plain
 from stepscope.report.table import SHOWN, flatten
-
-if TYPE_CHECKING:
-    from stepscope.dashboard.pages import PageContext
-    from stepscope.model.memory import MemoryBlock, MemoryCurve, MemoryLine, MemoryOperator, MemoryView
 
 _LIMIT = definition_of("MemoryLimit", "bytes")
 _PEAKS = blocks.columns(
@@ -120,15 +117,7 @@ def recording(row: MemoryCurve | MemoryLine | MemoryOperator | MemoryBlock) -> R
     return Recording(row.source, row.worker, row.span, row.device)
 
 
-def _figures(curve: MemoryCurve, label: str) -> Block:
-    """Peaks, limits, and what stood before and after, as far as it is known; `label` names the recording."""
-    peak = blocks.measures(curve, "Peak allocated: peak_allocated_bytes", missing=UNKNOWN_START)
-    known = ({**item, "missing": UNKNOWN_START} for item in blocks.measures(curve, _CURVE))
-    return blocks.figures([*peak, *known], label)
-
-
 def _charts(curve: MemoryCurve, label: str) -> Iterator[Block]:
-    """Allocated and reserved bytes over time; and by category, where a timeline tells."""
     if not curve.times_ns:
         return
     # time since the first event, or numbers of events
@@ -159,16 +148,15 @@ def _charts(curve: MemoryCurve, label: str) -> Iterator[Block]:
     )
     if curve.by_category:
         named = {_words(name): (name.lower(), values) for name, values in curve.by_category.items()}
-        yield blocks.chart(
+        yield blocks.drawn(
             "memory-categories",
             f"Memory by category, {label}",
             "stacked_area",
-            sentence=f"What is allocated, split into {', '.join(named)}.",
-            x=along,
-            y=("allocated", "bytes"),
-            y_min=0,
-            series=[blocks.series(name, "bytes", values, role=role) for name, (role, values) in named.items()],
-            help=blocks.meaning("MemoryCurve", "by_category"),
+            f"What is allocated, split into {', '.join(named)}.",
+            along,
+            ("allocated", "bytes"),
+            [(name, values, role) for name, (role, values) in named.items()],
+            ("MemoryCurve", "by_category"),
             sync=SYNC,
         )
 
@@ -184,13 +172,9 @@ def _sentence(curve: MemoryCurve) -> str:
     return f"{said}."
 
 
-# ---- the peak --------------------------------------------------------------------------------------------------------
-
-
 def _peak_charts(
     context: PageContext, curve: MemoryCurve, lines: Sequence[MemoryLine], operators: Sequence[MemoryOperator]
 ) -> Iterator[Block]:
-    """The largest of what stood in memory at the peak, by category, line and operator, as far as they are known."""
     categories = [(_words(name), size) for name, size in (curve.peak_by_category or {}).items()]
     places = [
         (context.shorten(row.place.file, row.place.line) if row.place else NO_LINE, row.at_peak_bytes)
@@ -211,16 +195,15 @@ def _peak_charts(
         top = parts[: traced.TOP]
         name, most = top[0]
         held = "was allocated before the recording" if name == BEFORE else f"is that of {name}"
-        yield blocks.chart(
+        yield blocks.drawn(
             f"memory-peak-{by}",
             f"What stood at the peak, by {by}",
             "bars",
-            sentence=f"The largest part of the peak, {words.size(most)}, {held}.",
-            x=(by, "text", [part for part, _ in top]),
-            y=("at the peak", "bytes"),
-            y_min=0,
-            series=[blocks.series("at the peak", "bytes", [value for _, value in top])],
-            help=blocks.meaning(record, key),
+            f"The largest part of the peak, {words.size(most)}, {held}.",
+            (by, "text", [part for part, _ in top]),
+            ("at the peak", "bytes"),
+            [("at the peak", [value for _, value in top], None)],
+            (record, key),
             notes=[f"The {len(top)} largest of {len(parts)}."] if len(top) < len(parts) else [],
         )
 
@@ -275,7 +258,6 @@ def _of_scope(context: PageContext, rows: Sequence[Any]) -> list[Any]:
 
 
 def _recorded(context: PageContext, view: MemoryView) -> Iterator[Block]:
-    """The chosen recording, then what is of all of them; nothing where nothing is of the scope."""
     found = dict.fromkeys(recording(row) for row in _of_scope(context, (*view.curves, *view.lines, *view.blocks)))
     recordings = sorted(found, key=lambda each: each.device == HOST)  # devices first, where memory is short
     states = _of_scope(context, view.states)
@@ -307,13 +289,14 @@ def _recorded(context: PageContext, view: MemoryView) -> Iterator[Block]:
 
 
 def _of_one(context: PageContext, view: MemoryView, one: Recording, label: str) -> Iterator[Block]:
-    """The curve of one recording, what stood at its peak, and its tables."""
     curve = next((each for each in view.curves if recording(each) == one), None)
     lines = [row for row in view.lines if recording(row) == one]
     operators = [row for row in view.operators if recording(row) == one]
     largest = [row for row in view.blocks if recording(row) == one]
     if curve is not None:
-        yield _figures(curve, label)
+        peak = blocks.measures(curve, "Peak allocated: peak_allocated_bytes", missing=UNKNOWN_START)
+        known = ({**item, "missing": UNKNOWN_START} for item in blocks.measures(curve, _CURVE))
+        yield blocks.figures([*peak, *known], label)
         yield from _charts(curve, label)
         yield from _peak_charts(context, curve, lines, operators)
     if lines:

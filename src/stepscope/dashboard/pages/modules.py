@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
-from stepscope.dashboard.pages import traced
+from stepscope.dashboard.pages import PageContext, traced
+from stepscope.model.views import ModuleNode
 from stepscope.report import words
-
-if TYPE_CHECKING:
-    from stepscope.dashboard.pages import PageContext
-    from stepscope.model.views import ModuleNode
 
 TITLE = "Modules"
 OPEN_DEPTH = 2  # levels that are unfolded at first
@@ -60,7 +56,6 @@ def _cut(nodes: Sequence[ModuleNode], limit: int) -> tuple[Sequence[ModuleNode],
 
 
 def _chart(nodes: Sequence[ModuleNode]) -> Block:
-    """The modules with most self time, forward and backward."""
     where = "device" if any(node.device_self_ns for node in nodes) else "host"
     forward, backward = f"{where}_self_ns", f"backward_{where}_self_ns"
 
@@ -69,26 +64,23 @@ def _chart(nodes: Sequence[ModuleNode]) -> Block:
 
     top = sorted(nodes, key=lambda node: -both(node))[: traced.TOP]
     first = top[0]
-    parts = [blocks.series("forward", "ns", [getattr(node, forward) for node in top], role="forward")]
-    if any(getattr(node, backward) is not None for node in top):
-        parts.append(blocks.series("backward", "ns", [getattr(node, backward) for node in top], role="backward"))
-    told = [f"{words.nanoseconds(getattr(first, forward))} forward"]
-    if getattr(first, backward) is not None:
-        told.append(f"{words.nanoseconds(getattr(first, backward))} backward")
-    return blocks.chart(
+    passes = (("forward", forward), ("backward", backward))
+    told = [
+        f"{words.nanoseconds(getattr(first, key))} {name}" for name, key in passes if getattr(first, key) is not None
+    ]
+    names = [node.name for node in top]  # with the module around them where two have one name
+    shown = ["/".join(node.path.split("/")[-2:]) if names.count(node.name) > 1 else node.name for node in top]
+    return blocks.drawn(
         "modules-top",
         f"Modules with most {where} self time",
         "stacked_bars",
-        sentence=f"Of {len(nodes)} modules {first.path} has most {where} self time: {' and '.join(told)}.",
-        x=("module", "text", _names(top)),
-        y=("self time", "ns"),
-        y_min=0,
-        series=parts,
-        help=blocks.meaning("ModuleNode", forward),
+        f"Of {len(nodes)} modules {first.path} has most {where} self time: {' and '.join(told)}.",
+        ("module", "text", shown),
+        ("self time", "ns"),
+        [
+            (name, [getattr(node, key) for node in top], name)
+            for name, key in passes
+            if key == forward or any(getattr(node, key) is not None for node in top)
+        ],
+        ("ModuleNode", forward),
     )
-
-
-def _names(nodes: Sequence[ModuleNode]) -> list[str]:
-    """Their own names, with the module around them where two have one name."""
-    names = [node.name for node in nodes]
-    return ["/".join(node.path.split("/")[-2:]) if names.count(node.name) > 1 else node.name for node in nodes]

@@ -5,17 +5,13 @@ was clicked on the call stacks behind it and the kernels it launched.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
-from stepscope.dashboard.pages import traced
+from stepscope.dashboard.pages import PageContext, traced
 from stepscope.dashboard.pages.traced import Chosen
+from stepscope.model.views import OperatorRow
 from stepscope.report import words
-
-if TYPE_CHECKING:
-    from stepscope.dashboard.pages import PageContext
-    from stepscope.model.views import OperatorRow
 
 TITLE = "Operators"
 NO_OPERATORS = "this trace holds no operators: record with ProfilerActivity.CPU"
@@ -62,31 +58,26 @@ def build(context: PageContext) -> list[Block]:
 
 
 def _chart(rows: Sequence[OperatorRow], by: str) -> Block:
-    """The operators with most self time, on the device where the trace holds one."""
     top = sorted(rows, key=lambda row: -(getattr(row, by) or 0))[: traced.TOP]
     where = "device" if by == "device_self_ns" else "host"
     first = top[0]
     names = [row.name if row.shapes is None else f"{row.name} {row.shapes}" for row in top]
     most = words.nanoseconds(getattr(first, by))
     host = [row.host_self_ns for row in top]
-    shown = [blocks.series("host self time", "ns", host, role="host")]
-    if where == "device":
-        shown.insert(0, blocks.series("device self time", "ns", [row.device_self_ns for row in top], role="kernel"))
-    return blocks.chart(
+    device = [("device self time", [row.device_self_ns for row in top], "kernel")] if where == "device" else []
+    return blocks.drawn(
         "operators-top",
         f"Operators with most {where} self time",
         "bars",
-        sentence=f"Of {len(rows)} rows {first.name} has most {where} self time, {most}.",
-        x=("operator", "text", names),
-        y=("self time", "ns"),
-        y_min=0,
-        series=shown,
-        help=blocks.meaning("OperatorRow", by),
+        f"Of {len(rows)} rows {first.name} has most {where} self time, {most}.",
+        ("operator", "text", names),
+        ("self time", "ns"),
+        [*device, ("host self time", host, "host")],
+        ("OperatorRow", by),
     )
 
 
 def _of_one(context: PageContext, found: Chosen, name: str) -> Iterator[Block]:
-    """What lies behind one operator, and what it launched."""
     yield blocks.text(f"One operator: {name}")
     stacks = found.rows(context, "stacks", name=name)
     if stacks.rows:

@@ -7,10 +7,10 @@ charts stand processes, ranks, and what sampled stacks say of steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 from msgspec.structs import asdict
@@ -22,12 +22,10 @@ from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block, Row
 from stepscope.dashboard.pages import PageContext, processes, traced
 from stepscope.engine.step_labels import STEADY, LabelledSteps
+from stepscope.model import StepFacts
+from stepscope.model.timeline import LongStep, StepDistribution, StepPhases
+from stepscope.model.views import Overview
 from stepscope.report import sentences, words
-
-if TYPE_CHECKING:
-    from stepscope.model import StepFacts
-    from stepscope.model.timeline import LongStep, StepDistribution, StepPhases
-    from stepscope.model.views import Overview
 
 POINTS, EMBEDDED_POINTS = 600, 300  # of a chart
 LONGEST, LEAST_LONGEST = 100, 10  # steps in the table of the longest, where more and where fewer are above the median
@@ -77,7 +75,11 @@ def build(context: PageContext) -> list[Block]:
     costs = context.base.analysis.fixed
     if costs.total_s is not None:  # what the run paid once
         made.append(blocks.figures(blocks.measures(costs, FIXED), "Fixed costs of the run"))
-    return [*made, *_by_process(context, steps), *_ranks(context), *_learned(context), *_sampled(context)]
+    made += [*_by_process(context, steps), *_ranks(context)]
+    if not context.run.tables.metrics.is_empty():
+        said = "Losses, learning rates, norms and what else the run learned stand beside its step times on the page"
+        made.append(blocks.text(said, link=blocks.link("Metrics", "metrics")))
+    return [*made, *_sampled(context)]
 
 
 def empty(context: PageContext) -> bool:
@@ -108,8 +110,6 @@ def _facts(context: PageContext) -> tuple[StepFacts, ...]:
 
 
 def _of_kind(context: PageContext, steps: LabelledSteps, facts: StepFacts, profiled: list[Block]) -> Iterator[Block]:
-    """Figures and charts of the steps of one kind, with what traces tell of them in their midst."""
-
     kind = facts.kind
     chosen = processes(context.run, context.scope.worker)
     own = [process for process in series.processes_of(steps, kind) if chosen is None or process in chosen]
@@ -136,7 +136,6 @@ def _of_kind(context: PageContext, steps: LabelledSteps, facts: StepFacts, profi
 
 
 def _said(facts: StepFacts, context: PageContext) -> Iterator[Block]:
-    """What the figures are of, and what was left out of them."""
     ranks = f" of {len(facts.ranks)} ranks together" if len(facts.ranks) > 1 else ""
     text = f"Steady {words.term(facts.kind)} steps{ranks}, cut by {words.signal(facts.signal)}."
     out = [f"{count} {REASONS.get(reason, words.term(reason))}" for reason, count in facts.excluded.items()]
@@ -150,7 +149,6 @@ def _said(facts: StepFacts, context: PageContext) -> Iterator[Block]:
 
 
 def _chart(parts: StepPhases, *, several: bool) -> Block:
-    """The steps one beside the other, each stacked of its phases; `several` processes could be shown."""
     notes = []
     if parts.total > len(parts.steps):
         notes.append(f"{len(parts.steps):,} of {parts.total:,} steps: of each stretch the shortest and the longest.")
@@ -163,24 +161,23 @@ def _chart(parts: StepPhases, *, several: bool) -> Block:
         f"longest after the warm-up is step {parts.steps[longest]} with {words.milliseconds(parts.wall_ms[longest])}"
     )
     many = len(parts.steps) > MANY
-    made = [blocks.series("step time", "ms", parts.wall_ms, role="wall")]
+    made: list[tuple[str, Sequence[float | None], str]] = [("step time", parts.wall_ms, "wall")]
     title, key, type_ = "Step time", "wall_ms", "line" if many else "bars"
     if parts.parts_ms:
         phase = max(parts.parts_ms, key=lambda name: parts.parts_ms[name][longest] or 0.0)
         sentence += f", most of it {words.term(phase)}"
-        made = [blocks.series(words.term(name), "ms", values, role=name) for name, values in parts.parts_ms.items()]
+        made = [(words.term(name), values, name) for name, values in parts.parts_ms.items()]
         title, key, type_ = "What each step is made of", "parts_ms", "stacked_area" if many else "stacked_bars"
-    return blocks.chart(
+    return blocks.drawn(
         "steps",
         title,
         type_,
-        sentence=sentence + ".",
-        x=("step", "number", parts.steps),
-        y=("time of the step", "ms"),
-        y_min=0,
-        series=made,
+        sentence + ".",
+        ("step", "number", parts.steps),
+        ("time of the step", "ms"),
+        made,
+        ("StepPhases", key),
         marks=_marks(parts),
-        help=blocks.meaning("StepPhases", key),
         notes=notes,
         sync=SYNC,
         select="steps",
@@ -199,29 +196,23 @@ def _marks(parts: StepPhases) -> list[Mapping[str, Any]]:
 
 
 def _distribution(found: StepDistribution, facts: StepFacts) -> Block:
-    made = [blocks.series("steady", "count", found.steady, role="measured")]
-    if any(found.others):
-        made.append(blocks.series("others", "count", found.others, role="other"))
-    return blocks.chart(
+    others = [("others", found.others, "other")] if any(found.others) else []
+    return blocks.drawn(
         "distribution",
         "How long steps take",
         "histogram",
-        sentence=(
-            f"Half of the steady steps take less than {words.milliseconds(facts.median_ms)}, one in twenty more than "
-            f"{words.milliseconds(facts.p95_ms)}; the longest of all takes {words.milliseconds(found.longest_ms)}."
-        ),
-        x=("time of the step", "ms", found.edges_ms[:-1]),
-        y=("steps", "count"),
-        y_min=0,
-        series=made,
+        f"Half of the steady steps take less than {words.milliseconds(facts.median_ms)}, one in twenty more than "
+        f"{words.milliseconds(facts.p95_ms)}; the longest of all takes {words.milliseconds(found.longest_ms)}.",
+        ("time of the step", "ms", found.edges_ms[:-1]),
+        ("steps", "count"),
+        [("steady", found.steady, "measured"), *others],
+        ("StepDistribution", "steady"),
         marks=[blocks.mark(found.edges_ms[-2], found.edges_ms[-1], "and longer")] if found.longer else [],
-        help=blocks.meaning("StepDistribution", "steady"),
         notes=["The last bin holds all longer steps too."] if found.longer else [],
     )
 
 
 def _longest(rows: tuple[LongStep, ...], total: int, context: PageContext) -> Block:
-    """The longest steps; a click on one opens it in the timeline."""
     empty = {
         "process": len({row.process for row in rows}) < 2,
         "events": not any(row.events for row in rows),
@@ -254,8 +245,6 @@ def _event(event: Any) -> str:
     return f"{EVENTS.get(event.kind, words.term(event.kind))}{name} {words.milliseconds(event.ms)}"
 
 
-# ---- profiled steps --------------------------------------------------------------------------------------------------
-
 PROFILED, EMBEDDED_PROFILED = 400, 200  # points of a chart
 _MEANS = blocks.columns(
     "Span: span; Split by: split; Part: part; Mean: mean_ns ns bar; Median: median_ns ns; 95th percentile: p95_ns ns; "
@@ -272,7 +261,6 @@ def overviews(context: PageContext) -> list[Overview]:
 
 
 def _profiled(context: PageContext) -> list[Block]:
-    """A chart of the first chosen span, and the mean step of all of them."""
     found = overviews(context)
     if not found:
         return []
@@ -297,24 +285,20 @@ def _profiled_chart(item: Overview, context: PageContext, *, several: bool) -> B
         notes.append("No step is marked in this trace: its whole length counts as one.")
     share = words.percent(item.parts[most].share)
     named = {name: words.PARTS.get(name, words.term(name)) for name in item.parts}
-    return blocks.chart(
+    return blocks.drawn(
         "profiled",
         "What each profiled step is made of",
         "stacked_area" if len(steps) > MANY else "stacked_bars",
-        sentence=(
-            f"{words.things(len(item.steps), 'profiled step')}, {words.nanoseconds(item.wall.mean_ns)} on average; "
-            f"{share} of it is {named[most]}. The longest is step {longest.step} with "
-            f"{words.nanoseconds(longest.wall_ns)}."
-        ),
-        x=("step", "number", [int(step.step) if step.step.isdecimal() else step.step for step in steps]),
-        y=("time of the step", "ns"),
-        y_min=0,
-        series=[
-            blocks.series(named[name], "ns", [step.parts_ns.get(name) for step in steps], role=name)
+        f"{words.things(len(item.steps), 'profiled step')}, {words.nanoseconds(item.wall.mean_ns)} on average; {share} "
+        f"of it is {named[most]}. The longest is step {longest.step} with {words.nanoseconds(longest.wall_ns)}.",
+        ("step", "number", [int(step.step) if step.step.isdecimal() else step.step for step in steps]),
+        ("time of the step", "ns"),
+        [
+            (named[name], [step.parts_ns.get(name) for step in steps], name)
             for name, summary in item.parts.items()
             if summary.share >= SMALLEST
         ],
-        help=blocks.meaning("StepBreakdown", "parts_ns"),
+        ("StepBreakdown", "parts_ns"),
         notes=notes,
         sync=SYNC,
         select="steps" if item.has_steps else None,
@@ -322,7 +306,6 @@ def _profiled_chart(item: Overview, context: PageContext, *, several: bool) -> B
 
 
 def _means(found: list[Overview], context: PageContext) -> Block:
-    """The mean profiled step of each span, by part, with the parts of the TensorBoard plugin behind."""
     rows = [
         {
             "span": item.span.label,
@@ -341,16 +324,8 @@ def _means(found: list[Overview], context: PageContext) -> Block:
     return blocks.table("profiled-means", title, heads, rows, limit=context.limit, notes=notes)
 
 
-# ---- tables below the charts -----------------------------------------------------------------------------------------
-
-
 def _phase(row: Row) -> str | None:
     return words.term(row["phase"]) if row["phase"] else None
-
-
-def _by_rank(row: Row) -> str:
-    found = sorted(row["by_rank"].items(), key=lambda pair: -pair[1])[:8]
-    return ", ".join(f"{rank}: {words.number(value)}" for rank, value in found)
 
 
 _PROCESS = blocks.columns(
@@ -374,7 +349,10 @@ _SLOW = blocks.columns(
 _RANK_LINE = blocks.columns(
     "Spread: spread number bar; Line: place; Phase: phase; By rank: by_rank; On top: leaf code",
     phase=_phase,
-    by_rank=_by_rank,
+    by_rank=lambda row: ", ".join(
+        f"{rank}: {words.number(value)}"
+        for rank, value in sorted(row["by_rank"].items(), key=lambda pair: -pair[1])[:8]
+    ),
 )
 _STAGE = blocks.columns(
     "Stage: stage; Share: share share bar; Waiting: waiting_share share; Samples: samples count",
@@ -406,8 +384,6 @@ _REGION = blocks.columns(
 
 
 def _by_process(context: PageContext, steps: LabelledSteps) -> list[Block]:
-    """Each process and kind, where there is more than one."""
-
     found = series.by_process(steps)
     if len(found) < 2:
         return []
@@ -416,7 +392,6 @@ def _by_process(context: PageContext, steps: LabelledSteps) -> list[Block]:
 
 
 def _ranks(context: PageContext) -> list[Block]:
-    """Who works and who waits, in the same steps."""
     found = context.run.analysis.ranks
     if found is None:
         return []
@@ -429,16 +404,7 @@ def _ranks(context: PageContext) -> list[Block]:
     return blocks.rows_table(context, "ranks", title, "RankWork", _RANK, rows, notes=[note])
 
 
-def _learned(context: PageContext) -> list[Block]:
-    """Where the curves are."""
-    if context.run.tables.metrics.is_empty():
-        return []
-    said = "Losses, learning rates, norms and what else the run learned stand beside its step times on the page"
-    return [blocks.text(said, link=blocks.link("Metrics", "metrics"))]
-
-
 def _sampled(context: PageContext) -> Iterator[Block]:
-    """What sampled stacks and windows say: waits, slow steps, ranks, hot lines, loops, files, regions, stages."""
     views = context.run.report(source=context.source).views
     seen = views.get("sampled") or {}
     waits = [{**part, "rank": wait["rank"]} for wait in seen.get("waits") or () for part in wait["parts"]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 from msgspec.structs import asdict
 
@@ -12,12 +12,10 @@ from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
 from stepscope.dashboard.pages import PageContext, traced
 from stepscope.dashboard.pages.steps import labelled
+from stepscope.model.machine import MachineFacts
+from stepscope.model.timeline import Telemetry
 from stepscope.report import words
 from stepscope.report.table import USE
-
-if TYPE_CHECKING:
-    from stepscope.model.machine import MachineFacts
-    from stepscope.model.timeline import Telemetry
 
 POINTS, EMBEDDED_POINTS = 500, 150
 SYNC = "time"
@@ -114,7 +112,13 @@ _GPU = blocks.columns(
     "GPU: device; Utilisation: utilization share; SM clock: clock_mhz MHz; Highest: max_clock_mhz MHz; "
     "Lost: lost_share share bar; Power: power_w W; Limit: power_limit_w W; Temperature: temperature_c celsius; "
     "Why below: reasons; Foreign processes: strangers count",
-    reasons=lambda row: _shares(row["reasons"]),
+    reasons=lambda row: (
+        ", ".join(
+            f"{name} {words.percent(share)}"
+            for name, share in sorted(row["reasons"].items(), key=lambda pair: -pair[1])
+        )
+        or None
+    ),
 )
 _PAUSE_LINE = blocks.columns("Line: place; Collections: count count; Per step: ms_per_step ms bar")
 
@@ -127,7 +131,10 @@ def build(context: PageContext) -> list[Block]:
         why = WHY if context.run.tables.system.is_empty() else NOT_HERE
         made = [blocks.empty("No telemetry", why, RECORD, traced.again(context))]
     else:
-        made = [*_summary(analysis.system), _about(found), *_step_chart(found), *_charts(found)]
+        help_ = blocks.meaning("system", "system")
+        items = [{**item, "help": help_} for item in blocks.measures(analysis.system, SUMMARY, of="system")]
+        made = [blocks.figures(items, "While it trained")] if items else []  # means and peaks over the training time
+        made += [_about(found), *_step_chart(found), *_charts(found)]
     return [*made, *_machine(context, analysis.machine)]
 
 
@@ -148,13 +155,6 @@ def _telemetry(context: PageContext) -> Telemetry | None:
     return telemetry(context.run.tables, labelled(context), limit, between)
 
 
-def _summary(system: dict[str, Any]) -> list[Block]:
-    """Means and peaks over the training time."""
-    help_ = blocks.meaning("system", "system")
-    items = [{**item, "help": help_} for item in blocks.measures(system, SUMMARY, of="system")]
-    return [blocks.figures(items, "While it trained")] if items else []
-
-
 def _about(found: Telemetry) -> Block:
     text = f"{found.readings:,} readings"
     if found.bucket_s is not None:
@@ -170,19 +170,16 @@ def _step_chart(found: Telemetry) -> Iterator[Block]:
     if len(found.step_ms) < 2:
         return
     longest = max(range(len(found.step_ms)), key=lambda at: found.step_ms[at])
-    yield blocks.chart(
+    yield blocks.drawn(
         "steps-over-time",
         "Step time",
         "line",
-        sentence=(
-            f"Steps of {found.step_process} over time; the longest takes "
-            f"{words.milliseconds(found.step_ms[longest])}, {words.seconds(found.step_time_s[longest])} in."
-        ),
-        x=("time since the start", "s", found.step_time_s),
-        y=("time of the step", "ms"),
-        y_min=0,
-        series=[blocks.series("step time", "ms", found.step_ms, role="wall")],
-        help=blocks.meaning("Telemetry", "step_ms"),
+        f"Steps of {found.step_process} over time; the longest takes "
+        f"{words.milliseconds(found.step_ms[longest])}, {words.seconds(found.step_time_s[longest])} in.",
+        ("time since the start", "s", found.step_time_s),
+        ("time of the step", "ms"),
+        [("step time", found.step_ms, "wall")],
+        ("Telemetry", "step_ms"),
         sync=SYNC,
     )
 
@@ -244,8 +241,3 @@ def _machine(context: PageContext, machine: MachineFacts) -> Iterator[Block]:
         mounts = machine.storage.mounts
         facts = [blocks.fact(f"{each.path} ({each.kind})", f"{each.files} files", each.source) for each in mounts]
         yield blocks.facts("File systems that data is read from", facts)
-
-
-def _shares(reasons: dict[str, float]) -> str | None:
-    found = sorted(reasons.items(), key=lambda pair: -pair[1])
-    return ", ".join(f"{name} {words.percent(share)}" for name, share in found) or None

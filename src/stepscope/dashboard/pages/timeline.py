@@ -83,8 +83,6 @@ def _moments(text: str | None) -> tuple[int, int] | None:
     return int(match[1]), int(match[2])
 
 
-# ---- what is answered ------------------------------------------------------------------------------------------------
-
 Document = dict[str, Any]
 
 WINDOW_SCHEMA = "stepscope.timeline/1"
@@ -197,9 +195,6 @@ def slice_of_trace(run: Run, steps: tuple[int, int] | None, path: Path) -> Path:
         raise UsageError(str(error).removeprefix("--")) from None
 
 
-# ---- documents -------------------------------------------------------------------------------------------------------
-
-
 def _worker(timeline: Timeline, key: str | None) -> str | None:
     """The worker behind a key of a RunHead, whose names are made harmless."""
     return next((group for group in timeline.groups() if plain(group) == key), key) if key is not None else None
@@ -282,7 +277,6 @@ def _middle_steps(timeline: Timeline) -> tuple[int, int] | None:
 
 
 def _details(run: Run, found: TimelineWindow) -> dict[str, Document]:
-    """Details of the longest slices of a window, as many of each track as fit."""
     by_track = [
         sorted((-duration, identifier) for duration, identifier in zip(track.duration, track.id, strict=True))
         for track in found.tracks

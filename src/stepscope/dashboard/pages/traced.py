@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from stepscope.analyze.views.select import NO_TRACE, Rows, Selection
 from stepscope.dashboard import blocks
-from stepscope.dashboard.blocks import Block
+from stepscope.dashboard.blocks import Alone, Block
 from stepscope.report import sentences, words
 from stepscope.report.escape import plain
 from stepscope.report.table import Choice, TableDocument, document, headed, unit_of_row, worth_showing
@@ -122,28 +122,23 @@ def absent(context: PageContext, view: str, title: str, reason: str) -> Block:
     advice, options = ADVICE[view]
     steps = context.scope.steps
     if steps is not None and _elsewhere(context.base, view):
-        reason = f"nothing of it is in steps {steps[0]} to {steps[1]}: {_profiled(context.base)}choose others, or all"
+        views = context.base.analysis.views
+        found = [item.overview for item in views.spans if item.overview] if views is not None else []
+        held = [int(step.step) for item in found if item.has_steps for step in item.steps if step.step.isdecimal()]
+        known = f"traces hold steps between {min(held)} and {max(held)}; " if held else ""
+        reason = f"nothing of it is in steps {steps[0]} to {steps[1]}: {known}choose others, or all"
     if view in ("kernels", "gpus") and set(context.run.analysis.devices) == {"cpu"}:
         reason, advice = "the run trained on the CPU alone, so that no GPU did any work", "Train on a GPU."
     return blocks.empty(title, sentence(reason), advice, again(context, *options))
 
 
 def _elsewhere(base: Run, view: str) -> bool:
-    """Whether the whole run holds what its chosen steps do not."""
     views = base.analysis.views
     if view == "stacks":
         return bool(base.tables.stacks.height or (views is not None and views.operators))
     if view == "compilers":
         return base.analysis.compilers is not None
     return bool(getattr(views, "kernels" if view == "gpus" else view, None))
-
-
-def _profiled(base: Run) -> str:
-    """Which steps traces hold, where they number them."""
-    views = base.analysis.views
-    overviews = [item.overview for item in views.spans if item.overview] if views is not None else []
-    numbers = [int(step.step) for item in overviews if item.has_steps for step in item.steps if step.step.isdecimal()]
-    return f"traces hold steps between {min(numbers)} and {max(numbers)}; " if numbers else ""
 
 
 def again(context: PageContext, *options: str) -> str:
@@ -154,8 +149,6 @@ def again(context: PageContext, *options: str) -> str:
         command = "python train.py"
     return " ".join(("stepscope run", *options, "--", command))
 
-
-# ---- rows and tables -------------------------------------------------------------------------------------------------
 
 _MADE: WeakKeyDictionary[Run, OrderedDict[Any, Any]] = WeakKeyDictionary()
 
@@ -210,26 +203,53 @@ def block(
         open_depth: given for a tree, whose rows have `depth` or `level`.
     """
     made = document(table, found[:MAX_ROWS], Choice(sort=sort))
-    links = (links if not context.embedded else None) or {}
-    given = headed(columns) if isinstance(columns, str) else columns
-    shown = [(blocks.capital(label), key) for label, key in given or made.shown.columns if worth_showing(made, key)]
+    return laid(
+        context,
+        made,
+        id=id or table,
+        title=title or made.title,
+        total=len(found) if total is None else total,
+        columns=headed(columns) if isinstance(columns, str) else columns,
+        bars=bars,
+        notes=(*(made.notes if own_notes else ()), *notes),
+        links=(links if not context.embedded else None) or {},
+        open_depth=open_depth,
+    )
+
+
+def laid(
+    context: PageContext | Alone,
+    made: TableDocument,
+    *,
+    id: str,
+    title: str,
+    total: int,
+    columns: Sequence[tuple[str, str]] = (),
+    bars: Collection[str] = (),
+    notes: Iterable[str] = (),
+    links: Mapping[str, Mapping[str, Any]] | None = None,
+    open_depth: int | None = None,
+) -> Block:
+    """A table's document as a block, with the headings and units that it has everywhere."""
+    links = links or {}
+    shown = [(blocks.capital(label), key) for label, key in columns or made.shown.columns if worth_showing(made, key)]
     units = {each.key: each.unit for each in made.columns}
     heads = [label for label, _ in shown]
-    laid = []
+    columns_laid = []
     for label, key in shown:
         twice = heads.count(label) > 1 and label != "→"
         name = _OF_UNIT.sub("", plain(key.replace("_", " "))) if twice else label
-        laid.append(_column(made, key, name, units.get(key, ""), key in bars, links.get(key)))
+        columns_laid.append(_column(made, key, name, units.get(key, ""), key in bars, links.get(key)))
     keys = [*(key for _, key in shown if key != "file"), *(link["key"] for link in links.values())]
     return blocks.table(
-        id or table,
-        title or made.title,
-        laid,
+        id,
+        title,
+        columns_laid,
         [_row(row, keys, context) for row in made.rows[: context.limit]],
         limit=context.limit,
-        total=len(found) if total is None else total,
+        total=total,
         sorted_by=made.sorted_by,
-        notes=(*(made.notes if own_notes else ()), *notes),
+        notes=notes,
         tree=open_depth is not None,
         open_depth=open_depth,
     )
@@ -249,7 +269,7 @@ def _column(
     return {**made, "unit_key": "unit"} if any(unit_of_row(row, key) for row in found.rows) else made
 
 
-def _row(row: Mapping[str, Any], keys: Iterable[str], context: PageContext) -> dict[str, Any]:
+def _row(row: Mapping[str, Any], keys: Iterable[str], context: PageContext | Alone) -> dict[str, Any]:
     made = {key: row.get(key) for key in keys}
     if row.get("file"):
         made["place"] = blocks.place_of(row, context.shorten)

@@ -77,8 +77,6 @@ def application(handlers: Handlers, policy: Policy, files: Path | None) -> Guard
 
 
 def _document(make: Callable[[Asked], Any]) -> Callable[[Request], Response]:
-    """An endpoint that answers with what `make` returns; Starlette calls it on a thread."""
-
     def endpoint(request: Request) -> Response:
         made = make(_asked(request))
         return Response(made if isinstance(made, bytes) else encoded(made), media_type=JSON)
@@ -87,19 +85,18 @@ def _document(make: Callable[[Asked], Any]) -> Callable[[Request], Response]:
 
 
 def _perfetto(handlers: Handlers) -> Callable[[Request], Response]:
+    def pieces(file: IO[bytes]) -> Iterator[bytes]:
+        with file:
+            yield from iter(partial(file.read, PIECE), b"")
+
     def endpoint(request: Request) -> Response:
         with tempfile.TemporaryDirectory(prefix="stepscope-slice-") as folder:
             path = handlers.perfetto(_asked(request), Path(folder))
             file = path.open("rb")  # with its folder it is gone, and from the disk when it is closed
         named = {"content-disposition": f'attachment; filename="{path.name}"'}
-        return StreamingResponse(_pieces(file), media_type="application/gzip", headers=named)
+        return StreamingResponse(pieces(file), media_type="application/gzip", headers=named)
 
     return endpoint
-
-
-def _pieces(file: IO[bytes]) -> Iterator[bytes]:
-    with file:
-        yield from iter(partial(file.read, PIECE), b"")
 
 
 def _file(files: Path | None, name: str) -> Callable[[Request], Response]:
@@ -114,11 +111,7 @@ def _file(files: Path | None, name: str) -> Callable[[Request], Response]:
 
 
 def _asked(request: Request) -> Asked:
-    """The parameters of a request, those in its path and in its query."""
     return {**request.query_params, **request.path_params}
-
-
-# --------------------------------------------------------------------------------------------------------- errors
 
 
 def _failed(_: Request, error: Any) -> Response:
@@ -134,12 +127,9 @@ def _refused(_: Request, error: Any) -> Response:
 
 
 def _broken(request: Request, error: Exception) -> Response:
-    """A mistake of ours: a line for the one who asked, and one for whoever looks at the terminal."""
     print(f"stepscope view: {one_line(request.url.path)}: {unexpected(error)}", file=sys.stderr, flush=True)
     return Response(failure(unexpected(error)), status_code=500, media_type=JSON)
 
-
-# ---------------------------------------------------------------------------------------------------- connections
 
 REQUEST_S = 10.0  # to send a request's headers
 MAX_WAITING = 100  # connections; the usual limit of open files is 1,024

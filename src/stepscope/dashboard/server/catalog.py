@@ -74,8 +74,6 @@ class Catalog:
         self._looked = -AGAIN_S
         self._runs: set[str] = set()  # folders that were seen to be runs: they stay what they are
 
-    # ------------------------------------------------------------------------------------------------------ the list
-
     def runs(self, text: str = "") -> list[dict[str, Any]]:
         """Entries (RunEntry) whose name, path or command holds all words of `text`, newest first."""
         found: list[dict[str, Any]] = self.document(text)["runs"]
@@ -127,8 +125,6 @@ class Catalog:
                 raise NotThere("there is no such run here; go back to the list of runs")
             return self._known[key]
 
-    # --------------------------------------------------------------------------------------------- looking for runs
-
     def _look(self) -> None:
         budget = iter(range(MAX_FOLDERS))
         found = (place for path in self._paths for place in self._in(path, budget))
@@ -144,7 +140,6 @@ class Catalog:
         yield from found
 
     def _below(self, folder: Path, top: Path, depth: int, budget: Iterator[int]) -> Iterator[Place]:
-        """The runs in a folder that is one, or holds some."""
         if next(budget, None) is None:
             return
         if self._is_run(folder):
@@ -228,8 +223,6 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-# ---- what stands in the list -----------------------------------------------------------------------------------------
-
 LIST_SCHEMA = "stepscope.runs/1"
 MAX_SHOWN = 500  # entries of one answer; the search finds the others
 MAX_REPORT = 32 * 2**20
@@ -253,8 +246,6 @@ class _Report(Struct):
 
 
 class _Manifest(Struct):
-    """What the first host's manifest says of the run."""
-
     command: list[str] | None = None
     name: str | None = None
     tags: list[str] | None = None
@@ -326,7 +317,6 @@ def standing(place: Place, progress: Progress | None = None) -> live.Standing:
 
 
 def _began(place: Place, manifest: _Manifest) -> float:
-    """When the run began, seconds since the epoch; of a trace, when it was written."""
     if manifest.started_ns is not None:
         return manifest.started_ns / 1e9
     try:

@@ -52,8 +52,6 @@ class Handlers:
     def close(self) -> None:
         self._prepared_runs.close()
 
-    # ---------------------------------------------------------------------------------------------------------- runs
-
     def runs(self, asked: Asked) -> dict[str, Any]:
         """RunList."""
         return self._catalog.document(_text(asked, "q") or "")
@@ -81,7 +79,6 @@ class Handlers:
         return {**head, **prepared.head, "revision": prepared.revision}
 
     def _describe(self, place: Place, run: Run) -> dict[str, Any]:
-        """What a head says once the run has been read."""
         context = pages.PageContext(run, run, catalog=self._catalog, key=place.key, source=self._source)
         always = (COMPARE,) if place.kind == EXPERIMENT else ()
         empty = [key for key, page in pages.PAGES.items() if key not in always and page.empty(context)]
@@ -92,8 +89,6 @@ class Handlers:
             "steps": pages.step_range(run),
             "pages": listed,
         }
-
-    # --------------------------------------------------------------------------------------------------------- pages
 
     def page(self, asked: Asked) -> bytes:
         """PageDocument, encoded; raises `StillPreparing` while the run or its selected steps are being read."""
@@ -127,7 +122,6 @@ class Handlers:
         )
 
     def _ahead(self, place: Place) -> Iterator[Callable[[], object]]:
-        """The pages of a run as they are asked for first."""
         return (partial(self.page, {"run": place.key, "page": page}) for page in pages.PAGES if page != COMPARE)
 
     def _prepared(self, place: Place) -> Prepared:
@@ -150,8 +144,6 @@ class Handlers:
         if steps[0] <= known["first"] and steps[1] >= known["last"]:
             return whole
         return self._prepared_runs.look(whole.place, steps)
-
-    # ------------------------------------------------------------------------------------------------------ timeline
 
     def _run(self, asked: Asked) -> Run:
         return self._prepared(self._catalog.place(asked["run"])).run
@@ -193,8 +185,6 @@ class Handlers:
         steps = _steps(asked)
         name = asked["run"] + (f"-steps-{steps[0]}-{steps[1]}" if steps else "")
         return timeline.slice_of_trace(run, steps, folder / f"{name}.json.gz")
-
-    # ---------------------------------------------------------------------------------------------------------- live
 
     def following(self, asked: Asked) -> dict[str, Any]:
         """Live. Asking for it is what keeps the pages of a run that goes on up to date."""

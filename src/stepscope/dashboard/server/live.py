@@ -84,7 +84,6 @@ class Journal:
 
 
 def _decoded(text: bytes) -> Any:
-    """A value of JSON, None where there is none."""
     try:
         return msgspec.json.decode(text)
     except (ValueError, RecursionError):  # a msgspec error is a ValueError, and so is text that is no UTF-8
@@ -183,7 +182,6 @@ def standing_of_experiment(folder: Path) -> Standing:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A small JSON object, empty where there is none."""
     try:
         with open_regular(path) as file:
             found = _decoded(file.read(MAX_MANIFEST))
@@ -213,7 +211,6 @@ def signature(folder: Path) -> tuple[Any, ...]:
 
 
 def _seen(path: Path) -> tuple[int, float] | None:
-    """Size and time of the last write of a file, None where there is none."""
     try:
         found = path.stat()
     except OSError:
@@ -221,11 +218,7 @@ def _seen(path: Path) -> tuple[int, float] | None:
     return found.st_size, found.st_mtime
 
 
-# ------------------------------------------------------------------------------------------------------ processes
-
-
 def _is_alive(manifest: dict[str, Any]) -> bool:
-    """Whether the launcher or the command of this manifest still runs here."""
     started = manifest.get("started_ns")
     pids = [manifest.get("launcher_pid"), manifest.get("pid")]
     return manifest.get("host") == socket.gethostname() and any(_process_lives(pid, started) for pid in pids)
@@ -251,7 +244,6 @@ def _has_exited(rank: Path) -> bool:
 
 
 def _process_lives(pid: object, started_ns: object) -> bool:
-    """Whether process `pid` is there and not a later one of the same number."""
     import psutil
 
     if not isinstance(pid, int) or not isinstance(started_ns, int) or not 0 < pid < 2**31:
@@ -272,11 +264,7 @@ def _is_fresh(manifests: list[dict[str, Any]], written: float | None) -> bool:
     return time.time() - written < (FRESH_S if here and manifests else FRESH_ELSEWHERE_S)
 
 
-# ---------------------------------------------------------------------------------------------------------- words
-
-
 def _ending(manifest: dict[str, Any]) -> str | None:
-    """How a command failed, None where it did not."""
     left = manifest.get("exit")
     left = left if isinstance(left, dict) else {}
     number, status = left.get("signal"), left.get("shell_status", left.get("status"))

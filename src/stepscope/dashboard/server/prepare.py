@@ -162,8 +162,7 @@ class PreparedRuns:
         self._closed = True
         self._worker.shutdown(wait=False, cancel_futures=True)
 
-    # ------------------------------------------------------------------------------------------------ inside the lock
-
+    # `_begin` and `_take` run inside the lock
     def _begin(self, place: Place, steps: tuple[int, int] | None) -> Job:
         job = self._jobs[place.key, steps] = Job(live.signature(place.path) if place.recorded else ())
         self._worker.submit(self._work, place, steps, job)
@@ -183,10 +182,7 @@ class PreparedRuns:
             for other in kept[: max(0, len(kept) - KEPT)]:
                 del self._ready[other]
 
-    # ---------------------------------------------------------------------------------------------- in the background
-
     def _work(self, place: Place, steps: tuple[int, int] | None, job: Job) -> None:
-        """Read a run, and keep what came of it."""
         key = (place.key, steps)
         made, failed = None, None
         try:

@@ -103,7 +103,6 @@ class Policy(Struct, frozen=True):
             raise HTTPException(421, f"this server does not go by that name; {hint}")
 
     def _carried(self, headers: Headers) -> Iterable[str]:
-        """Tokens that the headers hold."""
         for name, value in headers:
             text = value.decode("latin-1")
             if name == b"authorization" and text[:7].lower() == "bearer ":
@@ -162,7 +161,6 @@ def _same_place(raw_path: bytes, fields: Sequence[tuple[str, str]], path: str) -
 
 
 def _cookies(text: str, name: str) -> Iterable[str]:
-    """The values of a cookie, which may be there for several paths."""
     for part in text.split(";"):
         key, _, value = part.strip().partition("=")
         if key == name:
@@ -216,8 +214,6 @@ def _with_headers(send: Any) -> Any:
 
     return sending
 
-
-# ---- documents as bytes, and which status an error has ---------------------------------------------------------------
 
 ERROR_SCHEMA = "stepscope.error/1"
 PREPARING_SCHEMA = "stepscope.preparing/1"

@@ -202,7 +202,6 @@ def _bound(host: str, port: int | None) -> socket.socket:
 
 
 def _configuration(application: Any) -> uvicorn.Config:
-    """A quiet server with nothing but HTTP."""
     import uvicorn
 
     from stepscope.dashboard.server.app import protocol

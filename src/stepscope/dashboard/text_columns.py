@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 from rich.cells import cell_len, set_cell_size
+from rich.console import OverflowMethod
 from rich.text import Text
 
 GAP = 2
@@ -29,8 +30,8 @@ class TextColumn(Struct, frozen=True):
         return max(map(cell_len, (self.heading, *self.cells)))
 
 
-def lines(columns: Sequence[TextColumn], width: int) -> list[Text]:
-    """The headings and the rows; wider than `width` only where figures alone need it."""
+def lines(columns: Sequence[TextColumn], width: int, *, wraps: bool = True) -> list[Text]:
+    """The headings and the rows; wider than `width` where figures alone need it. Lines stay whole unless `wraps`."""
     widths = _widths(columns, width)
     rows = [[column.heading for column in columns], *zip(*(column.cells for column in columns), strict=True)]
     found = []
@@ -38,7 +39,9 @@ def lines(columns: Sequence[TextColumn], width: int) -> list[Text]:
         text = "".join(
             _cell(cell, size, column) + " " * GAP for cell, size, column in zip(row, widths, columns, strict=True)
         )
-        found.append(Text(text.rstrip(), style="dim" if number == 0 else ""))
+        style = "dim" if number == 0 else ""
+        overflow: OverflowMethod | None = None if wraps else "ignore"
+        found.append(Text(text.rstrip(), style=style, no_wrap=not wraps, overflow=overflow))
     return found
 
 

@@ -8,26 +8,27 @@ they are known.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import asdict, replace
 from rich.console import Console
 from rich.text import Text
 
 from stepscope.analyze.host.stack_selection import PARKED
-from stepscope.model.sampled import HotspotRow, Hotspots, SampledProcess
+from stepscope.dashboard import blocks, terminal
+from stepscope.dashboard.blocks import Alone, Row, rows_table
+from stepscope.model.sampled import Hotspots, SampledProcess
 from stepscope.report import words
 from stepscope.report.escape import one_line, plain
 from stepscope.report.table import csv_bytes
-from stepscope.report.text_columns import TextColumn, lines
 from stepscope.report.values import json_bytes
 from stepscope.report.words import Shortener
 
 SCHEMA = "stepscope.hotspots/1"
 MAX_NAME = 60  # characters of a name in a table
 MAX_PROCESSES = 8  # named in the header
-MIN_WIDTH = 132  # of a table that goes to a file or a pipe: nobody has to fit it on a screen
 
 _LIBRARY = ("library_function_name", "library_function_path", "library_function_line")
 _SHARED = ("name", "path", "line", *_LIBRARY)
@@ -70,6 +71,7 @@ def show(found: Hotspots, console: Console, shorten: Shortener, rows: int | None
         console.print(Text(text), soft_wrap=True)
     for warning in found.warnings:
         console.print(Text.assemble(("! ", "bold yellow"), one_line(warning)), soft_wrap=True)
+    console.print()
     working = [row for row in found.rows if not row.waiting]
     waiting = [row for row in found.rows if row.waiting]
     for title, part, total, meaning in (
@@ -87,12 +89,10 @@ def show(found: Hotspots, console: Console, shorten: Shortener, rows: int | None
         ),
     ):
         if part:
-            console.print()
             some = f", {words.count(len(part[:rows]))} of {words.count(total)} rows" if len(part[:rows]) < total else ""
             console.print(Text.assemble((title, "bold"), (f": {meaning}{some}", "dim")), soft_wrap=True)
-            width = console.width if console.is_terminal else max(console.width, MIN_WIDTH)
-            for line in lines(list(_columns(found, part[:rows], shorten)), width):
-                console.print(line, soft_wrap=True)
+            made = (asdict(row) for row in part[:rows])
+            terminal.show_rows(rows_table(Alone(len(part)), "", "", "", _columns(found, shorten), made), console)
 
 
 def _header(found: Hotspots) -> Iterator[str]:
@@ -109,8 +109,11 @@ def _header(found: Hotspots) -> Iterator[str]:
         )
         yield f"left out: {', '.join(parts)}"
     yield from _process_lines(found.processes)
-    steps = [f"{words.count(found.steps)} steady steps of {words.milliseconds(found.mean_step_ms)}"]
-    yield "; ".join((_idle(found), _lasted(found), *(steps if found.mean_step_ms is not None else ())))
+    how = {"recorded": "as recorded", "inferred": "inferred from threads that only wait"}.get(found.idle_source or "")
+    state = {True: "waiting was sampled too", False: "waiting was not sampled"}.get(found.idle)  # type: ignore[arg-type]
+    steps = f"; {words.count(found.steps)} steady steps of {words.milliseconds(found.mean_step_ms)}"
+    mode = f"{state} ({how})" if state else "mode unknown"
+    yield f"{mode}; {_lasted(found)}{steps if found.mean_step_ms is not None else ''}"
     kinds = [
         f"{_KINDS.get(kind, plain(kind))} {words.percent(count / found.selected_samples)}"
         for kind, count in found.kinds.items()
@@ -136,12 +139,6 @@ def _process_lines(processes: Sequence[SampledProcess]) -> Iterator[str]:
         yield f"  and {', '.join(f'{count} more of {plain(name)}' for name, count in sorted(rest.items()))}"
 
 
-def _idle(found: Hotspots) -> str:
-    how = {"recorded": "as recorded", "inferred": "inferred from threads that only wait"}.get(found.idle_source or "")
-    state = {True: "waiting was sampled too", False: "waiting was not sampled"}.get(found.idle)  # type: ignore[arg-type]
-    return f"{state} ({how})" if state else "mode unknown"
-
-
 def _lasted(found: Hotspots) -> str:
     rate = f" at {words.number(found.rate_hz)} Hz" if found.rate_hz else ""
     if found.wall_s is None:
@@ -152,48 +149,40 @@ def _lasted(found: Hotspots) -> str:
     return f"sampled for {least}{words.seconds(found.wall_s)} (at the nominal rate){rate}"
 
 
-def _columns(found: Hotspots, rows: list[HotspotRow], shorten: Shortener) -> Iterator[TextColumn]:
-    def column(heading: str, cell: Callable[[HotspotRow], str], *, names: bool = False) -> TextColumn:
-        return TextColumn(heading, [cell(row) for row in rows], names)
+def _columns(found: Hotspots, shorten: Shortener) -> list[blocks.Col]:
+    """Times where they are known, then what `found.by` tells apart."""
 
-    if any(row.ms_per_step is not None for row in rows):
-        yield column("per step", lambda row: words.milliseconds(row.ms_per_step))
-    if any(row.seconds is not None for row in rows):
-        yield column("time", lambda row: words.seconds(row.seconds))
-    yield column("share", lambda row: words.percent(row.proportion))
-    yield column(found.unit, lambda row: words.count(row.samples))
-    if found.by == "module":
-        yield column("module", lambda row: plain(row.module or row.name or words.MISSING, MAX_NAME), names=True)
-    if found.by in ("line", "function"):
-        yield column("function", lambda row: plain(row.name or words.MISSING, MAX_NAME), names=True)
-    if found.by != "module":
-        yield column("file", lambda row: _place(row.path, row.line, shorten), names=True)
-    if found.by in ("line", "function") and any(row.library_function_path for row in rows):
-        yield column(f"called from {plain(found.library, 30)}", lambda row: _caller(row, shorten), names=True)
-    if any(_doing(row) for row in rows):
-        yield column("doing", _doing, names=True)
+    def doing(row: Row) -> str | None:
+        """What kind of frame it is where that is not plain Python, the phase, and whose process it mostly is."""
+        kind = None if row["kind"] in ("python", "none") else _KINDS.get(row["kind"], plain(row["kind"]))
+        phase = None if row["phase"] in (None, "other") or row["kind"] == "import" else words.term(row["phase"])
+        role = max(row["roles"], key=row["roles"].__getitem__, default="rank")
+        parts = kind, phase, None if role == "rank" else _ROLES.get(role, plain(role))
+        return ", ".join(part for part in parts if part) or None
 
+    def place(row: Row, of: str = "") -> str:
+        return shorten(row[f"{of}path"], row[f"{of}line"]) if row[f"{of}path"] else words.MISSING
 
-def _place(path: str | None, line: int | None, shorten: Shortener) -> str:
-    return shorten(path, line) if path else words.MISSING
+    def caller(row: Row) -> str | None:
+        if row["library_function_path"] is None:
+            return None
+        if (row["library_function_name"], row["library_function_path"]) == (row["name"], row["path"]):
+            return "itself"
+        return f"{plain(row['library_function_name'] or '', MAX_NAME)} {place(row, 'library_function_')}"
 
-
-def _caller(row: HotspotRow, shorten: Shortener) -> str:
-    if row.library_function_path is None:
-        return words.MISSING
-    if (row.library_function_name, row.library_function_path) == (row.name, row.path):
-        return "itself"
-    place = _place(row.library_function_path, row.library_function_line, shorten)
-    return f"{plain(row.library_function_name or '', MAX_NAME)} {place}"
-
-
-def _doing(row: HotspotRow) -> str:
-    """What kind of frame it is where that is not plain Python, the phase, and whose process it mostly is."""
-    kind = "" if row.kind in ("python", "none") else _KINDS.get(row.kind, plain(row.kind))
-    phase = "" if row.phase in (None, "other") or row.kind == "import" else words.term(row.phase)
-    role = max(row.roles, key=lambda name: row.roles[name], default="rank")
-    parts = [kind, phase, "" if role == "rank" else _ROLES.get(role, plain(role))]
-    return ", ".join(part for part in parts if part)
+    line = "Function: name; File: path; : library_function_path"
+    what = {"module": "Module: module", "file": "File: path"}.get(found.by, line)
+    called = f"Called from {plain(found.library, 30)}"
+    labels = {"samples": blocks.capital(plain(found.unit)), "library_function_path": called}
+    declared = blocks.columns(
+        f"Per step: ms_per_step ms; Time: seconds s; Share: proportion share; : samples count; {what}; Doing: phase",
+        module=lambda row: plain(row["module"] or row["name"] or words.MISSING, MAX_NAME),
+        name=lambda row: plain(row["name"] or words.MISSING, MAX_NAME),
+        path=place,
+        library_function_path=caller,
+        phase=doing,
+    )
+    return [replace(each, label=labels.get(each.key, each.label)) for each in declared]
 
 
 def _encodable(value: Any) -> Any:
