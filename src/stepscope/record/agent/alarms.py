@@ -70,7 +70,7 @@ class Watched:
         self._limit = math.inf  # what is above it is looked at
         self._new = 0  # values since the limit was made
         self._quiet = 0  # values that are not judged
-        self._finite = True  # the value before was
+        self.is_finite = True  # the value before was
 
     def look(self, times: list[int], values: list[float]) -> list[Doubt]:
         """Take values in; those that stand out."""
@@ -78,11 +78,11 @@ class Watched:
         self._times.extend(times)
         for time_ns, value in zip(times, values):
             if value - value != 0.0:  # NaN, or infinite
-                if self._finite:
+                if self.is_finite:
                     found.append(Doubt(time_ns, value, *self._range()))
-                self._finite = False
+                self.is_finite = False
                 continue
-            self._finite = True
+            self.is_finite = True
             if self._quiet:
                 self._quiet -= 1
             elif value > self._limit and self._leaps(value):
@@ -257,8 +257,9 @@ class Alarms:
             watched = self._watched[id(series)] = Watched()
         if series.source == "backward":
             self._passes.extend(times)
+        was_lost = not watched.is_finite
         found = watched.look(times, values)
-        if math.isfinite(values[-1]):
+        if (was_lost or found) and watched.is_finite:
             self._search.recovered(times[-1])
         if found and len(self._pending) < PENDING_LIMIT:
             self._pending += [(doubt, series) for doubt in found]

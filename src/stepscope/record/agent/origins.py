@@ -80,6 +80,8 @@ class Origins:
         if why is not None:
             return {"reason": why}
         nodes = _nodes(loss.grad_fn)
+        if not nodes:
+            return {"reason": "the loss is made of nothing"}
         model = self._model([node.variable for node in nodes if hasattr(node, "variable")])
         return self._in_time(lambda: self._among("parameters", model.tensors) or self._made(nodes, model))
 
