@@ -136,45 +136,36 @@ def raise_rate(_net: Any, optimizer: Any, _batch: Any) -> None:
     optimizer.param_groups[0]["lr"] = 1e25
 
 
-def line(text: str) -> int:
-    return line_of(Path(__file__).read_text(), text)
-
-
-SCRIPTS: dict[str, tuple[Callable[..., None], int, str, dict[str, Any]]] = {
-    "a batch": (poison("x"), 5, "train/loss", {"where": "inputs", "module": "start"}),
-    "a target": (poison("target"), 5, "train/loss", {"where": "inputs", "operator": "sub", "behind": "end"}),
-    "a division": (in_block("division"), 5, "train/loss", {"where": "forward", "module": "blocks.1"}),
-    "a logarithm": (in_block("logarithm"), 5, "train/loss", {"where": "forward", "module": "blocks.1"}),
-    "a module without parameters": (in_block("root"), 5, "train/loss", {"where": "forward", "module": "blocks.1.root"}),
-    "an overflow": (in_block("half precision"), 5, "train/loss", {"where": "forward", "module": "blocks.1"}),
-    "an embedding": (lose_embedding, 5, "train/loss", {"where": "parameters", "parameter": "names.weight"}),
-    "a rate": (raise_rate, 6, "train/loss", {"where": "forward", "operator": "addmm"}),
-    "a gradient": (in_block("gradient"), 6, "train/loss", {"where": "parameters", "module": "blocks.1.norm"}),
+# What is planted, the step and the series that it shows in, what is told of it, and the line where it is told.
+SCRIPTS: dict[str, tuple[Callable[..., None], int, str, dict[str, Any], str]] = {
+    "a batch": (poison("x"), 5, "loss", {"where": "inputs", "module": "start"}, "self.start(x)"),
+    "a target": (poison("target"), 5, "loss", {"where": "inputs", "operator": "sub", "behind": "end"}, ""),
+    "a division": (in_block("division"), 5, "loss", {"where": "forward", "module": "blocks.1"}, "h / (h"),
+    "a logarithm": (in_block("logarithm"), 5, "loss", {"where": "forward", "module": "blocks.1"}, "torch.log(h)"),
+    "a module alone": (in_block("root"), 5, "loss", {"where": "forward", "module": "blocks.1.root"}, "torch.sqrt(v"),
+    "an overflow": (in_block("half precision"), 5, "loss", {"where": "forward", "module": "blocks.1"}, ".half()"),
+    "an embedding": (lose_embedding, 5, "loss", {"where": "parameters", "parameter": "names.weight"}, ""),
+    "a rate": (raise_rate, 6, "loss", {"where": "forward", "operator": "addmm"}, ""),
+    "a gradient": (in_block("gradient"), 6, "loss", {"where": "parameters", "module": "blocks.1.norm"}, ""),
     "a gradient, clipped": (
         in_block("gradient"),
         5,
-        "train/grad_norm",
+        "grad_norm",
         {"where": "gradients", "module": "blocks.1.norm"},
+        "",
     ),
-}
-LINES = {
-    "a batch": "self.start(x)",
-    "a division": "h / (h",
-    "a logarithm": "torch.log(h)",
-    "a module without parameters": "torch.sqrt(values)",
-    "an overflow": ".half().float()",
 }
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_what_was_planted_is_named(captured: Captured, name: str) -> None:
-    plant, step, series, expected = SCRIPTS[name]
+    plant, step, series, expected, at = SCRIPTS[name]
     train(Net(), plant, clips="clipped" in name)
     found_step, found_series, origin = told(captured)
-    assert (found_step, found_series) == (step, series)
+    assert (found_step, found_series) == (step, f"train/{series}")
     assert {key: origin.get(key) for key in expected} == expected
-    if name in LINES:
-        assert origin["line"] == line(LINES[name])
+    if at:
+        assert origin["line"] == line_of(Path(__file__).read_text(), at)
     assert [event["step"] for event in captured.of("monitor")] == [step]
 
 

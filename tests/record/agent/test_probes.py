@@ -23,10 +23,13 @@ pytestmark = pytest.mark.torch
 
 def surface() -> list[Any]:
     """Everything of torch a probe may touch."""
+    import torch.autograd.profiler as low
+    import torch.profiler.profiler as high
     from torch.optim import optimizer
     from torch.utils.data import dataloader
 
     owners = [
+        *(low, low.profile, low.KinetoStepTracker, high._KinetoProfile, torch.nn.utils.clip_grad, torch.nn.utils),
         *(torch, torch.autograd, torch.cuda.nvtx, torch.amp.GradScaler, torch.optim.Optimizer, torch.profiler.profile),
         *(dataloader.DataLoader, dataloader._BaseDataLoaderIter, dataloader._MultiProcessingDataLoaderIter),
     ]

@@ -76,28 +76,27 @@ class Origins:
 
     def of_loss(self, loss: Any, device_in_use: bool) -> dict[str, Any]:
         """The loss is not finite, and its graph still stands."""
-        why = obstacle(self._torch, device_in_use)
-        if why is not None:
-            return {"reason": why}
         nodes = _nodes(loss.grad_fn)
-        if not nodes:
-            return {"reason": "the loss is made of nothing"}
-        model = self._model([node.variable for node in nodes if hasattr(node, "variable")])
-        return self._in_time(lambda: self._among("parameters", model.tensors) or self._made(nodes, model))
+
+        def look() -> dict[str, Any]:
+            model = self._model([node.variable for node in nodes if hasattr(node, "variable")])
+            return self._among("parameters", model.tensors) or self._made(nodes, model)
+
+        return self._looked(look, device_in_use) if nodes else {"reason": "the loss is made of nothing"}
 
     def of_gradients(self, parameters: Sequence[Any], device_in_use: bool) -> dict[str, Any]:
         """The norm of the gradients of `parameters` is not finite."""
+
+        def look() -> dict[str, Any]:
+            tensors = [(name, one.grad) for name, one in self._model(parameters).tensors if one.grad is not None]
+            return self._among("gradients", tensors) or {"reason": "the gradients are finite, or not on the CPU"}
+
+        return self._looked(look, device_in_use)
+
+    def _looked(self, look: Callable[[], dict[str, Any]], device_in_use: bool) -> dict[str, Any]:
         why = obstacle(self._torch, device_in_use)
         if why is not None:
             return {"reason": why}
-        model = self._model(parameters)
-        tensors = [(name, one.grad) for name, one in model.tensors if one.grad is not None]
-        return self._in_time(
-            lambda: self._among("gradients", tensors) or {"reason": "the gradients are finite, or not on the CPU"}
-        )
-
-    def _in_time(self, look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        self._end_ns = monotonic_ns() + LOOK_NS
         try:
             with quietly(self._torch):
                 return look()
@@ -105,7 +104,7 @@ class Origins:
             return {"reason": f"there is more to look at than {LOOK_NS // 1_000_000} ms allow"}
 
     def _model(self, leaves: Sequence[Any]) -> Model:
-        """The models that hold `leaves`."""
+        """The models that hold `leaves`; from here on the time of a look runs."""
         wanted = set(map(id, leaves))
         model = Model([root for root in (known() for known in self._roots) if root is not None])
         if not wanted <= set(model.names) and self._searches < SEARCHES_LIMIT:
@@ -118,6 +117,7 @@ class Origins:
                     roots.append(root)
             self._roots = [ref(root) for root in roots]
             model = Model(roots)
+        self._end_ns = monotonic_ns() + LOOK_NS
         return model
 
     def _among(self, where: str, tensors: list[tuple[str, Any]]) -> dict[str, Any] | None:
