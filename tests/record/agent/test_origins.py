@@ -87,8 +87,9 @@ class Net(nn.Module):
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values are heard of at the end of their step."""
+    """Values are heard of at the end of their step, and a look may take long on a machine with much to do."""
     monkeypatch.setattr(metrics, "EVERY_NS", 0)
+    monkeypatch.setattr(origins, "LOOK_NS", 60_000_000_000)
 
 
 def train(
@@ -167,6 +168,53 @@ def test_what_was_planted_is_named(captured: Captured, name: str) -> None:
     if at:
         assert origin["line"] == line_of(Path(__file__).read_text(), at)
     assert [event["step"] for event in captured.of("monitor")] == [step]
+
+
+def encoder() -> Any:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    return nn.Sequential(nn.Embedding(9, 8), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
+
+
+def convolutions() -> Any:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 9))
+
+
+def overflow(net: Any, _batch: Any) -> None:
+    net[1].layers[0].linear1.weight.data *= 1e38
+
+
+def lose_mean(net: Any, _batch: Any) -> None:
+    net[1].running_mean.fill_(math.nan)
+    net[1].eval()
+
+
+MODELS: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[Any, Any], object], dict[str, Any]]] = {
+    "variance": (encoder, lambda: torch.arange(6), overflow, {"where": "forward", "module": "1.layers.0.norm2"}),
+    "no target": (encoder, lambda: torch.arange(6), lambda _net, batch: batch[1].fill_(-100), {"operator": "nll_loss"}),
+    "image": (convolutions, lambda: torch.randn(6, 3, 6, 6), lambda _net, batch: batch[0][1:2].fill_(math.inf),
+              {"where": "inputs", "module": "0"}),
+    "running mean": (convolutions, lambda: torch.randn(6, 3, 6, 6), lose_mean,
+                     {"where": "parameters", "parameter": "1.running_mean"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_in_usual_models(captured: Captured, name: str) -> None:
+    make, inputs, plant, expected = MODELS[name]
+    torch.manual_seed(0)
+    net = make()
+    optimizer = torch.optim.Adam(net.parameters())
+    for step in range(STEPS):
+        batch = [inputs(), torch.arange(6)]
+        if step == PLANTED:
+            plant(net, batch)
+        loss = nn.functional.cross_entropy(net(batch[0]), batch[1])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    step, _, origin = told(captured)
+    assert step == PLANTED
+    assert {key: origin.get(key) for key in expected} == expected
 
 
 def test_of_two_models_the_one_that_made_it(captured: Captured) -> None:
@@ -315,5 +363,5 @@ def test_nothing_changes(tmp_path: Path, faults: str | None) -> None:
     assert (looked.stdout, looked.stderr, looked.status) == (plain.stdout, plain.stderr, 0)
     alarms = looked.events("alarm")
     assert [alarm["step"] for alarm in alarms] == [5]
-    assert ("where" in alarms[0]["origin"]) is (faults != "search")
+    assert alarms[0]["origin"].keys() & {"where", "reason"}
     assert [event["probe"] for event in looked.events("probe_error")] in ([], [faults])
