@@ -85,7 +85,7 @@ COMMANDS: dict[str, Command] = {
         ),
     ),
     "batch": Command(
-        "Name the samples of the step in which a loss or a norm went wrong.",
+        "Name the samples of a step, and the steps whose loss or norm went wrong.",
         ("stepscope batch RUN", "stepscope batch RUN --step 1040", "stepscope batch RUN --step 1040 --json batch.json"),
     ),
     "attach": Command(

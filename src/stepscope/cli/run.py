@@ -141,8 +141,10 @@ def run(
 
 def _import_the_report() -> None:
     """What the report takes half a second to import is there by the time that the command ends."""
-    import stepscope.analyze
+    import stepscope.analyze.pictures
+    import stepscope.dashboard.pages
     import stepscope.dashboard.single
+    import stepscope.dashboard.terminal
     import stepscope.diagnose  # noqa: F401
 
 

@@ -191,7 +191,7 @@ def _data(found: Documents) -> str:
 
     text, encoding = embedded({"schema": SCHEMA, "run": ONLY, "documents": found}), ""
     if len(text) > PLAIN_DATA:
-        text = base64.b64encode(gzip.compress(text.encode("utf-8"), compresslevel=9, mtime=0)).decode("ascii")
+        text = base64.b64encode(gzip.compress(text.encode("utf-8"), compresslevel=6, mtime=0)).decode("ascii")
         encoding = ' data-encoding="gzip-base64"'
     return f'<script type="application/json" id="stepscope-data"{encoding}>{text}</script>\n'
 

@@ -33,6 +33,18 @@ class StepBatch(Struct, frozen=True):
     loader: Place | None
 
 
+class StepData(Struct, frozen=True):
+    """What a step of one process was trained on.
+
+    rank: Its number.
+    batches: Those that came before it first.
+    """
+
+    rank: int
+    process: str
+    batches: tuple[StepBatch, ...]
+
+
 class Origin(Struct, frozen=True):
     """Where a value that is not finite was made, as far as the recorder could see it.
 

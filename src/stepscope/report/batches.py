@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from stepscope.model.alarms import Alarm, StepBatch
+from stepscope.model.alarms import Alarm, StepBatch, StepData
 from stepscope.report import words
 from stepscope.report.escape import plain
 from stepscope.report.values import json_bytes, plain_rows
@@ -19,9 +19,10 @@ MAX_NAME = 120  # characters
 PER_LINE = 16  # indices without names
 
 
-def to_json(found: Sequence[Alarm], step: int | None) -> bytes:
+def to_json(found: Sequence[Alarm], logged: Sequence[StepData], step: int | None) -> bytes:
     """Indented UTF-8 JSON that ends in a line break."""
-    return json_bytes({"schema": SCHEMA, "step": step, "alarms": plain_rows(found, len(found))})
+    alarms, data = plain_rows(found, len(found)), plain_rows(logged, len(logged))
+    return json_bytes({"schema": SCHEMA, "step": step, "alarms": alarms, "data": data})
 
 
 def show_list(found: Sequence[Alarm], console: Console, shorten: Shortener, more: str) -> None:
@@ -38,19 +39,26 @@ def show_list(found: Sequence[Alarm], console: Console, shorten: Shortener, more
         console.print(Text(more), soft_wrap=True)
 
 
-def show_step(found: Sequence[Alarm], console: Console, shorten: Shortener) -> None:
-    """Every alarm with its batches and their samples, the batch of the value first."""
+def show_step(found: Sequence[Alarm], logged: Sequence[StepData], console: Console, shorten: Shortener) -> None:
+    """Every alarm with its batches and their samples, the batch of the value first; else what was logged."""
+    for data in logged:
+        console.print(Text(f"rank {data.rank}: no loss and no norm went wrong", style="bold"), soft_wrap=True)
+        _show_batches(data.batches, console, shorten)
     for alarm in found:
         console.print(Text(_headline(alarm, shorten), style="bold"), soft_wrap=True)
         for line in _origin(alarm, shorten):
             console.print(Text(f"  {line}"), soft_wrap=True)
         if not alarm.batches:
             console.print(Text("  no batch is known: the step had no loader of torch, or was long ago"))
-        for batch in reversed(alarm.batches):
-            role = "the batch" if batch.suspect else "before"
-            console.print(Text(f"{role}, step {batch.step}: {_of_batch(batch, shorten)}"), soft_wrap=True)
-            for line in _samples(batch):
-                console.print(Text(f"  {line}"), soft_wrap=True)
+        _show_batches(alarm.batches, console, shorten)
+
+
+def _show_batches(batches: Sequence[StepBatch], console: Console, shorten: Shortener) -> None:
+    for batch in reversed(batches):
+        role = "the batch" if batch.suspect else "before"
+        console.print(Text(f"{role}, step {batch.step}: {_of_batch(batch, shorten)}"), soft_wrap=True)
+        for line in _samples(batch):
+            console.print(Text(f"  {line}"), soft_wrap=True)
 
 
 def _headline(alarm: Alarm, shorten: Shortener) -> str:

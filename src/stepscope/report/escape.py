@@ -37,6 +37,8 @@ def plain(text: object, limit: int = LONGEST) -> str:
     value = str(text)
     if len(value) > limit:
         value = value[: limit - 1] + "…"
+    elif value.isascii() and value.isprintable():  # nearly all of the thousands that a page has
+        return value
     return visible(value.replace("\t", "    "))
 
 

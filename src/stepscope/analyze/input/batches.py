@@ -1,19 +1,22 @@
-"""The alarms of a run with the data of their steps, as the recorder wrote them."""
+"""The alarms of a run with the data of their steps, and the data of any step, as the recorder wrote them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
 from stepscope.analyze.sites import site_of
 from stepscope.engine.journal import event_data, place_of
-from stepscope.model.alarms import Alarm, Origin, StepBatch
+from stepscope.model.alarms import Alarm, Origin, StepBatch, StepData
+from stepscope.read import batch_log
 from stepscope.read.text import integer, number, string
 from stepscope.tables.schema import Tables
 
 WORDS = ("nan", "inf", "-inf")
+BATCHES_BEFORE = 2  # as many as an alarm has
 
 
 def alarms(tables: Tables) -> tuple[Alarm, ...]:
@@ -87,6 +90,19 @@ def of_step(found: Iterable[Alarm], step: int) -> tuple[Alarm, ...]:
         if any(batch.step == step for batch in batches):
             told.append(replace(alarm, batches=batches))
     return tuple(told)
+
+
+def logged(tables: Tables, folder: Path, step: int, rank: int | None) -> tuple[StepData, ...]:
+    """What `step` was trained on, by process; those that did not log it are left out. `folder` is the run's."""
+    found = []
+    for own_rank, process in tables.steps.select("rank", "process").unique().sort("rank", "process").rows():
+        if rank not in (None, own_rank) or (folder / process).is_symlink():
+            continue
+        entries = batch_log.batches_of(folder / process, step, BATCHES_BEFORE)
+        batches = [batch for entry in entries if (batch := _batch(tables, entry, process)) is not None]
+        if batches:
+            found.append(StepData(own_rank or 0, process, tuple(batches)))
+    return tuple(found)
 
 
 def steps_told(found: Iterable[Alarm]) -> list[int]:

@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Callable, Optional, Tuple
 
 from stepscope.record.agent.alarms import Alarms
+from stepscope.record.agent.batch_log import BatchLog
 from stepscope.record.agent.batches import Batches
 from stepscope.record.agent.config import Clock
 from stepscope.record.agent.guard import Guard, HookList
@@ -155,6 +156,7 @@ class Agent:
         self.around_update: tuple[Callable[[Any], Any], Callable[[Any], Any]] | None = None
         self.first_model: ref[Any] | None = None  # the outermost module that was called first with gradients
         self.alarms = Alarms(self)
+        self.batch_log = BatchLog(self)
 
     # ------------------------------------------------------------------------------------------------ life cycle
 
@@ -175,6 +177,7 @@ class Agent:
             hook()
         self.steps.finish(self.clock.now())
         self.alarms.finish()
+        self.batch_log.finish()
         self.journal.flush()
         self.device.drain()
         self.flush_regions()

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections import deque
 from functools import partial
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Tuple
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence, Tuple
 
 from stepscope.record.agent.batches import NAMES_LIMIT
 from stepscope.record.agent.metrics import as_json
@@ -73,10 +73,23 @@ class Watched:
         self._quiet = 0  # values that are not judged
         self.is_finite = True  # the value before was
 
-    def look(self, times: list[int], values: list[float]) -> list[Doubt]:
+    def look(self, times: Sequence[int], values: list[float]) -> list[Doubt]:
         """Take values in; those that stand out."""
-        found = []
+        found: list[Doubt] = []
         self._times.extend(times)
+        at = 0
+        while at < len(values):  # until the limit is due, together where nothing of them is new
+            part = values[at : at + DUE - self._new]
+            usual = self.is_finite and not self._quiet and len(self._values) == WINDOW
+            if usual and max(part) <= self._limit and math.isfinite(sum(part)):
+                self._took(part)
+            else:
+                found += self._look_singly(times[at : at + len(part)], part)
+            at += len(part)
+        return found
+
+    def _look_singly(self, times: Sequence[int], values: list[float]) -> list[Doubt]:
+        found = []
         for time_ns, value in zip(times, values):
             if value - value != 0.0:  # NaN, or infinite
                 if self.is_finite:
@@ -90,11 +103,14 @@ class Watched:
                 found.append(Doubt(time_ns, value, *self._range()))
                 self._quiet = QUIET_VALUES
                 continue
-            self._values.append(value)
-            self._new += 1
-            if self._new >= DUE or self._new * 8 >= len(self._values) < WINDOW:
-                self._make_limit()
+            self._took([value])
         return found
+
+    def _took(self, values: list[float]) -> None:
+        self._values.extend(values)
+        self._new += len(values)
+        if self._new >= DUE or self._new * 8 >= len(self._values) < WINDOW:
+            self._make_limit()
 
     def number_in(self, start_ns: int, time_ns: int) -> int | None:
         """How many values of the series came before `time_ns`, from `start_ns` on; None where they are forgotten."""
@@ -231,7 +247,7 @@ class Alarms:
         agent.add_finish_hook(self._at_finish, NAME)
         self.finish = agent.guard.wrap(NAME, self._finish, inject=False)
 
-    def _heard(self, series: Series, times: list[int], values: list[float]) -> None:
+    def _heard(self, series: Series, times: Sequence[int], values: list[float]) -> None:
         if series.source == "scaler":
             self._scaled = self._search.is_scaled = True
         told_again = series.source == "clipping" and series.about.get("again")

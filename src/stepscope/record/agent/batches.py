@@ -48,6 +48,7 @@ class Kept:
         self.lists: deque[Any] = deque(maxlen=BATCHES_LIMIT)
         self.next = 0  # the number of the batch that is asked for next
         self.least = LEAST_BATCHES + (state.get("_prefetch_factor") or 0) * (state.get("_num_workers") or 0)
+        self.counter = "_send_idx" if "_send_idx" in state else "_num_yielded"  # of batches that were asked for
         self.is_torchs = type(state.get("_index_sampler")).__module__ == "torch.utils.data.sampler"
         self.reason: str | None = None  # why no batch's indices are known
         if state.get("_dataset_kind") == 1:
@@ -62,6 +63,17 @@ class Kept:
             self.dataset: Any = weakref.ref(state.get("_dataset"))
         except TypeError:  # a list
             self.dataset = None
+
+    def keep_foreign(self, indices: Any) -> None:
+        """Keep what a sampler that is not torch's gave: it may fill one list anew, and batches may be of any size."""
+        if indices.__class__ is list:
+            if len(indices) <= COPIED_LIMIT:
+                indices = tuple(indices)
+            elif self.lists and self.lists[-1] is indices:
+                self.reason = REFILLED
+        self.lists.append(indices)
+        while len(self.lists) > self.least and _size(indices) * len(self.lists) > INTS_LIMIT:
+            self.lists.popleft()
 
     def told(self, number: int) -> tuple[list[int] | None, int, str | None]:
         """(indices, how many samples the sampler named, why there are none) of batch `number`."""
@@ -79,7 +91,7 @@ class Batches:
     """The last batches of all loaders of a process, by the serial of the iterator (`LoaderProbe`)."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, Kept] = {}
+        self.kept: dict[int, Kept] = {}
 
     @staticmethod
     def asked(iterator: Any, indices: Any) -> None:
@@ -88,22 +100,17 @@ class Batches:
         kept = state.get(KEPT)
         if kept is None:
             kept = state[KEPT] = Kept(iterator)
-        lists, number = kept.lists, state.get("_send_idx")
-        if number is None:
-            number = state.get("_num_yielded", 0)
+        number, lists = state.get(kept.counter, 0), kept.lists
         if number != kept.next:
             lists.clear()
         kept.next = number + 1
-        if not kept.is_torchs and indices.__class__ is list:
-            if len(indices) <= COPIED_LIMIT:
-                indices = tuple(indices)
-            elif lists and lists[-1] is indices:
-                kept.reason = REFILLED
+        if not kept.is_torchs:
+            kept.keep_foreign(indices)
+            return
         lists.append(indices)
-        if len(lists) > kept.least:
-            size = len(indices) if indices.__class__ in _PLAIN else 1
-            while size * len(lists) > INTS_LIMIT and len(lists) > kept.least:
-                lists.popleft()
+        if len(lists) == kept.least:  # once: batches of torch's samplers are alike
+            room = INTS_LIMIT // max(_size(indices), 1)
+            kept.lists = deque(lists, min(max(room, kept.least + 1), BATCHES_LIMIT))
 
     def adopt(self, serial: int, iterator: Any, anew: bool = False) -> None:
         """From now on `serial` is the number of the iterator; `anew`: it is about to begin a further pass."""
@@ -113,20 +120,20 @@ class Batches:
             kept = state[KEPT] = Kept(iterator)
         if not anew:
             kept.seen_from = state.get("_num_yielded") or 0
-        self._kept[serial] = kept
-        if len(self._kept) > ITERATORS_LIMIT:
-            gone = [number for number, other in self._kept.items() if other.iterator() is None]
-            del self._kept[min(gone or self._kept)]
+        self.kept[serial] = kept
+        if len(self.kept) > ITERATORS_LIMIT:
+            gone = [number for number, other in self.kept.items() if other.iterator() is None]
+            del self.kept[min(gone or self.kept)]
 
     def known(self, serial: int, loader: int | None, epoch: int | None) -> None:
         """Which loader the iterator is of, and how often that was iterated before."""
-        kept = self._kept.get(serial)
+        kept = self.kept.get(serial)
         if kept is not None:
             kept.loader, kept.epoch = loader, epoch
 
     def described(self, serial: int, number: int, room: int, names: int) -> dict[str, Any]:
         """What is known of the batch that was the `number`-th fetched, at most `room` indices and `names` names."""
-        kept = self._kept.get(serial)
+        kept = self.kept.get(serial)
         if kept is None:
             return {"batch": None, "indices": None, "reason": FORGOTTEN}
         position = number + kept.seen_from
@@ -142,6 +149,10 @@ class Batches:
             if any(value is not None for value in column):
                 described[name] = list(column)
         return described
+
+
+def _size(indices: Any) -> int:
+    return len(indices) if indices.__class__ in _PLAIN else 1
 
 
 def sample_name(dataset: Any, index: int) -> tuple[str | None, int | str | None]:

@@ -16,8 +16,10 @@ import struct
 import sys
 import threading
 import time
+from itertools import groupby
+from operator import itemgetter
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Tuple
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence, Tuple
 
 from stepscope.record.agent.frames import is_user_file, place_fields, user_files, user_places
 
@@ -38,7 +40,7 @@ OPTIMIZERS_LIMIT, GROUPS_LIMIT = 8, 32  # whose learning rates are kept; an opti
 SITES_LIMIT = 64  # lines that call backward, each with the line that calls their function
 SETS_LIMIT = 64  # lists of names that an event may refer to by number
 
-Listener = Callable[["Series", "list[int]", "list[float]"], None]
+Listener = Callable[["Series", "Sequence[int]", "list[float]"], None]
 VectorReader = Callable[["list[float]"], None]
 
 
@@ -55,6 +57,7 @@ class Series(NamedTuple):
 # it; where one is under way, as around a closure, -1 minus that number.
 Entry = Tuple[int, int, Any, int]
 FIELDS = 4
+_SERIES, _SERIES_AND_TIME = itemgetter(0), itemgetter(0, 1)
 
 
 class Metrics:
@@ -72,6 +75,7 @@ class Metrics:
         self._lost = 0
         self._sites: dict[Any, int | None] = {}  # (code, instruction) of a line that calls backward -> series
         self._codes: list[Any] = []
+        self._tensor: Any = None  # torch's class, once one was met
         self._rates: dict[int, tuple[Any, ...]] = {}  # id of an optimizer -> its groups' last rates
         self._scaled: tuple[Any, Any] | None = None  # (what GradScaler.scale returned last, what it was given)
         self._updates = 0  # optimizer steps that ended
@@ -170,20 +174,22 @@ class Metrics:
             return
         # The line, without making its name. A code object's own hash goes over all that it holds; `_codes` keeps each
         # alive, and its number its own.
-        frame: FrameType | None = sys._getframe(3)
+        frame: FrameType | None = _frame(3)
         while frame is not None:
-            path = frame.f_code.co_filename
-            is_users = user_files.get(path)
-            if is_users or (is_users is None and is_user_file(path)):
+            is_users = user_files.get(frame.f_code.co_filename)
+            if is_users or (is_users is None and is_user_file(frame.f_code.co_filename)):
                 break
             frame = frame.f_back
-        caller = None if frame is None else frame.f_back
-        key = frame and (id(frame.f_code), frame.f_lasti, caller and id(caller.f_code), caller and caller.f_lasti)
+        key: Any = None
+        if frame is not None:
+            key, caller = (id(frame.f_code), frame.f_lasti), frame.f_back
+            if caller is not None:
+                key = (*key, id(caller.f_code), caller.f_lasti)
         series = self._sites.get(key)
         if series is None:
             series = self._new_site(key, frame, root)
         update = -1 - self._updates if self._updating else self._updates
-        value = _read(root) if root.__class__ is sys.modules["torch"].Tensor else scalar_of(root)
+        value = _read(root) if root.__class__ is self._tensor else scalar_of(root)
         if value.__class__ is float and series is not None:
             self._numbers.extend((series, now_ns, value, update))
             if value - value != 0.0:
@@ -203,6 +209,12 @@ class Metrics:
                 return
             self._rates[id(optimizer)] = known = (len(self._rates), [None] * GROUPS_LIMIT)
         number, last = known
+        for group, before in zip(groups, last):  # most often nothing is new
+            rate = group.get("lr")
+            if rate.__class__ is not float or rate != before:
+                break
+        else:
+            return
         for index, group in enumerate(groups[:GROUPS_LIMIT]):
             rate = group.get("lr")
             if rate.__class__ is float:
@@ -277,26 +289,22 @@ class Metrics:
             self._write(numbers)
 
     def _write(self, numbers: list[Any]) -> None:
-        by_series: dict[int, list[int]] = {}
-        for at in range(0, len(numbers), FIELDS):
-            by_series.setdefault(numbers[at], []).append(at)
+        rows = sorted(zip(*(numbers[at::FIELDS] for at in range(FIELDS))), key=_SERIES_AND_TIME)
         written = []
-        for number, places in by_series.items():
+        for number, entries in groupby(rows, _SERIES):
             series = self._all[number]
-            times = [numbers[at + 1] for at in places]
-            if times != sorted(times):
-                places.sort(key=lambda at: numbers[at + 1])
-                times = [numbers[at + 1] for at in places]
-            values = [float(numbers[at + 2]) for at in places]
+            _, times, found, updates = zip(*entries)
+            values = [*map(float, found)]
             for listener in self.listeners:
                 listener(series, times, values)
             columns: dict[str, Any] = {"start_ns": times[0], "after_ns": [time - times[0] for time in times]}
-            columns["values"] = [value if value - value == 0.0 else as_json(value) for value in values]
+            # The sum of finite numbers is finite, but for some too large for it.
+            columns["values"] = values if math.isfinite(sum(values)) else [*map(as_json, values)]
             if series.by_update:
-                columns["updates"] = [numbers[at + 3] for at in places]
+                columns["updates"] = updates
                 if self._steppers:
-                    updates = [update if update >= 0 else -1 - update for update in columns["updates"]]
-                    columns["optimizers"] = [self._steppers.get(update, 0) for update in updates]
+                    ended = [update if update >= 0 else -1 - update for update in updates]
+                    columns["optimizers"] = [self._steppers.get(update, 0) for update in ended]
             written.append({"name": series.name, "source": series.source, **series.about, **columns})
         self._agent.journal.write(NAME, step=None, series=written)
         if len(self._steppers) > HELD_LIMIT:
@@ -326,6 +334,7 @@ class Metrics:
             return None
         caller = None if frame is None else frame.f_back
         self._codes += (frame and frame.f_code, caller and caller.f_code)
+        self._tensor = sys.modules["torch"].Tensor
         places = user_places(3, 2)
         about = {**place_fields(places[0] if places else None), "caller": places[1] if places[1:] else None}
         series = self._sites[key] = self.series("train/loss", "backward", by_update=True, **about, **_division(root))
@@ -439,6 +448,7 @@ class _Short:
         self.value = float(struct.unpack("<f", b"\0\0" + data)[0] if brain else struct.unpack("<e", data)[0])
 
 
+_frame = sys._getframe
 _readers: dict[Any, Callable[[int], Any] | None] = {}  # by type of torch, as far as met
 # What has the `value` of a number of a type at an address.
 _READERS: dict[str, Callable[[int], Any]] = {

@@ -387,13 +387,12 @@ def _place(node: Any, operator: str, nodes: list[Any], model: Model) -> dict[str
         for name, place in model.order.items()
         if (first is None or place > first) and (last is None or place < last) and _is_plain(model.modules[name])
     ]
-    around = [name for one in (before, after) if one is not None for name in (one, *model.above(one))]
-    using = [name for name in between if _is(model, name, operator)]
-    using += [name for name in dict.fromkeys(between + around) if _lines(model.modules[name], operator)]
+    # One that its parameters name may do more before or after it uses them.
+    ends = [name for name in (before, after) if name is not None]
+    around = list(dict.fromkeys(ends + model.above(before) + model.above(after)))
+    using = [name for name in between + around if _lines(model.modules[name], operator) or _is(model, name, operator)]
     if len(using) == 1:
         return {"module": using[0], **line_of(model, using[0], operator)}
-    if len(between) == 1 and before is not None and after is not None:
-        return {"module": between[0], **line_of(model, between[0], operator)}
     if before is not None and after is not None:
         above = [before, *model.above(before)]
         common = next((name for name in [after, *model.above(after)] if name in above), None)

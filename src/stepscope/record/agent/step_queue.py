@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Callable, List
 
 from stepscope.record.agent.segments import BACKWARD, DATA_WAIT, OPTIMIZER, Iterator, StepRow
-from stepscope.record.agent.steps import Emit, StepCutter
+from stepscope.record.agent.steps import Emit, StepCutter, Uses
 
 BACKWARD_START, BACKWARD_END, OPTIMIZER_START, OPTIMIZER_END = range(4)
 # An event is three entries of the queue: which, the optimizer, the time.
@@ -244,7 +244,7 @@ class QueuedCutter(StepCutter):
     def _cut(self, rows: list[StepRow], iterator: Iterator, batch: int) -> None:
         """Usual steps end, the first of which used the `batch`-th batch; all but the first were fetched unheard."""
         iterator.total += len(rows) - 1
-        self._leads.append((rows[0].step, iterator.number, batch - rows[0].step))
+        self._runs.append(Uses(rows[0].step, iterator.number, batch, 1, len(rows)))
         self._uses += rows
         self._written_ns = rows[-1].start_ns + rows[-1].wall_ns
 

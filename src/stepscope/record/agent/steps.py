@@ -69,6 +69,16 @@ class Use(NamedTuple):
     passes: int
 
 
+class Uses(NamedTuple):
+    """What `steps` steps from `step` on used: `batches` each of an iterator's, one after the other, from `first` on."""
+
+    step: int
+    iterator: int
+    first: int
+    batches: int
+    steps: int
+
+
 class StepCutter:
     """Cuts steps. `emit(row, live, now)` gets each row; `live` when called between two steps, where listeners may act.
 
@@ -91,10 +101,9 @@ class StepCutter:
         self._window = False
         self._written_ns = 0  # the end of the last row: no step begins before it, whatever the clock does
         self._iterators: dict[int, Iterator] = {}
-        # Of the last steps what they used; of usual ones only the row, and since which step they use the batches of
-        # which iterator, so many numbers behind the step's.
+        # Of the last steps what they used; of usual ones only the row, and what those cut together used.
         self._uses: deque[Use | StepRow] = deque(maxlen=USES_LIMIT)
-        self._leads: deque[tuple[int, int, int]] = deque(maxlen=USES_LIMIT)
+        self._runs: deque[Uses] = deque(maxlen=USES_LIMIT)
         self.ask_use: Callable[[], bool] = lambda: False
         self._evaluating = 0
         self._looked_through: list[Segment] = []  # batches that nothing was done with, in a script with no step yet
@@ -747,7 +756,10 @@ class StepCutter:
                 row = self._used(iterator, segments, row)
             if row.kind == "train":
                 held = len(iterator.held) if iterator is not None else 0
-                self._uses.append(self._use(segments, end, row.fetches, held))
+                use = self._use(segments, end, row.fetches, held)
+                self._uses.append(use)
+                if use.iterator is not None:
+                    self._runs.append(Uses(use.step, use.iterator, use.first, use.batches, 1))
             self._written_ns = end
             self._number += 1
             self._most_fetches = max(self._most_fetches, row.fetches)
@@ -792,19 +804,23 @@ class StepCutter:
 
     def uses(self) -> list[Use]:
         """The batches that the last trained steps used, in order."""
-        leads, at = list(self._leads), -1
+        runs, at = list(self._runs), -1
         found: list[Use] = []
         for entry in self._uses:
             if isinstance(entry, Use):
                 found.append(entry)
                 continue
-            while at + 1 < len(leads) and leads[at + 1][0] <= entry.step:
+            while at + 1 < len(runs) and runs[at + 1].step <= entry.step:
                 at += 1
             if entry.kind == "train" and at >= 0:
-                _, leader, ahead = leads[at]
+                start, iterator, first, _, _ = runs[at]
                 end_ns = entry.start_ns + entry.wall_ns
-                found.append(Use(entry.start_ns, end_ns, entry.step, leader, entry.step + ahead, 1, 1))
+                found.append(Use(entry.start_ns, end_ns, entry.step, iterator, first + entry.step - start, 1, 1))
         return found
+
+    def uses_since(self, step: int) -> list[Uses]:
+        """Those of all steps from `step` on that are remembered."""
+        return [run for run in self._runs if run.step >= step]
 
     def open_use(self) -> Use | None:
         """The batches of the step under way, as far as they are fetched."""
