@@ -94,14 +94,6 @@ def one_ahead(batches: Any) -> Iterator[Any]:
     yield held
 
 
-@pytest.fixture
-def captured(tmp_path: Path) -> Iterator[Captured]:
-    made = Captured(tmp_path)
-    made.agent.probes.install_all()
-    yield made
-    made.agent.probes.uninstall_all()
-
-
 # ------------------------------------------------------------------------- what goes wrong: (script, step, series)
 
 Planted = tuple[Script, int, str]

@@ -37,22 +37,6 @@ def test_values_after_secret_names(argv: list[str], masked: list[str]) -> None:
     assert mask_argv(argv) == masked
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "sk-abcdefghijklmnopqrstuvwx",
-        "sk-proj-abcdefghijklmnopqrstuvwx",
-        "ghp_abcdefghijklmnopqrst",
-        "hf_abcdefghijklmnopqrst",
-        "AKIAIOSFODNN7EXAMPLE",
-        "github_pat_abcdefghijklmnop1234",
-    ],
-)
-def test_tokens_of_well_known_services_anywhere(text: str) -> None:
-    assert text not in mask_text("before " + text + " after")
-    assert mask_argv(["--name", text]) == ["--name", "***"]
-
-
 def test_addresses_keep_all_but_the_password() -> None:
     assert mask_text("postgres://user:pw@host/db") == "postgres://user:***@host/db"
     assert mask_text("https://host/x?token=abc&b=1") == "https://host/x?token=***&b=1"
@@ -80,6 +64,8 @@ def test_ordinary_settings_stay(argument: str) -> None:
         "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b",
         "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
         "Tq3_8ZkLw0-PxVb7Yd2mRs5Nc9GhJf4K",
+        *("sk-abcdefghijklmnopqrstuvwx", "sk-proj-abcdefghijklmnopqrstuvwx", "ghp_abcdefghijklmnopqrst"),
+        *("hf_abcdefghijklmnopqrst", "AKIAIOSFODNN7EXAMPLE", "github_pat_abcdefghijklmnop1234"),
     ],
 )
 def test_what_looks_like_a_key_is_masked_whatever_its_name(value: str) -> None:

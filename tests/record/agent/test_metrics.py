@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,17 +24,6 @@ from stepscope.record.agent.metrics import EVERY_NS, RINGS_LIMIT, SIZE, Ring  # 
 from .fake_agent import Captured  # noqa: E402
 
 pytestmark = pytest.mark.torch
-
-
-@pytest.fixture
-def captured(tmp_path: Path) -> Iterator[Captured]:
-    made = Captured(tmp_path)
-    marks.activate(made.agent)
-    made.agent.probes.install_all()
-    yield made
-    made.agent.probes.uninstall_all()
-    marks.deactivate()
-    assert made.of("probe_error") == []
 
 
 def kept(captured: Captured) -> dict[str, list[Any]]:

@@ -112,19 +112,3 @@ def test_traces_the_script_writes_are_adopted(tmp_path: Path) -> None:
     paths = [Path(event["path"]) for event in read_events(run, "user_trace")]
     assert paths == [*traces.iterdir(), tmp_path / "older.json"]
     assert paths[0].name.endswith(".gz")
-
-
-def test_torch_is_left_as_it_was_found(tmp_path: Path) -> None:
-    import torch.autograd.profiler as low
-    import torch.profiler.profiler as high
-
-    def state() -> list[Any]:
-        owners = (low.profile, high.profile, high._KinetoProfile, low.KinetoStepTracker)
-        functions = [low._run_on_profiler_start, low._run_on_profiler_stop]
-        return functions + [dict(vars(owner)) for owner in owners]
-
-    before = state()
-    with recorded(tmp_path / "run", mode="off"):
-        train(1)
-        assert state() != before
-    assert state() == before

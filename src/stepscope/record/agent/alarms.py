@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import deque
+from functools import partial
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence, Tuple
 
@@ -70,7 +71,7 @@ class Watched:
         self._limit = math.inf  # what is above it is looked at
         self._new = 0  # values since the limit was made
         self._quiet = 0  # values that are not judged
-        self._finite = True  # the value before was
+        self.is_finite = True  # the value before was
 
     def look(self, times: Sequence[int], values: list[float]) -> list[Doubt]:
         """Take values in; those that stand out."""
@@ -79,7 +80,7 @@ class Watched:
         at = 0
         while at < len(values):  # until the limit is due, together where nothing of them is new
             part = values[at : at + DUE - self._new]
-            usual = self._finite and not self._quiet and len(self._values) == WINDOW
+            usual = self.is_finite and not self._quiet and len(self._values) == WINDOW
             if usual and max(part) <= self._limit and math.isfinite(sum(part)):
                 self._took(part)
             else:
@@ -91,11 +92,11 @@ class Watched:
         found = []
         for time_ns, value in zip(times, values):
             if value - value != 0.0:  # NaN, or infinite
-                if self._finite:
+                if self.is_finite:
                     found.append(Doubt(time_ns, value, *self._range()))
-                self._finite = False
+                self.is_finite = False
                 continue
-            self._finite = True
+            self.is_finite = True
             if self._quiet:
                 self._quiet -= 1
             elif value > self._limit and self._leaps(value):
@@ -175,12 +176,13 @@ class Search:
         self._origins: Origins | None = None  # made for the first look
         self._outputs: Outputs | None = None
         self._found: dict[int, tuple[dict[str, Any], int]] = {}  # by time: what a look has told, and its own time
-        self._again: dict[str, Any] | None = None  # what the steps after the last value without an origin have told
+        self._again: dict[str, Any] = {}  # what the steps after the last value without an origin have told
         self._looked = self._armed = 0  # how often it was looked, and how often steps were listened to
         self._lost_ns: int | None = None  # the value that was looked at last; None once there are finite ones again
         self._knows = False  # that look has told who made it
-        agent.metrics.loss_lost = agent.guard.wrap(SEARCH, self._loss_lost)
-        agent.metrics.norm_lost = agent.guard.wrap(SEARCH, self._norm_lost)
+        look = agent.guard.wrap(SEARCH, self._look)
+        agent.metrics.loss_lost = partial(look, Origins.of_loss)
+        agent.metrics.norm_lost = lambda *lost: None if self.is_scaled else look(Origins.of_gradients, *lost)
 
     @property
     def is_under_way(self) -> bool:
@@ -197,9 +199,9 @@ class Search:
         if (self._lost_ns is not None and self._knows) or self._armed >= ARMED_LIMIT or self.is_under_way:
             return
         self._armed += 1
-        self._again = None
+        self._again.clear()
         if self._outputs is None:
-            self._outputs = Outputs(self._agent, self._came_again)
+            self._outputs = Outputs(self._agent, self._again.update)
         self._outputs.arm()
 
     def of(self, time_ns: int, step: int | None) -> dict[str, Any]:
@@ -207,36 +209,21 @@ class Search:
         told, own_ns = self._found.pop(time_ns, ({}, 0))
         if own_ns:
             self._agent.journal.write("monitor", time_ns, own_ns, step=step, measured=[SEARCH], cost_ns=own_ns)
-        if "where" not in told and self._again is not None and ("where" in self._again or not told):
-            return self._again
+        if "where" not in told and ("where" in self._again or not told):
+            told = dict(self._again)
         return told or {"reason": COMPILED if self._agent.compile_used else NOT_AGAIN}
 
-    def _came_again(self, found: dict[str, Any]) -> None:
-        self._again = found
-
-    def _loss_lost(self, loss: Any, time_ns: int) -> None:
-        """A loss on the CPU is not finite; its graph still stands."""
-        if self._looks(time_ns):
-            self._keep(time_ns, Origins.of_loss, loss)
-
-    def _norm_lost(self, parameters: Any, time_ns: int) -> None:
-        """A norm on the CPU is not finite; the gradients are not clipped by it yet."""
-        if not self.is_scaled and self._looks(time_ns):
-            self._keep(time_ns, Origins.of_gradients, parameters)
-
-    def _looks(self, time_ns: int) -> bool:
-        """Whether this is the first of a trouble."""
-        if self._lost_ns is not None or self._looked >= LOOKS_LIMIT or self._agent.user_profiler_active:
-            return False
+    def _look(self, look: Callable[..., dict[str, Any]], lost: Any, time_ns: int) -> None:
+        """Before the backward pass of a lost loss, or before a lost norm clips; once in a trouble."""
+        agent = self._agent
+        if self._lost_ns is not None or self._looked >= LOOKS_LIMIT or agent.user_profiler_active:
+            return
         self._lost_ns = time_ns
-        return True
-
-    def _keep(self, time_ns: int, look: Callable[..., dict[str, Any]], lost: Any) -> None:
-        began = monotonic_ns()
         self._looked += 1
         if self._origins is None:
-            self._origins = Origins(self._agent.first_model)
-        told = look(self._origins, lost, self._agent.device.in_use)
+            self._origins = Origins(agent.first_model)
+        began = monotonic_ns()
+        told = look(self._origins, lost, agent.device.in_use)
         self._knows = "where" in told
         self._found[time_ns] = told, monotonic_ns() - began
 
@@ -273,8 +260,9 @@ class Alarms:
             watched = self._watched[id(series)] = Watched()
         if series.source == "backward":
             self._passes.extend(times)
+        was_lost = not watched.is_finite
         found = watched.look(times, values)
-        if math.isfinite(values[-1]):
+        if (was_lost or found) and watched.is_finite:
             self._search.recovered(times[-1])
         if found and len(self._pending) < PENDING_LIMIT:
             self._pending += [(doubt, series) for doubt in found]

@@ -1,8 +1,8 @@
 """Where a value that is not finite was made: looked for once it is there, never before.
 
 On the CPU the loss is known not to be finite when `backward` is called, and its graph still stands then. It leads to
-the parameters that were used, which tell the models, and holds tensors that the backward pass needs. Parameters and
-buffers are looked at first. Where all are finite the graph is followed from the loss to the operator whose output is
+the parameters that were used, which tell the models, and holds tensors that the backward pass needs. Parameters are
+looked at first. Where all are finite the graph is followed from the loss to the operator whose output is
 not finite though what it was given is, as far as that was saved; what needs no gradient is an input. The operator's
 module is the one whose parameters it uses, else the one between the modules before and after it that has this operator
 in its `forward`.
@@ -41,7 +41,9 @@ PRODUCTS = re.compile(r"(Addmm|Mm|Bmm|Baddbmm|Convolution|Mul)Backward\d*")
 # Operators that make it out of some finite numbers: zero, what is not positive, what is large.
 RISKY = re.compile(r"(Sqrt|Rsqrt|Pow|Exp\w*|Reciprocal|Acos|Asin|Atanh|Tan|LinalgVectorNorm|Std|Var)Backward\d*")
 MASKING = re.compile(r"(MaskedFill|Where)Backward\d*")  # an infinity they put in is meant
-GIVEN = re.compile(r"(self|other|input|target|source|src|query|key|value|end|(mat|batch|tensor|vec|x)\d?)$")
+GIVEN = re.compile(
+    r"(self|other|input|target|source|src|query|key|value|end|running_mean|running_var|(mat|batch|tensor|vec|x)\d?)$"
+)
 # How operators stand in source beside their own names.
 SIGNS = {
     "div": ("/", "true_divide"),
@@ -54,8 +56,9 @@ SIGNS = {
 OLD_SIGNS = {"BINARY_TRUE_DIVIDE": "/", "BINARY_MULTIPLY": "*", "BINARY_POWER": "**"}  # before Python 3.11
 
 # How sure it is that an operator has made what is not finite: all it was given is finite, or it divides by a zero; what
-# needs no gradient gave it; it makes it out of some numbers; something gave it a value that is not known.
-PROVEN, GIVEN_IT, RISK, HIDDEN, OPEN = range(5, 0, -1)
+# needs no gradient gave it; it makes it out of some numbers; something gave it a value that is not known; of what is
+# finite it makes nothing else as a rule.
+PROVEN, GIVEN_IT, RISK, HIDDEN, UNUSUAL, OPEN = range(6, 0, -1)
 
 
 class _LateError(Exception):
@@ -76,26 +79,27 @@ class Origins:
 
     def of_loss(self, loss: Any, device_in_use: bool) -> dict[str, Any]:
         """The loss is not finite, and its graph still stands."""
-        why = obstacle(self._torch, device_in_use)
-        if why is not None:
-            return {"reason": why}
         nodes = _nodes(loss.grad_fn)
-        model = self._model([node.variable for node in nodes if hasattr(node, "variable")])
-        return self._in_time(lambda: self._among("parameters", model.tensors) or self._made(nodes, model))
+
+        def look() -> dict[str, Any]:
+            model = self._model([node.variable for node in nodes if hasattr(node, "variable")])
+            return self._among("parameters", model.tensors) or self._made(nodes, model)
+
+        return self._looked(look, device_in_use) if nodes else {"reason": "the loss is made of nothing"}
 
     def of_gradients(self, parameters: Sequence[Any], device_in_use: bool) -> dict[str, Any]:
         """The norm of the gradients of `parameters` is not finite."""
+
+        def look() -> dict[str, Any]:
+            tensors = [(name, one.grad) for name, one in self._model(parameters).tensors if one.grad is not None]
+            return self._among("gradients", tensors) or {"reason": "the gradients are finite, or not on the CPU"}
+
+        return self._looked(look, device_in_use)
+
+    def _looked(self, look: Callable[[], dict[str, Any]], device_in_use: bool) -> dict[str, Any]:
         why = obstacle(self._torch, device_in_use)
         if why is not None:
             return {"reason": why}
-        model = self._model(parameters)
-        tensors = [(name, one.grad) for name, one in model.tensors if one.grad is not None]
-        return self._in_time(
-            lambda: self._among("gradients", tensors) or {"reason": "the gradients are finite, or not on the CPU"}
-        )
-
-    def _in_time(self, look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        self._end_ns = monotonic_ns() + LOOK_NS
         try:
             with quietly(self._torch):
                 return look()
@@ -103,7 +107,7 @@ class Origins:
             return {"reason": f"there is more to look at than {LOOK_NS // 1_000_000} ms allow"}
 
     def _model(self, leaves: Sequence[Any]) -> Model:
-        """The models that hold `leaves`."""
+        """The models that hold `leaves`; from here on the time of a look runs."""
         wanted = set(map(id, leaves))
         model = Model([root for root in (known() for known in self._roots) if root is not None])
         if not wanted <= set(model.names) and self._searches < SEARCHES_LIMIT:
@@ -116,6 +120,7 @@ class Origins:
                     roots.append(root)
             self._roots = [ref(root) for root in roots]
             model = Model(roots)
+        self._end_ns = monotonic_ns() + LOOK_NS
         return model
 
     def _among(self, where: str, tensors: list[tuple[str, Any]]) -> dict[str, Any] | None:
@@ -156,10 +161,14 @@ class Origins:
         operator = _operator(node)
         if getattr(_function(node), "__module__", "").startswith("torch."):
             return {"reason": f"it was made inside {operator}, which hides its modules from the graph"}
-        if rank < HIDDEN:
+        if rank == OPEN:
             return {"reason": "the tensors that the graph has saved do not tell what made it"}
         where = "inputs" if rank in (GIVEN_IT, HIDDEN) else "forward"
-        return {"where": where, "operator": operator, **_place(node, operator, nodes, model)}
+        found = {"where": where, "operator": operator, **_place(node, operator, nodes, model)}
+        # A batch with such values is in the running means of the modules behind it: only the maker's own buffers tell.
+        own = found.get("module")
+        buffers = [(f"{own}.{name}", one) for name, one in _buffers(model, own)]
+        return self._among("parameters", buffers) or found
 
     def _maker(self, bad: Any) -> tuple[int, int, Any]:
         """(how sure it is, how early in the forward pass, the node) of what made the output of `bad`."""
@@ -177,8 +186,10 @@ class Origins:
                     seen.add(node)
                     deeper = facts.bad
                     waiting += facts.unknown
-                    certain = node is start and facts.rank in (OPEN, RISK) and not facts.unknown
+                    certain = node is start and facts.rank in (OPEN, RISK, UNUSUAL) and not facts.unknown
                     region.append((PROVEN if certain else facts.rank, -node._sequence_nr(), node))
+                elif facts.rank == UNUSUAL:
+                    region.append((UNUSUAL, -node._sequence_nr(), node))
             if deeper is None or deeper in seen:
                 best = max(region, key=lambda each: each[:2])
                 # Of several that may have, nobody knows which.
@@ -235,12 +246,15 @@ class _Facts:
             self.rank = OPEN if self._is_harmless else PROVEN
         elif PRODUCTS.match(self._name):
             terms = 1 if self._name.startswith("Mul") else tensor[:1].numel()
+            self._is_judged = True
             self._largest *= max(1.0, -ends[0], ends[1]) * terms
             self._is_harmless = self._largest < self._torch.finfo(tensor.dtype).max / 10
 
     def _is_risky(self) -> bool:
         if LOGARITHM.match(self._name) or DIVISION.match(self._name):
             return not self._is_judged
+        if PRODUCTS.match(self._name):
+            return self._is_judged and not self._is_harmless
         if CONVERTING.match(self._name):
             made = getattr(self._node, "_input_metadata", ())
             return any(one.dtype is self._torch.float16 for one in made)
@@ -255,6 +269,7 @@ class _Facts:
             self.rank = HIDDEN if None in self._edges else OPEN
         elif not any(kind.match(self._name) for kind in (PRODUCTS, LOGARITHM, DIVISION, CONVERTING)):
             self._is_harmless = bool(self._good)
+            self.rank = UNUSUAL
         if self._is_harmless and self.output is None and not self.unknown and not self.bad:
             self.output = True
 
@@ -313,11 +328,11 @@ def _operator(node: Any) -> str:
 
 
 class Model:
-    """All modules of the script's models, by name in order of definition, with their parameters and buffers."""
+    """All modules of the script's models, by name in order of definition, with their parameters."""
 
     def __init__(self, roots: list[Any]) -> None:
         self.modules = dict(named(roots, "named_modules"))
-        self.tensors = [*named(roots, "named_parameters"), *named(roots, "named_buffers")]
+        self.tensors = list(named(roots, "named_parameters"))
         self.names = {id(one): name for name, one in self.tensors[::-1]}
         self.by_module = {id(module): name for name, module in self.modules.items()}
         self.parents = {
@@ -398,6 +413,10 @@ def _leaves(node: Any) -> list[int]:
         if edge is not None and hasattr(edge, "variable"):
             found.append(id(edge.variable))
     return found
+
+
+def _buffers(model: Model, name: str | None) -> list[tuple[str, Any]]:
+    return [] if name is None else list(model.modules[name].named_buffers(recurse=False))
 
 
 def _is_plain(module: Any) -> bool:

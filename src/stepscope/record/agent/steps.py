@@ -435,7 +435,7 @@ class StepCutter:
                 self._segments.pop()
             silent = self.optimizers_exist and not self._optimizer_signalled
             if any(segment.trained and (silent or self._complete(segment)) for segment in self._segments):
-                self._close_undecided("end", live=False)
+                self._close_undecided(live=False)
         self._segments = self._looked_through if self._number == 0 else []
         self._write_each("loader")
         self._looked_through = []
@@ -724,15 +724,15 @@ class StepCutter:
         end, self._resting = self._resting, None
         if end is not None and self._segments:
             self._segments[-1].rewind(end)
-        return self._close_undecided("end", live)
+        return self._close_undecided(live)
 
-    def _close_undecided(self, signal: str, live: bool) -> int:
+    def _close_undecided(self, live: bool) -> int:
         """Write segments no later event can settle: one step each where boundaries were guessed, else one step."""
         silent = not self._optimizer_signalled and self.optimizers_exist
         if (silent or self._mark is not None) and len(self._segments) > 1:
             self._write_each("loader")
             return self._clock()
-        return self._close(signal, live)
+        return self._close("end", live)
 
     def _write_each(self, signal: str) -> None:
         segments, self._segments = self._segments, []
