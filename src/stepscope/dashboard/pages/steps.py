@@ -37,7 +37,7 @@ REASONS = {
     "warmup": "warm-up",
     "first_batch": "first batch of an epoch",
     "window": "under the profiler",
-    "monitor": "with monitors of --watch",
+    "monitor": "with monitors, of --watch or an alarm",
     "compile": "compiling",
     "profiler": "the script's profiler starts or stops in it",
     "incomplete": "at the end of the trace, its device work not recorded whole",
