@@ -131,9 +131,9 @@ def test_steps_that_count_for_no_timing_are_marked_as_left_out(tmp_path: Path) -
     assert drawn["x"]["values"] == [at for at in range(40) if at not in (20, 21, 22, 30)]
     assert [(mark["from"], mark["to"], mark["label"]) for mark in drawn["marks"]] == [
         (20, 22, "left out: under the profiler"),
-        (30, 30, "left out: with monitors of --watch"),
+        (30, 30, "left out: with monitors, of --watch or an alarm"),
     ]
-    assert drawn["notes"] == ["Left out: 3 steps under the profiler, 1 step with monitors of --watch."]
+    assert drawn["notes"] == ["Left out: 3 steps under the profiler, 1 step with monitors, of --watch or an alarm."]
     assert part(found, "m-train-loss")["marks"] == []
     over_time = part(page(run, "metrics", over="time"), "m-perf-step-ms")["marks"][0]
     assert over_time["to"] - over_time["from"] == pytest.approx(0.03)

@@ -88,7 +88,7 @@ class Gap(NamedTuple):
 
 def gaps(labelled: LabelledSteps, process: str | None) -> list[Gap]:
     """What `timed` leaves out of the curves of a process, in order of time."""
-    own = labelled.frame.filter(pl.col("process") == process).drop_nulls("start_ns").sort("start_ns")
+    own = labelled.frame.filter(pl.col("process").eq_missing(process)).drop_nulls("start_ns").sort("start_ns")
     stretches = own.group_by(pl.col("reason").rle_id().alias("stretch"), maintain_order=True).agg(
         pl.col("reason").first(),
         pl.len(),

@@ -155,7 +155,9 @@ def heat(found: Mapping[str, Curve], limit: int) -> Lines:
 
 def moments(tables: Tables, labelled: LabelledSteps, process: str | None) -> list[Moment]:
     """Epochs, evaluations, checkpoints, recompilations and jumps of learning rates, each kind once a step."""
-    own = tables.steps.filter(pl.col("process") == process).drop_nulls(["start_ns", "wall_ns"]).sort("start_ns")
+    own = (
+        tables.steps.filter(pl.col("process").eq_missing(process)).drop_nulls(["start_ns", "wall_ns"]).sort("start_ns")
+    )
     if own.is_empty():
         return []
     starts, numbers = own["start_ns"].to_numpy(), own["step"].to_numpy()
