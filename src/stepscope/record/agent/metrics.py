@@ -21,7 +21,7 @@ from operator import itemgetter
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence, Tuple
 
-from stepscope.record.agent.frames import is_user_file, place_fields, user_files, user_places
+from stepscope.record.agent.frames import place_fields, user_frame, user_places
 
 if TYPE_CHECKING:
     from stepscope.record.agent.agent import Agent
@@ -75,7 +75,8 @@ class Metrics:
         self._lost = 0
         self._sites: dict[Any, int | None] = {}  # (code, instruction) of a line that calls backward -> series
         self._codes: list[Any] = []
-        self._tensor: Any = None  # torch's class, once one was met
+        self._tensor: Any = None  # torch's class, and the code of its `backward`, once a loss was met
+        self._backward: Any = None
         self._rates: dict[int, tuple[Any, ...]] = {}  # id of an optimizer -> its groups' last rates
         self._scaled: tuple[Any, Any] | None = None  # (what GradScaler.scale returned last, what it was given)
         self._updates = 0  # optimizer steps that ended
@@ -174,20 +175,16 @@ class Metrics:
             return
         # The line, without making its name. A code object's own hash goes over all that it holds; `_codes` keeps each
         # alive, and its number its own.
-        frame: FrameType | None = _frame(3)
-        while frame is not None:
-            is_users = user_files.get(frame.f_code.co_filename)
-            if is_users or (is_users is None and is_user_file(frame.f_code.co_filename)):
-                break
-            frame = frame.f_back
-        key: Any = None
-        if frame is not None:
-            key, caller = (id(frame.f_code), frame.f_lasti), frame.f_back
-            if caller is not None:
-                key = (*key, id(caller.f_code), caller.f_lasti)
+        frame = _frame(3)
+        caller = frame.f_back
+        if frame.f_code is self._backward and caller is not None:
+            frame, caller = caller, caller.f_back
+        key: Any = (id(frame.f_code), frame.f_lasti)
+        if caller is not None:
+            key = (*key, id(caller.f_code), caller.f_lasti)
         series = self._sites.get(key)
         if series is None:
-            series = self._new_site(key, frame, root)
+            series = self._site(frame, root)
         update = -1 - self._updates if self._updating else self._updates
         value = _read(root) if root.__class__ is self._tensor else scalar_of(root)
         if value.__class__ is float and series is not None:
@@ -328,17 +325,21 @@ class Metrics:
         name = name if isinstance(name, str) and name else str(index)
         self.keep(self.series(f"train/lr/{f'{number}.' if number else ''}{name}", "optimizer"), now_ns, rate)
 
-    def _new_site(self, key: Any, frame: FrameType | None, root: Any) -> int | None:
-        """The series of a user's line that calls backward, `frame` or none, which is there for the first time."""
-        if len(self._sites) >= SITES_LIMIT:
-            return None
+    def _site(self, frame: FrameType | None, root: Any) -> int | None:
+        """The series of the script's line that calls backward, from `frame` on; None where there are too many."""
+        frame = user_frame(frame)
         caller = None if frame is None else frame.f_back
-        self._codes += (frame and frame.f_code, caller and caller.f_code)
-        self._tensor = sys.modules["torch"].Tensor
-        places = user_places(3, 2)
-        about = {**place_fields(places[0] if places else None), "caller": places[1] if places[1:] else None}
-        series = self._sites[key] = self.series("train/loss", "backward", by_update=True, **about, **_division(root))
-        return series
+        key: Any = frame and (id(frame.f_code), frame.f_lasti)
+        if caller is not None:
+            key = (*key, id(caller.f_code), caller.f_lasti)
+        if key not in self._sites and len(self._sites) < SITES_LIMIT:
+            torch: Any = sys.modules["torch"]
+            self._tensor, self._backward = torch.Tensor, getattr(torch.Tensor.backward, "__code__", None)
+            self._codes += (frame and frame.f_code, caller and caller.f_code)
+            places = user_places(3, 2)
+            about = {**place_fields(places[0] if places else None), "caller": places[1] if places[1:] else None}
+            self._sites[key] = self.series("train/loss", "backward", by_update=True, **about, **_division(root))
+        return self._sites.get(key)
 
 
 class Ring:
@@ -430,14 +431,14 @@ def _read(tensor: Any) -> Any:
         return None
     if not tensor.is_cpu:
         return None if tensor.is_complex() else tensor
-    kind = tensor.dtype
-    if kind not in _readers:
-        _readers[kind] = _READERS.get(str(kind))
-    at = _readers[kind]
-    if at is None or tensor.layout is not sys.modules["torch"].strided:
+    at = _readers.get((tensor.dtype, tensor.layout), _readers)
+    if at is _readers:
+        strided = tensor.layout is sys.modules["torch"].strided
+        at = _readers[tensor.dtype, tensor.layout] = _READERS.get(str(tensor.dtype)) if strided else None
+    if at is None:
         return None
-    value = at(tensor.data_ptr()).value
-    return -float(value) if tensor.is_neg() else float(value)
+    value = float(at(tensor.data_ptr()).value)
+    return -value if tensor.is_neg() else value
 
 
 class _Short:
@@ -449,7 +450,7 @@ class _Short:
 
 
 _frame = sys._getframe
-_readers: dict[Any, Callable[[int], Any] | None] = {}  # by type of torch, as far as met
+_readers: dict[Any, Any] = {}  # by torch's type and layout, as far as met
 # What has the `value` of a number of a type at an address.
 _READERS: dict[str, Callable[[int], Any]] = {
     "torch.float32": ctypes.c_float.from_address,
