@@ -299,6 +299,30 @@ def test_what_a_sampler_of_the_scripts_gives(captured: Captured, own: str) -> No
     assert reason is None or reason in last["reason"]
 
 
+def test_a_sampler_ends_and_fails_as_without_us(captured: Captured) -> None:
+    ended = []
+
+    class Own:
+        def __iter__(self) -> Iterator[int]:
+            try:
+                yield from range(4 * BATCH)
+                raise KeyError("the script's own")
+            finally:
+                ended.append(True)
+
+        def __len__(self) -> int:
+            return 5 * BATCH
+
+    iterator = iter(DataLoader(Samples(), batch_size=BATCH, sampler=Own()))
+    next(iterator)
+    del iterator
+    assert ended == [True], "as soon as nobody asks any more"
+    with pytest.raises(KeyError) as failed:
+        list(DataLoader(Samples(), batch_size=BATCH, sampler=Own()))
+    assert not [entry for entry in failed.traceback if "stepscope" in str(entry.path)]
+    assert captured.of("probe_error") == []
+
+
 def test_large_batches_are_cut_and_names_are_masked(captured: Captured) -> None:
     secret = "https://me:hunter2@bucket/picture.png"
     data = Samples(math.nan)

@@ -84,7 +84,7 @@ class BatchLog:
             return []
         self._next[number] = kept.next
         about = {"iterator": number, "loader": kept.loader, "epoch": kept.epoch, "first": kept.next - count}
-        lists = list(kept.lists)[-count:]
+        lists = [given for _, given in list(kept.lists)[-count:]]
         if kept.reason is None and lists[0].__class__ not in (list, tuple):
             lists = [(given,) for given in lists]
         if kept.reason is None and lists[0] and isinstance(lists[0][0], Integral):  # a sampler's are alike

@@ -2,8 +2,9 @@
 
 torch asks a sampler for the indices of a batch on the main process, ahead of time where there are workers, and hands
 batches out in the order in which it asked. The lists themselves are kept, a few of them; they are looked into only
-when something is written. Nothing of the script is called: the name of a sample is what a plain list of the data set
-holds at its place.
+when something is written. What torch's own samplers give passes into them by iterators of the standard library, without
+a line of ours; of other samplers every list is looked at, and copied. Nothing of the script is called: the name of a
+sample is what a plain list of the data set holds at its place.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ import sys
 import weakref
 from bisect import bisect_right
 from collections import deque
+from itertools import tee
 from numbers import Integral
-from typing import Any
+from operator import itemgetter
+from types import GeneratorType
+from typing import Any, Callable
 
 from stepscope.record.agent.masking import mask_text
 
@@ -32,6 +36,8 @@ LISTS = ("samples", "imgs", "files", "paths", "image_files")  # attributes that 
 
 KEPT = "_stepscope_kept"
 _PLAIN = (list, tuple)
+_SECOND = itemgetter(1)
+_SAMPLERS = "torch.utils.data.sampler"
 _LISTS = (list, tuple, range)
 
 NO_INDICES = "an iterable data set has no indices, only the position of the batch"
@@ -45,11 +51,15 @@ class Kept:
 
     def __init__(self, iterator: Any) -> None:
         state: dict[str, Any] = iterator.__dict__
-        self.lists: deque[Any] = deque(maxlen=BATCHES_LIMIT)
-        self.next = 0  # the number of the batch that is asked for next
         self.least = LEAST_BATCHES + (state.get("_prefetch_factor") or 0) * (state.get("_num_workers") or 0)
         self.counter = "_send_idx" if "_send_idx" in state else "_num_yielded"  # of batches that were asked for
-        self.is_torchs = type(state.get("_index_sampler")).__module__ == "torch.utils.data.sampler"
+        sampler = state.get("_index_sampler")
+        # One whose batches are alike; a subclass of the script's may do anything.
+        self.is_torchs = type(sampler).__module__ == _SAMPLERS
+        size = getattr(sampler, "batch_size", 1)
+        room = INTS_LIMIT // (size if isinstance(size, int) and size > 0 else 1) if self.is_torchs else BATCHES_LIMIT
+        self.lists: deque[Any] = deque(maxlen=min(max(room, self.least), BATCHES_LIMIT))
+        self.first: int | None = None  # the number of the batch from which on we hear of them
         self.reason: str | None = None  # why no batch's indices are known
         if state.get("_dataset_kind") == 1:
             self.reason = NO_INDICES
@@ -64,14 +74,33 @@ class Kept:
         except TypeError:  # a list
             self.dataset = None
 
-    def keep_foreign(self, indices: Any) -> None:
+    @property
+    def next(self) -> int:
+        """The number of the batch that is asked for next, as far as we have heard of them."""
+        return self.lists[-1][0] + 1 if self.lists else self.first or 0
+
+    def listen(self, state: dict[str, Any]) -> bool:
+        """Have what the sampler of an iterator gives pass into `lists`; False where somebody has to look at each."""
+        if self.first is not None:
+            return self.is_torchs
+        source: Any = state.get("_sampler_iter")
+        self.first = state.get(self.counter) or 0
+        self.is_torchs = self.is_torchs and source.__class__ is GeneratorType
+        if self.is_torchs:
+            heard, given = tee(source)
+            state["_sampler_iter"] = map(_SECOND, zip(map(self.lists.append, enumerate(heard, self.first)), given))
+        return self.is_torchs
+
+    def keep_foreign(self, number: int, indices: Any) -> None:
         """Keep what a sampler that is not torch's gave: it may fill one list anew, and batches may be of any size."""
+        if number != self.next:
+            self.lists.clear()
         if indices.__class__ is list:
             if len(indices) <= COPIED_LIMIT:
                 indices = tuple(indices)
-            elif self.lists and self.lists[-1] is indices:
+            elif self.lists and self.lists[-1][1] is indices:
                 self.reason = REFILLED
-        self.lists.append(indices)
+        self.lists.append((number, indices))
         while len(self.lists) > self.least and _size(indices) * len(self.lists) > INTS_LIMIT:
             self.lists.popleft()
 
@@ -80,7 +109,7 @@ class Kept:
         at = number - self.next + len(self.lists)
         if self.reason is not None or not 0 <= at < len(self.lists):
             return None, 0, self.reason or FORGOTTEN
-        indices = self.lists[at]
+        indices = self.lists[at][1]
         given = indices if isinstance(indices, _PLAIN) else (indices,)
         found = [int(index) for index in given if isinstance(index, Integral)]
         names = sorted({type(index).__name__ for index in given})
@@ -92,25 +121,26 @@ class Batches:
 
     def __init__(self) -> None:
         self.kept: dict[int, Kept] = {}
+        self.look_at_each: Callable[[], None] = lambda: None  # have `asked` called from now on
 
     @staticmethod
     def asked(iterator: Any, indices: Any) -> None:
         """`_next_index` of an iterator returned `indices`."""
         state = iterator.__dict__
-        kept = state.get(KEPT)
-        if kept is None:
-            kept = state[KEPT] = Kept(iterator)
-        number, lists = state.get(kept.counter, 0), kept.lists
-        if number != kept.next:
-            lists.clear()
-        kept.next = number + 1
-        if not kept.is_torchs:
-            kept.keep_foreign(indices)
-            return
-        lists.append(indices)
-        if len(lists) == kept.least:  # once: batches of torch's samplers are alike
-            room = INTS_LIMIT // max(_size(indices), 1)
-            kept.lists = deque(lists, min(max(room, kept.least + 1), BATCHES_LIMIT))
+        kept: Kept | None = state.get(KEPT)
+        if kept is not None and not kept.is_torchs:
+            kept.keep_foreign(state.get(kept.counter) or 0, indices)
+
+    def begins(self, iterator: Any) -> None:
+        """An iterator is about to ask its sampler from the beginning: it is new, or begins a further pass."""
+        kept = iterator.__dict__.get(KEPT)
+        if kept is None or kept.first is not None:
+            kept = iterator.__dict__[KEPT] = Kept(iterator)
+        self._listen(kept, iterator)
+
+    def _listen(self, kept: Kept, iterator: Any) -> None:
+        if kept.reason is None and not kept.listen(iterator.__dict__):
+            self.look_at_each()
 
     def adopt(self, serial: int, iterator: Any, anew: bool = False) -> None:
         """From now on `serial` is the number of the iterator; `anew`: it is about to begin a further pass."""
@@ -119,6 +149,7 @@ class Batches:
         if kept is None:
             kept = state[KEPT] = Kept(iterator)
         if not anew:
+            self._listen(kept, iterator)
             kept.seen_from = state.get("_num_yielded") or 0
         self.kept[serial] = kept
         if len(self.kept) > ITERATORS_LIMIT:

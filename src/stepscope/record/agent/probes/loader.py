@@ -147,9 +147,20 @@ class LoaderProbe(Probe):
         self._around(dataloader.DataLoader, "_get_iterator", self._before_make, self._after_make)
         self._around(several, "_reset", self._before_reset, self._after_make)
         self._around(several, "__del__", self._before_delete)
-        asked = self._agent.guard.pair("batches", self._agent.batches.asked)
-        iterators: Any = dataloader._BaseDataLoaderIter
-        self._patches.replace(iterators, "_next_index", lambda own: make_told_wrapper(self._patches, own, asked))
+        batches, iterators = self._agent.batches, dataloader._BaseDataLoaderIter
+        begins = self._agent.guard.pair("batches", lambda iterator, _result: batches.begins(iterator))
+        self._patches.replace(iterators, "_reset", lambda own: make_told_wrapper(self._patches, own, begins))
+        batches.look_at_each = self._look_at_each
+
+    def _look_at_each(self) -> None:
+        """There is a sampler that is not torch's."""
+        from torch.utils.data import dataloader
+
+        self._agent.batches.look_at_each = lambda: None
+        if self._patches.enabled:
+            asked = self._agent.guard.pair("batches", self._agent.batches.asked)
+            iterators: Any = dataloader._BaseDataLoaderIter
+            self._patches.replace(iterators, "_next_index", lambda own: make_told_wrapper(self._patches, own, asked))
 
     def remaining(self) -> int | None:
         """Batches the iterator fetched from last still holds for this epoch; None where that is unknown."""
