@@ -120,6 +120,18 @@ COMMANDS: dict[str, Command] = {
         ),
         {"allow_interspersed_args": False},
     ),
+    "sweep": Command(
+        "Search values of knobs for the best metric, and say which of them decide it.",
+        (
+            "stepscope sweep --param arg:--lr=log:1e-5..1e-2 --param arg:--batch-size=8,16,32 --metric val/loss:min "
+            "--trials 20 -- python train.py",
+            "stepscope sweep --param arg:--lr=log:1e-4..1e-2 --metric train/loss:min --metric seconds -- "
+            "python train.py",
+            "stepscope sweep --param env:OMP_NUM_THREADS=1..8 --metric perf/samples_per_s:max --metric-of tail "
+            "--sampler grid -- python train.py",
+        ),
+        {"allow_interspersed_args": False},
+    ),
     "doctor": Command(
         "Say what this machine allows, and what each limit costs the report.",
         ("stepscope doctor",),

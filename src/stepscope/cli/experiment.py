@@ -11,8 +11,10 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -28,11 +30,12 @@ if TYPE_CHECKING:
     from stepscope.experiment.plan import Request, Slot
     from stepscope.experiment.propose import Proposals
     from stepscope.model.comparison import Candidate, Experiment, Outcome
+    from stepscope.model.sweep import Trial
     from stepscope.report import outputs
 
 _PAIRS = re.compile(r"(\d{1,3})(?::(\d{1,3}))?")
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d+)?)\s*%?")
-_SIGNAL_STATUS = 128
+SIGNAL_STATUS = 128
 
 
 class Asked(OptionGroup, frozen=True):
@@ -119,16 +122,27 @@ class Asked(OptionGroup, frozen=True):
 
     def line(self, command: list[str]) -> str:
         """The command line that asks for it again; options that are as by default are left out."""
-        words, usual = ["stepscope", "experiment"], Asked()
-        for name in _IN_LINE:
-            option = "--" + _SPELLED.get(name, name).replace("_", "-")
-            value = getattr(self, name)
-            if value == getattr(usual, name):
-                continue
-            for each in value if isinstance(value, list) else [value]:
-                text = f"{each:g}" if isinstance(each, float) else str(each)
-                words += [option] if each is True else [option, text]
-        return shlex.join([*words, "--", *command])
+        return repeated("experiment", self, command, _IN_LINE, _SPELLED)
+
+
+def repeated(
+    name: str,
+    asked: OptionGroup,
+    command: list[str],
+    order: Sequence[str] = (),
+    spelled: Mapping[str, str] = MappingProxyType({}),
+) -> str:
+    """The line of a command whose options are `asked`, in this `order`; those `spelled` have another name in Python."""
+    line, usual = ["stepscope", name], type(asked)()
+    for field in order or asked.__struct_fields__:
+        option = "--" + spelled.get(field, field).replace("_", "-")
+        value = getattr(asked, field)
+        if value == getattr(usual, field):
+            continue
+        for each in value if isinstance(value, list) else [value]:
+            text = f"{each:g}" if isinstance(each, float) else str(each)
+            line += [option] if each is True else [option, text]
+    return shlex.join([*line, "--", *command])
 
 
 _AS_TYPED = ("screen", "itself", "quiet_machine", "steps", "warmup", "seed")
@@ -216,7 +230,7 @@ def experiment(
             _show(request, conclusion.experiment, folder, files, quiet=quiet)
         if conclusion.signal is not None and not quiet:
             say("stopped; the same command line goes on from here")
-    raise typer.Exit(0 if conclusion.signal is None else _SIGNAL_STATUS + conclusion.signal)
+    raise typer.Exit(0 if conclusion.signal is None else SIGNAL_STATUS + conclusion.signal)
 
 
 def _show(request: Request, found: Experiment, folder: Path, files: outputs.Plan, *, quiet: bool) -> None:
@@ -269,7 +283,7 @@ def _fraction(option: str, text: str) -> float:
 
 
 class Progress:
-    """The listener of an engine that prints. `quiet` prints nothing."""
+    """The listener of an engine, of experiments or sweeps, that prints. `quiet` prints nothing."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
@@ -280,7 +294,7 @@ class Progress:
         if not quiet and sys.stderr.isatty():
             from stepscope.report import outputs
 
-            self._status = self._stack.enter_context(outputs.console(sys.stderr).status("experiment …"))
+            self._status = self._stack.enter_context(outputs.console(sys.stderr).status("starting …"))
 
     def close(self) -> None:
         """Take the line of the run in progress away; what comes after is a report."""
@@ -292,15 +306,33 @@ class Progress:
             say(text)
 
     def starting(self, slot: Slot, number: int, left: int | None, left_s: float | None) -> None:
+        self._total = f"{number}" if left is None else f"{number} of about {number + max(left, 1) - 1}"
+        self._now(f"run {self._total}", slot.label, left_s)
+
+    def starting_trial(self, number: int, asked: int, label: str, left_s: float | None) -> None:
+        self._total = f"{number} of {asked}"
+        self._now(f"trial {self._total}", label, left_s)
+
+    def finished_trial(self, trial: Trial, best: Trial | None) -> None:
+        """One line for the trial: what it reached or why not, and the best so far."""
+        from stepscope.report import sweep_report, words
         from stepscope.report.escape import plain
 
-        self._total = f"{number}" if left is None else f"{number} of about {number + max(left, 1) - 1}"
+        said = ", ".join(sweep_report.number(value) for value in trial.values) or f"{trial.state}: {trial.reason}"
+        took = f" ({words.seconds(trial.wall_s)})" if trial.wall_s is not None else ""
+        names = (f"{sweep_report.bare(name)}={sweep_report.number(value)}" for name, value in trial.params.items())
+        line = f"trial {self._total}, {plain(' '.join(names), 90)}: {said}{took}"
+        self.note(line + (f"; best so far {sweep_report.number(best.value)}" if best is not None else ""))
+
+    def _now(self, what: str, label: str, left_s: float | None) -> None:
+        from stepscope.report.escape import plain
+
         if self._status is None:
             return
         time = ""
         if left_s is not None:
             time = f", about {f'{left_s:.0f} s' if left_s < 90 else f'{left_s / 60:.0f} min'} left"
-        self._status.update(f"run {self._total}{time}: {plain(slot.label, 60)} …")
+        self._status.update(f"{what}{time}: {plain(label, 60)} …")
 
     def finished(self, made: Made, experiment: Experiment | None) -> None:
         """One line for the run: its step time or what went wrong, and the estimates that its pairs have changed."""

@@ -206,6 +206,36 @@ def chart(
     }
 
 
+def axis(label: str, values: Iterable[Any], *, log: bool = False, choices: Sequence[str] = ()) -> dict[str, Any]:
+    """One axis of `parallel`: a value for each line, or the number of its choice; null where a line has none."""
+    known = list(choices)
+    placed = [known.index(value) if value in known else None for value in values] if known else map(number, values)
+    return {"label": plain(label), "log": log, "choices": [plain(each) for each in known], "values": list(placed)}
+
+
+def parallel(
+    id: str,
+    title: str,
+    axes: Iterable[Mapping[str, Any]],
+    names: Iterable[str],
+    *,
+    shade: int,
+    more_is_better: bool,
+    sentence: str,
+) -> Block:
+    """Lines through parallel axes, one for each of `names`, coloured by their value on the axis number `shade`."""
+    return {
+        "kind": "parallel",
+        "id": id,
+        "title": plain(title),
+        "sentence": plain(sentence, MAX_TEXT),
+        "axes": [dict(each) for each in axes],
+        "names": [plain(name) for name in names],
+        "shade": shade,
+        "more_is_better": more_is_better,
+    }
+
+
 def drawn(
     id: str,
     title: str,

@@ -302,6 +302,11 @@ def _chart(block: Block, level: Level) -> str:
     return "".join(parts)
 
 
+def _parallel(block: Block, level: Level) -> str:
+    """The sentence: the figures are in the table that stands beside it."""
+    return f"{_heading(block['title'])}<p>{markup(block['sentence'], level.text)}</p>"
+
+
 def _said(row: Item, place: int) -> Any:
     """A value, or the word for one that is not finite."""
     return next((word for at, word in row.get("odd", ()) if at == place), _at(row["values"], place))
@@ -528,6 +533,7 @@ _BLOCKS: dict[str, Callable[[Block, Level], str]] = {
     "facts": _facts,
     "table": _table,
     "chart": _chart,
+    "parallel": _parallel,
     "findings": _findings,
     "timeline": _timeline,
     "flame": _flame,

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from stepscope.dashboard import blocks, summary
 from stepscope.dashboard.blocks import Alone, Block, value_text
-from stepscope.dashboard.pages import compare, experiments
+from stepscope.dashboard.pages import compare, experiments, sweeps
 from stepscope.dashboard.static_page import numbered
 from stepscope.dashboard.text_columns import GAP, TextColumn, soft
 from stepscope.dashboard.text_columns import lines as lines_of
@@ -81,6 +81,12 @@ def show_experiment(document: Item, console: Console, *, page: str | None = None
     """Print what came of an experiment; `page` is where its report lies, if one was written."""
     steps = [("repeat", document["repeat"]), ("everything", page or document["folder"])]
     show(experiments.screen(document), console, [(label, plain(text, 4000)) for label, text in steps if text])
+
+
+def show_sweep(document: Item, console: Console, *, page: str) -> None:
+    """Print what came of a sweep; `page` is where its report lies."""
+    steps = [("repeat", document["repeat"]), ("everything", page)]
+    show(sweeps.screen(document), console, [(label, plain(text, 4000)) for label, text in steps])
 
 
 def show_table(found: TableDocument, console: Console, shorten: Shortener, *, define: bool = False) -> None:

@@ -17,9 +17,9 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct, field
@@ -35,31 +35,47 @@ JOURNAL = "experiment.jsonl"
 SCHEMA = "stepscope.experiment_journal/1"
 RUNS = "runs"
 LOCK = "lock"
+EXPERIMENT = "experiment"
 _MOST_NUMBERS = 10_000
 _MOST_NAME = 48
 
 
-def find(key: str, script: str, out: Path | None = None, *, fresh: bool = False) -> tuple[Path, bool]:
-    """The folder for the request with `key`, and whether an unfinished experiment of it is there; makes nothing.
+class Held(NamedTuple):
+    """What a folder holds: for which request, and whether it came to its end."""
 
-    It is that of the unfinished experiment, else a new one; `fresh` continues nothing. Raises `UsageError` where `out`
-    holds something else.
+    key: str | None
+    complete: bool
+
+
+def find(
+    key: str,
+    script: str,
+    out: Path | None = None,
+    *,
+    fresh: bool = False,
+    what: str = EXPERIMENT,
+    held: Callable[[Path], Held | None] | None = None,
+) -> tuple[Path, bool]:
+    """The folder for the request with `key`, and whether unfinished work on it is there; makes nothing.
+
+    It is that of the unfinished experiment, or other work of this kind (`what`, of which `held` says what a folder
+    holds), else a new one; `fresh` continues nothing. Raises `UsageError` where `out` holds something else.
     """
+    held = held or _held
     if out is not None:
-        return out.absolute(), _is_unfinished(out.absolute(), key, fresh=fresh)
-    base = Path.cwd() / DEFAULT_PARENT / f"experiment-{key[:8]}-{safe_name(script)}"
+        return out.absolute(), _is_unfinished(out.absolute(), key, held, what, fresh=fresh)
+    base = Path.cwd() / DEFAULT_PARENT / f"{what}-{key[:8]}-{safe_name(script)}"
     for number in range(1, _MOST_NUMBERS):
         folder = base if number == 1 else base.with_name(f"{base.name}-{number}")
         if not folder.exists():
             return folder, False
-        state = _state(folder)
-        if not fresh and state is not None and state.key == key and not state.complete:
+        if not fresh and held(folder) == Held(key, complete=False):
             return folder, True
     raise EnvironmentRefusal(f"{base} and its numbered successors are all taken; name a folder with --out")
 
 
-def _is_unfinished(folder: Path, key: str, *, fresh: bool) -> bool:
-    """Whether a folder that the user named holds the experiment, unfinished; raises where it holds something else."""
+def _is_unfinished(folder: Path, key: str, held: Callable[[Path], Held | None], what: str, *, fresh: bool) -> bool:
+    """Whether a folder that the user named holds the work, unfinished; raises where it holds something else."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--out {folder} is a file; name a folder")
     try:
@@ -68,34 +84,37 @@ def _is_unfinished(folder: Path, key: str, *, fresh: bool) -> bool:
         raise EnvironmentRefusal(f"{folder}: {error.strerror}; name another --out") from None
     if not used:
         return False
-    state = _state(folder)
-    holds, finished = f"--out {folder} holds", state is not None and state.complete
+    found = held(folder)
+    holds, one = f"--out {folder} holds", f"an {what}" if what == EXPERIMENT else f"a {what}"
     refuse(
         {
-            f"--out {folder} is not empty and holds no experiment; name a new folder": state is None,
-            f"{holds} an experiment, which --fresh does not remove; name a new folder": fresh,
-            f"{holds} another experiment; name a new folder": state is not None and state.key != key,
-            f"{holds} this experiment, finished; name a new folder to make it again": finished,
+            f"--out {folder} is not empty and holds no {what}; name a new folder": found is None,
+            f"{holds} {one}, which --fresh does not remove; name a new folder": fresh,
+            f"{holds} another {what}; name a new folder": found is not None and found.key != key,
+            f"{holds} this {what}, finished; name a new folder to make it again": (
+                found is not None and found.complete
+            ),
         }
     )
     return True
 
 
-def _state(folder: Path) -> State | None:
-    """What the journal in `folder` says; None where there is none."""
+def _held(folder: Path) -> Held | None:
+    """What the journal of an experiment in `folder` says; None where there is none."""
     try:
         data = (folder / JOURNAL).read_bytes()
     except OSError:
         return None
-    return fold(data[: data.rfind(b"\n") + 1])
+    state = fold(data[: data.rfind(b"\n") + 1])
+    return Held(state.key, state.complete)
 
 
 @contextlib.contextmanager
-def claimed(folder: Path) -> Iterator[None]:
+def claimed(folder: Path, what: str = EXPERIMENT) -> Iterator[None]:
     """Make the folder and be the only process in it while the block runs.
 
     The lock is the kernel's, which goes with the process however it ends; without one, the process named in the file.
-    Raises `UsageError` where another experiment works there, `EnvironmentRefusal` where nothing can be written.
+    Raises `UsageError` where another one works there, `EnvironmentRefusal` where nothing can be written.
     """
     try:
         (folder / RUNS).mkdir(parents=True, exist_ok=True)
@@ -110,7 +129,7 @@ def claimed(folder: Path) -> Iterator[None]:
             alive = owner.isdecimal() and read_stat(int(owner)) is not None
             # else it is a file system without locks, and nobody is there
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES) or alive:
-                who = f"another experiment{f' (process {owner})' if owner else ''} works in {folder}"
+                who = f"another {what}{f' (process {owner})' if owner else ''} works in {folder}"
                 raise UsageError(f"{who}; wait for it or name another --out") from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

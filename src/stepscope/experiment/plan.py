@@ -95,8 +95,12 @@ class Request(Struct, frozen=True, kw_only=True):
 
 def key(request: Request, host: str | None = None) -> str:
     """16 hex digits that are equal for requests that ask for the same thing on the same machine."""
-    values = msgspec.to_builtins(request)
-    values.pop("budget_s")
+    return key_of(request, "budget_s", host=host)
+
+
+def key_of(request: Struct, *without: str, host: str | None = None) -> str:
+    """The key of any request; the fields named belong to none."""
+    values = {name: value for name, value in msgspec.to_builtins(request).items() if name not in without}
     values["host"] = host if host is not None else os.uname().nodename
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -35,6 +35,7 @@ from stepscope.schema import STEP_COLUMNS
 _POLL_S = 0.2
 _END_S = 15.0  # for a run to end after SIGTERM before it is killed
 _CUT_S = 75.0  # for a run to end after its last step: it may write a checkpoint, and the recorder its report
+NO_LIMIT = 10**9  # steps
 FIRST_STEP_S = 900.0  # a command without a step by then is not one that steps can be seen of
 _PR_SET_PDEATHSIG = 1
 _LOG_TAIL = 65_536  # bytes of a log that are looked at
@@ -112,7 +113,8 @@ class StepsSeen:
 
 
 class Order(Struct, frozen=True, kw_only=True):
-    """What is to be run. `steps` end it, warm-up included; `seconds` end it in any case, None lets it take its time.
+    """What is to be run. `steps` end it, warm-up included, None lets it come to its own end; `seconds` end it in any
+    case, None lets it take its time.
 
     `full` records with the default settings, windows and sampling, so that there are findings. `ends` says whether
     what has been seen of the steps is enough to end it sooner.
@@ -122,7 +124,7 @@ class Order(Struct, frozen=True, kw_only=True):
     command: tuple[str, ...]
     folder: Path
     warmup: int
-    steps: int
+    steps: int | None
     seed: int
     seconds: float | None = None
     full: bool = False
@@ -142,7 +144,7 @@ class Processes:
     def __call__(self, order: Order, started: Callable[[int, int | None], None]) -> Made:
         """Run, read and measure. Raises `Stopped`, and `EnvironmentRefusal` where nothing can be started at all."""
         began = time.monotonic()
-        status, failure = self._run(order, started)
+        status, failure = self.run(order, started)
         measure = None
         if failure is None:
             try:
@@ -164,7 +166,7 @@ class Processes:
             length=seen.count if status == 0 else None,
         )
 
-    def _run(self, order: Order, started: Callable[[int, int | None], None]) -> tuple[int | None, str | None]:
+    def run(self, order: Order, started: Callable[[int, int | None], None]) -> tuple[int | None, str | None]:
         """(its status, None where we ended it, what went wrong with it)."""
         process = _start(order)
         try:
@@ -214,7 +216,9 @@ class Processes:
 
 
 def run_line(order: Order) -> list[str]:
-    options = ["--quiet", "--max-steps", str(order.warmup + order.steps), "--out", str(order.folder)]
+    options = ["--quiet", "--out", str(order.folder)]
+    if order.steps is not None or order.ends is not None:  # `ends` is told to the recorder as if the limit were reached
+        options += ["--max-steps", str(NO_LIMIT if order.steps is None else order.warmup + order.steps)]
     if not order.full:
         options += ["--no-report", "--no-window", "--rate", f"{RATE_HZ:g}"]
     for knob in order.slot.knobs:

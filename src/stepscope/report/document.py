@@ -62,6 +62,19 @@ KEY_ORDER = (
 )
 
 
+def bare_report(name: str, command: Sequence[str], cwd: str | None) -> Report:
+    """The report of no run at all: the command, and nothing measured of it."""
+    return Report(
+        run={"name": name, "command": list(command), "cwd": cwd},
+        quality={"counts": {}, "reading": None, "traces": [], "notes": []},
+        steps=None,
+        findings=(),
+        abstained=(),
+        ignored=(),
+        views={},
+    )
+
+
 def report_bytes(report: Report) -> bytes:
     return json_bytes({**{key: getattr(report, key) for key in KEY_ORDER}, "views": dict(report.views)})
 

@@ -21,7 +21,7 @@ from stepscope.model import Report
 from stepscope.model.comparison import EXPERIMENT_SCHEMA, FASTER, NO_DIFFERENCE, SLOWER, UNDECIDED, VOID, Experiment
 from stepscope.report import outputs, words
 from stepscope.report.comparison_report import MEAN, measure_document, outcome_document, signed_percent
-from stepscope.report.document import load_report
+from stepscope.report.document import bare_report, load_report
 from stepscope.report.values import json_bytes, plain_rows, plain_value
 
 NAME = "experiment.json"
@@ -178,19 +178,8 @@ def leave_with(experiment: Experiment, run: Path, render: outputs.Render | None)
 
 def _without_run(experiment: Experiment) -> Report:
     """The report of no run at all: the command, and nothing measured of it."""
-    return Report(
-        run={
-            "name": Path(experiment.folder).name if experiment.folder else "experiment",
-            "command": list(experiment.protocol.command),
-            "cwd": experiment.cwd,
-        },
-        quality={"counts": {}, "reading": None, "traces": [], "notes": []},
-        steps=None,
-        findings=(),
-        abstained=(),
-        ignored=(),
-        views={},
-    )
+    name = Path(experiment.folder).name if experiment.folder else "experiment"
+    return bare_report(name, experiment.protocol.command, experiment.cwd)
 
 
 FINDINGS = "findings"  # the source of an experiment that makes its first run to diagnose it

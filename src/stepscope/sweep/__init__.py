@@ -1,1 +1,1 @@
-"""A search over knobs for the best value of a metric, and what of them matters."""
+"""A search over knobs: trials chosen by Optuna, each a run folder, and which parameter decides what they reach."""

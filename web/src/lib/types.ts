@@ -153,8 +153,18 @@ export interface FlameDocument {
 /** A choice that reloads the page with `param` set: which tree, which grouping, which other run. */
 export interface ChoiceBlock { kind: 'choice'; label: string; param: string; value: string; options: { value: string; label: string }[] }
 
+/** An axis of a picture with parallel axes; of choices the values are their numbers. */
+export interface Axis { label: string; log: boolean; choices: string[]; values: (number | null)[] }
+export interface ParallelBlock {
+  kind: 'parallel'; id: string; title: string; sentence: string; axes: Axis[];
+  /** Of the lines; every axis has a value for each. */
+  names: string[];
+  /** Number of the axis that colours them. */
+  shade: number; more_is_better: boolean;
+}
+
 export type Block =
-  | TextBlock | EmptyBlock | FiguresBlock | FactsBlock | TableBlock | ChartBlock | FindingsBlock | TimelineBlock | FlameBlock | ChoiceBlock;
+  | ParallelBlock | TextBlock | EmptyBlock | FiguresBlock | FactsBlock | TableBlock | ChartBlock | FindingsBlock | TimelineBlock | FlameBlock | ChoiceBlock;
 
 export interface PageDocument {
   schema: 'stepscope.page/1'; page: string; title: string; revision: number;
@@ -165,7 +175,7 @@ export interface PageDocument {
 
 export type RunState = 'running' | 'finished' | 'failed' | 'vanished' | 'unreadable';
 export interface RunEntry {
-  id: string; name: string; path: string; kind: 'run' | 'trace' | 'experiment'; state: RunState; started_ns: number | null; duration_s: number | null;
+  id: string; name: string; path: string; kind: 'run' | 'trace' | 'experiment' | 'sweep'; state: RunState; started_ns: number | null; duration_s: number | null;
   command: string | null; steps: number | null; mean_ms: number | null; first_finding: string | null; note: string | null;
 }
 export interface RunList { schema: 'stepscope.runs/1'; runs: RunEntry[]; total: number }

@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 
 from stepscope.dashboard import blocks, static_page
 from stepscope.dashboard.blocks import Alone, Block, Row, rows_table
-from stepscope.dashboard.pages import PageContext, experiments
+from stepscope.dashboard.pages import PageContext, experiments, sweeps
 from stepscope.errors import EnvironmentRefusal, UnreadableInputError, UsageError
 from stepscope.report import comparison_report as said
 from stepscope.report import words
@@ -26,6 +26,7 @@ MAX_CHOICES = 500
 RECORD = "Open a folder with several runs: stepscope view RUNS. Any two of them can then be compared here."
 COMMAND = "stepscope view stepscope-runs"
 ALONE = "This is the only run that is open, and no experiment was made on it."
+SEARCHES: dict[str, Any] = {"experiment": experiments, "sweep": sweeps}  # kinds of entries that are not one run
 TONES = {"good": "good", "bad": "warning"}
 STEP_TIMES = tuple(key for key, _, _ in said.FIGURES if key.endswith("_ms"))
 
@@ -79,18 +80,25 @@ def build(context: PageContext) -> list[Block]:
     other = context.params.get(WITH, "") if context.catalog is not None else ""
     if other:
         made += _with(context, other)
-    own = experiments.of_run(context)
-    made += experiments.build(context, own) if own is not None else []
-    if not made or (own is None and not other and not _others(context)):
+    own = [*_own(context)]
+    made += own
+    if not made or (not own and not other and not _others(context)):
         made.append(blocks.empty("Nothing to compare with", ALONE, RECORD, COMMAND))
-    elif not other and own is None:
+    elif not other and not own:
         made.append(blocks.text("Choose a run to lay this one beside it.", "note"))
     return made
 
 
 def empty(context: PageContext) -> bool:
     """Whether nothing can ever stand here: a server may find another run at any time."""
-    return context.catalog is None and experiments.of_run(context) is None
+    return context.catalog is None and not any(search.of_run(context) for search in SEARCHES.values())
+
+
+def _own(context: PageContext) -> Iterator[Block]:
+    """The experiment and the sweep that lie in the run's report."""
+    for search in SEARCHES.values():
+        document = search.of_run(context)
+        yield from search.build(context, document) if document is not None else ()
 
 
 def render(document: Document) -> str:
@@ -127,20 +135,21 @@ def _side(context: PageContext) -> str:
 
 def _label(row: Row) -> str:
     name = str(row["name"])
-    if row.get("kind") == "experiment":
-        return f"{name} (experiment)"
+    if row.get("kind") in SEARCHES:
+        return f"{name} ({row['kind']})"
     return f"{name} ({words.milliseconds(row['mean_ms'])} a step)" if row.get("mean_ms") is not None else name
 
 
 def _with(context: PageContext, other: str) -> Iterator[Block]:
     assert context.catalog is not None
     try:
-        folder = context.catalog.experiment(other)
-        document = experiments.load(folder) if folder is not None else _compared(context, other)
+        place = context.catalog.place(other)
+        search = SEARCHES.get(place.kind)
+        document = search.load(place.path) if search else _compared(context, other)
     except (UsageError, UnreadableInputError, EnvironmentRefusal) as error:
         yield blocks.empty("These cannot be compared", blocks.sentence(str(error)), "Choose another run.")
         return
-    yield from experiments.build(context, document) if folder is not None else comparison(context, document)
+    yield from search.build(context, document) if search else comparison(context, document)
 
 
 def _compared(context: PageContext, other: str) -> Document:

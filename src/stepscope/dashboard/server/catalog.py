@@ -1,8 +1,8 @@
 """The runs that a dashboard shows: what lies in the paths it was given, found by cheap looks and looked at again.
 
-A path is a run folder, an experiment, a trace or anything else `analyze` reads, or a folder of these. Of a run in the
-list only its manifest and the head of its report are read, each again when it has changed, so that thousands of runs
-are no matter. A run is known by an ID made of its name and its place: links to it hold as long as it lies there.
+A path is a run folder, an experiment, a sweep, a trace or anything else `analyze` reads, or a folder of these. Of a run
+in the list only its manifest and the head of its report are read, each again when it has changed, so that thousands of
+runs are no matter. A run is known by an ID made of its name and its place: links to it hold as long as it lies there.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from stepscope.errors import UnreadableInputError
 from stepscope.files import open_regular
 from stepscope.report.escape import plain
 
-RUN, TRACE, EXPERIMENT = "run", "trace", "experiment"
-EXPERIMENT_FILES = ("experiment.json", "experiment.jsonl")
-EXPERIMENT_RUNS = "runs"
+RUN, TRACE, EXPERIMENT, SWEEP = "run", "trace", "experiment", "sweep"
+# What a folder of runs made by one command holds, by its kind; the first is the whole of it.
+SEARCHES = {EXPERIMENT: ("experiment.json", "experiment.jsonl"), SWEEP: ("sweep.json",)}
+SEARCH_RUNS = "runs"
 TRACE_NAMES = (".pt.trace.json", ".pt.trace.json.gz")
 LEFT_OUT = frozenset({"node_modules", "site-packages", "venv", "__pycache__", "tables"})
 MAX_DEPTH = 3  # of folders below the one given
@@ -45,7 +46,8 @@ _ID = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 class Place(Struct, frozen=True):
-    """Where a run lies. `folder` is what is opened: of an experiment, a run of its baseline; None where it has none."""
+    """Where a run lies. `folder` is what is opened: of an experiment, a run of its baseline, of a sweep, its best; None
+    where there is none."""
 
     key: str
     name: str
@@ -82,11 +84,6 @@ class Catalog:
     def run(self, key: str) -> api.Run:
         """The whole run of an ID; raises `NotThere`."""
         return self._whole(self.place(key))
-
-    def experiment(self, key: str) -> Path | None:
-        """The folder of an experiment, of an entry that is one."""
-        place = self.place(key)
-        return place.path if place.kind == EXPERIMENT else None
 
     def document(self, text: str = "") -> dict[str, Any]:
         """The RunList of what matches `text`."""
@@ -146,9 +143,12 @@ class Catalog:
             yield _place(folder, top, RUN)
             return
         children = _children(folder)
-        if (folder / EXPERIMENT_RUNS).is_dir() and any((folder / name).is_file() for name in EXPERIMENT_FILES):
-            yield _place(folder, top, EXPERIMENT)
-            for run in _folders(_children(folder / EXPERIMENT_RUNS)):
+        kind = next(
+            (kind for kind, names in SEARCHES.items() if any((folder / name).is_file() for name in names)), None
+        )
+        if kind is not None and (folder / SEARCH_RUNS).is_dir():
+            yield _place(folder, top, kind)
+            for run in _folders(_children(folder / SEARCH_RUNS)):
                 if next(budget, None) is not None and self._is_run(run):
                     yield _place(run, top, RUN, run.name if folder == top else f"{folder.name}/{run.name}")
             return
@@ -188,9 +188,11 @@ def _place(path: Path, top: Path, kind: str, name: str = "") -> Place:
     digest = hashlib.blake2b(os.fsencode(path), digest_size=4).hexdigest()
     slug = _ID.sub("-", name).strip("-.")[:60]
     folder: Path | None = path
-    if kind == EXPERIMENT:  # the run of its baseline that is shown in full: its pilot, else its first
-        runs = _folders(_children(path / EXPERIMENT_RUNS))
-        folder = next((run for run in runs if run.name.endswith("-pilot")), runs[0] if runs else None)
+    if kind in SEARCHES:  # the run that is shown in full: its pilot or its best, else its first
+        runs = _folders(_children(path / SEARCH_RUNS))
+        best = (_read(path / SEARCHES[SWEEP][0], _Sweep) or _Sweep()).best if kind == SWEEP else None
+        named = (run for run in runs if run.name.endswith("-pilot") or (best and run.name == best.folder))
+        folder = next(named, runs[0] if runs else None)
     return Place(f"{slug}-{digest}" if slug else digest, name, path, kind, folder)
 
 
@@ -243,6 +245,16 @@ class _Report(Struct):
 
     steps: _Steps | None = None
     findings: list[_Finding] = []
+
+
+class _Best(Struct):
+    folder: str | None = None
+
+
+class _Sweep(Struct):
+    """What says which run of a sweep is shown."""
+
+    best: _Best | None = None
 
 
 class _Manifest(Struct):
@@ -311,8 +323,8 @@ def standing(place: Place, progress: Progress | None = None) -> live.Standing:
         return live.standing(place.path, progress)
     if not place.path.exists():
         return live.Standing(live.VANISHED, live.GONE)
-    if place.kind == EXPERIMENT:
-        return live.standing_of_experiment(place.path)
+    if place.kind in SEARCHES:
+        return live.standing_of_search(place.path / SEARCHES[place.kind][0], place.kind)
     return live.Standing(live.FINISHED, "A trace, which does not change.")
 
 

@@ -17,7 +17,7 @@ from stepscope.api import ReadOptions, Run
 from stepscope.dashboard import pages
 from stepscope.dashboard.pages import timeline
 from stepscope.dashboard.server import live
-from stepscope.dashboard.server.catalog import EXPERIMENT, Catalog, Place, standing
+from stepscope.dashboard.server.catalog import SEARCHES, Catalog, Place, standing
 from stepscope.dashboard.server.live import Journals
 from stepscope.dashboard.server.prepare import Prepared, PreparedRuns
 from stepscope.dashboard.server.security import NotReady, NotThere, StillPreparing, encoded
@@ -80,7 +80,7 @@ class Handlers:
 
     def _describe(self, place: Place, run: Run) -> dict[str, Any]:
         context = pages.PageContext(run, run, catalog=self._catalog, key=place.key, source=self._source)
-        always = (COMPARE,) if place.kind == EXPERIMENT else ()
+        always = (COMPARE,) if place.kind in SEARCHES else ()
         empty = [key for key, page in pages.PAGES.items() if key not in always and page.empty(context)]
         listed = pages.head(pages.PAGES.values(), empty)["pages"]
         return {
@@ -100,7 +100,7 @@ class Handlers:
         narrow = "steps" in pages.PAGES[page].follows and page not in WHOLE
         chosen = self._with_steps(prepared, scope.steps) if narrow else prepared
         given = {key: value for key, value in asked.items() if key not in IN_PATH and len(value) <= MAX_TEXT}
-        if prepared.place.kind == EXPERIMENT and page == COMPARE:
+        if prepared.place.kind in SEARCHES and page == COMPARE:
             given = {WITH: prepared.place.key, **given}  # an experiment is laid beside itself: what came of it
 
         def make() -> bytes:

@@ -166,19 +166,19 @@ def standing(folder: Path, progress: Progress | None = None) -> Standing:
     return Standing(VANISHED, text)
 
 
-def standing_of_experiment(folder: Path) -> Standing:
-    """How an experiment goes: it says so at its end, and names its process while it works."""
-    result = _read(folder / "experiment.json")
+def standing_of_search(file: Path, what: str) -> Standing:
+    """How an experiment or a sweep goes: its file says so at its end, and its lock names its process while it works."""
+    result = _read(file)
     if result.get("finished") is True:
-        return Standing(FINISHED, "The experiment is finished.")
+        return Standing(FINISHED, f"The {what} is finished.")
     try:
-        with open_regular(folder / "lock") as file:
-            owner = file.read(32).strip()
+        with open_regular(file.with_name("lock")) as lock:
+            owner = lock.read(32).strip()
     except OSError:
         owner = b""
     if owner.isdigit() and _process_lives(int(owner), time.time_ns()):
-        return Standing(RUNNING, "The experiment goes on.")
-    return Standing(VANISHED, "The experiment was stopped; the same command line goes on with it.")
+        return Standing(RUNNING, f"The {what} goes on.")
+    return Standing(VANISHED, f"The {what} was stopped; the same command line goes on with it.")
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,0 +1,323 @@
+"""What came of a sweep: its best trials, which parameter decides a metric, and every trial."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from stepscope.dashboard import blocks, static_page
+from stepscope.dashboard.blocks import Alone, Block, Col, Row, rows_table
+from stepscope.dashboard.pages import PageContext
+from stepscope.model import Report
+from stepscope.model.sweep import FINISHED, MAXIMUM
+from stepscope.report import sweep_report as say
+from stepscope.report.document import bare_report
+from stepscope.report.escape import one_line
+
+VIEW = "sweep"
+SCREEN_ROWS = 10  # trials on a terminal
+DRAWN = 1_000  # trials in a picture
+SLICES = 6  # parameters that have a picture of their own
+MOST_CELLS = 8  # of a side of the map of two parameters
+SHARE_HELP = (
+    "The share of the metric's variation over the values searched that this parameter decides, alone and in pairs; of "
+    "50 trials or more, how differently the best tenth of them lies in it (PED-ANOVA), as a share of the sum. The "
+    "interval holds 95 % of what trials drawn anew give."
+)
+CORRELATION_HELP = (
+    "From -1 to 1: how values of the parameter and the metric go together, of a logarithmic range on its log."
+)
+MATTERS_HELP = "Whether it decides more than the same values dealt out anew among the trials do."
+IMPORTANCE = blocks.columns(
+    "Parameter: name; Importance: importance share bar; 95 %, from: low share; to: high share; "
+    "Pearson: pearson number bar signed; Spearman: spearman number bar signed; Trials: trials count; Matters: matters",
+    help={
+        **dict.fromkeys(("importance", "low", "high"), SHARE_HELP),
+        **dict.fromkeys(("pearson", "spearman"), CORRELATION_HELP),
+        "matters": MATTERS_HELP,
+    },
+)
+_PAIR = blocks.columns(
+    "First: first; Second: second; Share: share share bar",
+    help={"share": "What the two decide together, beyond what each does alone; a share of the metric's variation."},
+)
+
+
+def load(folder: Path) -> dict[str, Any]:
+    """The document of a sweep's folder; raises `UnreadableInputError`."""
+    return say.sweep_document(say.load(folder))
+
+
+def beside(report: Report, document: Row) -> Report:
+    """The report of a trial with the sweep in it."""
+    return replace(report, views={**report.views, VIEW: dict(document)})
+
+
+def alone(document: Row) -> Report:
+    """The report of no run at all, with the sweep in it."""
+    name = Path(document["folder"]).name if document["folder"] else VIEW
+    return beside(bare_report(name, document["command"], document["cwd"]), document)
+
+
+def render(report: Report) -> str:
+    """The sweep of a report as one HTML file without scripts, where there is no run to show beside it."""
+    shown = list(build(Alone(), report.views[VIEW]))
+    return static_page.render(str(report.run.get("name")), [static_page.Section("Sweep", shown)])
+
+
+def of_run(context: PageContext) -> Row | None:
+    """The sweep that lies in the run's report."""
+    found = context.base.report(source=context.source).views.get(VIEW)
+    return found if isinstance(found, Mapping) else None
+
+
+def build(context: PageContext | Alone, document: Row) -> Iterator[Block]:
+    """The conclusion, the trials drawn, what decides each metric, and the tables behind."""
+    yield from _conclusion(document)
+    yield blocks.text(blocks.sentence(say.protocol(document)), "note")
+    yield from _lines(document)
+    for found in document.get("importances") or ():
+        yield from _decides(context, document, found)
+    yield from _slices(document)
+    yield from _map(document)
+    yield from _trials(context, document, document["trials"], sorted_by=None)
+    if document.get("repeat"):
+        yield blocks.facts("To repeat it", [blocks.fact("Command", document["repeat"])])
+
+
+def screen(document: Row) -> list[list[Block]]:
+    """What a terminal shows: without pictures, and the best trials alone."""
+    context = Alone(SCREEN_ROWS)
+    command = shlex.join(str(word) for word in document["command"])
+    head = [
+        blocks.text(f"Sweep: {one_line(command, 160)}", "head"),
+        blocks.text(blocks.sentence(say.protocol(document)), "note"),
+    ]
+    ranked = [[*_decides(context, document, found)] for found in document.get("importances") or ()]
+    return [
+        [*head, *_conclusion(document)],
+        *ranked,
+        [*_trials(context, document, _ranked(document), sorted_by="best first")],
+    ]
+
+
+def _conclusion(document: Row) -> Iterator[Block]:
+    stopped = say.state(document)
+    if stopped:
+        yield blocks.text(stopped, "warning")
+    for number, text in enumerate(say.conclusion(document)):
+        yield blocks.text(text, "good" if number == 0 and document.get("best") else "plain")
+
+
+def _ranked(document: Row) -> list[Row]:
+    """The trials: those of the front and the best ones first, those that did not finish last."""
+    front = set(document.get("front") or ())
+    sign = -1.0 if document["metrics"][0]["direction"] == MAXIMUM else 1.0
+
+    def key(trial: Row) -> tuple[bool, bool, float, int]:
+        value = trial.get("value")
+        return (
+            trial.get("state") != FINISHED,
+            trial["number"] not in front,
+            sign * value if value is not None else math.inf,
+            trial["number"],
+        )
+
+    return sorted(document["trials"], key=key)
+
+
+def _trials(context: PageContext | Alone, document: Row, trials: list[Row], *, sorted_by: str | None) -> list[Block]:
+    front = set(document.get("front") or ())
+    columns = [Col("Trial", "trial", "number"), Col("State", "state")]
+    columns += [
+        Col(param["name"], f"p{at}", "text" if param["choices"] else "number", ())
+        for at, param in enumerate(document["params"])
+    ]
+    columns += [Col(name, f"m{at}", "number") for at, name in enumerate(say.metrics(document))]
+    columns += [
+        Col("On the front", "front", help="No other trial is better in one metric without being worse in the other."),
+        Col("Steps", "steps", "count"),
+        Col("ms a step", "mean_ms", "ms"),
+        Col("Seconds", "wall_s", "s", help="Of the whole run, its start and its reading included."),
+        Col("Why", "reason"),
+    ]
+    rows = [
+        {
+            **trial,
+            "trial": trial["number"] + 1,
+            **{f"p{at}": (trial.get("params") or {}).get(param["name"]) for at, param in enumerate(document["params"])},
+            **{f"m{at}": value for at, value in enumerate(say.values(document, trial))},
+            "front": "yes" if trial["number"] in front else None,
+        }
+        for trial in trials
+    ]
+    notes = [f"{sorted_by}; all are in the report"] if sorted_by and len(rows) > context.limit else ()
+    return rows_table(context, "trials", "Trials", "", columns, rows, notes=notes)
+
+
+def _decides(context: PageContext | Alone, document: Row, found: Row) -> Iterator[Block]:
+    """What decides a metric: a sentence, bars with their intervals, and pairs."""
+    yield blocks.text(say.ranking(found))
+    important = found.get("important") or ()
+    rows = [
+        {
+            **row,
+            "name": row["param"],
+            "trials": found["trials"],
+            "matters": "yes" if row["param"] in important else "not for certain",
+        }
+        for row in found.get("rows") or ()
+    ]
+    at = say.metrics(document).index(found["metric"]) if found["metric"] in say.metrics(document) else 0
+    title = f"What decides {found['metric']}"
+    yield from rows_table(context, f"importance-{at}", title, "", IMPORTANCE, rows)
+    pairs = [row for row in found.get("pairs") or () if row.get("share") is not None]
+    yield from rows_table(context, f"pairs-{at}", f"Pairs that decide {found['metric']}", "", _PAIR, pairs, limit=5)
+
+
+def _done(document: Row) -> list[Row]:
+    return [trial for trial in document["trials"] if trial.get("value") is not None][:DRAWN]
+
+
+def _lines(document: Row) -> Iterator[Block]:
+    """Every finished trial as a line through the axes of all parameters and metrics."""
+    trials = _done(document)
+    if len(trials) < 2:
+        return
+    axes = [
+        blocks.axis(
+            param["name"],
+            [(trial.get("params") or {}).get(param["name"]) for trial in trials],
+            log=bool(param["log"]),
+            choices=list(param["choices"]),
+        )
+        for param in document["params"]
+    ]
+    axes += [
+        blocks.axis(name, [say.values(document, trial)[at] for trial in trials])
+        for at, name in enumerate(say.metrics(document))
+    ]
+    first = document["metrics"][0]
+    yield blocks.parallel(
+        "parallel",
+        "Every trial",
+        axes,
+        [f"trial {trial['number'] + 1}" for trial in trials],
+        shade=len(document["params"]),
+        more_is_better=first["direction"] == MAXIMUM,
+        sentence=f"{len(trials)} finished trials as lines, coloured by {first['name']}; the table has the figures.",
+    )
+
+
+def _position(param: Row, value: Any) -> float | None:
+    """Where a value lies on the axis of a picture: its place among choices, the logarithm of a logarithmic range."""
+    if param["choices"]:
+        return list(param["choices"]).index(value) if value in param["choices"] else None
+    if isinstance(value, str) or value is None or (param["log"] and value <= 0):
+        return None
+    return math.log10(value) if param["log"] else value
+
+
+def _by_importance(document: Row) -> list[Row]:
+    """Parameters, the most important for the first metric first where they are ranked."""
+    order = [row["param"] for row in document.get("importance") or ()]
+    names = {name: at for at, name in enumerate(order)}
+    return sorted(document["params"], key=lambda param: names.get(param["name"], len(names)))
+
+
+def _axis(param: Row) -> str:
+    return f"log10 of {param['name']}" if param["log"] else str(param["name"])
+
+
+def _slices(document: Row) -> Iterator[Block]:
+    """The metric over each parameter alone."""
+    trials, metric = _done(document), say.metrics(document)[0]
+    for at, param in enumerate(_by_importance(document)[:SLICES]):
+        placed = [
+            (_position(param, (trial.get("params") or {}).get(param["name"])), trial["value"]) for trial in trials
+        ]
+        points = sorted((x, y) for x, y in placed if x is not None)
+        if len({x for x, _ in points}) < 2:
+            continue
+        along: list[Any] = [x for x, _ in points]
+        unit = "number"
+        if param["choices"]:
+            along, unit = [str(param["choices"][int(x)]) for x in along], "text"
+        yield blocks.chart(
+            f"slice-{at}",
+            f"{metric} over {param['name']}",
+            "scatter",
+            sentence=f"{metric} of {len(points)} finished trials over {_axis(param)}.",
+            x=(_axis(param), unit, along),
+            y=(metric, "number"),
+            series=[blocks.series(metric, "number", [y for _, y in points])],
+        )
+
+
+def _map(document: Row) -> Iterator[Block]:
+    """The mean of the metric over the first two parameters together, in cells."""
+    first = _by_importance(document)[:2]
+    metric = say.metrics(document)[0]
+    placed = [
+        ([_position(param, (trial.get("params") or {}).get(param["name"])) for param in first], trial["value"])
+        for trial in _done(document)
+    ]
+    points = [(x, y, value) for (x, y), value in placed if x is not None and y is not None]
+    if len(first) < 2 or len(points) < 4:
+        return
+    cut = min(MOST_CELLS, max(2, round(math.sqrt(len(points) / 2))))
+    columns, rows = (_Cells(param, [point[side] for point in points], cut) for side, param in enumerate(first))
+    if len(columns.names) < 2 or len(rows.names) < 2:
+        return
+    sums: dict[tuple[int, int], list[float]] = {}
+    for x, y, value in points:
+        sums.setdefault((columns.of(x), rows.of(y)), []).append(value)
+    made = [
+        blocks.series(
+            name,
+            "number",
+            [
+                math.fsum(found) / len(found) if (found := sums.get((column, row))) else None
+                for column in range(len(columns.names))
+            ],
+        )
+        for row, name in enumerate(rows.names)
+    ]
+    yield blocks.chart(
+        "map",
+        f"{metric} over {first[0]['name']} and {first[1]['name']}",
+        "heat",
+        sentence=f"Mean {metric} of the finished trials in each cell; an empty cell has none.",
+        x=(_axis(first[0]), "text", columns.names),
+        y=(_axis(first[1]), "text"),
+        series=made,
+    )
+
+
+class _Cells:
+    """The cells along a parameter: its choices, or equal parts of what was searched."""
+
+    def __init__(self, param: Row, found: list[Any], cut: int) -> None:
+        self._choices = bool(param["choices"])
+        ends = [_position(param, param["low"]), _position(param, param["high"])]
+        self._low = ends[0] if ends[0] is not None else min(found)
+        high = ends[1] if ends[1] is not None else max(found)
+        self._count = cut if not param["whole"] else int(min(cut, param["high"] - param["low"] + 1))
+        self._wide = (high - self._low) / self._count or 1.0
+        edges = [self._low + at * self._wide for at in range(self._count + 1)]
+        raw = [10**edge if param["log"] else edge for edge in edges]
+        self.names = (
+            [str(choice) for choice in param["choices"]]
+            if self._choices
+            else [f"{raw[at]:.3g} to {raw[at + 1]:.3g}" for at in range(self._count)]
+        )
+
+    def of(self, position: float) -> int:
+        if self._choices:
+            return int(position)
+        return max(0, min(int((position - self._low) / self._wide), self._count - 1))

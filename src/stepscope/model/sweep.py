@@ -1,0 +1,116 @@
+"""A sweep: many runs of one command with other values of its parameters, what they reached, and which parameter it was.
+
+The trial is the unit: one run of the whole command. A figure that a trial does not have is missing, and then it failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+SWEEP_SCHEMA = "stepscope.sweep/1"
+FINISHED, PRUNED, FAILED, RUNNING = "finished", "pruned", "failed", "running"  # states of a trial
+SURFACE, PED_ANOVA = "surface", "ped-anova"  # methods of importance
+MINIMUM, MAXIMUM = "min", "max"
+SECONDS, JOULES = "seconds", "joules"  # what is asked of a run, and is no metric of it
+
+Value = float | int | str
+
+
+class Parameter(Struct, frozen=True):
+    """A knob and the values it may take: from `low` to `high`, whole numbers where `whole`, or one of `choices`."""
+
+    name: str
+    low: float | None = None
+    high: float | None = None
+    log: bool = False
+    whole: bool = False
+    choices: tuple[str, ...] = ()
+
+
+class Objective(Struct, frozen=True):
+    """A metric, whether less or more of it is better, and which figure of its curve counts (last, best, tail)."""
+
+    name: str
+    direction: str = MINIMUM
+    of: str = "last"
+
+
+class Trial(Struct, frozen=True, kw_only=True):
+    """One run. `values` are those of the objectives, in their order; `value` is the first of them.
+
+    `reason` says why it failed, or after how many steps it was pruned. `folder` is relative to the sweep's; `seconds`
+    is from the start of its first step to the end of its last; `mean_ms` is of its steady steps.
+    """
+
+    number: int
+    state: str
+    params: Mapping[str, Value]
+    value: float | None = None
+    values: tuple[float | None, ...] = ()
+    reason: str | None = None
+    folder: str | None = None
+    wall_s: float | None = None
+    steps: int | None = None
+    seconds: float | None = None
+    mean_ms: float | None = None
+
+
+class ParameterImportance(Struct, frozen=True):
+    """The share of the metric that a parameter decides, with its interval, and its correlation with the metric.
+
+    None where it cannot be said: a constant has no correlation, nor have choices that are no numbers.
+    """
+
+    param: str
+    importance: float
+    low: float
+    high: float
+    pearson: float | None = None
+    spearman: float | None = None
+
+
+class Pair(Struct, frozen=True):
+    """What two parameters decide together, beyond what each does alone; a share of the metric's variation."""
+
+    first: str
+    second: str
+    share: float
+
+
+class Importance(Struct, frozen=True, kw_only=True):
+    """Which parameters decide a metric, the most important first, of `trials` that finished.
+
+    `important` are those that gain more than the same values dealt out anew do. `note` says why nothing is ranked.
+    """
+
+    metric: str
+    trials: int
+    method: str | None = None
+    rows: tuple[ParameterImportance, ...] = ()
+    important: tuple[str, ...] = ()
+    pairs: tuple[Pair, ...] = ()
+    note: str | None = None
+
+
+class Sweep(Struct, frozen=True, kw_only=True):
+    """What came of a sweep. `best` and `front` are numbers of trials: the best by the first metric, and those that no
+    other trial beats in both. `key` is that of the request; `finished` says that all trials asked for were made."""
+
+    key: str
+    command: tuple[str, ...]
+    cwd: str
+    params: tuple[Parameter, ...]
+    objectives: tuple[Objective, ...]
+    sampler: str
+    seed: int
+    asked: int
+    trials: tuple[Trial, ...] = ()
+    best: int | None = None
+    front: tuple[int, ...] = ()
+    importances: tuple[Importance, ...] = ()
+    finished: bool = False
+    stopped: str | None = None
+    repeat: str = ""
+    folder: str = ""

@@ -1,0 +1,231 @@
+"""Which parameters decide what a sweep's trials reach, with an interval, and what correlates with it.
+
+The best tenth of many trials is compared with all of them (PED-ANOVA). Of few trials a surface is fitted: each
+parameter's line and curve, and the products of pairs. A parameter's importance is the share of the surface's and the
+residual's variance in the terms it is part of, over the range that was searched. Both are made again with trials drawn
+anew (the interval), and with the values of a parameter dealt out anew among the trials (what an inert one gets).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from stepscope.model.sweep import (
+    FINISHED,
+    MINIMUM,
+    PED_ANOVA,
+    SURFACE,
+    Importance,
+    Objective,
+    Pair,
+    Parameter,
+    ParameterImportance,
+    Trial,
+    Value,
+)
+from stepscope.sweep import limits
+from stepscope.sweep.space import levels
+from stepscope.sweep.study import ped_anova
+from stepscope.tables.arrays import Floats
+
+
+class _Scale(NamedTuple):
+    """A parameter's values as numbers. `units` go from 0 to 1; `codes` counts choices without an order, 0 for others.
+
+    `numbers` are what correlations are of, None where the values are no numbers.
+    """
+
+    units: Floats
+    codes: int
+    levels: Floats | None  # all units there are, None of a range
+    numbers: Floats | None
+
+
+def importance(
+    params: Sequence[Parameter], trials: Sequence[Trial], objectives: Sequence[Objective], at: int, seed: int
+) -> Importance:
+    """What decides the metric at place `at`."""
+    objective = objectives[at]
+    done = [trial for trial in trials if trial.state == FINISHED]
+    needed = limits.TRIALS_PER_PARAMETER * len(params)
+    if len(done) < needed:
+        each = f"{limits.TRIALS_PER_PARAMETER} for each of {len(params)} parameters"
+        note = f"too few to rank: {len(done)} finished trials, {needed} are needed ({each})"
+        return Importance(metric=objective.name, trials=len(done), note=note)
+    reached = np.array([trial.values[at] for trial in done], np.float64)
+    reached = reached / (np.abs(reached).max() or 1.0)  # shares and correlations have no unit, and squares a limit
+    if np.ptp(reached) == 0:
+        note = f"nothing to rank: {objective.name} is the same in all {len(done)} finished trials"
+        return Importance(metric=objective.name, trials=len(done), note=note)
+    scales = [_scale(param, [trial.params[param.name] for trial in done]) for param in params]
+    many = len(done) >= limits.PED_ANOVA_TRIALS
+    estimate = _ped_anova if many else _surface
+    low, high = np.percentile(reached, [25, 75])
+    far = limits.FAR_OUT * (high - low)
+    clipped = np.clip(reached, low - far, high + far) if far > 0 else reached
+    clipped = clipped if objective.direction == MINIMUM else -clipped
+    shares, intervals, important = _judged(estimate, scales, clipped, seed)
+    rows = [
+        ParameterImportance(param.name, share, *interval, *_correlations(scale.numbers, reached))
+        for param, scale, share, interval in zip(params, scales, shares, intervals, strict=True)
+    ]
+    order = sorted(range(len(rows)), key=lambda number: -rows[number].importance)
+    return Importance(
+        metric=objective.name,
+        trials=len(done),
+        method=PED_ANOVA if many else SURFACE,
+        rows=tuple(rows[number] for number in order),
+        important=tuple(rows[number].param for number in order if important[number]),
+        pairs=() if many else _pairs(params, scales, clipped),
+    )
+
+
+Estimate = Callable[[Sequence[_Scale], Floats], list[float]]
+
+
+def _judged(
+    estimate: Estimate, scales: Sequence[_Scale], values: Floats, seed: int
+) -> tuple[list[float], list[tuple[float, float]], list[bool]]:
+    """Shares, their intervals, and whether each is more than an inert parameter gets."""
+    chance = np.random.default_rng(seed)
+    count = len(values)
+    shares = estimate(scales, values)
+    drawn = []
+    for _ in range(limits.RESAMPLES):
+        rows = chance.integers(0, count, count)
+        drawn.append(estimate([_rows(scale, rows) for scale in scales], values[rows]))
+    ends = np.percentile(drawn, [50 * (1 - limits.CONFIDENCE), 50 * (1 + limits.CONFIDENCE)], axis=0)
+    # the interval holds its estimate: shares of trials drawn twice are biased towards each other
+    lows, highs = np.minimum(ends[0], shares), np.maximum(ends[1], shares)
+    important = []
+    for number, scale in enumerate(scales):
+        inert = []
+        for _ in range(limits.RESAMPLES):
+            dealt = [*scales[:number], _rows(scale, chance.permutation(count)), *scales[number + 1 :]]
+            inert.append(estimate(dealt, values)[number])
+        usual, most = np.percentile(inert, [50, 100 * limits.INERT])
+        share = shares[number]
+        important.append(bool(share > most and lows[number] > usual and share >= limits.LEAST_SHARE))
+    return shares, [(float(low), float(high)) for low, high in zip(lows, highs, strict=True)], important
+
+
+def _rows(scale: _Scale, rows: np.typing.NDArray[np.int64]) -> _Scale:
+    return scale._replace(units=scale.units[rows])
+
+
+def _scale(param: Parameter, values: Sequence[Value]) -> _Scale:
+    if not param.choices:
+        numbers, ends = np.array(values, np.float64), np.array([param.low, param.high], np.float64)
+        if param.log:
+            numbers, ends = np.log(numbers), np.log(ends)
+        every = levels(param)
+        known = None if not every else (np.log(every) if param.log else np.array(every, np.float64))
+        spread = ends[1] - ends[0]
+        return _Scale((numbers - ends[0]) / spread, 0, None if known is None else (known - ends[0]) / spread, numbers)
+    as_numbers = [_number(choice) for choice in param.choices]
+    if None in as_numbers:
+        units = np.array([param.choices.index(str(value)) for value in values], np.float64)
+        return _Scale(units, len(param.choices), None, None)
+    # in order: 8, 16 and 32 are as far from each other as they are meant
+    order = sorted(number for number in as_numbers if number is not None)
+    numbers = np.array([_number(str(value)) for value in values], np.float64)
+    steps = np.linspace(0.0, 1.0, len(order))
+    return _Scale(np.interp(numbers, order, steps), 0, steps, numbers)
+
+
+def _number(text: str) -> float | None:
+    try:
+        found = float(text)
+    except ValueError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+def _terms(scale: _Scale) -> Floats:
+    """Columns that are orthonormal over the values searched: line and curve, or a contrast for each choice."""
+    if scale.codes:
+        ones = np.concatenate([np.ones((scale.codes, 1)), np.eye(scale.codes)[:, :-1]], axis=1)
+        contrasts: Floats = np.linalg.qr(ones)[0][:, 1:] * math.sqrt(scale.codes)
+        return contrasts[scale.units.astype(np.int64)]
+    centred = 2 * scale.units - 1
+    if scale.levels is None:
+        return np.stack([math.sqrt(3) * centred, math.sqrt(5) * (3 * centred**2 - 1) / 2], axis=1)
+    ends = 2 * scale.levels - 1
+    order = min(2, len(ends) - 1)
+    q, r = np.linalg.qr(np.vander(ends, order + 1, increasing=True))
+    made: Floats = np.linalg.solve(r.T, np.vander(centred, order + 1, increasing=True).T).T * math.sqrt(len(q))
+    return made[:, 1:]
+
+
+class _Fit(NamedTuple):
+    squares: Floats  # of the weight of each term
+    owners: list[frozenset[int]]  # the parameters that a term is of
+    total: float
+
+
+def _fitted(scales: Sequence[_Scale], values: Floats) -> _Fit:
+    parts = [_terms(scale) for scale in scales]
+    columns = [part[:, column] for part in parts for column in range(part.shape[1])]
+    owners = [frozenset({number}) for number, part in enumerate(parts) for _ in range(part.shape[1])]
+    firsts = [part if scale.codes else part[:, :1] for scale, part in zip(scales, parts, strict=True)]
+    pairs = [
+        (frozenset({one, other}), firsts[one][:, first] * firsts[other][:, second])
+        for one, other in itertools.combinations(range(len(scales)), 2)
+        for first in range(firsts[one].shape[1])
+        for second in range(firsts[other].shape[1])
+    ]
+    if len(columns) + len(pairs) <= len(values) * limits.TERMS_SHARE:
+        columns += [column for _, column in pairs]
+        owners += [owner for owner, _ in pairs]
+    table = np.stack(columns, axis=1)
+    table, centred = table - table.mean(axis=0), values - values.mean()
+    ridge = limits.RIDGE * len(values) * np.eye(len(owners))
+    weights = np.linalg.solve(table.T @ table + ridge, table.T @ centred)
+    rest = centred - table @ weights
+    squares = weights**2
+    return _Fit(squares, owners, float(squares.sum() + rest @ rest / max(len(values) - 1, 1)))
+
+
+def _surface(scales: Sequence[_Scale], values: Floats) -> list[float]:
+    fit = _fitted(scales, values)
+    if not fit.total > 0:
+        return [0.0] * len(scales)
+    return [
+        float(sum(square for square, owner in zip(fit.squares, fit.owners, strict=True) if number in owner) / fit.total)
+        for number in range(len(scales))
+    ]
+
+
+def _pairs(params: Sequence[Parameter], scales: Sequence[_Scale], values: Floats) -> tuple[Pair, ...]:
+    fit = _fitted(scales, values)
+    shares: dict[tuple[int, ...], float] = {}
+    for square, owner in zip(fit.squares, fit.owners, strict=True):
+        if len(owner) == 2:
+            key = tuple(sorted(owner))
+            shares[key] = shares.get(key, 0.0) + float(square / fit.total)
+    ranked = sorted(shares.items(), key=lambda each: -each[1])
+    return tuple(Pair(params[one].name, params[other].name, share) for (one, other), share in ranked)
+
+
+def _ped_anova(scales: Sequence[_Scale], values: Floats) -> list[float]:
+    rows = np.stack([scale.units for scale in scales], axis=1)
+    return ped_anova(rows.tolist(), [scale.codes for scale in scales], values.tolist())
+
+
+def _correlations(numbers: Floats | None, reached: Floats) -> tuple[float | None, float | None]:
+    """Pearson's and Spearman's; None of what has no order or does not vary."""
+    if numbers is None or np.ptp(numbers) == 0 or np.ptp(reached) == 0:
+        return None, None
+    frame = pl.DataFrame({"a": numbers, "b": reached})
+    pearson, spearman = (frame.select(pl.corr("a", "b", method=method)).item() for method in ("pearson", "spearman"))
+    return _finite(pearson), _finite(spearman)
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(value)

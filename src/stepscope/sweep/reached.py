@@ -1,0 +1,146 @@
+"""What a trial's run reached: a figure of its metric's curve, as `stepscope analyze --table metrics` has it.
+
+The same reading serves a run that goes on, whose figure after a number of steps decides whether it is pruned.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from msgspec import Struct
+
+from stepscope.analyze import curves
+from stepscope.analyze.context import Context
+from stepscope.analyze.curves import Curve
+from stepscope.errors import StepscopeError
+from stepscope.experiment.runner import StepsSeen
+from stepscope.model.sweep import MINIMUM, SECONDS, Objective
+from stepscope.read import read_run
+from stepscope.sweep.space import BEST, TAIL
+from stepscope.tables import build
+
+TAIL_SHARE = 0.1  # of a curve's values: the last tenth, as the tail of a loss is read
+_LOOK_S = 1.0  # between two looks at a run in progress, at least: its recorder writes twice a second
+_LOOK_SHARE = 20  # times what a look took: at most a twentieth of a core is spent looking
+_NEAREST = 5  # names said where a metric is not there
+
+
+class Reached(Struct, frozen=True):
+    """The figures of a run. `values` are of the objectives, in their order; `missing` says why there are none."""
+
+    values: tuple[float, ...] = ()
+    missing: str | None = None
+    steps: int | None = None
+    seconds: float | None = None
+    mean_ms: float | None = None
+
+
+class _Read:
+    """A run folder as curves; of one that goes on, as far as it is."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tables = build(read_run(folder))
+        self.labelled = Context(self.tables).labelled
+
+    def curve(self, name: str) -> Curve | None:
+        """That of the first process that has it."""
+        for process in curves.processes(self.tables):
+            found = curves.curves(self.tables, self.labelled, process, narrow=False)
+            if name in found:
+                return found[name]
+        return None
+
+    def names(self) -> list[str]:
+        return sorted(self.tables.metrics["name"].unique().to_list())
+
+
+def reached(folder: Path, objectives: tuple[Objective, ...]) -> Reached:
+    """The figures of a run that has ended."""
+    try:
+        read = _Read(folder)
+    except StepscopeError as error:
+        return Reached(missing=f"cannot be read: {error}")
+    steps = read.tables.steps.filter(read.tables.steps["kind"] == "train")
+    known = Reached()
+    if steps.height:
+        own = steps.filter(steps["process"] == steps["process"][0])
+        ends_ns = (own["start_ns"] + own["wall_ns"]).max()
+        steady = read.labelled.steady()["wall_ns"].mean()
+        known = Reached(
+            steps=own.height,
+            seconds=(ends_ns - own["start_ns"].min()) / 1e9,
+            mean_ms=steady / 1e6 if isinstance(steady, float) else None,
+        )
+    values: list[float] = []
+    for objective in objectives:
+        value, missing = _value(read, objective, known)
+        if missing is not None:
+            return Reached(missing=missing, steps=known.steps, seconds=known.seconds, mean_ms=known.mean_ms)
+        values.append(value)
+    return Reached(tuple(values), None, known.steps, known.seconds, known.mean_ms)
+
+
+def _value(read: _Read, objective: Objective, known: Reached) -> tuple[float, str | None]:
+    if objective.name == SECONDS:
+        return (math.nan, "no training step was seen in it") if known.seconds is None else (known.seconds, None)
+    curve = read.curve(objective.name)
+    if curve is None or not len(curve.values):
+        there = read.names()
+        named = ", ".join(there[:_NEAREST]) + (" and more" if there[_NEAREST:] else "")
+        return math.nan, f"it has no metric {objective.name}; there are {named or 'none'}"
+    value = figure(curve.values, objective)
+    return value, None if math.isfinite(value) else f"{objective.name} is {value:g}, not a finite number"
+
+
+def figure(values: np.typing.NDArray[np.float64], objective: Objective) -> float:
+    """The last value of a curve, its best, or the mean of its tail; not a number where one of those it stands on is
+    none."""
+    if objective.of == BEST:
+        return float(np.min(values) if objective.direction == MINIMUM else np.max(values))
+    if objective.of == TAIL:
+        return float(np.mean(values[-max(1, math.ceil(len(values) * TAIL_SHARE)) :]))
+    return float(values[-1])
+
+
+class Watch:
+    """Follows the first objective of a run in progress, and reports it at the same steps of every trial: after `every`
+    training steps, twice that, and so on. `report` says whether the run is to be ended, `pruned` why it was."""
+
+    def __init__(self, folder: Path, objective: Objective, every: int, report: Callable[[float, int], bool]) -> None:
+        self._folder, self._objective, self._every, self._report = folder, objective, every, report
+        self._next, self._due, self._seen = every, 0.0, 0
+        self.pruned: str | None = None
+
+    def __call__(self, seen: StepsSeen) -> bool:
+        """Whether the run is to be ended."""
+        began = time.monotonic()
+        if began < self._due:
+            return False
+        steps, self._seen = self._seen, seen.count  # of the look before: their values have been written since
+        self._report_up_to(steps)
+        self._due = began + max(_LOOK_S, _LOOK_SHARE * (time.monotonic() - began))
+        return self.pruned is not None
+
+    def finish(self, steps: int) -> None:
+        """Report what is left of a run that came to its end: other trials are measured by it."""
+        self._report_up_to(steps)
+        self.pruned = None
+
+    def _report_up_to(self, steps: int) -> None:
+        if steps < self._next:
+            return
+        try:
+            curve = _Read(self._folder).curve(self._objective.name)
+        except StepscopeError:
+            return
+        while self._next <= steps and self.pruned is None:
+            at, self._next = self._next, self._next + self._every
+            values = np.empty(0) if curve is None else curve.values[curve.steps < at]
+            value = figure(values, self._objective) if len(values) else math.nan
+            # one that is not there yet decides nothing, nor does one that is no number: its end says what it was
+            if math.isfinite(value) and self._report(value, at):
+                self.pruned = f"after {at} steps {self._objective.name} was {value:.4g}, worse than half of the others"
