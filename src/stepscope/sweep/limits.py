@@ -12,7 +12,7 @@ TRIALS_PER_PARAMETER = 4  # finished ones; with fewer the inert parameter came l
 PED_ANOVA_TRIALS = 50
 TERMS_SHARE = 0.5  # of the trials: a surface with more terms follows chance, so products of pairs are left out
 RIDGE = 0.02  # of the number of trials; samplers crowd around the optimum, where line and curve look alike
-FAR_OUT = 3.0  # interquartile ranges beyond the quartiles (Tukey's fences): a trial that diverged decides nothing more
+FAR_OUT = 3.0  # interquartile ranges beyond the quartiles (Tukey's far out): one that diverged must not decide alone
 RESAMPLES = (
     200  # of the trials for an interval, and of a parameter's values for an inert one; ends move by a few percent
 )

@@ -127,7 +127,7 @@ def _ranged(text: str, name: str, log: str | None, first: str, last: str) -> Par
             f"--param {text}: the first number must be below the second": not low < high,
             f"--param {text}: a logarithm needs numbers above 0": log is not None and low <= 0,
             f"--param {text}: whole numbers beyond 2^53 cannot be told apart": (
-                whole and max(abs(low), abs(high)) > _LARGEST_WHOLE
+                whole and max(abs(int(first)), abs(int(last))) > _LARGEST_WHOLE
             ),
         }
     )

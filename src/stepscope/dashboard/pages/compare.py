@@ -143,9 +143,9 @@ def _label(row: Row) -> str:
 def _with(context: PageContext, other: str) -> Iterator[Block]:
     assert context.catalog is not None
     try:
-        place = context.catalog.place(other)
-        search = SEARCHES.get(place.kind)
-        document = search.load(place.path) if search else _compared(context, other)
+        folder = context.catalog.experiment(other)
+        search = SEARCHES[context.catalog.place(other).kind] if folder is not None else None
+        document = search.load(folder) if search else _compared(context, other)
     except (UsageError, UnreadableInputError, EnvironmentRefusal) as error:
         yield blocks.empty("These cannot be compared", blocks.sentence(str(error)), "Choose another run.")
         return

@@ -85,6 +85,11 @@ class Catalog:
         """The whole run of an ID; raises `NotThere`."""
         return self._whole(self.place(key))
 
+    def experiment(self, key: str) -> Path | None:
+        """The folder of an experiment or a sweep, of an entry that is one."""
+        place = self.place(key)
+        return place.path if place.kind in SEARCHES else None
+
     def document(self, text: str = "") -> dict[str, Any]:
         """The RunList of what matches `text`."""
         wanted = text.lower().split()
