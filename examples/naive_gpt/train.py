@@ -1,6 +1,6 @@
 """Trains a small GPT on tokens made up on the spot, with a famous mistake in its loss.
 
-    python train.py [--vectorized] [--steps N]
+    python train.py [--vectorized] [--steps N] [--batch-size N] [--lr X]
 
 The loss is summed in a Python loop over the tokens of all sequences; `--vectorized` computes the same figure with one
 call.
@@ -73,16 +73,16 @@ def make_text(length: int) -> torch.Tensor:
     return moves.cumsum(0) % VOCABULARY
 
 
-def train(steps: int, vectorized: bool) -> None:
+def train(steps: int, vectorized: bool, batch_size: int = BATCH, lr: float = 1e-3) -> None:
     """Runs `steps` training steps and prints the loss now and then."""
     torch.manual_seed(0)
     torch.set_num_threads(1)  # operators this small gain nothing from a second thread
     text = make_text(100_000)
     model = GPT()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
     loss_function = vectorized_loss if vectorized else looped_loss
     for step in range(steps):
-        starts = torch.randint(len(text) - CONTEXT - 1, (BATCH,))
+        starts = torch.randint(len(text) - CONTEXT - 1, (batch_size,))
         window = torch.stack([text[start : start + CONTEXT + 1] for start in starts])
         loss = loss_function(model(window[:, :-1]), window[:, 1:])
         optimizer.zero_grad()
@@ -97,8 +97,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="train a small GPT")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--vectorized", action="store_true", help="compute the loss in one call")
+    parser.add_argument("--batch-size", type=int, default=BATCH, help="sequences in a step")
+    parser.add_argument("--lr", type=float, default=1e-3, help="learning rate of AdamW")
     args = parser.parse_args()
-    train(args.steps, args.vectorized)
+    train(args.steps, args.vectorized, args.batch_size, args.lr)
 
 
 if __name__ == "__main__":

@@ -105,7 +105,7 @@ def sweep(
     from stepscope.record.host.command import CommandNotStarted, find_script, resolve_executable
     from stepscope.report import outputs, sweep_report
     from stepscope.sweep.engine import SWEEP, Engine, held
-    from stepscope.sweep.space import key
+    from stepscope.sweep.space import count, key
     from stepscope.sweep.study import library
 
     files = outputs.Plan(json_file=json_file, html_file=html_file, force=force)
@@ -117,7 +117,7 @@ def sweep(
     except CommandNotStarted as error:
         raise EnvironmentRefusal(str(error)) from None
     script = find_script(request.command, os.environ, Path.cwd()).label
-    known = partial(held, asked=request.trials)
+    known = partial(held, asked=count(request))
     folder, resumed = find(key(request), script, asked.out, fresh=fresh, what=SWEEP, held=known)
 
     def write(found: Sweep) -> None:

@@ -28,7 +28,7 @@ from stepscope.record.host.processes import read_stat
 from stepscope.sweep import space
 from stepscope.sweep.importance import importance
 from stepscope.sweep.reached import Reached, Watch, reached
-from stepscope.sweep.space import GRID, Request
+from stepscope.sweep.space import Request
 from stepscope.sweep.study import Study, Underway
 
 NAME = "sweep.json"
@@ -126,12 +126,7 @@ class Engine:
 
     def _left(self) -> int:
         """Trials that are still to be made."""
-        return self._asked - len(self._done())
-
-    @property
-    def _asked(self) -> int:
-        request = self.request
-        return min(request.trials, len(space.grid(request.params))) if request.sampler == GRID else request.trials
+        return space.count(self.request) - len(self._done())
 
     def _best(self) -> Trial | None:
         trials = self._study.trials()
@@ -158,7 +153,7 @@ class Engine:
         place = self.folder / folders.RUNS / name
         underway.note(folder=name)
         left_s = None if usual_s is None else usual_s * self._left()
-        self.listener.starting_trial(underway.number + 1, self._asked, label, left_s)
+        self.listener.starting_trial(underway.number + 1, space.count(self.request), label, left_s)
         watch = None
         if request.prune_after is not None:
             watch = Watch(place, request.objectives[0], request.prune_after, underway.report)
@@ -215,7 +210,7 @@ class Engine:
             objectives=objectives,
             sampler=request.sampler,
             seed=request.seed,
-            asked=self._asked,
+            asked=space.count(self.request),
             trials=trials,
             best=best(trials, objectives),
             front=front(trials, objectives) if len(objectives) > 1 else (),
@@ -224,7 +219,7 @@ class Engine:
             )
             if ranked
             else (),
-            finished=done >= self._asked,
+            finished=done >= space.count(self.request),
             stopped=stopped,
             repeat=self.repeat,
             folder=str(self.folder),

@@ -210,7 +210,11 @@ def _pairs(params: Sequence[Parameter], scales: Sequence[_Scale], values: Floats
             key = tuple(sorted(owner))
             shares[key] = shares.get(key, 0.0) + float(square / fit.total)
     ranked = sorted(shares.items(), key=lambda each: -each[1])
-    return tuple(Pair(params[one].name, params[other].name, share) for (one, other), share in ranked)
+    return tuple(
+        Pair(params[one].name, params[other].name, share)
+        for (one, other), share in ranked
+        if share >= limits.LEAST_SHARE
+    )
 
 
 def _ped_anova(scales: Sequence[_Scale], values: Floats) -> list[float]:

@@ -18,4 +18,4 @@ RESAMPLES = (
 )
 CONFIDENCE = 0.95
 INERT = 0.95  # of the shares that values dealt out anew get; an inert parameter passes once in twenty sweeps
-LEAST_SHARE = 0.05  # a parameter that decides less is not worth a trial, however certain it is
+LEAST_SHARE = 0.05  # a parameter or a pair that decides less is not worth a trial, however certain it is

@@ -127,10 +127,9 @@ class Watch:
 
     def finish(self, steps: int) -> None:
         """Report what is left of a run that came to its end: other trials are measured by it."""
-        self._report_up_to(steps)
-        self.pruned = None
+        self._report_up_to(steps, ended=True)
 
-    def _report_up_to(self, steps: int) -> None:
+    def _report_up_to(self, steps: int, *, ended: bool = False) -> None:
         if steps < self._next:
             return
         try:
@@ -142,5 +141,5 @@ class Watch:
             values = np.empty(0) if curve is None else curve.values[curve.steps < at]
             value = figure(values, self._objective) if len(values) else math.nan
             # one that is not there yet decides nothing, nor does one that is no number: its end says what it was
-            if math.isfinite(value) and self._report(value, at):
+            if math.isfinite(value) and self._report(value, at) and not ended:
                 self.pruned = f"after {at} steps {self._objective.name} was {value:.4g}, worse than half of the others"

@@ -148,14 +148,15 @@ def _chosen(text: str, name: str, choices: Sequence[str]) -> Parameter:
 
 def objective(text: str, of: str) -> Objective:
     """`NAME:min` or `NAME:max` of `--metric`; less is better of seconds and joules, where nothing is said."""
+    if of not in FIGURES:
+        raise UsageError(f"--metric-of {of}: there are {', '.join(FIGURES)}")
     name, _, way = text.rpartition(":")
     if text in (SECONDS, JOULES):
         name, way = text, MINIMUM
     if not name.strip() or way not in (MINIMUM, MAXIMUM):
         raise UsageError(f"--metric {text}: say what is better, {text.rpartition(':')[0] or text}:min or :max")
-    if of not in FIGURES:
-        raise UsageError(f"--metric-of {of}: there are {', '.join(FIGURES)}")
-    return Objective(name.strip(), way, of)
+    one = name in (SECONDS, JOULES)  # a figure of the run, and no curve
+    return Objective(name.strip(), way, LAST if one else of)
 
 
 def levels(param: Parameter) -> tuple[Value, ...]:
@@ -173,6 +174,11 @@ def grid(params: Iterable[Parameter]) -> list[dict[str, Value]]:
     known = list(params)
     every = itertools.islice(itertools.product(*(levels(param) for param in known)), MOST_TRIALS)
     return [dict(zip((param.name for param in known), values, strict=True)) for values in every]
+
+
+def count(request: Request) -> int:
+    """Trials to make: as many as are asked for, of a grid no more than it has."""
+    return min(request.trials, len(grid(request.params))) if request.sampler == GRID else request.trials
 
 
 def shown(value: Value) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import shlex
 from collections.abc import Iterator, Mapping
@@ -20,10 +21,11 @@ from stepscope.report.document import bare_report
 from stepscope.report.escape import one_line
 
 VIEW = "sweep"
-SCREEN_ROWS = 10  # trials on a terminal
+SCREEN_ROWS = 12  # trials on a terminal
 DRAWN = 1_000  # trials in a picture
 SLICES = 6  # parameters that have a picture of their own
 MOST_CELLS = 8  # of a side of the map of two parameters
+LEAST_MAPPED = 4  # trials in it
 SHARE_HELP = (
     "The share of the metric's variation over the values searched that this parameter decides, alone and in pairs; of "
     "50 trials or more, how differently the best tenth of them lies in it (PED-ANOVA), as a share of the sum. The "
@@ -102,7 +104,7 @@ def screen(document: Row) -> list[list[Block]]:
     return [
         [*head, *_conclusion(document)],
         *ranked,
-        [*_trials(context, document, _ranked(document), sorted_by="best first")],
+        [*_in_digits(_trials(context, document, _ranked(document), sorted_by="best first"))],
     ]
 
 
@@ -143,7 +145,7 @@ def _trials(context: PageContext | Alone, document: Row, trials: list[Row], *, s
         Col("On the front", "front", help="No other trial is better in one metric without being worse in the other."),
         Col("Steps", "steps", "count"),
         Col("ms a step", "mean_ms", "ms"),
-        Col("Seconds", "wall_s", "s", help="Of the whole run, its start and its reading included."),
+        Col("Whole run", "wall_s", "s", help="Its start and its reading included."),
         Col("Why", "reason"),
     ]
     rows = [
@@ -158,6 +160,14 @@ def _trials(context: PageContext | Alone, document: Row, trials: list[Row], *, s
     ]
     notes = [f"{sorted_by}; all are in the report"] if sorted_by and len(rows) > context.limit else ()
     return rows_table(context, "trials", "Trials", "", columns, rows, notes=notes)
+
+
+def _in_digits(tables: list[Block]) -> list[Block]:
+    """Values of any size, and often close to each other: more digits than a terminal gives other figures."""
+    for table in tables:
+        for row in table["rows"]:
+            row |= {key: say.number(value) for key, value in row.items() if key[:1] in "pm" and key[1:].isdecimal()}
+    return tables
 
 
 def _decides(context: PageContext | Alone, document: Row, found: Row) -> Iterator[Block]:
@@ -214,13 +224,33 @@ def _lines(document: Row) -> Iterator[Block]:
     )
 
 
+def _places(param: Row) -> dict[str, float] | None:
+    """Where the choices of a parameter lie on an axis: at their numbers, else at their places; None of a range."""
+    choices = [str(choice) for choice in param["choices"]]
+    try:
+        numbers = [float(choice) for choice in choices]
+    except ValueError:
+        numbers = []
+    known = numbers if numbers and all(map(math.isfinite, numbers)) else range(1, len(choices) + 1)
+    return dict(zip(choices, known, strict=True)) if choices else None
+
+
 def _position(param: Row, value: Any) -> float | None:
-    """Where a value lies on the axis of a picture: its place among choices, the logarithm of a logarithmic range."""
-    if param["choices"]:
-        return list(param["choices"]).index(value) if value in param["choices"] else None
+    """Where a value lies on the axis of a picture; of a logarithmic range its logarithm."""
+    places = _places(param)
+    if places is not None:
+        return places.get(str(value))
     if isinstance(value, str) or value is None or (param["log"] and value <= 0):
         return None
-    return math.log10(value) if param["log"] else value
+    return math.log10(value) if param["log"] else float(value)
+
+
+def _axis(param: Row) -> str:
+    """The label of the axis of a picture."""
+    places = _places(param) or {}
+    if any(str(choice) != f"{at:g}" for choice, at in places.items()):
+        return f"{param['name']}: {', '.join(f'{at:g} = {choice}' for choice, at in places.items())}"
+    return f"log10 of {param['name']}" if param["log"] else str(param["name"])
 
 
 def _by_importance(document: Row) -> list[Row]:
@@ -228,10 +258,6 @@ def _by_importance(document: Row) -> list[Row]:
     order = [row["param"] for row in document.get("importance") or ()]
     names = {name: at for at, name in enumerate(order)}
     return sorted(document["params"], key=lambda param: names.get(param["name"], len(names)))
-
-
-def _axis(param: Row) -> str:
-    return f"log10 of {param['name']}" if param["log"] else str(param["name"])
 
 
 def _slices(document: Row) -> Iterator[Block]:
@@ -244,16 +270,12 @@ def _slices(document: Row) -> Iterator[Block]:
         points = sorted((x, y) for x, y in placed if x is not None)
         if len({x for x, _ in points}) < 2:
             continue
-        along: list[Any] = [x for x, _ in points]
-        unit = "number"
-        if param["choices"]:
-            along, unit = [str(param["choices"][int(x)]) for x in along], "text"
         yield blocks.chart(
             f"slice-{at}",
             f"{metric} over {param['name']}",
             "scatter",
-            sentence=f"{metric} of {len(points)} finished trials over {_axis(param)}.",
-            x=(_axis(param), unit, along),
+            sentence=f"{metric} of {len(points)} finished trials over {param['name']}.",
+            x=(_axis(param), "number", [x for x, _ in points]),
             y=(metric, "number"),
             series=[blocks.series(metric, "number", [y for _, y in points])],
         )
@@ -261,63 +283,60 @@ def _slices(document: Row) -> Iterator[Block]:
 
 def _map(document: Row) -> Iterator[Block]:
     """The mean of the metric over the first two parameters together, in cells."""
-    first = _by_importance(document)[:2]
+    first = sorted(_by_importance(document)[:2], key=lambda param: bool(param["choices"]))  # a range lies along x
     metric = say.metrics(document)[0]
     placed = [
         ([_position(param, (trial.get("params") or {}).get(param["name"])) for param in first], trial["value"])
         for trial in _done(document)
     ]
+    if len(first) < 2:
+        return
     points = [(x, y, value) for (x, y), value in placed if x is not None and y is not None]
-    if len(first) < 2 or len(points) < 4:
+    if len(points) < LEAST_MAPPED:
         return
     cut = min(MOST_CELLS, max(2, round(math.sqrt(len(points) / 2))))
-    columns, rows = (_Cells(param, [point[side] for point in points], cut) for side, param in enumerate(first))
-    if len(columns.names) < 2 or len(rows.names) < 2:
-        return
+    columns, rows = (_Cells(param, cut) for param in first)
     sums: dict[tuple[int, int], list[float]] = {}
     for x, y, value in points:
         sums.setdefault((columns.of(x), rows.of(y)), []).append(value)
-    made = [
-        blocks.series(
-            name,
-            "number",
-            [
-                math.fsum(found) / len(found) if (found := sums.get((column, row))) else None
-                for column in range(len(columns.names))
-            ],
-        )
-        for row, name in enumerate(rows.names)
-    ]
     yield blocks.chart(
         "map",
         f"{metric} over {first[0]['name']} and {first[1]['name']}",
         "heat",
-        sentence=f"Mean {metric} of the finished trials in each cell; an empty cell has none.",
-        x=(_axis(first[0]), "text", columns.names),
-        y=(_axis(first[1]), "text"),
-        series=made,
+        sentence=f"Mean {metric} of the finished trials in each cell; an empty cell has none. "
+        f"Rows are {first[1]['name']}, cells lie around their middle.",
+        x=(_axis(first[0]), "number", columns.middles),
+        y=(first[1]["name"], "text"),
+        series=[
+            blocks.series(
+                name,
+                "number",
+                [
+                    math.fsum(found) / len(found) if (found := sums.get((column, row))) else None
+                    for column in range(len(columns.middles))
+                ],
+            )
+            for row, name in enumerate(rows.names)
+        ],
     )
 
 
 class _Cells:
     """The cells along a parameter: its choices, or equal parts of what was searched."""
 
-    def __init__(self, param: Row, found: list[Any], cut: int) -> None:
-        self._choices = bool(param["choices"])
-        ends = [_position(param, param["low"]), _position(param, param["high"])]
-        self._low = ends[0] if ends[0] is not None else min(found)
-        high = ends[1] if ends[1] is not None else max(found)
-        self._count = cut if not param["whole"] else int(min(cut, param["high"] - param["low"] + 1))
-        self._wide = (high - self._low) / self._count or 1.0
-        edges = [self._low + at * self._wide for at in range(self._count + 1)]
-        raw = [10**edge if param["log"] else edge for edge in edges]
-        self.names = (
-            [str(choice) for choice in param["choices"]]
-            if self._choices
-            else [f"{raw[at]:.3g} to {raw[at + 1]:.3g}" for at in range(self._count)]
-        )
+    def __init__(self, param: Row, cut: int) -> None:
+        places = _places(param)
+        if places is not None:
+            ordered = sorted(places.items(), key=lambda each: each[1])
+            self.names, self.middles = [name for name, _ in ordered], [at for _, at in ordered]
+            return
+        ends = [_position(param, param[end]) or 0.0 for end in ("low", "high")]
+        wide = (ends[1] - ends[0]) / cut
+        edges = [ends[0] + at * wide for at in range(cut + 1)]
+        self.middles = [edge + wide / 2 for edge in edges[:-1]]
+        shown = [10**edge if param["log"] else edge for edge in edges]
+        self.names = [f"{low:.3g} to {high:.3g}" for low, high in itertools.pairwise(shown)]
 
     def of(self, position: float) -> int:
-        if self._choices:
-            return int(position)
-        return max(0, min(int((position - self._low) / self._wide), self._count - 1))
+        """The cell whose middle is nearest."""
+        return min(range(len(self.middles)), key=lambda at: abs(self.middles[at] - position))
