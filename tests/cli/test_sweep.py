@@ -31,29 +31,31 @@ for step in range(12):
 LINE = ("--param", "arg:--lr=1,nan,3", "--metric", "val/loss:min", "--metric", "seconds", "--sampler", "grid")
 
 
+def kill_in_the_second_trial(line: list[str], folder: Path) -> None:
+    with (folder / "stderr").open("wb") as log:
+        process = subprocess.Popen(line, cwd=folder, env=environment(), stdout=log, stderr=log, start_new_session=True)
+    try:
+        deadline = time.monotonic() + TIMEOUT_S
+        while not list(folder.glob("s/runs/002-*/rank-*/steps.jsonl")):
+            assert process.poll() is None, (folder / "stderr").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.kill()
+        process.wait()
+        while processes_of(folder / "s"):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    finally:
+        end_session(process)
+
+
 @pytest.mark.process
 @pytest.mark.torch
 def test_it_can_be_killed_and_goes_on_and_a_trial_without_a_number_failed(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     command = ["--base", "arg:--wait=0.1", "--out", "s", "--json", "found.json", "--html", "found.html"]
     line = [sys.executable, "-m", "stepscope", "sweep", *LINE, *command, "--", sys.executable, "train.py"]
-    with (tmp_path / "stderr").open("wb") as log:
-        process = subprocess.Popen(
-            line, cwd=tmp_path, env=environment(), stdout=log, stderr=log, start_new_session=True
-        )
-    try:
-        deadline = time.monotonic() + TIMEOUT_S
-        while not list(tmp_path.glob("s/runs/002-*/rank-*/steps.jsonl")):
-            assert process.poll() is None, (tmp_path / "stderr").read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        process.kill()
-        process.wait()
-        while processes_of(tmp_path / "s"):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-    finally:
-        end_session(process)
+    kill_in_the_second_trial(line, tmp_path)
     killed = json.loads((tmp_path / "s" / "sweep.json").read_text())
     assert [trial["number"] for trial in killed["trials"]] == [0]
     done = subprocess.run(line, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_S)

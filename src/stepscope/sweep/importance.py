@@ -103,16 +103,30 @@ def _judged(
     ends = np.percentile(drawn, [50 * (1 - limits.CONFIDENCE), 50 * (1 + limits.CONFIDENCE)], axis=0)
     # the interval holds its estimate: shares of trials drawn twice are biased towards each other
     lows, highs = np.minimum(ends[0], shares), np.maximum(ends[1], shares)
-    important = []
-    for number, scale in enumerate(scales):
-        inert = []
-        for _ in range(limits.RESAMPLES):
-            dealt = [*scales[:number], _rows(scale, chance.permutation(count)), *scales[number + 1 :]]
-            inert.append(estimate(dealt, values)[number])
-        usual, most = np.percentile(inert, [50, 100 * limits.INERT])
-        share = shares[number]
-        important.append(bool(share > most and lows[number] > usual and share >= limits.LEAST_SHARE))
+    inert = _inert_ped_anova if estimate is _ped_anova else _inert_surface
+    usual, most = np.percentile(inert(scales, values, chance), [50, 100 * limits.INERT], axis=0)
+    important = [bool(is_so) for is_so in (shares > most) & (lows > usual) & (np.array(shares) >= limits.LEAST_SHARE)]
     return shares, [(float(low), float(high)) for low, high in zip(lows, highs, strict=True)], important
+
+
+def _inert_surface(scales: Sequence[_Scale], values: Floats, chance: np.random.Generator) -> list[list[float]]:
+    """What each parameter gets with its values dealt out anew among the trials, the others as they are."""
+    return [
+        [
+            _surface([*scales[:number], _rows(scale, chance.permutation(len(values))), *scales[number + 1 :]], values)[
+                number
+            ]
+            for number, scale in enumerate(scales)
+        ]
+        for _ in range(limits.RESAMPLES)
+    ]
+
+
+def _inert_ped_anova(scales: Sequence[_Scale], values: Floats, chance: np.random.Generator) -> list[list[float]]:
+    """The same. A parameter's divergence is its own affair, so what is reached is dealt out anew for all at once."""
+    known = np.array(_divergences(scales, values))
+    dealt = [np.array(_divergences(scales, chance.permutation(values))) for _ in range(limits.RESAMPLES)]
+    return [(each / np.maximum(known.sum() - known + each, np.finfo(float).tiny)).tolist() for each in dealt]
 
 
 def _rows(scale: _Scale, rows: np.typing.NDArray[np.int64]) -> _Scale:
@@ -218,6 +232,12 @@ def _pairs(params: Sequence[Parameter], scales: Sequence[_Scale], values: Floats
 
 
 def _ped_anova(scales: Sequence[_Scale], values: Floats) -> list[float]:
+    found = _divergences(scales, values)
+    total = math.fsum(found)
+    return [each / total if total > 0 else 0.0 for each in found]
+
+
+def _divergences(scales: Sequence[_Scale], values: Floats) -> list[float]:
     rows = np.stack([scale.units for scale in scales], axis=1)
     return ped_anova(rows.tolist(), [scale.codes for scale in scales], values.tolist())
 

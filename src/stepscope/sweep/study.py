@@ -143,7 +143,7 @@ def ped_anova(units: Sequence[Sequence[float]], codes: Sequence[int], values: Se
     """PED-ANOVA of parameters: how differently the best tenth of the trials lies in each. Less is better of `values`.
 
     `units` are rows of trials, from 0 to 1; `codes` the number of choices of a parameter whose values have no order,
-    which stand in `units` as whole numbers, 0 for all others. Shares of the sum; zeros where nothing tells them apart.
+    which stand in `units` as whole numbers, 0 for all others. Their divergences, in no unit, 0 where nothing differs.
     """
     optuna = library()
     kinds = [
@@ -165,8 +165,7 @@ def ped_anova(units: Sequence[Sequence[float]], codes: Sequence[int], values: Se
             for row, value in zip(units, values, strict=True)
         )
         found = optuna.importance.PedAnovaImportanceEvaluator().evaluate(study, names)
-    total = sum(found.values())
-    return [found[name] / total if total > 0 else 0.0 for name in names]
+    return [float(found[name]) for name in names]
 
 
 def _suggested(trial: Any, param: Parameter) -> Value:
