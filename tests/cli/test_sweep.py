@@ -94,7 +94,6 @@ def test_it_can_be_killed_and_goes_on_and_a_trial_without_a_number_failed(tmp_pa
     [
         (["--metric", "loss:min"], "nothing to vary; add --param"),
         (["--param", "arg:--lr=1..2", "--metric", "loss"], "say what is better, loss:min or :max"),
-        (["--param", "arg:--lr=1..2", "--metric", "joules"], "energy of runs is not measured"),
         (["--param", "arg:--lr=1..2", "--metric", "a:min", "--base", "arg:--lr=3"], "is in --base and in --param"),
         (["--param", "arg:--lr=1..2", "--metric", "a:min", "--", "no-such-program"], "no-such-program"),
     ],

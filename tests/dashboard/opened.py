@@ -44,6 +44,7 @@ KEYS = {
     "timeline": {"id", "from_ns", "to_ns", "steps", "tracks", "window", "notes", "sliceable", "details"},
     "flame": {"id", "document", "first"},
     "choice": {"label", "param", "value", "options"},
+    "parallel": {"id", "title", "sentence", "axes", "names", "shade", "more_is_better"},
 }
 
 

@@ -79,7 +79,7 @@ def test_a_metric_says_what_is_better() -> None:
         (("arg:--a=1,2",), {"metrics": ()}, "no metric"),
         (("arg:--a=1,2",), {"metrics": ("a:min", "b:min", "c:min")}, "more than 2"),
         (("arg:--a=1,2",), {"metrics": ("a:min", "a:max")}, "given twice"),
-        (("arg:--a=1,2",), {"metrics": ("joules",)}, "energy of runs is not measured"),
+        (("arg:--a=1,2",), {"prune_after": 5, "metrics": ("joules",)}, "not by joules"),
         (("arg:--a=1,2", "arg:--a=1..2"), {}, "given twice"),
         (("arg:--a=0.5..1",), {"sampler": "grid"}, "needs values"),
         (("arg:--a=1,2",), {"sampler": "bayes"}, "there are tpe, random, grid"),

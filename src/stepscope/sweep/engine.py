@@ -34,7 +34,7 @@ from stepscope.sweep.study import Study, Underway
 NAME = "sweep.json"
 SWEEP = "sweep"  # what a folder of ours is called
 TRIAL = "trial"
-MOST_FAILED = 3  # first trials whose command failed: then it is the command, not its parameters
+MOST_FAILED = 3  # first trials that failed or have no such metric: then it is the command, not its parameters
 _MAX_BYTES = 64 * 2**20
 
 # Makes a run: (its status, None where we ended it, what went wrong with it). Tests have one that makes none.
@@ -144,7 +144,10 @@ class Engine:
         return BUDGET.format(budget / 60) if budget is not None and passed_s + (usual_s or 0) > budget else None
 
     def _trial(self) -> tuple[Trial, bool]:
-        """One trial, made and told; whether its command failed. One that we are told to end is taken up again later."""
+        """One trial, made and told; whether the command is to blame.
+
+        One that we are told to end is taken up again later.
+        """
         request, underway = self.request, self._study.next()
         self._clean(underway)
         label, usual_s = space.label(underway.params), self._usual_s()
@@ -189,7 +192,7 @@ class Engine:
                 watch.finish(found.steps or 0)
             self._study.tell(underway, FINISHED, found.values)
         told = next(trial for trial in self._study.trials() if trial.number == underway.number)
-        return told, failure is not None
+        return told, failure is not None or found.lacks
 
     def _clean(self, underway: Underway) -> None:
         """End what an earlier session left running of this trial."""

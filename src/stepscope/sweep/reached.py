@@ -12,16 +12,19 @@ from pathlib import Path
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
-from stepscope.analyze import curves
+from stepscope.analyze import curves, trial
 from stepscope.analyze.context import Context
 from stepscope.analyze.curves import Curve
+from stepscope.analyze.facts import Facts
 from stepscope.errors import StepscopeError
 from stepscope.experiment.runner import StepsSeen
-from stepscope.model.sweep import MINIMUM, SECONDS, Objective
+from stepscope.model.sweep import JOULES, MINIMUM, SECONDS, Objective
 from stepscope.read import read_run
 from stepscope.sweep.space import BEST, TAIL
 from stepscope.tables import build
+from stepscope.tables.schema import Tables
 
 TAIL_SHARE = 0.1  # of a curve's values: the last tenth, as the tail of a loss is read
 _LOOK_S = 1.0  # between two looks at a run in progress, at least: its recorder writes twice a second
@@ -30,10 +33,12 @@ _NEAREST = 5  # names said where a metric is not there
 
 
 class Reached(Struct, frozen=True):
-    """The figures of a run. `values` are of the objectives, in their order; `missing` says why there are none."""
+    """The figures of a run. `values` are of the objectives, in their order; `missing` says why there are none. What it
+    `lacks` is no matter of a value: another trial will hardly have it."""
 
     values: tuple[float, ...] = ()
     missing: str | None = None
+    lacks: bool = False
     steps: int | None = None
     seconds: float | None = None
     mean_ms: float | None = None
@@ -44,7 +49,8 @@ class _Read:
 
     def __init__(self, folder: Path) -> None:
         self.tables = build(read_run(folder))
-        self.labelled = Context(self.tables).labelled
+        self._context = Context(self.tables)
+        self.labelled = self._context.labelled
 
     def curve(self, name: str) -> Curve | None:
         """That of the first process that has it."""
@@ -53,6 +59,12 @@ class _Read:
             if name in found:
                 return found[name]
         return None
+
+    def joules(self) -> tuple[float | None, str | None]:
+        """The run's energy, or why it is not known."""
+        found = getattr(Facts(self._context), "energy", None)
+        absent = None if found is None else found.absent
+        return getattr(found, "joules", None), absent or "nothing counted it"
 
     def names(self) -> list[str]:
         return sorted(self.tables.metrics["name"].unique().to_list())
@@ -75,23 +87,39 @@ def reached(folder: Path, objectives: tuple[Objective, ...]) -> Reached:
             seconds=(ends_ns - own["start_ns"].min()) / 1e9,
             mean_ms=steady / 1e6 if isinstance(steady, float) else None,
         )
+    lost = _not_applied(read.tables)
+    if lost is not None:
+        return replace(known, missing=lost, lacks=True)
     values: list[float] = []
     for objective in objectives:
         value, missing = _value(read, objective, known)
-        if missing is not None:
-            return Reached(missing=missing, steps=known.steps, seconds=known.seconds, mean_ms=known.mean_ms)
+        if value is None or missing is not None:
+            return replace(known, missing=missing, lacks=value is None)
         values.append(value)
-    return Reached(tuple(values), None, known.steps, known.seconds, known.mean_ms)
+    return replace(known, values=tuple(values))
 
 
-def _value(read: _Read, objective: Objective, known: Reached) -> tuple[float, str | None]:
+def _not_applied(tables: Tables) -> str | None:
+    """Which of its values the run never had, and why: what it reached says nothing of them then."""
+    told = trial.facts(tables)
+    knobs = told.knobs if told is not None else ()
+    applied = {knob.knob for knob in knobs if knob.applied}
+    lost = next((knob for knob in knobs if knob.knob not in applied), None)
+    return None if lost is None else f"{lost.knob}={lost.value} was not applied: {lost.reason or 'no reason is known'}"
+
+
+def _value(read: _Read, objective: Objective, known: Reached) -> tuple[float | None, str | None]:
+    """The figure of an objective, None where the run has none, and what is wrong with it."""
     if objective.name == SECONDS:
-        return (math.nan, "no training step was seen in it") if known.seconds is None else (known.seconds, None)
+        return known.seconds, "no training step was seen in it" if known.seconds is None else None
+    if objective.name == JOULES:
+        joules, absent = read.joules()
+        return joules, f"its energy is not known: {absent}" if joules is None else None
     curve = read.curve(objective.name)
     if curve is None or not len(curve.values):
         there = read.names()
         named = ", ".join(there[:_NEAREST]) + (" and more" if there[_NEAREST:] else "")
-        return math.nan, f"it has no metric {objective.name}; there are {named or 'none'}"
+        return None, f"it has no metric {objective.name}; there are {named or 'none'}"
     value = figure(curve.values, objective)
     return value, None if math.isfinite(value) else f"{objective.name} is {value:g}, not a finite number"
 

@@ -69,9 +69,6 @@ class Request(Struct, frozen=True, kw_only=True):
                 f"--metric {metrics[0] if metrics else ''} is given twice; give it once": (
                     len(set(metrics)) < len(metrics)
                 ),
-                f"--metric {JOULES}: the energy of runs is not measured by this version; name another metric": (
-                    JOULES in metrics
-                ),
                 f"{len(names)} parameters are more than {MOST_PARAMETERS}; vary fewer at once": (
                     len(names) > MOST_PARAMETERS
                 ),
@@ -88,8 +85,8 @@ class Request(Struct, frozen=True, kw_only=True):
                 "--prune-after judges by one metric; drop it, or the second --metric": (
                     self.prune_after is not None and len(metrics) > 1
                 ),
-                f"--prune-after judges by a metric that grows with the steps, not by {SECONDS}; drop it": (
-                    self.prune_after is not None and metrics == [SECONDS]
+                f"--prune-after judges by a metric that is logged on the way, not by {' '.join(metrics)}; drop it": (
+                    self.prune_after is not None and metrics in ([SECONDS], [JOULES])
                 ),
             }
         )

@@ -16,7 +16,7 @@ from stepscope.dashboard.blocks import Alone, Block, Row, rows_table
 from stepscope.dashboard.pages import PageContext, experiments, sweeps
 from stepscope.errors import EnvironmentRefusal, UnreadableInputError, UsageError
 from stepscope.report import comparison_report as said
-from stepscope.report import words
+from stepscope.report import sweep_report, words
 
 Document = dict[str, Any]
 
@@ -144,8 +144,8 @@ def _with(context: PageContext, other: str) -> Iterator[Block]:
     assert context.catalog is not None
     try:
         folder = context.catalog.experiment(other)
-        search = SEARCHES[context.catalog.place(other).kind] if folder is not None else None
-        document = search.load(folder) if search else _compared(context, other)
+        search = None if folder is None else sweeps if (folder / sweep_report.NAME).is_file() else experiments
+        document = search.load(folder) if search and folder else _compared(context, other)
     except (UsageError, UnreadableInputError, EnvironmentRefusal) as error:
         yield blocks.empty("These cannot be compared", blocks.sentence(str(error)), "Choose another run.")
         return

@@ -37,10 +37,11 @@ CORRELATION_HELP = (
 MATTERS_HELP = "Whether it decides more than the same values dealt out anew among the trials do."
 IMPORTANCE = blocks.columns(
     "Parameter: name; Importance: importance share bar; 95 %, from: low share; to: high share; "
-    "Pearson: pearson number bar signed; Spearman: spearman number bar signed; Trials: trials count; Matters: matters",
+    "Pearson: pearson number bar signed; Spearman: spearman number bar signed; n: trials count; Matters: matters",
     help={
         **dict.fromkeys(("importance", "low", "high"), SHARE_HELP),
         **dict.fromkeys(("pearson", "spearman"), CORRELATION_HELP),
+        "trials": "Finished trials that it rests on.",
         "matters": MATTERS_HELP,
     },
 )
@@ -137,12 +138,12 @@ def _trials(context: PageContext | Alone, document: Row, trials: list[Row], *, s
     front = set(document.get("front") or ())
     columns = [Col("Trial", "trial", "number"), Col("State", "state")]
     columns += [
-        Col(param["name"], f"p{at}", "text" if param["choices"] else "number", ())
+        Col(say.bare(param["name"]), f"p{at}", "text" if param["choices"] else "number", ())
         for at, param in enumerate(document["params"])
     ]
     columns += [Col(name, f"m{at}", "number") for at, name in enumerate(say.metrics(document))]
     columns += [
-        Col("On the front", "front", help="No other trial is better in one metric without being worse in the other."),
+        Col("Front", "front", help="No other trial is better in one metric without being worse in the other."),
         Col("Steps", "steps", "count"),
         Col("ms a step", "mean_ms", "ms"),
         Col("Whole run", "wall_s", "s", help="Its start and its reading included."),
@@ -177,9 +178,9 @@ def _decides(context: PageContext | Alone, document: Row, found: Row) -> Iterato
     rows = [
         {
             **row,
-            "name": row["param"],
+            "name": say.bare(row["param"]),
             "trials": found["trials"],
-            "matters": "yes" if row["param"] in important else "not for certain",
+            "matters": "yes" if row["param"] in important else "unsure",
         }
         for row in found.get("rows") or ()
     ]
