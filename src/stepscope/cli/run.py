@@ -97,7 +97,7 @@ def run(
     in stepscope.toml and STEPSCOPE_WATCH=1; STEPSCOPE_WATCH=0 says no where the file says yes.
 
     `stepscope run --metrics-port 9464 -- python train.py` lets Prometheus, or W&B itself, read steps, losses and the
-    machine once a second (docs/sinks.md). STEPSCOPE_METRICS_TOKEN is the token that they have to give.
+    machine once a second (docs/live.md). STEPSCOPE_METRICS_TOKEN is the token that they have to give.
 
     With `--fail-on`, a command that ended with 0 gives 1 if its run holds what was named, after the report, and 4 if
     there is no report to tell from; so does one that `--max-steps` has ended. Where several launchers share one job,

@@ -231,7 +231,6 @@ def _number(value: float) -> str:
 
 class _Handler(BaseHTTPRequestHandler):
     timeout = PATIENCE_S
-    server_version, sys_version = "stepscope", ""
     server: Server
 
     def do_GET(self) -> None:
@@ -247,7 +246,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._answer(200, kind, self.server.page.sent[kind])
 
     def _answer(self, status: int, kind: str, body: bytes) -> None:
-        self.send_response(status)
+        self.send_response_only(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
