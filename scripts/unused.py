@@ -50,7 +50,6 @@ ALLOWED = {
         "blocks_in_use",
     ),
     "how far a replay can be trusted, to which tests hold it on real traces": ("recorded_median_ns", "residual"),
-    "in an annotation that is text": ("One",),
     "of the arguments of a trace's entry, taken by key": ("sort_index",),
 }
 

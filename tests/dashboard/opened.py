@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -69,6 +70,10 @@ class Runs:
 
     def experiment(self, key: str) -> Path | None:
         return self.experiments.get(key)
+
+    def of_script(self, key: str) -> Sequence[SimpleNamespace]:
+        """Of one script are those that the same name begins."""
+        return [SimpleNamespace(key=one) for one in self.opened if one.partition("-")[0] == key.partition("-")[0]]
 
 
 def page(run: api.Run, name: str, **given: Any) -> dict[str, Any]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +17,7 @@ import typer
 
 from stepscope.cli import say
 from stepscope.cli.options import Force, JsonFile, argument, option
-from stepscope.errors import EnvironmentRefusal, UsageError
+from stepscope.errors import EnvironmentRefusal, UnreadableInputError, UsageError, refuse
 
 if TYPE_CHECKING:
     from stepscope.dashboard.server.catalog import Place
@@ -26,6 +27,7 @@ STATES = ("running", "finished", "failed", "vanished")
 DEFAULT = Path("stepscope-runs")
 DAY_NS = 86_400 * 10**9
 MOST_DAYS = 100_000.0
+MOST_VERSIONS = 50  # of a history: each is read as a whole
 
 
 def runs(
@@ -45,6 +47,9 @@ def runs(
     prune: Annotated[bool, option("--prune", "Say which of them would be deleted, and what that frees.")] = False,
     keep: Annotated[int, option("--keep N", "With --prune, the newest N of them stay.")] = 0,
     yes: Annotated[bool, option("--yes", "With --prune, delete them.")] = False,
+    history: Annotated[
+        bool, option("--history", "Say of each run of one script what was changed, and which findings are left.")
+    ] = False,
     json_file: JsonFile = None,
     force: Force = False,
 ) -> None:
@@ -56,6 +61,9 @@ def runs(
     stepscope's in its folder and so stays; the same with `--yes` deletes. A run that goes on, one of an experiment, and
     a trace that somebody else recorded are never deleted.
 
+    `stepscope runs --search train.py --history` reads the runs of one script, the oldest first: which files, arguments,
+    knobs and settings were changed since the run before, the mean step, and the findings that came, went and are left.
+
     The exit status is 3 where something could not be deleted.
     """
     from stepscope.api import ReadOptions
@@ -63,12 +71,7 @@ def runs(
     from stepscope.report import outputs
 
     outputs.check_files({"--json": json_file}, force=force)
-    if state not in (None, *STATES):
-        raise UsageError(f"--state {state}: no such state; there are {', '.join(STATES)}")
-    if (keep or yes) and not prune:
-        raise UsageError("--keep and --yes are about --prune; give it too")
-    if keep < 0 or not 0 <= (older_than or 0) < MOST_DAYS:
-        raise UsageError("--keep and --older-than take no number below 0")
+    _check(state, prune=prune, keep=keep, yes=yes, older_than=older_than, history=history)
     if prune and not (text or tag or knob or state or older_than is not None or keep):
         raise UsageError("--prune would take every run; say which: --older-than DAYS, --keep N, --tag, --knob, --state")
     if not paths and not DEFAULT.is_dir():
@@ -83,6 +86,9 @@ def runs(
             del rows[place]
     for place in list(rows)[:keep]:
         del rows[place]
+    if history:
+        _history([place for place in rows if place.recorded], json_file)
+        return
     document: dict[str, Any] = {"schema": catalog.LIST_SCHEMA, "runs": [*rows.values()], "total": len(rows)}
     problems = _prune(rows, document, delete=yes) if prune else []
     if json_file is not None:
@@ -92,6 +98,18 @@ def runs(
     for problem in problems:
         say(f"not deleted: {problem}")
     raise typer.Exit(EnvironmentRefusal.exit_code if problems else 0)
+
+
+def _check(state: str | None, *, prune: bool, keep: int, yes: bool, older_than: float | None, history: bool) -> None:
+    known = f"there are {', '.join(STATES)}"
+    refuse(
+        {
+            f"--state {state}: no such state; {known}": state not in (None, *STATES),
+            "--keep and --yes are about --prune; give it too": (keep != 0 or yes) and not prune,
+            "--history and --prune contradict each other; give one of them": history and prune,
+            "--keep and --older-than take no number below 0": keep < 0 or not 0 <= (older_than or 0) < MOST_DAYS,
+        }
+    )
 
 
 def _prune(rows: Mapping[Place, dict[str, Any]], document: dict[str, Any], *, delete: bool) -> list[str]:
@@ -108,6 +126,31 @@ def _prune(rows: Mapping[Place, dict[str, Any]], document: dict[str, Any], *, de
         freed_bytes += 0 if stays else freed.bytes
     document |= {"freed_bytes": freed_bytes, "deleted": delete}
     return problems
+
+
+def _history(places: Sequence[Place], json_file: str | None) -> None:
+    from stepscope import comparing
+    from stepscope.dashboard import history, terminal
+    from stepscope.dashboard.blocks import Alone
+    from stepscope.dashboard.server.catalog import manifest_of
+    from stepscope.report import history_report, outputs
+    from stepscope.report.values import json_bytes
+
+    scripts = {place: manifest_of(place).of_script for place in places}
+    known = sorted(set(scripts.values()), key=lambda script: -list(scripts.values()).count(script))
+    if not places:
+        raise UnreadableInputError("no recorded run matches; name a folder of runs")
+    if len(known) > 1:
+        raise UsageError(f"these are runs of {len(known)} scripts; choose one: --search {shlex.quote(known[0])}")
+    if len(places) > MOST_VERSIONS:
+        say(f"the newest {MOST_VERSIONS} of {len(places)} runs")
+    with outputs.reading("reading"):
+        versions, notes = comparing.history(place.path for place in places[:MOST_VERSIONS])
+    document = history_report.document(versions, notes)
+    if json_file is not None:
+        outputs.emit(json_file, json_bytes(document))
+    if json_file != outputs.STDOUT:
+        terminal.show([list(history.table(Alone(), document, ""))], outputs.console(sys.stdout))
 
 
 def _show(document: Mapping[str, Any]) -> None:

@@ -101,6 +101,11 @@ class Catalog:
                 found.append((_began(place, manifest), place.name, place))
         return [place for *_, place in sorted(found, key=lambda each: each[:2], reverse=True)]
 
+    def of_script(self, key: str) -> list[Place]:
+        """The recorded runs of the script that the run of an ID is of, that one too, newest first."""
+        script = manifest_of(self.place(key)).of_script
+        return [one for one in self.matching(Filter()) if one.recorded and manifest_of(one).of_script == script]
+
     def places(self) -> list[Place]:
         """Where every run lies that there is now."""
         with self._lock:
@@ -259,6 +264,10 @@ class _Options(Struct):
     knobs: list[tuple[str, str]] = []
 
 
+class _Script(Struct):
+    path: str | None = None
+
+
 class _Manifest(Struct):
     command: list[str] | None = None
     name: str | None = None
@@ -266,6 +275,12 @@ class _Manifest(Struct):
     started_ns: int | None = None
     ended_ns: int | None = None
     options: _Options | None = None
+    script: _Script | None = None
+
+    @property
+    def of_script(self) -> str:
+        """The script's path, else the command."""
+        return (self.script.path if self.script is not None else None) or self.line or ""
 
     @property
     def knobs(self) -> list[str]:
