@@ -65,7 +65,7 @@ def main() -> None:
     text = f"""A page a second beside the run, asked {asked.requests} times in turn ({about}):
 {found["cpu_ms"]:.2f} ms of a core for a request (limit {LIMIT_CPU_MS:g}, 0.1 % of a core at one a second), an answer
 of {found["bytes"]:,} bytes in {found["median_ms"]:.1f} ms, the slowest of a hundred in {found["p99_ms"]:.1f} ms
-(limit {LIMIT_MS:g}). Without requests the process takes {found["quiet_pct"]:.2f} % of a core, stack samples included."""
+(limit {LIMIT_MS:g}). Without requests the process takes {found["quiet_pct"]:.2f} % of a core, with stack samples."""
     put_between_markers(RESULTS, "endpoint", text)
     print(json.dumps(found, indent=1))
 

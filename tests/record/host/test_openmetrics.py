@@ -180,7 +180,7 @@ for number, (inputs, labels) in enumerate(torch.utils.data.DataLoader(data, batc
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    time.sleep(0.1)
+    time.sleep(float(sys.argv[2]))
     run.log({"loss": loss.item(), "number": number}, step=10 * number)
 run.finish()
 """
@@ -191,12 +191,12 @@ def test_wandb_reads_it_by_itself_and_its_own_file_stays_what_it_was(tmp_path: P
     endpoints = json.dumps({"stepscope": f"http://127.0.0.1:{port}/metrics?token={TOKEN}"})
     (tmp_path / "train.py").write_text(LOGGING)
     quiet = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "false"}
-    line = [sys.executable, "train.py", str(tmp_path / "plain")]
+    line = [sys.executable, "train.py", str(tmp_path / "plain"), "0"]
     done = subprocess.run(
         line, cwd=tmp_path, env={**os.environ, **quiet}, capture_output=True, text=True, timeout=90, check=True
     )
     with_us = recorded(
-        tmp_path, sys.executable, "train.py", "ours", port=port,
+        tmp_path, sys.executable, "train.py", "ours", "0.08", port=port,
         WANDB_X_STATS_OPEN_METRICS_ENDPOINTS=endpoints, **quiet,
     )  # fmt: skip
     assert with_us.returncode == 0, with_us.stderr
