@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stepscope.comparison.profile import Profile
     from stepscope.comparison.sides import Side
     from stepscope.comparison.thresholds import Limits
-    from stepscope.model.comparison import Comparison
+    from stepscope.model.comparison import Comparison, Version
 
 One: TypeAlias = "str | os.PathLike[str] | Run"
 Given: TypeAlias = "One | Sequence[One]"
@@ -74,6 +74,22 @@ def compare(
         _check_apart(opened[0].runs, opened[1].runs)
     baseline, candidate = map(_side, opened, _labels(opened, chosen), chosen)
     return sides.compare(baseline, candidate, limits)
+
+
+def history(runs: Iterable[One], *, options: ReadOptions = DEFAULTS) -> tuple[tuple[Version, ...], tuple[str, ...]]:
+    """Runs of one script in the order in which they started, each with what was changed since the one before; and
+    lines on those that cannot be read."""
+    from stepscope.comparison import history
+    from stepscope.comparison.profile import profile
+
+    profiles, left_out = [], []
+    for given in runs:
+        run = given if isinstance(given, Run) else open_run(given, options=options)
+        try:
+            profiles.append(profile(run, _name(run)))
+        except UnreadableInputError as error:
+            left_out.append(f"{_name(run)} is left out: {error}")
+    return history.versions(profiles), tuple(left_out)
 
 
 def _opened(given: Given, options: ReadOptions) -> _Opened:

@@ -10,15 +10,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from stepscope import api, report
+from stepscope import api
 from stepscope.dashboard import pages
 from stepscope.dashboard.pages import PageContext, Scope
 from stepscope.errors import UsageError
 from stepscope.model import Report
+from stepscope.report import document
 from stepscope.report.escape import plain
 from tests import gpu_traces
 from tests.comparison.run_sets import make_run
@@ -69,6 +71,10 @@ class Runs:
 
     def experiment(self, key: str) -> Path | None:
         return self.experiments.get(key)
+
+    def of_script(self, key: str) -> Sequence[SimpleNamespace]:
+        """Of one script are those that the same name begins."""
+        return [SimpleNamespace(key=one) for one in self.opened if one.partition("-")[0] == key.partition("-")[0]]
 
 
 def page(run: api.Run, name: str, **given: Any) -> dict[str, Any]:
@@ -142,7 +148,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> dict[str, api.Run]:
 @pytest.fixture
 def fabricated(tmp_path: Path) -> Report:
     fabricate.write_script(tmp_path)
-    return report.build(fabricate.analysis(tmp_path), fabricate.diagnosis(tmp_path))
+    return document.build(fabricate.analysis(tmp_path), fabricate.diagnosis(tmp_path))
 
 
 MIB = 2**20

@@ -16,7 +16,7 @@ from stepscope.experiment.result import edits
 from stepscope.model import Finding, Place, Settings
 from stepscope.model.comparison import AppliedKnob
 from stepscope.schema import Knob
-from tests.analyze.device_scenes import A100
+from tests.analyze.device_scenes import A100, V100, Scene, repeated
 from tests.analyze.scenes import TRAIN, loader_tables
 from tests.diagnose.test_device_rules import scene
 from tests.records import replace
@@ -84,6 +84,22 @@ def test_a_finding_says_the_frameworks_setting_before_the_plain_one() -> None:
     assert told["transformers"] == words + told["plain"]
     assert told["lightning"].startswith("With Lightning: Trainer(..., precision='bf16-mixed') at train.py:12. In plain")
     assert told["ignite"] == told["plain"]  # it has no such setting, and none is made up
+
+
+@pytest.mark.parametrize("call", ["aten::is_nonzero", "aten::item"])
+def test_a_loss_that_is_read_back_to_decide_a_branch_is_the_trainers_filter(call: str) -> None:
+    def reads(scene: Scene) -> None:
+        scene.kernel("gemm", 10, 200)
+        outer = scene.op(call, 20, 195)
+        copy = scene.call("cudaMemcpyAsync", 25, 186, outer)
+        scene.work("Memcpy DtoH (Device -> Pageable)", 210, 2, launch=copy, op=outer, category="gpu_memcpy", bytes=1)
+        scene.call("cudaStreamSynchronize", 212, 3, outer)
+        scene.kernel("gemm", 315, 85)
+
+    analysis = replace(analyze(repeated(6, 400, reads).tables(V100)), settings=Settings("transformers", HERE))
+    (found,) = (each for each in diagnose(analysis).findings if each.rule == "sync.host_waits")
+    told = "With Hugging Face Trainer: TrainingArguments(..., logging_nan_inf_filter=False) at train.py:12. "
+    assert found.fix.startswith(told) == (call == "aten::is_nonzero")
 
 
 def test_every_framework_has_a_title_and_words_that_every_value_of_a_knob_takes() -> None:

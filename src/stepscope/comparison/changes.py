@@ -70,7 +70,7 @@ def changes(
     unphased = "traces know no phases; categories are the parts of their steps" if profiled else None
     categories, note = _categories(diffs, floor)
     kernels, on_device = _traced(diffs, "kernels"), _unit(diffs, device=True)  # by time on the device
-    findings, silent = _findings(ours, theirs, floor)
+    findings, silent = finding_changes(ours, theirs, floor)
     utilisation = utilisation_changes([one.utilisation for one in ours], [one.utilisation for one in theirs])
     environment = environment_changes([one.environment for one in ours], [one.environment for one in theirs])
     windows = text_changes("window", [one.windows for one in ours], [one.windows for one in theirs], "; ".join)
@@ -219,7 +219,7 @@ def _matched(pairs: Sequence[Pair]) -> Sequence[Pair]:
     return [(together(one), together(other)) for one, other in pairs] if moved else pairs
 
 
-def _findings(
+def finding_changes(
     baseline: Sequence[Profile], candidate: Sequence[Profile], floor: float
 ) -> tuple[list[Change], dict[str, str]]:
     """Findings that went, came, or cost another amount, the largest difference first; and by rule why it is not told.

@@ -87,7 +87,11 @@ _MORE: Mapping[str, tuple[tuple[str, str], ...]] = {
     "memory.allocator_retries": _LESS_MEMORY,
     "memory.near_limit": _LESS_MEMORY,
 }
-_SAVES = "io.blocking_in_step"
+# The same of findings whose title also has this word. A loss that decides a branch is what a filter of NaN does.
+_MORE_OF_TITLES = {
+    ("io.blocking_in_step", "save"): (("saving.every", FREE),),
+    ("sync.host_waits", "is_nonzero"): (("nan_filter", "false"),),
+}
 
 
 def edit_of(change: str, settings: Settings | None) -> tuple[Edit | None, bool]:
@@ -120,8 +124,8 @@ def in_framework(finding: Told, analysis: Analysis) -> Told:
     calls: dict[str, list[str]] = {}
     alone: list[str] = []
     # its knobs, and what no knob turns
-    saves = finding.rule == _SAVES and "save" in finding.title
-    others: tuple[tuple[str, str], ...] = (("saving.every", FREE),) if saves else _MORE.get(finding.rule, ())
+    titled = [more for (rule, word), more in _MORE_OF_TITLES.items() if finding.rule == rule and word in finding.title]
+    others = titled[0] if titled else _MORE.get(finding.rule, ())
     for change, value in [*((each.knob, each.value) for each in finding.try_), *others]:
         edit, own = edit_of(change, settings)
         if edit is None or not own:

@@ -266,6 +266,42 @@ class Comparison(Struct, frozen=True):
     schema: str = COMPARISON_SCHEMA
 
 
+class Left(Struct, frozen=True):
+    """A finding that a run of a history still has.
+
+    cost_ms_per_step: What it costs in a mean step, as in the run's report.
+    """
+
+    rule: str
+    title: str
+    cost_ms_per_step: float
+
+
+class Version(Struct, frozen=True):
+    """A run of a script's history, and what differs from the one before it; of the first, nothing does.
+
+    `changed` are rows of the environment, and of kind "source" the files of the user's that are not what they were;
+    `new` and `gone` are titles of findings. A rule that was not judged in one of the two runs tells neither.
+
+    mean_ms: Mean of the measured steps, as `compare` tells it: warm-up and profiler windows left out, stalls not.
+    samples_per_second: Rows of the batches of a mean step, by its time.
+    ratio: The mean step over that of the run before. One run of each: no interval.
+    of_first (ratio): The mean step over that of the first run.
+    """
+
+    label: str
+    path: str
+    started_ns: int | None
+    mean_ms: float | None
+    samples_per_second: float | None
+    ratio: float | None = None
+    of_first: float | None = None
+    changed: tuple[Change, ...] = ()
+    findings: tuple[Left, ...] = ()
+    new: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
+
+
 APPLIED, PARTLY, REFUSED = "applied", "partly", "not applied"
 
 

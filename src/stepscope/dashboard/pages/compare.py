@@ -11,18 +11,20 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from stepscope.dashboard import blocks, static_page
+from stepscope.dashboard import blocks, history, static_page
 from stepscope.dashboard.blocks import Alone, Block, Row, rows_table
 from stepscope.dashboard.pages import PageContext, experiments, sweeps
 from stepscope.errors import EnvironmentRefusal, UnreadableInputError, UsageError
 from stepscope.report import comparison_report as said
-from stepscope.report import sweep_report, words
+from stepscope.report import history_report, sweep_report, words
 
 Document = dict[str, Any]
 
 WITH, SIDE = "with", "side"
 CANDIDATE, BASELINE = "candidate", "baseline"
 MAX_CHOICES = 500
+HISTORY = "history"
+MAX_VERSIONS = 20  # each is read as a whole
 RECORD = "Open a folder with several runs: stepscope view RUNS. Any two of them can then be compared here."
 COMMAND = "stepscope view stepscope-runs"
 ALONE = "This is the only run that is open, and no experiment was made on it."
@@ -82,6 +84,7 @@ def build(context: PageContext) -> list[Block]:
         made += _with(context, other)
     own = [*_own(context)]
     made += own
+    made += _history(context)
     if not made or (not own and not other and not _others(context)):
         made.append(blocks.empty("Nothing to compare with", ALONE, RECORD, COMMAND))
     elif not other and not own:
@@ -127,6 +130,20 @@ def _choices(context: PageContext) -> Iterator[Block]:
     if chosen:
         sides = [(CANDIDATE, "the candidate (changed)"), (BASELINE, "the baseline (before)")]
         yield blocks.choice("This run is", SIDE, _side(context), sides)
+
+
+def _history(context: PageContext) -> Iterator[Block]:
+    from stepscope import comparing
+
+    same = context.catalog.of_script(context.key)[:MAX_VERSIONS] if context.catalog is not None else []
+    if context.catalog is None or len(same) < 2:
+        return
+    shown = context.choice(HISTORY, ("", "shown"))
+    options = [("", "not shown"), ("shown", f"its newest {len(same)} runs")]
+    yield blocks.choice("History of this script", HISTORY, shown, options)
+    if shown:
+        versions, notes = comparing.history(context.catalog.run(place.key) for place in same)
+        yield from history.table(context, history_report.document(versions, notes), "History of this script")
 
 
 def _side(context: PageContext) -> str:
