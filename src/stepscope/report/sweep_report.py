@@ -94,6 +94,13 @@ def bare(name: str) -> str:
     return name.partition(":")[2].lstrip("-") or name
 
 
+def heads(document: Row) -> list[str]:
+    """The parameters as columns are called: in short, where no two of them are called alike then."""
+    names = [str(param["name"]) for param in document["params"]]
+    short = [bare(name) for name in names]
+    return short if len(set(short)) == len(short) else names
+
+
 def settings(document: Row, trial: Row) -> str:
     """What a trial was set to: lr=0.0031, batch-size=16."""
     params = trial.get("params") or {}

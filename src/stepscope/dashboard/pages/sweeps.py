@@ -138,8 +138,8 @@ def _trials(context: PageContext | Alone, document: Row, trials: list[Row], *, s
     front = set(document.get("front") or ())
     columns = [Col("Trial", "trial", "number"), Col("State", "state")]
     columns += [
-        Col(say.bare(param["name"]), f"p{at}", "text" if param["choices"] else "number", ())
-        for at, param in enumerate(document["params"])
+        Col(name, f"p{at}", "text" if document["params"][at]["choices"] else "number")
+        for at, name in enumerate(say.heads(document))
     ]
     columns += [Col(name, f"m{at}", "number") for at, name in enumerate(say.metrics(document))]
     columns += [
