@@ -72,7 +72,7 @@ def made(count: int, params: Sequence[Parameter], reach: Callable[[dict[str, flo
 def test_too_few_trials_rank_nothing() -> None:
     found = made(11, RANGES, lambda at: at["one"])
     assert (found.rows, found.important, found.trials) == ((), (), 11)
-    assert found.note == "too few to rank: 11 finished trials, 12 are needed (4 for each of 3 parameters)"
+    assert found.note == "too few to rank: 11 finished trials, 12 are needed (4 for each parameter)"
     assert made(12, RANGES, lambda at: at["one"]).rows[0].param == "one"
     assert "nothing to rank" in str(made(12, RANGES, lambda _: 1.0).note)
 

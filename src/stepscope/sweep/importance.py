@@ -55,7 +55,7 @@ def importance(
     done = [trial for trial in trials if trial.state == FINISHED]
     needed = limits.TRIALS_PER_PARAMETER * len(params)
     if len(done) < needed:
-        each = f"{limits.TRIALS_PER_PARAMETER} for each of {len(params)} parameters"
+        each = f"{limits.TRIALS_PER_PARAMETER} for each parameter"
         note = f"too few to rank: {len(done)} finished trials, {needed} are needed ({each})"
         return Importance(metric=objective.name, trials=len(done), note=note)
     reached = np.array([trial.values[at] for trial in done], np.float64)
