@@ -95,6 +95,16 @@ def test_what_a_run_leaves_behind_does_not_disturb_the_next(tmp_path: Path) -> N
 
 
 @pytest.mark.torch
+def test_a_run_without_a_limit_is_ended_where_its_steps_say_so(tmp_path: Path) -> None:
+    asked = order(tmp_path, sys.executable, str(SLEEPY), steps=None, ends=lambda seen: seen.count >= 5)
+    status, why = Processes(lambda: None).run(asked, lambda *_: None)
+    assert (status, why) == (None, None)
+    seen = StepsSeen(asked.folder)
+    seen.look()
+    assert 5 <= seen.count < 1000
+
+
+@pytest.mark.torch
 def test_a_training_that_does_not_listen_is_ended_after_its_last_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

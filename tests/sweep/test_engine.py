@@ -75,6 +75,20 @@ def test_killed_in_every_trial_it_makes_the_trials_of_one_that_was_not(tmp_path:
     assert len(more.trials) == (6 if sampler == "grid" else 7)  # of a grid there are no more
 
 
+@pytest.mark.parametrize("sampler", ["tpe", "grid"])
+def test_killed_between_any_two_lines_of_its_journal_it_makes_the_same_trials(tmp_path: Path, sampler: str) -> None:
+    params = (f"{X}=0,0.5,1", f"{KIND}=a,b") if sampler == "grid" else ASKED
+    asked = request(*params, trials=3, sampler=sampler)
+    whole = conduct(tmp_path / "whole", asked, FakeRuns(reach)).sweep
+    lines = (tmp_path / "whole" / JOURNAL).read_bytes().splitlines(keepends=True)
+    assert len(lines) > 20
+    for number in range(len(lines)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / JOURNAL).write_bytes(b"".join(lines[:number]))
+        assert told(conduct(folder, asked, FakeRuns(reach)).sweep) == told(whole)
+
+
 def test_stopped_in_a_trial_it_goes_on_with_the_same_values(tmp_path: Path) -> None:
     asked = request(*ASKED, trials=4)
     first = FakeRuns(reach, stop_at=3)

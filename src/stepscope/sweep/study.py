@@ -70,22 +70,24 @@ class Study:
         known = self._study.get_trials(deepcopy=False)
         left = [trial for trial in known if trial.state == state.RUNNING]
         number = left[0].number if left else len(known)
-        request = self._request
-        seed = random.Random(f"{request.seed} {number}").getrandbits(32)
-        samplers = self._optuna.samplers
+        request, params = self._request, {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            self._study.sampler = (
-                samplers.TPESampler(seed=seed) if request.sampler == TPE else samplers.RandomSampler(seed=seed)
-            )
             if request.sampler == GRID and not left:
                 waiting = [trial for trial in known if trial.state == state.WAITING]
                 number = len(known) - len(waiting)
                 if not waiting:
                     self._study.enqueue_trial(shuffled(request)[number])
             trial = self._optuna.trial.Trial(self._study, left[0]._trial_id) if left else self._study.ask()
-            params = {param.name: _suggested(trial, param) for param in request.params}
+            for param in request.params:
+                self._study.sampler = self._sampler(f"{request.seed} {number} {param.name}")
+                params[param.name] = _suggested(trial, param)
         return Underway(trial, number, params, dict(trial.user_attrs))
+
+    def _sampler(self, of: str) -> Any:
+        """One whose draws depend on the words `of` alone, and on the trials before."""
+        seed, samplers = random.Random(of).getrandbits(32), self._optuna.samplers
+        return (samplers.TPESampler if self._request.sampler == TPE else samplers.RandomSampler)(seed=seed)
 
     def tell(self, underway: Underway, state: str, values: Sequence[float] = (), reason: str | None = None) -> None:
         """How it ended, once: `state` is FINISHED with the values of all objectives, PRUNED or FAILED with a reason."""

@@ -47,6 +47,8 @@ IMPORTANCE = blocks.columns(
 )
 _PAIR = blocks.columns(
     "First: first; Second: second; Share: share share bar",
+    first=lambda row: say.bare(row["first"]),
+    second=lambda row: say.bare(row["second"]),
     help={"share": "What the two decide together, beyond what each does alone; a share of the metric's variation."},
 )
 
