@@ -125,7 +125,7 @@ def in_framework(finding: Told, analysis: Analysis) -> Told:
     alone: list[str] = []
     # its knobs, and what no knob turns
     titled = [more for (rule, word), more in _MORE_OF_TITLES.items() if finding.rule == rule and word in finding.title]
-    others = titled[0] if titled else _MORE.get(finding.rule, ())
+    others: tuple[tuple[str, str], ...] = titled[0] if titled else _MORE.get(finding.rule, ())
     for change, value in [*((each.knob, each.value) for each in finding.try_), *others]:
         edit, own = edit_of(change, settings)
         if edit is None or not own:
