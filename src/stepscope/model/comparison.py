@@ -283,6 +283,7 @@ class Version(Struct, frozen=True):
     `changed` are rows of the environment, and of kind "source" the files of the user's that are not what they were;
     `new` and `gone` are titles of findings. A rule that was not judged in one of the two runs tells neither.
 
+    started_ns: Start of the recording, since the epoch.
     mean_ms: Mean of the measured steps, as `compare` tells it: warm-up and profiler windows left out, stalls not.
     samples_per_second: Rows of the batches of a mean step, by its time.
     ratio: The mean step over that of the run before. One run of each: no interval.
