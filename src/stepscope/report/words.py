@@ -81,6 +81,15 @@ def percent(share: float | None) -> str:
     return f"{value:.1f}".removesuffix(".0") + " %" if abs(value) < 9.95 else f"{value:.0f} %"
 
 
+def joules(value: float | None) -> str:
+    """An energy with its unit: 0.41 mJ, 33.1 J, 12.3 kJ, 4.56 MJ."""
+    if value is None:
+        return MISSING
+    units = ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"))
+    factor, unit = next((pair for pair in units if abs(value) >= pair[0] * WHOLE), (1e-3, "mJ"))
+    return f"{number(value / factor)} {unit if value else 'J'}"
+
+
 def size(value: float | None) -> str:
     if value is None:
         return MISSING

@@ -29,7 +29,7 @@ from stepscope.record.host.hardware import (
     smt_active,
     turbo,
 )
-from stepscope.record.host.meters import READABLE, Rapl
+from stepscope.record.host.meters import Rapl
 from stepscope.record.host.pyspy import (
     IN_CONTAINER,
     Rights,
@@ -169,9 +169,8 @@ def cpu_energy_check(rapl: Rapl) -> Check:
     if rapl.reason is None:
         return Check(name, "ok", f"readable: {', '.join(rapl.devices)}")
     cost = "energy of processors and their memory is not measured"
-    if "root" in rapl.reason:
-        return Check(name, "limited", rapl.reason, cost, READABLE)
-    return Check(name, "missing", rapl.reason, cost, "a machine of its own, not a virtual one")
+    state = "limited" if rapl.remedy else "missing"
+    return Check(name, state, rapl.reason, cost, rapl.remedy or "a machine of its own, not a virtual one")
 
 
 def torch_check(build: Mapping[str, Any]) -> Check:

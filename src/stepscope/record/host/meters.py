@@ -341,13 +341,14 @@ class Rapl:
     """What processors and their memory have drawn, as the kernel's powercap counts it, of the whole machine.
 
     A package holds its cores, and "psys" the packages, so that packages and their DRAM are all that may be summed.
-    Without one that can be read `reason` says why.
+    Where one cannot be read `reason` says why, and `remedy` what to do if there is something.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         folder = POWERCAP if folder is None else folder
         self._counters: list[tuple[str, str, int | None]] = []  # name, path, the highest value before it begins anew
         self.reason: str | None = None
+        self.remedy: str | None = None
         try:
             found = sorted(os.listdir(folder))
         except OSError:
@@ -368,7 +369,9 @@ class Rapl:
             else:
                 refused.append((device, os.access(path, os.R_OK)))
         if refused:
-            why = "cannot be read" if all(allowed for _, allowed in refused) else "may be read by root alone"
+            why = "cannot be read"
+            if not all(allowed for _, allowed in refused):
+                why, self.remedy = "may be read by root alone", READABLE
             self.reason = f"energy of {', '.join(device for device, _ in refused[:4])} {why}"
         elif not self._counters:
             self.reason = "this machine shows no energy of its processors (RAPL), as usual in virtual machines"
@@ -379,7 +382,7 @@ class Rapl:
 
     def describe(self) -> dict[str, Any]:
         """The manifest's `hardware.cpu_energy`."""
-        return {"devices": self.devices, "reason": self.reason}
+        return {"devices": self.devices, "reason": self.reason, "remedy": self.remedy}
 
     def metrics(self, since: Since) -> list[Metric]:
         """The counters in uJ with the value at which each begins anew."""
