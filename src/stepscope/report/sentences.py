@@ -454,10 +454,10 @@ def energy(report: Report) -> Iterator[str]:
 
 def cost_text(cost: Row) -> str:
     """In the user's currency, which has no sign here; empty where nothing is known."""
-    parts = [f"{words.number(cost['cost'])}"] if cost["cost"] is not None else []
+    parts = [words.money(cost["cost"])] if cost["cost"] is not None else []
     if cost["cost"] is None:
         known = (("energy", cost["energy"]), ("GPUs", cost["gpus"]))
-        parts = [f"{words.number(value)} of {what}" for what, value in known if value is not None]
+        parts = [f"{words.money(value)} of {what}" for what, value in known if value is not None]
     if cost["co2_g"] is not None:
         parts.append(f"{words.number(cost['co2_g'])} g of CO2")
     return ", ".join(parts)

@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping
+from decimal import Decimal
 from importlib import resources
 from typing import Any
 
@@ -79,6 +80,13 @@ def percent(share: float | None) -> str:
     if abs(value) < 0.1:
         return "< 0.1 %"
     return f"{value:.1f}".removesuffix(".0") + " %" if abs(value) < 9.95 else f"{value:.0f} %"
+
+
+def money(value: float | None) -> str:
+    """An amount of the user's currency, with two digits however small it is: 1,234, 0.0123, 0.00041."""
+    if value is None or value == 0 or abs(value) >= SMALLEST:
+        return number(value)
+    return format(Decimal(f"{value:.2g}"), "f")
 
 
 def joules(value: float | None) -> str:

@@ -45,7 +45,7 @@ _CORES = (
     "stolen_cores limit given to others by the hypervisor; throttled_cores waiting throttled by the cgroup"
 )
 _POWER = (
-    "gpu_power_w power power; gpu_power_limit_w limit limit; gpu_counted_power_w compute mean, by the energy counter"
+    "gpu_power_w power power; gpu_power_limit_w limit limit; gpu_counted_power_w measured mean, by the energy counter"
 )
 _OF_RAPL = "Mean since the reading before, by the energy counters of the machine (RAPL), whoever used it."
 _CLOCKS = "gpu_sm_clock_mhz clock clock; gpu_sm_clock_max_mhz limit highest"
