@@ -22,7 +22,7 @@ from msgspec import Struct, field
 
 from stepscope.errors import UnreadableInputError, UsageError, readable
 from stepscope.model import Analysis, Diagnosis, ProfiledFacts, Report
-from stepscope.model.machine import Prices
+from stepscope.model.machine import NO_PRICES, Prices
 
 if TYPE_CHECKING:
     from stepscope.analyze import CodeOptions
@@ -80,7 +80,7 @@ class ReadOptions(Struct, frozen=True):
     progress: Progress | None = None
     ignored: Mapping[str, str] = field(default_factory=dict)
     keep: bool = True
-    prices: Prices = Prices()
+    prices: Prices = NO_PRICES
 
 
 DEFAULTS = ReadOptions()

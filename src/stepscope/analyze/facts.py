@@ -34,12 +34,11 @@ from stepscope.analyze.views.lazy_views import LazyViews
 from stepscope.engine import host_calls
 from stepscope.model import Analysis, SourceFiles
 from stepscope.model import run_facts as model
-from stepscope.model.machine import EnergyFacts, MachineFacts, Prices
+from stepscope.model.machine import NO_PRICES, EnergyFacts, MachineFacts, Prices
 from stepscope.model.memory import MemoryRecording
 from stepscope.model.views import Views
 
 _Made = TypeVar("_Made")
-NO_PRICES = Prices()
 
 
 def _made(make: Callable[[Facts], _Made]) -> _Made:

@@ -139,7 +139,7 @@ class Reading(OptionGroup, frozen=True):
         """Raises `UsageError`. `judged`: rules are, but for those that the project's settings ignore."""
         from stepscope.api import ReadOptions
         from stepscope.cli.settings import ignored_rules
-        from stepscope.model.machine import Prices
+        from stepscope.model.machine import NO_PRICES
 
         if self.tables is not None and self.no_cache:
             raise UsageError("--tables and --no-cache contradict each other; give one of them")
@@ -158,7 +158,7 @@ class Reading(OptionGroup, frozen=True):
             progress=progress,
             ignored=ignored_rules() if judged else {},
             keep=keep,
-            prices=(priced or Priced()).prices() if judged else Prices(),
+            prices=(priced or Priced()).prices() if judged else NO_PRICES,
         )
 
 

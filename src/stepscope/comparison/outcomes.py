@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from stepscope.comparison.equivalence import equivalence, not_judged
 from stepscope.comparison.thresholds import ANOTHER_BATCH, FIXED_ALPHA, INTERVAL_PAIRS, Alpha, Limits
-from stepscope.comparison.verdicts import effect_of, holm, margin, p_value, step_verdict, verdict
+from stepscope.comparison.verdicts import effect_of, holm, margin, p_value, percent, step_verdict, verdict
 from stepscope.model.comparison import (
     FASTER,
     LESS,
@@ -166,6 +166,10 @@ def _energy(found: Outcome, time: str, limits: Limits, candidates: int, alpha: A
     text = said.text if word in (LESS, MORE) else f"energy {of}: {said.text}"
     if time == FASTER and word in (MORE, NO_DIFFERENCE):
         text = f"{text}; time falls but energy does not"
+    cost = found.effects.get(COST)
+    if cost is not None:
+        more = "more" if cost.ratio > 1 else "less"
+        text = f"{text}; at your prices 1,000 steps cost {percent(abs(cost.ratio - 1))} % {more}"
     return replace(said, word=word, text=text, figure=figure)
 
 

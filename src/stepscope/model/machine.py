@@ -467,6 +467,9 @@ class Prices(Struct, frozen=True):
         return any(price is not None for price in (self.kwh, self.gpu_hour, self.co2_g_per_kwh))
 
 
+NO_PRICES = Prices()
+
+
 class EnergyCost(Struct, frozen=True):
     """What energy and GPUs cost at the user's prices: a run, or 1,000 steps of it. None of what has no price or figure.
 

@@ -35,6 +35,7 @@ _AGREE = (
     0.1  # of the energy: sampled power that differs by more is said (arXiv 2312.02741: some boards sample a quarter)
 )
 _REACHED = 0.95  # of the run: what readings do not reach over is said below it
+_AGREE_READINGS = 10  # of fewer the mean moves by that much by itself where load comes and goes
 NO_TELEMETRY = "no telemetry was recorded"
 NO_STEPS = "no training step lies between two readings of energy"
 _WORDS = {GPU: "GPU", PACKAGE: "processors", DRAM: "memory"}
@@ -243,7 +244,7 @@ def _sampled_ratio(meter: Meter, source: str, run: Intervals) -> float | None:
     ends = [meter.counter.ends_ns, meter.sampled.ends_ns, (int(run.starts[0]), int(run.ends[0]))]
     start, end = max(each[0] for each in ends), min(each[1] for each in ends)
     both = Intervals(np.array([start], np.int64), np.array([end], np.int64))
-    if end <= start or meter.sampled.hole(both) or meter.sampled.readings(start, end) < FEW_READINGS:
+    if end <= start or meter.sampled.hole(both) or meter.sampled.readings(start, end) < _AGREE_READINGS:
         return None
     by_counter = meter.counter.drawn(both)[0]
     return meter.sampled.drawn(both)[0] / by_counter if by_counter > 0 else None

@@ -35,7 +35,7 @@ _LATEST_AFTER_NS = 60 * 10**9  # of a reading after the time of its row: more is
 # that of the largest board sold. The largest processors are built for 500 W, and their memory draws less.
 OVER_LIMIT = 1.5
 MOST_BOARD_W, MOST_PROCESSOR_W = 10_000.0, 1_000.0
-UPDATE_S = 0.2  # of a counter: what it grew by may be of so much longer than lies between two readings
+UPDATE_S = 1.0  # a counter is brought up to date now and then: its growth may be of longer than lies between readings
 GAP_S = 5.0  # readings come once a second: a longer stretch is said, and of sampled power a hole
 
 FELL, JUMPED, UNSEEN = 1, 2, 3  # kinds of holes
