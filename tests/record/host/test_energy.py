@@ -141,7 +141,8 @@ def nvmlDeviceGetCount(): return 1
 def nvmlDeviceGetHandleByIndex(index): return "board"
 def nvmlDeviceGetName(handle): return "Played"
 def nvmlDeviceGetTotalEnergyConsumption(handle):
-    (FOLDER / "powercap/intel-rapl:0/energy_uj").write_text(str(int(time.time() * 50e6) % 1_000_000_000))
+    passed = time.time() - (FOLDER / "pynvml.py").stat().st_mtime
+    (FOLDER / "powercap/intel-rapl:0/energy_uj").write_text(str((9_850_000_000 + int(passed * 50e6)) % 10_000_000_000))
     return int(time.time() * 200e3)
 def nvmlDeviceGetEnforcedPowerLimit(handle): return 300_000
 def nvmlDeviceGetComputeRunningProcesses(handle):
@@ -168,7 +169,7 @@ while time.time() < end:
 def test_a_real_recording_holds_the_energy_of_its_steps(tmp_path: Path) -> None:
     played = tmp_path / "played"
     powercap(played / "powercap", {"intel-rapl:0": "package-0"})
-    (played / "powercap/intel-rapl:0/max_energy_range_uj").write_text("1000000000")
+    (played / "powercap/intel-rapl:0/max_energy_range_uj").write_text("10000000000")  # it begins anew after 3 s
     (played / "pynvml.py").write_text(PLAYED)
     (tmp_path / "train.py").write_text(TRAINING)
     environment = {**os.environ, "PYTHONPATH": str(played), "PLAYED": str(played)}
