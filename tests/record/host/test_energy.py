@@ -142,7 +142,9 @@ def nvmlDeviceGetHandleByIndex(index): return "board"
 def nvmlDeviceGetName(handle): return "Played"
 def nvmlDeviceGetTotalEnergyConsumption(handle):
     passed = time.time() - (FOLDER / "pynvml.py").stat().st_mtime
-    (FOLDER / "powercap/intel-rapl:0/energy_uj").write_text(str((9_850_000_000 + int(passed * 50e6)) % 10_000_000_000))
+    new = FOLDER / f"counter-{os.getpid()}"
+    new.write_text(str((9_850_000_000 + int(passed * 50e6)) % 10_000_000_000))
+    new.replace(FOLDER / "powercap/intel-rapl:0/energy_uj")
     return int(time.time() * 200e3)
 def nvmlDeviceGetEnforcedPowerLimit(handle): return 300_000
 def nvmlDeviceGetComputeRunningProcesses(handle):
