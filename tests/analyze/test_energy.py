@@ -288,6 +288,50 @@ def test_what_gpus_draw_while_they_wait_is_an_estimate_from_windows() -> None:
     assert (found.idle_share, found.idle_joules_per_step) == pytest.approx((0.25, 0.75))
 
 
+ODD = st.sampled_from([None, [], {}, "", "x", -1, 0, 3, True, 1e308, float("nan"), [[]], ["1"], {"a": []}])
+GARBAGE = st.fixed_dictionaries(
+    {
+        "metric": st.sampled_from(
+            ["gpu_energy_mj", "cpu_energy_uj", "cpu_energy_range_uj", "energy_after_ns", "gpu_power_w", "gpu_process"]
+        ),
+        "time_ns": st.integers(0, 30).map(lambda second: T0 + second * SECOND) | st.sampled_from([0, 2**61]),
+        "value": st.floats(-1e308, 1e308) | st.sampled_from([0.0, 1.0, 5e6, float("nan"), float("inf")]),
+        "device": st.sampled_from(
+            ["gpu:0", "gpu:\N{ARABIC-INDIC DIGIT ONE}", "package-0", "package-0-dram", "\n|<b>", None]
+        ),
+        "pid": st.sampled_from([None, PID, -1, 7]),
+        "host": st.sampled_from(["host-a", "", "b.2"]),
+    }
+)
+
+
+@given(
+    system=st.lists(GARBAGE, min_size=1, max_size=40),
+    hardware=st.dictionaries(
+        st.sampled_from(["gpus", "logical_cores", "affinity", "cgroup_cpu_limit", "cpu_energy"]), ODD
+    ),
+    board=st.dictionaries(st.sampled_from(["index", "name", "uuid", "mig", "virtualization"]), ODD),
+    visible=st.none() | st.text(max_size=12) | st.just("9" * 5000),
+    ends=st.tuples(*2 * [st.sampled_from([None, T0, T0 + 20 * SECOND])]),
+)
+def test_a_damaged_recording_gives_figures_or_reasons(
+    system: list[dict[str, Any]],
+    hardware: dict[str, Any],
+    board: dict[str, Any],
+    visible: str | None,
+    ends: tuple[int | None, int | None],
+) -> None:
+    told = {"hardware": {"gpus": [board, H100], **hardware}, "environment": {"CUDA_VISIBLE_DEVICES": visible}}
+    run = {"started_ns": ends[0], "ended_ns": ends[1]}
+    tables = made(system, manifests=[told], journal=held("cuda:0"), run=run, steps=step_rows(300, forward_ms=30))
+    found = of(tables, Prices(kwh=1.0, gpu_hour=1.0))
+    assert (found.joules is None) == (found.absent is not None)
+    figures = [found.joules, found.mean_w, found.per_step.joules_per_step, some(found.cost).cost, found.run_s]
+    figures += [figure for one in found.domains for figure in (one.joules, one.mean_w, one.sampled_ratio)]
+    assert all(0 <= figure < float("inf") for figure in figures if figure is not None)
+    rows(Source(Context(tables)), "metrics", Selection(name="sys/"))
+
+
 def test_curves_hold_power_and_energy_of_each_device() -> None:
     tables = made([*gpu([0, 0.1, 1, 2, 3]), *package([0, 1, 2, 3], start=2.6e11 - 1e8)])
     source = Source(Context(tables))

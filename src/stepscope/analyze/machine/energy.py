@@ -139,9 +139,8 @@ def facts(
         sum(getattr(one, name) for one in traced if one.scope == "all") for name in ("idle_ns", "total_ns")
     )
     idle = idle_ns / total_ns if total_ns > 0 and per_step.gpu_joules_per_step is not None else None
-    run_s = (
-        (tables.run.ended_ns - tables.run.started_ns) / 1e9 if tables.run.ended_ns and tables.run.started_ns else None
-    )
+    whole = tables.run.started_ns is not None and tables.run.ended_ns is not None
+    run_s = float(found.run.ends[0] - found.run.starts[0]) / 1e9 if whole else None
     seconds = min((one.seconds for one in own), default=None)
     boards = found.meters.boards
     cost = of_1000 = None

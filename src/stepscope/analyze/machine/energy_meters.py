@@ -29,6 +29,7 @@ _JOULES = {GPU_ENERGY: 1e-3, CPU_ENERGY: 1e-6}
 _RANGE, _AFTER, _POWER, _PROCESS = "cpu_energy_range_uj", "energy_after_ns", "gpu_power_w", "gpu_process"
 _LIMITS = ("gpu_power_limit_w", "gpu_power_default_w")
 _METRICS = (*_JOULES, _RANGE, _AFTER, _POWER, _PROCESS, *_LIMITS)
+_MOST_DIGITS = 9  # of the number of a device
 _LATEST_AFTER_NS = 60 * 10**9  # of a reading after the time of its row: more is no time
 
 # What no device draws. Boards stay near the limit in force, on average over a second; where it is not known, ten times
@@ -223,9 +224,18 @@ def _own_times(by_metric: Mapping[str, _Readings], metric: str) -> Int64:
     after = by_metric.get(_AFTER)
     if after is None:
         return read.times_ns
-    later = dict(zip(after.times_ns.tolist(), after.values.tolist(), strict=True))
-    known = ((time, later.get(time, 0.0)) for time in read.times_ns.tolist())
-    return np.array([time + (int(ns) if 0 <= ns < _LATEST_AFTER_NS else 0) for time, ns in known], np.int64)
+    order = np.argsort(after.times_ns, kind="stable")
+    at = np.searchsorted(after.times_ns, read.times_ns, sorter=order)
+    found = order[np.minimum(at, len(order) - 1)]
+    later = after.values[found]
+    known = (after.times_ns[found] == read.times_ns) & (later >= 0) & (later < _LATEST_AFTER_NS)
+    return read.times_ns + np.where(known, later, 0.0).astype(np.int64)
+
+
+def _highest(metrics: Mapping[str, _Readings]) -> float | None:
+    """Where a counter of a processor begins anew, in J."""
+    highest = metrics[_RANGE].values.max() * _JOULES[CPU_ENERGY] if _RANGE in metrics else 0.0
+    return float(highest) if highest > 0 else None
 
 
 def _longest(found: Iterable[Series | None]) -> Series | None:
@@ -240,10 +250,8 @@ def _processors(by: _By, manifests: Mapping[str, Mapping[str, Any]], machines: M
     found: dict[tuple[str, str], list[Series | None]] = {}
     for (host, device), metrics in sorted(by.items()):
         if CPU_ENERGY in metrics:
-            highest = metrics[_RANGE].values.max() * _JOULES[CPU_ENERGY] if _RANGE in metrics else None
             joules = metrics[CPU_ENERGY].values * _JOULES[CPU_ENERGY]
-            times = _own_times(metrics, CPU_ENERGY)
-            one = counted(times, joules, MOST_PROCESSOR_W, highest if highest is None or highest > 0 else None)
+            one = counted(_own_times(metrics, CPU_ENERGY), joules, MOST_PROCESSOR_W, _highest(metrics))
             found.setdefault((machines.get(host, host), device), []).append(one)
     whole = {machines.get(host, host): _part_of_machine(manifest) for host, manifest in manifests.items()}
     return [
@@ -311,7 +319,7 @@ def _boards(
 
 def _natural(device: str) -> tuple[int, str]:
     number = device.rpartition(":")[2]
-    return (int(number) if number.isdecimal() and len(number) < 9 else 0), device
+    return (int(number) if number.isdecimal() and len(number) < _MOST_DIGITS else 0), device
 
 
 def _listed_pids(by: _By, host: str, device: str) -> list[int]:
@@ -361,7 +369,7 @@ def _cuda_order(
     environment = manifest.get("environment")
     given = environment if isinstance(environment, dict) else {}
     text, by_bus = string(given.get("CUDA_VISIBLE_DEVICES")), given.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    names = {listed.get(device, {}).get("name") for device in devices}
+    names = {string(listed.get(device, {}).get("name")) for device in devices}
     counted = "CUDA may count GPUs of different kinds in another order than the driver; set CUDA_DEVICE_ORDER"
     alike = by_bus or len(names) == 1
     if text is None:
@@ -373,7 +381,7 @@ def _cuda_order(
         by_uuid = [device for device in devices if word and _uuid(listed, device).startswith(word)]
         if word.startswith("GPU-") and len(by_uuid) == 1:
             order.append(by_uuid[0])
-        elif word.isdecimal() and f"gpu:{int(word)}" in devices:
+        elif word.isdecimal() and len(word) < _MOST_DIGITS and f"gpu:{int(word)}" in devices:
             if not alike:
                 return [], f"{counted}=PCI_BUS_ID"
             order.append(f"gpu:{int(word)}")
@@ -439,29 +447,28 @@ def as_telemetry(tables: Tables) -> pl.DataFrame | None:
 
     Of all devices that were read, whoever used them; None where no counter was.
     """
-    rows: list[tuple[str, int, str, str, float, None, str]] = []
+    parts = []
     for (host, device), metrics in _readings(tables).items():
         for metric, (power, energy) in _TELEMETRY.items():
             if metric not in metrics:
                 continue
-            read = metrics[metric]
-            highest = metrics[_RANGE].values.max() * _JOULES[metric] if _RANGE in metrics else None
+            joules = metrics[metric].values * _JOULES[metric]
             most_w = MOST_BOARD_W if metric == GPU_ENERGY else MOST_PROCESSOR_W
-            series = counted(_own_times(metrics, metric), read.values * _JOULES[metric], most_w, highest)
-            shown = np.unique(read.times_ns)
+            series = counted(_own_times(metrics, metric), joules, most_w, _highest(metrics))
+            shown = np.unique(metrics[metric].times_ns)
             if series is None or len(shown) != len(series.times_ns):
                 continue
-            before: int | None = None  # number of the reading that power is shown since
-            for at, time in enumerate(shown.tolist()):
-                rows.append((host, time, energy, "J", float(series.joules[at]), None, device))
-                if before is not None and time - shown[before] < _SHORTEST_NS:
-                    continue
-                if before is not None and not series.holes[before:at].any():
-                    seconds = float(series.times_ns[at] - series.times_ns[before]) / 1e9
-                    watts = float(series.joules[at] - series.joules[before]) / seconds
-                    rows.append((host, time, power, "W", watts, None, device))
-                before = at
-    return pl.DataFrame(rows, schema=tables.system.schema, orient="row") if rows else None
+            since = np.searchsorted(shown, shown - _SHORTEST_NS, side="right") - 1  # the reading before
+            holes = np.append(0, np.cumsum(series.holes != 0))
+            at = np.flatnonzero((since >= 0) & (holes == holes[np.maximum(since, 0)]))
+            seconds = (series.times_ns[at] - series.times_ns[since[at]]) / 1e9
+            watts = (series.joules[at] - series.joules[since[at]]) / seconds
+            for name, unit, times, values in ((energy, "J", shown, series.joules), (power, "W", shown[at], watts)):
+                known = {"host": host, "device": device, "metric": name, "unit": unit, "pid": None}
+                made = pl.DataFrame({"time_ns": times, "value": values})
+                made = made.with_columns(**{key: pl.lit(value) for key, value in known.items()})
+                parts.append(made.select(pl.col(key).cast(kind) for key, kind in tables.system.schema.items()))
+    return pl.concat(parts) if parts else None
 
 
 _TELEMETRY = {GPU_ENERGY: ("gpu_counted_power_w", "gpu_energy_j"), CPU_ENERGY: ("power_w", "energy_j")}
