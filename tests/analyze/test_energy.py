@@ -230,6 +230,15 @@ def test_where_the_driver_lists_no_process_torchs_numbers_name_the_boards(
         assert why in some(found.absent)
 
 
+def test_more_processes_than_the_run_has_are_others() -> None:
+    """In a container the driver tells numbers of the host."""
+    found = of(made(gpu(range(-1, 22), pids=(91, 92)), manifests=[manifest(H100)], journal=held("cuda:0")))
+    assert (found.joules, found.domains[0].shared) == (None, True)
+    assert "2 processes used it" in some(found.absent)
+    alone = of(made(gpu(range(-1, 22), pids=(91,)), manifests=[manifest(H100)], journal=held("cuda:0")))
+    assert (alone.joules, alone.domains[0].shared) == (pytest.approx(20 * 300), None)
+
+
 def test_hosts_are_summed_and_no_board_counts_twice() -> None:
     """Two launchers of one machine read the same board and processor; a second machine has its own."""
     ranks = tuple(rank_info(number, device="cuda", host=host) for number, host in enumerate(("a", "a.2", "b")))

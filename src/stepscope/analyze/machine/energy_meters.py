@@ -9,6 +9,7 @@ is summed instead, and that is said; between samples that lie apart nothing is k
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -311,7 +312,11 @@ def _boards(
         unknown = unknown or why
         for device in chosen:
             used.setdefault(keys[device], []).append((host, device))
-    made = [_board(machine, places, by, manifests, pids.get(machine, set())) for (machine, _), places in used.items()]
+    trained = Counter(machines.get(rank.host, rank.host) for rank in tables.ranks)
+    made = [
+        _board(machine, places, by, manifests, pids.get(machine, set()), trained[machine])
+        for (machine, _), places in used.items()
+    ]
     if unknown is None and not made and any(_on_accelerator(rank) for rank in tables.ranks):
         unknown = "the driver tells of no GPU of the run (NVML)"
     return made, len(made) if unknown is None else None, unknown, len(every - set(used))
@@ -400,6 +405,7 @@ def _board(
     by: _By,
     manifests: Mapping[str, Mapping[str, Any]],
     own: set[int],
+    ranks: int,
 ) -> Meter:
     counters, powers = [], []
     for place in places:
@@ -413,7 +419,7 @@ def _board(
             powers.append(sampled(metrics[_POWER].times_ns, metrics[_POWER].values, most_w))
     host, device = places[0]
     facts = _listed(manifests.get(host, {})).get(device, {})
-    shared, why = _shared(places, by, facts, own)
+    shared, why = _shared(places, by, facts, own, ranks)
     return Meter(
         machine=machine,
         device=device,
@@ -427,7 +433,7 @@ def _board(
 
 
 def _shared(
-    places: Sequence[tuple[str, str]], by: _By, facts: Mapping[str, Any], own: set[int]
+    places: Sequence[tuple[str, str]], by: _By, facts: Mapping[str, Any], own: set[int], ranks: int
 ) -> tuple[bool | None, str | None]:
     """(whether others used the board, None where nobody tells; why)."""
     if facts.get("mig") is True:
@@ -439,6 +445,12 @@ def _shared(
     if listed & own:
         said = "another process" if strangers == 1 else f"{strangers} other processes"
         return (True, f"{said} used it too, and the counter is of the whole board") if strangers else (False, None)
+    at_once = Counter(
+        time for place in places[:1] if (read := by.get(place, {}).get(_PROCESS)) for time in read.times_ns.tolist()
+    )
+    most = max(at_once.values(), default=0)
+    if most > max(1, ranks):  # whatever numbers they have here
+        return True, f"{most} processes used it, and the run trains in {ranks}; the counter is of the whole board"
     return None, "the driver lists no process of the run on it, so others may have used it too"
 
 
