@@ -23,6 +23,7 @@ from msgspec import Struct, field
 from stepscope.errors import UnreadableInputError, UsageError, readable
 from stepscope.model import Analysis, Diagnosis, ProfiledFacts, Report
 from stepscope.model.machine import NO_PRICES, Prices
+from stepscope.schema import RUN_PART
 
 if TYPE_CHECKING:
     from stepscope.analyze import CodeOptions
@@ -256,12 +257,11 @@ class Run:
 
     def report(self, *, source: bool = True) -> Report:
         """The document that the terminal, JSON and HTML show; `source=False` quotes no line of source text."""
-        from stepscope import report
-        from stepscope.report import experiment_report
+        from stepscope.report import document, experiment_report
 
         if source not in self._reports:
             experiment = experiment_report.view(self.folder) if self.recorded else None
-            self._reports[source] = report.build(self.analysis, self.diagnosis, source=source, experiment=experiment)
+            self._reports[source] = document.build(self.analysis, self.diagnosis, source=source, experiment=experiment)
         return self._reports[source]
 
     def showing(self, report: Report) -> Run:
@@ -306,11 +306,11 @@ def open_run(*paths: str | os.PathLike[str], options: ReadOptions = DEFAULTS) ->
 
 def is_run_folder(folder: Path) -> bool:
     """True when `folder` holds a part that a recorder of ours writes; folders of ranks with traces alone do not."""
-    from stepscope.read.run_folder import is_run_folder as looks_like_a_run
-
-    if not looks_like_a_run(folder):
+    if not folder.is_dir():
         return False
-    parts = [part for part in folder.iterdir() if part.is_dir() and part.name.startswith(("host-", "rank-"))]
+    parts = [part for part in folder.iterdir() if RUN_PART.fullmatch(part.name) and part.is_dir()]
+    if not parts:
+        return False
     names = [child.name for part in parts for child in part.iterdir()]
     if any(name in OWN_FILES for name in names):
         return True

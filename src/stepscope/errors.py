@@ -29,6 +29,10 @@ class UsageError(StepscopeError):
     exit_code = 2
 
 
+class NotThere(UsageError):
+    """A run, a page or a slice that there is not, or no longer."""
+
+
 class UnreadableInputError(StepscopeError):
     """A path from which not a single event or step could be read."""
 

@@ -5,6 +5,7 @@ Also imported inside the user's training process: standard library only, Python 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 RUN_SCHEMA = "stepscope.run/1"
@@ -30,6 +31,9 @@ CATEGORIES = (
     "system",
 )
 SEVERITIES = ("critical", "warning", "info")
+
+# A folder in a run folder: of a host, or of a rank, whose later processes have a number behind the rank's.
+RUN_PART = re.compile(r"host-.+|rank-\d{1,9}(?:\.\d{1,9})?", re.DOTALL)
 
 # The columns of a row of rank-N/steps.jsonl, in order. The first line of the file repeats them, so a reader goes by
 # name and a later version may append columns.

@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from stepscope import api, report
+from stepscope import api
 from stepscope.dashboard import pages
 from stepscope.dashboard.pages import PageContext, Scope
 from stepscope.errors import UsageError
 from stepscope.model import Report
+from stepscope.report import document
 from stepscope.report.escape import plain
 from tests import gpu_traces
 from tests.comparison.run_sets import make_run
@@ -141,7 +142,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> dict[str, api.Run]:
 @pytest.fixture
 def fabricated(tmp_path: Path) -> Report:
     fabricate.write_script(tmp_path)
-    return report.build(fabricate.analysis(tmp_path), fabricate.diagnosis(tmp_path))
+    return document.build(fabricate.analysis(tmp_path), fabricate.diagnosis(tmp_path))
 
 
 MIB = 2**20

@@ -10,7 +10,7 @@ import pytest
 import stepscope
 from stepscope.dashboard import notebook
 from stepscope.model import Abstention, Diagnosis
-from stepscope.report import build
+from stepscope.report.document import build
 from tests.dashboard.plain_pages import Page
 from tests.report.fabricate import analysis, diagnosis, finding, run_facts, write_script
 from tests.report.test_terminal import HOSTILE

@@ -9,7 +9,7 @@ import pytest
 
 from stepscope.dashboard import static_page
 from stepscope.model import Abstention, Diagnosis, Evidence, Note, Place, Quality, Try
-from stepscope.report import build
+from stepscope.report.document import build
 from tests.dashboard.plain_pages import Page, page_of
 from tests.report.fabricate import analysis, diagnosis, finding, hot_line, run_facts, step_facts, write_script
 from tests.report.test_terminal import HOSTILE

@@ -13,8 +13,7 @@ from stepscope.dashboard import terminal
 from stepscope.diagnose import diagnose
 from stepscope.errors import UsageError
 from stepscope.model import Report, Risk
-from stepscope.report import build
-from stepscope.report.document import read_report, report_bytes
+from stepscope.report.document import build, read_report, report_bytes
 from stepscope.tables.schema import Tables
 from tests.analyze.memory_scenes import GIB, HARDWARE, MIB, STEPS, memory_tables, readings, struck_steps
 from tests.analyze.test_memory_losses import leaking

@@ -23,7 +23,8 @@ from stepscope.model import (
 from stepscope.model.comparison import AppliedKnob, Effect, TrialFacts, Verdict
 from stepscope.model.compilers import Change, CompilersView, CompileStorm
 from stepscope.model.sampled import SampledProcess
-from stepscope.report import build, comparison_report, experiment_report
+from stepscope.report import comparison_report, experiment_report
+from stepscope.report.document import build
 from stepscope.schema import Knob
 from tests.records import replace
 from tests.report import fabricate_compilers as compilers

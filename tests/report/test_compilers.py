@@ -12,8 +12,7 @@ from msgspec import Struct
 from stepscope.analyze.views import select
 from stepscope.model import Diagnosis, Report
 from stepscope.model.compilers import CompilerPoint, CompilersView
-from stepscope.report import build
-from stepscope.report.document import read_report, report_bytes
+from stepscope.report.document import build, read_report, report_bytes
 from tests.dashboard.plain_pages import Page, page_of
 from tests.records import replace
 from tests.report.fabricate import analysis, run_facts, write_script

@@ -20,7 +20,7 @@ from stepscope.model import (
     Report,
     TraceFacts,
 )
-from stepscope.report import build
+from stepscope.report.document import build
 from tests.dashboard.plain_pages import page_of
 from tests.records import replace
 from tests.report.fabricate import analysis, kept, run_facts

@@ -11,8 +11,7 @@ import pytest
 
 from stepscope.errors import UnreadableInputError
 from stepscope.model import Diagnosis, Note, Quality
-from stepscope.report import build
-from stepscope.report.document import KEY_ORDER, read_report, report_bytes
+from stepscope.report.document import KEY_ORDER, build, read_report, report_bytes
 from tests.report.fabricate import ITEM_LINE, analysis, diagnosis, finding, run_facts
 
 STEP_KEYS = (

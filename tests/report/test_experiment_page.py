@@ -11,8 +11,8 @@ from stepscope.api import open_run
 from stepscope.dashboard.pages import experiments
 from stepscope.model import Report
 from stepscope.model.comparison import Experiment
-from stepscope.report import build, experiment_report
-from stepscope.report.document import load_report, read_report, report_bytes
+from stepscope.report import experiment_report
+from stepscope.report.document import build, load_report, read_report, report_bytes
 from stepscope.report.experiment_report import experiment_document, load
 from tests.dashboard.plain_pages import Page
 from tests.dashboard.plain_pages import page_of as page_of_report

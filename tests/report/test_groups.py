@@ -11,7 +11,7 @@ from rich.console import Console
 
 from stepscope.dashboard import terminal
 from stepscope.model import Diagnosis, Report
-from stepscope.report import build
+from stepscope.report.document import build
 from stepscope.report.sentences import groups, members
 from tests.dashboard.plain_pages import page_of
 from tests.records import replace

@@ -15,7 +15,8 @@ from stepscope.model.sampled import (
     SampledViews,
     StageTime,
 )
-from stepscope.report import build, words
+from stepscope.report import words
+from stepscope.report.document import build
 from stepscope.report.values import plain_mapping
 from tests.records import replace, some
 from tests.report.fabricate import analysis, diagnosis, kept

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from stepscope.dashboard import terminal
 from stepscope.model import Abstention, Diagnosis, Evidence, Note, Place, Quality, Report
-from stepscope.report import build
+from stepscope.report.document import build
 from tests.report.fabricate import analysis, diagnosis, finding, hot_line, run_facts, step_facts
 
 HOSTILE = "<script>x</script>\x1b[2J\x1b]0;t\x07[bold red]b[/]\u202eevil\u2066\x9b31m\r\nfake: 0 ms"

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.model.comparison import AppliedKnob, TrialFacts
-from stepscope.report import build
-from stepscope.report.document import read_report, report_bytes
+from stepscope.report.document import build, read_report, report_bytes
 from tests.dashboard.plain_pages import page_of
 from tests.records import replace
 from tests.report.fabricate import analysis, diagnosis

@@ -84,6 +84,14 @@ COMMANDS: dict[str, Command] = {
             "stepscope view logs/worker0.1700000000000.pt.trace.json.gz --no-browser --port 7000",
         ),
     ),
+    "runs": Command(
+        "List runs, and delete those that nobody needs any more.",
+        (
+            "stepscope runs",
+            "stepscope runs --tag nightly --knob loader.num_workers=4 --json -",
+            "stepscope runs --older-than 30 --keep 5 --prune   # what it would free; --yes deletes",
+        ),
+    ),
     "batch": Command(
         "Name the samples of a step, and the steps whose loss or norm went wrong.",
         ("stepscope batch RUN", "stepscope batch RUN --step 1040", "stepscope batch RUN --step 1040 --json batch.json"),

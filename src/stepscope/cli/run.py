@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from stepscope.api import Run
     from stepscope.record.host.folder import Part
     from stepscope.record.host.launch import Outcome
+    from stepscope.record.host.openmetrics import Endpoint
 
 
 def run(
@@ -71,6 +72,10 @@ def run(
             "--watch", "Monitor norms of gradients, weights and updates, and activations, in at most 1 % of the time."
         ),
     ] = False,
+    metrics_port: Annotated[
+        int | None,
+        option("--metrics-port PORT", "Serve how the run is as OpenMetrics on 127.0.0.1; 0 takes a free port."),
+    ] = None,
     no_report: Annotated[
         bool, option("--no-report", "Record only; `stepscope analyze` makes the report later.")
     ] = False,
@@ -84,7 +89,8 @@ def run(
 ) -> None:
     """Record a training command and report where its time goes.
 
-    Everything of ours goes to stderr, after the command has ended. The exit status is the command's own.
+    Everything of ours goes to stderr, after the command has ended, but for the address of `--metrics-port`. The exit
+    status is the command's own.
 
     `--knob` tries one change by hand: `--knob loader.num_workers=4`, `--knob env:OMP_NUM_THREADS=2`, `--knob
     arg:--batch-size=64`; docs/knobs.md names them all, and the report says what could not be applied.
@@ -92,6 +98,9 @@ def run(
     `stepscope run --watch -- python train.py` says how large gradients, weights and updates of each layer are, and what
     modules put out, in few steps, which count for no other figure (docs/metrics.md). So do `[watch]` with `on = true`
     in stepscope.toml and STEPSCOPE_WATCH=1; STEPSCOPE_WATCH=0 says no where the file says yes.
+
+    `stepscope run --metrics-port 9464 -- python train.py` lets Prometheus, or W&B itself, read steps, losses and the
+    machine once a second (docs/live.md). STEPSCOPE_METRICS_TOKEN is the token that they have to give.
 
     With `--fail-on`, a command that ended with 0 gives 1 if its run holds what was named, after the report, and 4 if
     there is no report to tell from; so does one that `--max-steps` has ended. Where several launchers share one job,
@@ -123,7 +132,8 @@ def run(
         watch=watched,
     )
     reading = {"ignored": ignored, "prices": prices}
-    outcome = launch(options, meanwhile=None if no_report else _import_the_report)
+    endpoint = None if metrics_port is None else _listen(metrics_port, quiet=quiet)
+    outcome = launch(options, meanwhile=None if no_report else _import_the_report, endpoint=endpoint)
     sys.stderr = cast("TextIO", _MayGoUnread(sys.stderr))
     if no_report:
         if not quiet:
@@ -141,6 +151,24 @@ def run(
     signalled = outcome.status in (128 + signal.SIGINT, 128 + signal.SIGTERM)
     ours = signalled and max_steps is not None and (outcome.host_dir / MAX_STEPS_MARKER).exists()
     raise typer.Exit(checked if names and ours else outcome.status or checked)
+
+
+def _listen(port: int, *, quiet: bool) -> Endpoint | None:
+    """The endpoint of `--metrics-port`; None, in a line, where the port is taken: that is no reason not to train."""
+    from stepscope.record.host import openmetrics
+
+    try:
+        endpoint = openmetrics.listen(port, os.environ)
+    except OSError as error:
+        if not quiet:
+            say(
+                f"no metrics are served: port {port} cannot be had ({error.strerror}); the run is recorded all the same"
+            )
+        return None
+    if not quiet:
+        query = "" if openmetrics.TOKEN_VARIABLE in os.environ else f"?token={endpoint.token}"
+        say(f"metrics at {endpoint.address}{query}")
+    return endpoint
 
 
 def _import_the_report() -> None:

@@ -23,6 +23,7 @@ from stepscope.read.metric_series import read_moments, read_series
 from stepscope.read.raw import Losses, RawHost, RawRank, RawRun, RawSegment, Row, Stretches, TraceRef
 from stepscope.read.stacks.pyspy_raw import PySpyRaw
 from stepscope.read.text import LONGEST_NS, boolean, integer, length_ns, moment_ns, number, string, within
+from stepscope.schema import RUN_PART
 
 MAX_USER_TRACE_BYTES = 500 * 10**6
 MAX_USER_TRACES = 20  # per rank: a script that traces every step must not make a report take hours
@@ -43,9 +44,7 @@ _TRACE = re.compile(r"trace-.*\.json(?:\.gz)?")
 
 def is_run_folder(path: Path) -> bool:
     """Whether `path` holds a host or rank folder of ours."""
-    return path.is_dir() and any(
-        child.is_dir() and (_HOST.fullmatch(child.name) or _RANK.fullmatch(child.name)) for child in path.iterdir()
-    )
+    return path.is_dir() and any(child.is_dir() and RUN_PART.fullmatch(child.name) for child in path.iterdir())
 
 
 def read_run_folder(folder: Path) -> RawRun:

@@ -3,9 +3,3 @@
 `document.build` makes the document, `document.report_bytes` its JSON; `outputs` writes files.
 The renderers are imported where they are used, so that this package costs nothing at import.
 """
-
-from __future__ import annotations
-
-from stepscope.report.document import build
-
-__all__ = ["build"]

@@ -21,7 +21,6 @@ from msgspec import Struct
 
 from stepscope.errors import EnvironmentRefusal, UsageError
 from stepscope.model import Report
-from stepscope.report.document import report_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,6 +38,8 @@ def write(report: Report, folder: Path, render: Render) -> tuple[Path, Path]:
     Raises `EnvironmentRefusal` where the folder cannot be written.
     """
     paths = folder / JSON_NAME, folder / HTML_NAME
+    from stepscope.report.document import report_bytes
+
     write_file(paths[0], report_bytes(report))
     write_file(paths[1], render(report).encode("utf-8"))
     return paths
@@ -93,6 +94,8 @@ class Plan(Struct, frozen=True):
     def write(self, report: Report, render: Render) -> None:
         """Write the files and say so on stderr; `-` goes to stdout."""
         if self.json_file is not None:
+            from stepscope.report.document import report_bytes
+
             emit(self.json_file, report_bytes(report))
         if self.html_file is not None:
             emit(self.html_file, render(report).encode("utf-8"))

@@ -167,6 +167,8 @@ export type RunState = 'running' | 'finished' | 'failed' | 'vanished' | 'unreada
 export interface RunEntry {
   id: string; name: string; path: string; kind: 'run' | 'trace' | 'experiment'; state: RunState; started_ns: number | null; duration_s: number | null;
   command: string | null; steps: number | null; mean_ms: number | null; first_finding: string | null; note: string | null;
+  /** KNOB=VALUE of each that it was run with. */
+  knobs: string[];
 }
 export interface RunList { schema: 'stepscope.runs/1'; runs: RunEntry[]; total: number }
 export interface RunHead {

@@ -26,8 +26,7 @@ from stepscope import api
 from stepscope.api import ReadOptions, Run, is_run_folder, open_run
 from stepscope.dashboard.server import live
 from stepscope.dashboard.server.live import Progress
-from stepscope.dashboard.server.security import NotThere
-from stepscope.errors import UnreadableInputError
+from stepscope.errors import NotThere, UnreadableInputError
 from stepscope.files import open_regular
 from stepscope.report.escape import plain
 
@@ -90,24 +89,17 @@ class Catalog:
 
     def document(self, text: str = "") -> dict[str, Any]:
         """The RunList of what matches `text`."""
-        wanted = text.lower().split()
+        found = self.matching(Filter(text))
+        return {"schema": LIST_SCHEMA, "runs": [entry(place) for place in found[:MAX_SHOWN]], "total": len(found)}
+
+    def matching(self, wanted: Filter) -> list[Place]:
+        """Where the runs lie that match, newest first."""
         found = []
         for place in self.places():
-            manifest = self.manifest(place)
-            known = f"{place.name}\n{place.path}\n{manifest.line}\n{manifest.label}".lower()
-            if all(word in known for word in wanted):
-                found.append((_began(place, manifest), place.name, place, manifest))
-        found.sort(key=lambda each: each[:2], reverse=True)
-        shown = [_entry(place, manifest) for *_, place, manifest in found[:MAX_SHOWN]]
-        return {"schema": LIST_SCHEMA, "runs": shown, "total": len(found)}
-
-    def manifest(self, place: Place) -> _Manifest:
-        """What the recording says of itself, on its first host; of a trace, nothing."""
-        if place.folder is None or place.kind == TRACE:
-            return _Manifest()
-        first = min(place.folder.glob("host-*/manifest.json"), default=place.folder / "manifest.json")
-        found: _Manifest = _read(first, _Manifest) or _Manifest()
-        return found
+            manifest = manifest_of(place)
+            if wanted.holds(place, manifest):
+                found.append((_began(place, manifest), place.name, place))
+        return [place for *_, place in sorted(found, key=lambda each: each[:2], reverse=True)]
 
     def places(self) -> list[Place]:
         """Where every run lies that there is now."""
@@ -223,6 +215,24 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
+class Filter(Struct, frozen=True):
+    """Which runs are wanted: all words of `text` in name, path, command, tags and knobs, each of `tags`, and each of
+    `knobs`, with any value where it has none."""
+
+    text: str = ""
+    tags: tuple[str, ...] = ()
+    knobs: tuple[str, ...] = ()
+
+    def holds(self, place: Place, manifest: _Manifest) -> bool:
+        known = "\n".join(map(str, (place.name, place.path, manifest.line, manifest.label, *manifest.knobs))).lower()
+        own = {*manifest.knobs, *(knob.partition("=")[0] for knob in manifest.knobs)}
+        return (
+            all(word in known for word in self.text.lower().split())
+            and {*self.tags} <= {*(manifest.tags or ())}
+            and {*self.knobs} <= own
+        )
+
+
 LIST_SCHEMA = "stepscope.runs/1"
 MAX_SHOWN = 500  # entries of one answer; the search finds the others
 MAX_REPORT = 32 * 2**20
@@ -245,12 +255,22 @@ class _Report(Struct):
     findings: list[_Finding] = []
 
 
+class _Options(Struct):
+    knobs: list[tuple[str, str]] = []
+
+
 class _Manifest(Struct):
     command: list[str] | None = None
     name: str | None = None
     tags: list[str] | None = None
     started_ns: int | None = None
     ended_ns: int | None = None
+    options: _Options | None = None
+
+    @property
+    def knobs(self) -> list[str]:
+        """KNOB=VALUE of each that it was run with."""
+        return [f"{knob}={value}" for knob, value in self.options.knobs] if self.options is not None else []
 
     @property
     def line(self) -> str | None:
@@ -281,8 +301,18 @@ def _decoded(path: Path, _mtime_ns: int, _size: int, kind: Any) -> Any:
         return None
 
 
-def _entry(place: Place, manifest: _Manifest) -> dict[str, Any]:
+def manifest_of(place: Place) -> _Manifest:
+    """What the recording says of itself, on its first host; of a trace, nothing."""
+    if place.folder is None or place.kind == TRACE:
+        return _Manifest()
+    first = min(place.folder.glob("host-*/manifest.json"), default=place.folder / "manifest.json")
+    found: _Manifest = _read(first, _Manifest) or _Manifest()
+    return found
+
+
+def entry(place: Place) -> dict[str, Any]:
     """One RunEntry; its note is how a run ended badly, or the name and tags it was given."""
+    manifest = manifest_of(place)
     report: _Report = _read(place.path / "report.json", _Report) or _Report()
     steps = report.steps
     how = standing(place)
@@ -302,6 +332,7 @@ def _entry(place: Place, manifest: _Manifest) -> dict[str, Any]:
         "mean_ms": steps.mean_ms if steps is not None else None,
         "first_finding": plain(report.findings[0].title) if report.findings else None,
         "note": plain(note) if note and note not in place.name else None,
+        "knobs": [plain(knob) for knob in manifest.knobs],
     }
 
 

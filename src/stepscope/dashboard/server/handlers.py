@@ -17,11 +17,11 @@ from stepscope.api import ReadOptions, Run
 from stepscope.dashboard import pages
 from stepscope.dashboard.pages import timeline
 from stepscope.dashboard.server import live
-from stepscope.dashboard.server.catalog import EXPERIMENT, Catalog, Place, standing
+from stepscope.dashboard.server.catalog import EXPERIMENT, Catalog, Place, manifest_of, standing
 from stepscope.dashboard.server.live import Journals
 from stepscope.dashboard.server.prepare import Prepared, PreparedRuns
-from stepscope.dashboard.server.security import NotReady, NotThere, StillPreparing, encoded
-from stepscope.errors import StepscopeError, UnreadableInputError, UsageError
+from stepscope.dashboard.server.security import NotReady, StillPreparing, encoded
+from stepscope.errors import NotThere, StepscopeError, UnreadableInputError, UsageError
 from stepscope.report.escape import plain
 
 LIVE_SCHEMA = "stepscope.live/1"
@@ -59,7 +59,7 @@ class Handlers:
     def head(self, asked: Asked) -> dict[str, Any]:
         """RunHead; the run begins to be read where it is not yet."""
         place = self._catalog.place(asked["run"])
-        manifest = self._catalog.manifest(place)
+        manifest = manifest_of(place)
         head = pages.head(
             pages.PAGES.values(),
             id=place.key,

@@ -21,7 +21,7 @@ from msgspec import Struct
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from stepscope.errors import StepscopeError, UnreadableInputError, UsageError
+from stepscope.errors import NotThere, StepscopeError, UnreadableInputError, UsageError
 from stepscope.report.escape import one_line
 
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
@@ -217,10 +217,6 @@ def _with_headers(send: Any) -> Any:
 
 ERROR_SCHEMA = "stepscope.error/1"
 PREPARING_SCHEMA = "stepscope.preparing/1"
-
-
-class NotThere(UsageError):
-    """A run, a page or a slice that there is not, or no longer."""
 
 
 class NotReady(UsageError):

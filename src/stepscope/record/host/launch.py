@@ -17,9 +17,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import stepscope
 from stepscope.errors import EnvironmentRefusal
@@ -38,6 +38,9 @@ from stepscope.record.host.scheduler import detect_scheduler
 from stepscope.record.host.signals import ENDINGS, BlockedSignals, StepLimit
 from stepscope.record.host.telemetry import LOST as TELEMETRY_LOST
 from stepscope.record.host.telemetry import TelemetryConfig
+
+if TYPE_CHECKING:
+    from stepscope.record.host.openmetrics import Endpoint
 
 RECORDER_LOG = "recorder.log"  # what the telemetry process had to complain about; absent when nothing
 _POLL_SECONDS = 0.05  # with --max-steps only; otherwise we sleep until a signal comes
@@ -60,10 +63,13 @@ class Outcome:
     problem: str | None = None
 
 
-def launch(options: RecordOptions, *, meanwhile: Callable[[], None] | None = None) -> Outcome:
+def launch(
+    options: RecordOptions, *, meanwhile: Callable[[], None] | None = None, endpoint: Endpoint | None = None
+) -> Outcome:
     """Run `options.command` and record it; returns when it has ended and everything is on disk.
 
-    `meanwhile` is done beside the command, at a lower priority; nobody waits for it.
+    `meanwhile` is done beside the command, at a lower priority; nobody waits for it. At `endpoint` the process beside
+    the run says how it is.
 
     Raises `CommandNotStarted` (126, 127), `UsageError` or `EnvironmentRefusal` before anything has started; after that
     nothing of ours is raised.
@@ -97,7 +103,7 @@ def launch(options: RecordOptions, *, meanwhile: Callable[[], None] | None = Non
     manifest.save()
     if pyspy is None:
         mark_fallback(folder.host, clock.now(), "py-spy is not installed")
-    return _Launch(options, environment, executable, folder, manifest, clock, pyspy).run(meanwhile)
+    return _Launch(options, environment, executable, folder, manifest, clock, pyspy, endpoint).run(meanwhile)
 
 
 def _at_leisure(do: Callable[[], None]) -> None:
@@ -119,6 +125,7 @@ class _Launch:
     manifest: Manifest
     clock: Clock
     pyspy: str | None
+    endpoint: Endpoint | None
     problem: str | None = None
 
     def __post_init__(self) -> None:
@@ -198,6 +205,14 @@ class _Launch:
     def _start_telemetry(self, root: int) -> subprocess.Popen[bytes] | None:
         host, offset_ns = str(self.folder.host), self.clock.epoch_offset_ns
         config = TelemetryConfig(host, root, offset_ns, self.options.rate_hz, SEGMENT_SECONDS, self.pyspy)
+        environment, kept = without_user_code(os.environ), tuple[int, ...]()
+        if self.endpoint is not None:
+            from stepscope.record.host.openmetrics import TOKEN_VARIABLE
+
+            descriptor = self.endpoint.socket.fileno()
+            config = replace(config, metrics_descriptor=descriptor)
+            # other users see arguments, but no environment
+            environment, kept = {**environment, TOKEN_VARIABLE: self.endpoint.token}, (descriptor,)
         try:
             with (self.folder.host / RECORDER_LOG).open("ab") as log:
                 return subprocess.Popen(
@@ -206,13 +221,17 @@ class _Launch:
                     stdout=subprocess.DEVNULL,
                     stderr=log,
                     cwd=str(Path(package_folder()).parent),  # `-m` puts the working directory on the path
-                    env=without_user_code(os.environ),
+                    env=environment,
                     start_new_session=True,
+                    pass_fds=kept,
                 )
         except OSError as error:
             self.problem = f"no telemetry and no stacks were recorded: {error.strerror}"
             mark_fallback(self.folder.host, self.clock.now(), self.problem)
             return None
+        finally:
+            if self.endpoint is not None:
+                self.endpoint.socket.close()
 
     def _watch(
         self, child: subprocess.Popen[bytes], signals: BlockedSignals, telemetry: subprocess.Popen[bytes] | None

@@ -8,6 +8,7 @@ priority: py-spy inherits it, and a sampler that waits for a free core would mos
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -48,6 +49,7 @@ class TelemetryConfig:
     segment_seconds: float
     pyspy: str | None
     native: bool = False
+    metrics_descriptor: int | None = None  # of a socket that listens; the token is in our environment
 
 
 # Who says when telemetry ends: `cut`, `orphan` or `stop N`, waited for as many seconds at most.
@@ -88,6 +90,12 @@ class Telemetry:
         self._meters: dict[int, ProcessMeter] = {}
         self._cgroups, self._cpus = find_cgroups(), affinity()
         self._cores, self._storage = CoresMeter(self._cpus), StorageLooks(str(folder.parent))
+        self._serve: Callable[[list[Metric]], None] | None = None
+        if config.metrics_descriptor is not None:
+            from stepscope.record.host import openmetrics
+
+            token = os.environ.get(openmetrics.TOKEN_VARIABLE, "")
+            self._serve = openmetrics.start(config.metrics_descriptor, token, folder)
         self._boot_ns = self._now() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         self._sampler = None if config.pyspy is None else Sampler(
             config.pyspy, config.root_pid, folder, config.rate_hz, config.segment_seconds,
@@ -175,6 +183,9 @@ class Telemetry:
                 loading.append(process.pid)
         metrics += self._storage.metrics(loading)
         self._system.append({"time_ns": now, "metrics": metrics})
+        if self._serve is not None:
+            with contextlib.suppress(Exception):  # who asks is told what was before; the recording goes on
+                self._serve(metrics)
 
     def _write_process(self, process: Process, now: int) -> None:
         start_ns = self._boot_ns + process.start_ticks * 1_000_000_000 // _TICKS_PER_SECOND
