@@ -9,10 +9,13 @@ import pytest
 
 from stepscope.comparison import outcomes
 from stepscope.comparison.thresholds import Limits
+from stepscope.dashboard.pages import experiments
 from stepscope.model.comparison import FASTER, LESS, MORE, NO_DIFFERENCE, UNDECIDED, Measure, Outcome
+from stepscope.report import experiment_report
 from stepscope.schema import Knob
 from tests.comparison.measures import measure
-from tests.records import some
+from tests.records import replace, some
+from tests.report.fabricate_experiment import KEPT
 
 FASTER_BY = [0.70, 0.72, 0.73, 0.71, 0.74]
 SOURCES = ("GPU by counter",)
@@ -80,6 +83,17 @@ def test_many_candidates_find_energy_by_chance_no_sooner() -> None:
     assert some(outcome(given, candidates=40).energy).word == UNDECIDED
     many = outcomes.corrected([outcome(given, candidates=40) for _ in range(40)], Limits())
     assert {some(one.energy).word for one in many} == {UNDECIDED}
+
+
+def test_an_experiment_keeps_and_shows_what_energy_says() -> None:
+    kept = replace(KEPT, tried=(replace(KEPT.tried[0], outcome=outcome(pairs([0.8] * 5))),))
+    found = experiment_report.loads(experiment_report.dumps(kept))
+    said = some(found.tried[0].outcome.energy)
+    assert (said.word, said.figure) == (LESS, "joules_per_sample")
+    assert found.tried[0].outcome.pairs[0][1].energy_sources == SOURCES
+    shown = [block for section in experiments.screen(experiment_report.experiment_document(found)) for block in section]
+    notes = next(block for block in shown if block.get("id") == "candidate-notes")
+    assert [row["text"] for row in notes["rows"] if row["about"] == "energy"] == [said.text]
 
 
 def test_prices_say_what_steps_cost_less() -> None:
