@@ -6,12 +6,14 @@ import io
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
 
-from stepscope import api
+from stepscope import api, comparing
 from stepscope.dashboard import terminal
 from stepscope.dashboard.single import renderer
 from stepscope.model.machine import Prices
+from stepscope.report.comparison_report import comparison_document, figures
 from stepscope.report.document import read_report, report_bytes
 from tests.builders import MS, T0, step_rows
 from tests.dashboard.opened import page
@@ -66,3 +68,21 @@ def test_a_run_without_any_source_says_why_where_one_looks_for_it(tmp_path: Path
     assert "nergy" not in on_terminal(opened)
     assert opened.table("energy").absent
     assert "Energy: not told of the run (" in on_terminal(run(tmp_path / "priced", Prices(kwh=1.0)))
+
+
+def test_a_comparison_is_of_the_energy_of_the_measured_steps(tmp_path: Path) -> None:
+    """Three runs of each side; the second draws four fifths of the first."""
+    sides = [
+        [run(tmp_path / f"{side}{number}", Prices(kwh=3.6), cpu_energy_uj=watts * 1e6) for number in range(3)]
+        for side, watts in (("a", 50.0), ("b", 40.0))
+    ]
+    found = comparing.compare(*sides)
+    (measure, *_) = found.baseline.measures
+    assert (measure.joules_per_step, measure.joules_per_sample) == pytest.approx((0.5, 0.5 / 8))
+    assert measure.cost_per_1000_steps == pytest.approx(500 / 1e6)
+    document = comparison_document(found)
+    assert document["candidates"][0]["energy"]["word"] == "less"
+    rows = {figure.label: (figure.baseline, figure.candidate, figure.change) for figure in figures(document)}
+    assert rows["energy a sample"] == ("62.5 mJ", "50.0 mJ", "-20 %")
+    assert rows["cost of 1,000 steps"] == ("0.0005", "0.0004", "-20 %")
+    assert "energy a step" not in rows
