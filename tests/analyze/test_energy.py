@@ -260,6 +260,14 @@ def test_hosts_are_summed_and_no_board_counts_twice() -> None:
     assert found.per_step.joules_per_sample == pytest.approx(7.6 / 24)
 
 
+def test_a_machine_without_counters_leaves_no_sum_of_the_others() -> None:
+    ranks = tuple(rank_info(number, host=host) for number, host in enumerate("ab"))
+    run = {"started_ns": T0, "ended_ns": T0 + 20 * SECOND, "hosts": ("a", "b")}
+    found = of(made(package(range(-1, 22), host="a"), ranks=ranks, manifests=[{"host": "a"}, {"host": "b"}], run=run))
+    assert (found.joules, found.domains[0].joules) == (None, pytest.approx(20 * 80))
+    assert "not every machine" in some(found.absent)
+
+
 def test_processors_of_which_the_run_has_a_part_are_left_out() -> None:
     part = manifest(H100, logical_cores=64, affinity=[0, 1, 2, 3])
     found = of(made([*gpu(range(-1, 22)), *package(range(-1, 22))], manifests=[part]))

@@ -34,7 +34,7 @@ _J_PER_KWH, _J_PER_WH = 3.6e6, 3.6e3
 _AGREE = (
     0.1  # of the energy: sampled power that differs by more is said (arXiv 2312.02741: some boards sample a quarter)
 )
-_REACHED = 0.95  # of the run: what readings do not reach over is said below it
+_REACHED = 0.9  # of the run: what readings do not reach over is said below it; the recorder needs a moment to start
 _AGREE_READINGS = 10  # of fewer the mean moves by that much by itself where load comes and goes
 NO_TELEMETRY = "no telemetry was recorded"
 NO_STEPS = "no training step lies between two readings of energy"
