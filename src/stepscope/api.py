@@ -22,6 +22,7 @@ from msgspec import Struct, field
 
 from stepscope.errors import UnreadableInputError, UsageError, readable
 from stepscope.model import Analysis, Diagnosis, ProfiledFacts, Report
+from stepscope.model.machine import NO_PRICES, Prices
 from stepscope.schema import RUN_PART
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class ReadOptions(Struct, frozen=True):
         workers: processes that read traces side by side; as many as there are cores by default.
         progress: called with a trace's name, the bytes read of it and its size, now and then.
         ignored: rules not to judge, each with the reason, which the report quotes.
+        prices: of energy and GPUs, by which the report says what the run cost.
         keep: False writes no Parquet files to RUN/tables, or of traces to DIR/tables. Never written to RUN/tables are
             tables of chosen `steps` alone.
     """
@@ -79,6 +81,7 @@ class ReadOptions(Struct, frozen=True):
     progress: Progress | None = None
     ignored: Mapping[str, str] = field(default_factory=dict)
     keep: bool = True
+    prices: Prices = NO_PRICES
 
 
 DEFAULTS = ReadOptions()
@@ -173,7 +176,7 @@ class Run:
         """All facts of the run, its views included."""
         from stepscope.analyze import Facts
 
-        return Facts(self._context, self.recordings)
+        return Facts(self._context, self.recordings, self.options.prices)
 
     @property
     def labelled(self) -> LabelledSteps:
@@ -195,7 +198,8 @@ class Run:
         if name not in select.TABLES:
             raise UsageError(f"{name}: no such table; there are {', '.join(select.TABLES)}")
         compilers = self.analysis.compilers if name in select.COMPILER_TABLES else None
-        source = select.Source(self._context, self.recordings, compilers)
+        energy = self.analysis.energy if name == select.ENERGY else None
+        source = select.Source(self._context, self.recordings, compilers, energy)
         return select.rows(source, name, selection or select.Selection())
 
     def hotspots(self, options: HotspotOptions | None = None) -> Hotspots:

@@ -107,14 +107,14 @@ def _show_recorded(
 ) -> None:
     """Never raises what stepscope raises: the cell has run, and its own outcome is what counts."""
     from stepscope.cli import say
-    from stepscope.cli.settings import ignored_rules
+    from stepscope.cli.settings import ignored_rules, prices
 
     if folder is None:
         say(f"nothing was recorded ({problem or 'for no known reason'})")
         return
     try:
         _keep_cells(shell, Path(folder), began)
-        run = api.open_run(folder, options=api.ReadOptions(ignored=ignored_rules()))
+        run = api.open_run(folder, options=api.ReadOptions(ignored=ignored_rules(), prices=prices()))
         source = not options.no_source
         page = None if options.no_report else _write_report(run, source=source)
         _publish(run, source=source, page=page)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.cli.settings import ignored_rules, watch_share
+from stepscope.cli.settings import ignored_rules, prices, watch_share
 from stepscope.errors import UsageError
-from tests.builders import MS, T0
+from tests.builders import MS, T0, step_rows
 from tests.cli.test_cli import stepscope
 from tests.run_folders import make_run_folder
 
@@ -99,3 +99,37 @@ def test_an_ignored_rule_is_in_the_report_with_its_reason(tmp_path: Path) -> Non
     report = json.loads(stepscope("analyze", "run", "--json", "-", cwd=tmp_path).stdout)
     assert "input.loader_bound" not in [finding["rule"] for finding in report["findings"]]
     assert report["ignored"] == [{"rule": "input.loader_bound", "reason": "made on the fly"}]
+
+
+def test_prices_of_a_project_and_of_a_command(tmp_path: Path) -> None:
+    readings = [
+        {"time_ns": T0 + second * 1000 * MS, "metrics": [["cpu_energy_uj", "uJ", 5e7 * second, None, "package-0"]]}
+        for second in range(12)
+    ]
+    ended = {"ended_ns": T0 + 10_000 * MS, "started_ns": T0}
+    run = make_run_folder(tmp_path, system=readings, steps=step_rows(900), manifest=ended)
+    (tmp_path / "stepscope.toml").write_text("[energy]\nprice_kwh = 0.36\nco2_kwh = 100\n")
+    done = stepscope("analyze", run, "--json", "r.json", cwd=tmp_path)
+    assert "Energy: 500 J (0.139 Wh), 50 W, 500 mJ a step, 62.5 mJ a sample; processors by RAPL" in flat(done.stdout)
+    assert "Cost, at your prices: 0.00005, 0.0139 g of CO2 for the run;" in flat(done.stdout)
+    energy = json.loads((tmp_path / "r.json").read_text())["views"]["energy"]
+    assert energy["prices"] == {"kwh": 0.36, "gpu_hour": None, "co2_g_per_kwh": 100}
+    assert energy["cost"]["cost"] == pytest.approx(500 / 3.6e6 * 0.36)
+    dearer = stepscope("analyze", run, "--price-kwh", "3.6", cwd=tmp_path)
+    assert "Cost, at your prices: 0.0005, 0.0139 g of CO2 for the run; 0.0005" in flat(dearer.stdout)
+    for wrong in ("-1", "nan", "inf"):
+        refused = stepscope("analyze", run, "--gpu-hour", wrong, cwd=tmp_path)
+        assert (refused.returncode, "not a price" in refused.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "text", ["energy = 3", "[energy]\nkwh = 1", "[energy]\nprice_kwh = -1", "[energy]\ngpu_hour = true"]
+)
+def test_prices_that_are_none_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "stepscope.toml").write_text(text)
+    with pytest.raises(UsageError, match="energy"):
+        prices(tmp_path)
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())

@@ -75,6 +75,18 @@ def test_what_a_finding_tells_is_explained() -> None:
     assert left == pytest.approx(of(busy(**waiting)).parts[0].share - 0.6 * 1.5 / 1.75)
 
 
+def test_sleep_while_the_main_thread_loads_is_told_with_the_loading() -> None:
+    steps = step_rows(400, data_wait_ms=80, forward_ms=20, backward_ms=0, optimizer_ms=0, other_ms=0)
+    loader = {"kind": "loader", "id": 1, "epoch": 0, "num_workers": 0, "batch_size": 8, "time_ns": T0}
+    asleep = busy(main=0.2, delay=0.0, pool=0.0, steps=steps, journal=[EVENT, loader])
+    assert [one.rule for one in diagnose(analyze(asleep)).findings] == ["input.loader_bound"]
+    found = of(asleep)
+    assert found.parts[0].what.startswith("asleep")
+    assert found.parts[0].share == pytest.approx(0.2)  # at most what lies outside of the loading
+    unfed = busy(main=0.2, delay=0.0, pool=0.0, journal=[EVENT])
+    assert of(unfed).parts[0].share == pytest.approx(0.8)
+
+
 def test_sleep_for_the_other_threads_of_an_operator_is_explained() -> None:
     assert not of(busy(main=0.5, delay=0.0, pool=0.5)).large
 

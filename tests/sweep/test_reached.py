@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from stepscope.experiment.runner import StepsSeen
+from stepscope.model.machine import Prices
 from stepscope.model.sweep import Objective
 from stepscope.sweep import reached as module
 from stepscope.sweep.reached import Watch, reached
 from tests.builders import MS, step_rows
+from tests.report.test_energy import run as recorded
 from tests.run_folders import make_run_folder, metrics_event
 
 STEPS = 40
@@ -81,3 +83,12 @@ def test_a_run_in_progress_is_reported_at_the_same_steps_and_pruned(
     ended.finish(34)
     assert ended.pruned is None
     assert told == [(9.0, 10), (19.0, 20), (29.0, 30)]
+
+
+def test_joules_are_those_of_the_report_and_where_nothing_counts_them_no_trial_has_any(tmp_path: Path) -> None:
+    counted = recorded(tmp_path, Prices(), cpu_energy_uj=5e7)
+    assert reached(counted.folder, (Objective("joules"),)).values == (pytest.approx(500.0),)
+    without = reached(recorded(tmp_path / "without", Prices()).folder, (Objective("joules"),))
+    assert without.missing is not None
+    assert without.missing.startswith("its energy is not known: ")
+    assert without.lacks

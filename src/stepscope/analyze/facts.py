@@ -29,12 +29,12 @@ from stepscope.analyze.host import (
 from stepscope.analyze.host.removable_calls import Calls
 from stepscope.analyze.host.sampled_time import SampledTime
 from stepscope.analyze.input import loader
-from stepscope.analyze.machine import cores, hardware, readings
+from stepscope.analyze.machine import cores, energy, hardware, readings
 from stepscope.analyze.views.lazy_views import LazyViews
 from stepscope.engine import host_calls
 from stepscope.model import Analysis, SourceFiles
 from stepscope.model import run_facts as model
-from stepscope.model.machine import MachineFacts
+from stepscope.model.machine import NO_PRICES, EnergyFacts, MachineFacts, Prices
 from stepscope.model.memory import MemoryRecording
 from stepscope.model.views import Views
 
@@ -54,11 +54,17 @@ class Facts(Analysis):
 
     _context: Context
     _recordings: Sequence[MemoryRecording]
+    _prices: Prices
 
     def __init__(
-        self, context: Context | None = None, recordings: Sequence[MemoryRecording] = (), **known: Any
+        self,
+        context: Context | None = None,
+        recordings: Sequence[MemoryRecording] = (),
+        prices: Prices = NO_PRICES,
+        **known: Any,
     ) -> None:
-        self.__dict__.update(known, _context=context, _recordings=recordings)  # what it inherits from is frozen
+        # what it inherits from is frozen
+        self.__dict__.update(known, _context=context, _recordings=recordings, _prices=prices)
 
     # ------------------------------------------------------------------------------------------ the run, its steps
 
@@ -190,6 +196,13 @@ class Facts(Analysis):
             children=cores.children(tables, labelled, training, cpu, mean_ms),
             page_faults=hardware.page_faults(tables, labelled, training),
         )
+
+    @cached_property
+    def energy(self) -> EnergyFacts | None:
+        tables, labelled = self._context.tables, self._context.labelled
+        if tables.system.is_empty() and not self._prices:
+            return None
+        return energy.facts(tables, labelled.steady(), self._train, self.device_time, self._prices)
 
     pipeline = _made(
         lambda facts: step_times.pipeline(facts._context.labelled, facts._train, facts.loader, facts.machine)

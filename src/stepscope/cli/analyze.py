@@ -18,6 +18,7 @@ from stepscope.cli.options import (
     JsonFile,
     NoSource,
     OptionGroup,
+    Priced,
     Reading,
     argument,
     option,
@@ -121,6 +122,7 @@ def analyze(
     force: Force = False,
     *,
     wanted: TableOptions,
+    priced: Priced,
     fail_on: FailOn = None,
 ) -> None:
     """Show the report of a recorded run, or of traces, sampled stacks or torch_xla reports from anywhere.
@@ -134,14 +136,17 @@ def analyze(
     With `--table NAME` one table is shown in full instead: overview, steps, gpus, operators, stacks, kernels, memory,
     memory-curve, memory-operators, memory-lines, memory-blocks, memory-states, out-of-memory, modules, counters,
     communication, distributed, distributed-collectives; of compilers, also without traces: compiles (`--group cause` or
-    `change`), compile-steps (`--group kind` or `step`), graph-breaks, transfers, xla-metrics; and metrics, the values
-    of all curves (`--group curve`: a line for each). `--json` and `--csv` then write that table. With `--diff PATH` two
-    traces, spans or runs are set side by side. Memory snapshots (`_dump_snapshot`) and files of
+    `change`), compile-steps (`--group kind` or `step`), graph-breaks, transfers, xla-metrics; energy, by device; and
+    metrics, the values of all curves (`--group curve`: a line for each). `--json` and `--csv` then write that table.
+    With `--diff PATH` two traces, spans or runs are set side by side. Memory snapshots (`_dump_snapshot`) and files of
     `export_memory_timeline` may be given as PATH too, alone or beside traces.
 
     `--define` says below a table what its columns mean, as docs/definitions.md does for every figure. Of GPUs:
     utilisation is the part of the time in which at least one kernel runs; 100 % does not mean that the GPU is full. SM
     efficiency and occupancy are estimates from the sizes of launches; tensor cores are detected by kernel name.
+
+    `stepscope analyze RUN --price-kwh 0.30 --gpu-hour 1.80` says what the run cost, and what 1,000 of its steps do
+    (docs/energy.md); `[energy]` in stepscope.toml gives prices once for all.
 
     With `--fail-on recompile` or `--fail-on graph-break` the exit status is 1 if the run holds one, and a line on
     stderr says which and where; 4 if nothing in it could tell. A report of torch_xla does not tell a recompile from a
@@ -157,7 +162,7 @@ def analyze(
     plan = outputs.Plan(json_file=json_file, html_file=html_file, force=force)
     spare_memory(paths)
     with outputs.reading("reading") as progress:
-        options = reading.options(progress, judged=True)
+        options = reading.options(progress, judged=True, priced=priced)
         run = api.open_run(*paths, options=options)
         other = api.open_run(wanted.diff, options=options) if wanted.diff is not None else None
         if not of_table:

@@ -17,6 +17,7 @@ from stepscope.cli.options import (
     NoCache,
     NoSource,
     PathMap,
+    Priced,
     Quiet,
     Reading,
     SourceRoot,
@@ -53,6 +54,8 @@ def compare(
     no_source: NoSource = False,
     force: Force = False,
     quiet: Quiet = False,
+    *,
+    priced: Priced,
 ) -> None:
     """Say whether B is faster than A, by how much, and what changed.
 
@@ -95,7 +98,7 @@ def compare(
         found = comparing.compare(
             a,
             b,
-            options=reading.options(progress, judged=True),
+            options=reading.options(progress, judged=True, priced=priced),
             selection=Selection(worker=worker, span=span),
             against=Selection(worker=against_worker, span=against_span),
             limits=limits,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stepscope.cli import say
-from stepscope.cli.options import Force, HtmlFile, JsonFile, OptionGroup, Quiet, argument, option
+from stepscope.cli.options import Force, HtmlFile, JsonFile, OptionGroup, Priced, Quiet, argument, option
 from stepscope.errors import EnvironmentRefusal, StepscopeError, UsageError
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from stepscope.experiment.plan import Request, Slot
     from stepscope.experiment.propose import Proposals
     from stepscope.model.comparison import Candidate, Experiment, Outcome
+    from stepscope.model.machine import Prices
     from stepscope.model.sweep import Trial
     from stepscope.report import outputs
 
@@ -161,6 +162,8 @@ def experiment(
     html_file: HtmlFile = None,
     force: Force = False,
     quiet: Quiet = False,
+    *,
+    priced: Priced,
 ) -> None:
     """Try changes on a training command without editing it, and say with an interval which of them help.
 
@@ -187,7 +190,7 @@ def experiment(
 
     files = outputs.Plan(json_file=json_file, html_file=html_file, force=force)
     files.check()
-    request = asked.request(command)
+    request, prices = asked.request(command), priced.prices()
     try:
         resolve_executable(request.command, os.environ)
     except CommandNotStarted as error:
@@ -219,7 +222,7 @@ def experiment(
             request=request,
             folder=folder,
             repeat=asked.line(command),
-            run=Processes(stop),
+            run=Processes(stop, prices),
             write=write,
             propose=propose,
             listener=progress,
@@ -227,13 +230,15 @@ def experiment(
         ).conduct()
         progress.close()
         if conclusion.signal is None or conclusion.experiment.baseline:
-            _show(request, conclusion.experiment, folder, files, quiet=quiet)
+            _show(request, conclusion.experiment, folder, files, prices, quiet=quiet)
         if conclusion.signal is not None and not quiet:
             say("stopped; the same command line goes on from here")
     raise typer.Exit(0 if conclusion.signal is None else SIGNAL_STATUS + conclusion.signal)
 
 
-def _show(request: Request, found: Experiment, folder: Path, files: outputs.Plan, *, quiet: bool) -> None:
+def _show(
+    request: Request, found: Experiment, folder: Path, files: outputs.Plan, prices: Prices, *, quiet: bool
+) -> None:
     """The report of a run of the baseline with the experiment in it, and the table on the terminal.
 
     That run is the one that the findings are of, else one of the baseline.
@@ -256,7 +261,7 @@ def _show(request: Request, found: Experiment, folder: Path, files: outputs.Plan
     render: outputs.Render = experiments.render
     if recorded is not None:
         try:
-            run = api.open_run(recorded)
+            run = api.open_run(recorded, options=api.ReadOptions(prices=prices))
             report, render = run.report(), single.renderer(run)
         except StepscopeError:
             report = None  # the run may be gone; what was measured of it is not

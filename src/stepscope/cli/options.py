@@ -8,6 +8,7 @@ import inspect
 import os
 import re
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -19,6 +20,7 @@ from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
     from stepscope.api import Progress, ReadOptions
+    from stepscope.model.machine import Prices
 
 
 class OptionGroup(Struct, frozen=True):
@@ -126,10 +128,18 @@ class Reading(OptionGroup, frozen=True):
     ] = None
     no_cache: NoCache = False
 
-    def options(self, progress: Progress | None = None, *, judged: bool = False, keep: bool = True) -> ReadOptions:
+    def options(
+        self,
+        progress: Progress | None = None,
+        *,
+        judged: bool = False,
+        keep: bool = True,
+        priced: Priced | None = None,
+    ) -> ReadOptions:
         """Raises `UsageError`. `judged`: rules are, but for those that the project's settings ignore."""
         from stepscope.api import ReadOptions
         from stepscope.cli.settings import ignored_rules
+        from stepscope.model.machine import NO_PRICES
 
         if self.tables is not None and self.no_cache:
             raise UsageError("--tables and --no-cache contradict each other; give one of them")
@@ -148,6 +158,31 @@ class Reading(OptionGroup, frozen=True):
             progress=progress,
             ignored=ignored_rules() if judged else {},
             keep=keep,
+            prices=(priced or Priced()).prices() if judged else NO_PRICES,
+        )
+
+
+class Priced(OptionGroup, frozen=True):
+    price_kwh: Annotated[
+        float | None, option("--price-kwh X", "What a kWh costs you; says what the run cost, in your currency.")
+    ] = None
+    gpu_hour: Annotated[float | None, option("--gpu-hour X", "What a GPU costs you for an hour.")] = None
+    co2_kwh: Annotated[float | None, option("--co2-kwh G", "Grams of CO2 that a kWh of yours stands for.")] = None
+
+    def prices(self) -> Prices:
+        """As given, else as the project's settings say; raises `UsageError`."""
+        from stepscope.cli.settings import prices
+        from stepscope.model.machine import Prices
+
+        given = {"--price-kwh": self.price_kwh, "--gpu-hour": self.gpu_hour, "--co2-kwh": self.co2_kwh}
+        for name, value in given.items():
+            if value is not None and not 0 <= value < inf:
+                raise UsageError(f"{name} {value}: not a price; give a number, 0 or more, e.g. {name} 0.30")
+        usual = prices()
+        return Prices(
+            kwh=usual.kwh if self.price_kwh is None else self.price_kwh,
+            gpu_hour=usual.gpu_hour if self.gpu_hour is None else self.gpu_hour,
+            co2_g_per_kwh=usual.co2_g_per_kwh if self.co2_kwh is None else self.co2_kwh,
         )
 
 

@@ -18,6 +18,7 @@ from stepscope.cli.options import (
     Force,
     JsonFile,
     NoSource,
+    Priced,
     Quiet,
     Rate,
     RunFolder,
@@ -83,6 +84,8 @@ def run(
     no_source: NoSource = False,
     force: Force = False,
     fail_on: FailOn = None,
+    *,
+    priced: Priced,
 ) -> None:
     """Record a training command and report where its time goes.
 
@@ -114,8 +117,8 @@ def run(
     names = parse_checks(fail_on)
     if no_report and (names or json_file is not None):
         raise UsageError("--no-report contradicts --json and --fail-on, which need one; drop it")
-    ignored = ignored_rules()  # a mistake in it is said before the command starts
-    watched = watch_share(asked=watch)
+    ignored = ignored_rules()  # a mistake in the settings is said before the command starts
+    watched, prices = watch_share(asked=watch), priced.prices()
     options = RecordOptions(
         command=tuple(command),
         out=out,
@@ -128,6 +131,7 @@ def run(
         seed=seed,
         watch=watched,
     )
+    reading = {"ignored": ignored, "prices": prices}
     endpoint = None if metrics_port is None else _listen(metrics_port, quiet=quiet)
     outcome = launch(options, meanwhile=None if no_report else _import_the_report, endpoint=endpoint)
     sys.stderr = cast("TextIO", _MayGoUnread(sys.stderr))
@@ -138,7 +142,7 @@ def run(
     part = part_in_report(outcome.run, outcome.host_dir)
     checked: int | None = None
     with _status_first(outcome, quiet=quiet):
-        recorded = _report(outcome, part, plan, ignored, quiet=quiet, source=not no_source)
+        recorded = _report(outcome, part, plan, reading, quiet=quiet, source=not no_source)
         if recorded is not None:
             checked = checks.judge(recorded, names, quiet=quiet, source=not no_source)
     if checked is None:
@@ -177,7 +181,7 @@ def _import_the_report() -> None:
 
 
 def _report(
-    outcome: Outcome, part: Part, plan: outputs.Plan, ignored: Mapping[str, str], *, quiet: bool, source: bool
+    outcome: Outcome, part: Part, plan: outputs.Plan, reading: Mapping[str, Any], *, quiet: bool, source: bool
 ) -> Run | None:
     """Show and write the report, where it is ours to make and there is time for it: then the run is returned."""
     from stepscope import api
@@ -196,7 +200,7 @@ def _report(
             say(f"recorded into {outcome.run}; when all its tasks have ended: stepscope analyze {outcome.run}")
         return None
     with interrupted_on_termination():
-        run = api.open_run(outcome.run, options=api.ReadOptions(ignored=ignored))
+        run = api.open_run(outcome.run, options=api.ReadOptions(**reading))
         with contextlib.nullcontext() if quiet else outputs.progress("making the report"):
             report, render = run.report(source=source), single.renderer(run, source=source)
             page = outputs.write(report, outcome.run, render)[1]

@@ -7,19 +7,29 @@
     on = true
     percent = 0.5                              # of a run's time that they may take: 1 by default and at most
 
+    [energy]                                   # prices of every report, in your currency
+    price_kwh = 0.30
+    gpu_hour = 1.80
+    co2_kwh = 380                              # grams of CO2 of a kWh
+
 The nearest file that says something of stepscope decides, as for other tools of a project.
 """
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UsageError
 from stepscope.record.agent.config import WATCH_SHARE, watch_asked
 
+if TYPE_CHECKING:
+    from stepscope.model.machine import Prices
+
 OWN_FILE = "stepscope.toml"
 SHARED_FILE = "pyproject.toml"
+PRICES = ("price_kwh", "gpu_hour", "co2_kwh")
 
 
 def ignored_rules(folder: Path | None = None) -> dict[str, str]:
@@ -42,6 +52,16 @@ def watch_share(folder: Path | None = None, *, asked: bool = False) -> float:
     told = watch_asked()
     wanted = asked or (watch.get("on", False) if told is None else told)
     return float(watch.get("percent", 100 * WATCH_SHARE)) / 100 if wanted else 0.0
+
+
+def prices(folder: Path | None = None) -> Prices:
+    """Of energy and GPUs, as the settings say. Raises UsageError as `ignored_rules`."""
+    from stepscope.model.machine import Prices
+
+    table, file = _nearest(folder)
+    _checked(table, file)
+    told = table.get("energy", {})
+    return Prices(*(None if told.get(name) is None else float(told[name]) for name in PRICES))
 
 
 def _nearest(folder: Path | None) -> tuple[dict[str, Any], Path]:
@@ -82,10 +102,11 @@ def _table(file: Path) -> dict[str, Any] | None:
 def _checked(table: dict[str, Any], file: Path) -> dict[str, str]:
     from stepscope.diagnose import RISKS, RULES
 
-    unknown = next((key for key in table if key not in ("ignore", "watch")), None)
+    unknown = next((key for key in table if key not in ("ignore", "watch", "energy")), None)
     if unknown is not None:
-        raise UsageError(f"{file}: {unknown}: no such setting; there are ignore and watch, two tables")
+        raise UsageError(f"{file}: {unknown}: no such setting; there are ignore, watch and energy, three tables")
     _check_watch(table.get("watch", {}), file)
+    _check_energy(table.get("energy", {}), file)
     ignored = table.get("ignore", {})
     if not isinstance(ignored, dict):
         raise UsageError(f'{file}: ignore is a table of rules and reasons; write [ignore] and "rule" = "reason" below')
@@ -105,3 +126,13 @@ def _check_watch(watch: Any, file: Path) -> None:
     percent = watch.get("percent", 1)
     if isinstance(percent, bool) or not isinstance(percent, (int, float)) or not 0 < percent <= 100 * WATCH_SHARE:
         raise UsageError(f"{file}: watch: percent lies between 0 and {100 * WATCH_SHARE:g}, of the run's time")
+
+
+def _check_energy(told: Any, file: Path) -> None:
+    if not isinstance(told, dict) or not set(told) <= set(PRICES):
+        raise UsageError(
+            f"{file}: energy is a table of {', '.join(PRICES)}; write [energy] and price_kwh = 0.30, say, below"
+        )
+    for name, value in told.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < inf:
+            raise UsageError(f"{file}: energy: {name} is a number, 0 or more")

@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import polars as pl
 
+from stepscope.analyze.machine import energy
 from stepscope.comparison.flags import conditions, flags
 from stepscope.comparison.measured_steps import restarts_ns, select
 from stepscope.model import PHASES, Analysis
 from stepscope.model.comparison import Measure, PhaseTime, SteadyStep
+from stepscope.model.machine import StepEnergy
 from stepscope.model.views import Overview
 from stepscope.tables.metrics import BACKWARD, LOSS
 from stepscope.tables.schema import Tables
@@ -55,6 +57,7 @@ def measure(
     figures = conditions(tables, steps)
     signals = steps.rows["signal"].drop_nulls().value_counts().sort(["count", "signal"], descending=[True, False])
     facts = next((one for one in analysis.steps if one.kind == steps.kind), None)
+    drawn, sources, cost = _energy(tables, analysis, steps.rows, mean_ms)
     return Measure(
         label=label,
         path=path,
@@ -84,7 +87,26 @@ def measure(
             median_ms=facts.median_ms,
             p95_ms=facts.p95_ms,
         ),
+        joules_per_step=drawn.joules_per_step,
+        joules_per_sample=drawn.joules_per_sample,
+        cost_per_1000_steps=cost,
+        energy_sources=sources,
+        energy_absent=drawn.absent,
     )
+
+
+def _energy(
+    tables: Tables, analysis: Analysis, rows: pl.DataFrame, mean_ms: float
+) -> tuple[StepEnergy, tuple[str, ...], float | None]:
+    """(energy of the measured steps, what is in it, the cost of 1,000 of them)."""
+    of_run = analysis.energy
+    if of_run is None:
+        return StepEnergy(absent=energy.NO_TELEMETRY), (), None
+    counted = energy.Counted(tables)
+    found = counted.of_steps(rows)
+    joules = None if found.joules_per_step is None else 1000 * found.joules_per_step
+    hours = None if of_run.boards is None else of_run.boards * mean_ms / 3600
+    return found, counted.sources, energy.priced(of_run.prices, joules, hours).cost
 
 
 def of_overviews(overviews: Sequence[Overview], *, label: str, path: str) -> Measure:

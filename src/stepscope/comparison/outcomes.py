@@ -17,8 +17,13 @@ from msgspec.structs import replace
 
 from stepscope.comparison.equivalence import equivalence, not_judged
 from stepscope.comparison.thresholds import ANOTHER_BATCH, FIXED_ALPHA, INTERVAL_PAIRS, Alpha, Limits
-from stepscope.comparison.verdicts import effect_of, holm, margin, p_value, step_verdict, verdict
+from stepscope.comparison.verdicts import effect_of, holm, margin, p_value, percent, step_verdict, verdict
 from stepscope.model.comparison import (
+    FASTER,
+    LESS,
+    MORE,
+    NO_DIFFERENCE,
+    SLOWER,
     UNDECIDED,
     VOID,
     Effect,
@@ -33,6 +38,8 @@ from stepscope.schema import Knob
 MEAN, MEDIAN, RATE = "mean_ms", "median_ms", "samples_per_second"
 FIGURES = (MEAN, MEDIAN, "p95_ms", RATE, "fixed_cost_s")
 DECIDING = {MEAN: (MEAN, MEDIAN), RATE: (RATE,)}  # headline -> the figures that a verdict may rest on
+PER_SAMPLE, PER_STEP, COST = "joules_per_sample", "joules_per_step", "cost_per_1000_steps"
+ENERGY = {PER_SAMPLE: "a sample", PER_STEP: "a step"}  # the first that all runs have is compared
 FORWARD, OTHER, FORWARD_OR_OTHER = "forward", "other", "forward_or_other"
 NOT_APPLIED = "knob_not_applied"  # the flag that makes an outcome void in whatever run it stands
 
@@ -57,11 +64,12 @@ def outcome(
         if abs(after / before - 1) > ANOTHER_BATCH:
             headline = RATE  # a step of the candidate holds another number of samples, so that step times say little
     effects: dict[str, Effect] = {}
-    for figure in FIGURES:
+    energy, _ = _energy_figure(clean)
+    for figure in (*FIGURES, *((energy, COST) if energy is not None else ())):
         values = [(getattr(baseline, figure), getattr(candidate, figure)) for baseline, candidate in clean]
         effect = None if any(None in pair for pair in values) else effect_of(values)
         if effect is not None:
-            if figure in DECIDING[headline] and effect.p_value is not None:
+            if figure in (*DECIDING[headline], energy) and effect.p_value is not None:
                 effect = replace(effect, p_value=min(1.0, effect.p_value * max(1, candidates)))
             effects[figure] = effect
     if headline == RATE:
@@ -103,6 +111,11 @@ def corrected(outcomes: Sequence[Outcome], limits: Limits, alpha: Alpha = FIXED_
     family = sum(found[number].effects[found[number].headline].p_value is not None for number in deciding)
     for number in deciding:
         one = found[number]
+        for figure in ENERGY.keys() & one.effects.keys():  # beside the step time: each for all candidates
+            alone = p_value(one.effects[figure])
+            if alone is not None:
+                effect = replace(one.effects[figure], p_value=min(1.0, alone * max(1, family)))
+                one = replace(one, effects={**one.effects, figure: effect})
         found[number] = _judged(one, len(one.pairs) + len(one.left_out), limits, max(1, family), alpha)
     return found
 
@@ -122,7 +135,42 @@ def _judged(found: Outcome, tried: int, limits: Limits, candidates: int, alpha: 
     flag = next((flag for flag in found.flags if flag.withholds), None)
     if flag and said.word == UNDECIDED and len(found.pairs) < min(tried, INTERVAL_PAIRS):
         said = replace(said, text=f"{said.text}; other runs are left out: {flag.text}")
-    return replace(found, verdict=said)
+    return replace(found, verdict=said, energy=_energy(found, said.word, limits, candidates, alpha))
+
+
+def _energy_figure(pairs: Pairs) -> tuple[str | None, str | None]:
+    """(the figure of energy that all runs have, why there is none); two None where no run has any."""
+    runs = [measure for pair in pairs for measure in pair]
+    if all(measure.joules_per_step is None for measure in runs):
+        return None, None
+    lacking = next((measure for measure in runs if measure.joules_per_step is None), None)
+    if lacking is not None:
+        return None, f"{lacking.label}: {lacking.energy_absent or 'no energy is known'}"
+    sources = dict.fromkeys(measure.energy_sources for measure in runs)
+    if len(sources) > 1:
+        return None, f"not all runs tell of the same: {' against '.join(', '.join(each) for each in sources)}"
+    return next(name for name in ENERGY if all(getattr(measure, name) is not None for measure in runs)), None
+
+
+def _energy(found: Outcome, time: str, limits: Limits, candidates: int, alpha: Alpha) -> Verdict | None:
+    """What the pairs say of energy; `time` is the word for the step time."""
+    figure, why = _energy_figure(found.pairs)
+    if figure is None:
+        return None if why is None else Verdict(UNDECIDED, f"energy is not compared: {why}")
+    effect, of = found.effects.get(figure), ENERGY[figure]
+    if effect is None:
+        return Verdict(UNDECIDED, f"energy is not compared: a run drew nothing {of}")
+    nouns = f"less energy {of}", f"more energy {of}"
+    said = verdict(effect, limits, candidates=candidates, alpha=alpha.mean, nouns=nouns)
+    word = {FASTER: LESS, SLOWER: MORE}.get(said.word, said.word)
+    text = said.text if word in (LESS, MORE) else f"energy {of}: {said.text}"
+    if time == FASTER and word in (MORE, NO_DIFFERENCE):
+        text = f"{text}; time falls but energy does not"
+    cost = found.effects.get(COST)
+    if cost is not None:
+        more = "more" if cost.ratio > 1 else "less"
+        text = f"{text}; at your prices 1,000 steps cost {percent(abs(cost.ratio - 1))} % {more}"
+    return replace(said, word=word, text=text, figure=figure)
 
 
 def _void(found: Outcome) -> str | None:

@@ -119,7 +119,8 @@ def _knobs(pairs: Sequence[tuple[Measure, Measure]]) -> list[Knob]:
 def _facts(
     side: Side, profiles: Sequence[Profile], measures: Sequence[Measure], spreads: Sequence[Mapping[str, float]]
 ) -> SideFacts:
-    of_runs = [{name: getattr(measure, name) for name in outcomes.FIGURES} for measure in measures]
+    names = (*outcomes.FIGURES, *outcomes.ENERGY, outcomes.COST)
+    of_runs = [{name: getattr(measure, name) for name in names} for measure in measures]
     steady = [{STEADY: measure.steady.mean_ms if measure.steady is not None else None} for measure in measures]
     files = [profile.source_files for profile in profiles]
     return SideFacts(
@@ -127,7 +128,7 @@ def _facts(
         measures=tuple(measures),
         paths=tuple(profile.path for profile in profiles),
         notes=side.notes,
-        figures={**_means(outcomes.FIGURES, of_runs), **_means([STEADY], steady), **_means(QUANTILES, spreads)},
+        figures={**_means(names, of_runs), **_means([STEADY], steady), **_means(QUANTILES, spreads)},
         roots=tuple(dict.fromkeys(root for profile in profiles for root in profile.roots)),
         source_files=SourceFiles(  # what may be quoted of all runs
             tuple(dict.fromkeys(root for one in files for root in one.roots)),

@@ -128,12 +128,13 @@ def verdict(
     candidates: int = 1,
     alpha: float = thresholds.FIXED_ALPHA.mean,
     at_most: int | None = None,
+    nouns: tuple[str, str] = (FASTER, SLOWER),
 ) -> Verdict:
     """What `effect` shows by itself: faster, slower, no_difference or undecided.
 
     `effect.p_value` is taken as corrected for the `candidates`; below `alpha` it is certain. A time is better when it
     shrinks; `more_is_better` is for samples per second. `at_most` is after how many more pairs another figure would
-    decide.
+    decide. `nouns` are what the sentence calls less of the figure and more of it.
     """
     if effect is None:
         return Verdict(UNDECIDED, "undecided: there is no step time to compare on both sides")
@@ -149,7 +150,7 @@ def verdict(
     slower = (effect.ratio > 1) != more_is_better
     distances = sorted(abs(limit - 1) for limit in (low, high))
     span = f"(95 %: {percent(distances[0])} to {percent(distances[1])} %), {pairs}"
-    said = f"{'slower' if slower else 'faster'} by {percent(size)} % {span}"
+    said = f"{nouns[slower]} by {percent(size)} % {span}"
     if more_is_better:
         said = f"{'slower' if slower else 'faster'}: {percent(size)} % {'fewer' if slower else 'more'} "
         said += f"samples per second {span}"

@@ -147,6 +147,14 @@ def _learned(screen: Screen) -> Iterator[Block]:
     yield from _more(len(found) - STOOD_OUT, "and {} more changes and spikes in the report's files")
 
 
+def _energy(screen: Screen) -> Iterator[Block]:
+    yield from (blocks.text(one_line(text, 400)) for text in sentences.energy(screen.report))
+    warnings = (screen.view("energy") or {}).get("warnings") or ()
+    yield from (blocks.text(one_line(text, 300), "warning") for text in warnings[:ENERGY_WARNINGS])
+    yield from _more(len(warnings) - ENERGY_WARNINGS, "and {} more such lines: --table energy")
+
+
+ENERGY_WARNINGS = 2
 GPUS = 6
 GPU_COLUMNS = (
     "GPUs: name; utilisation: utilization_pct pct; SM efficiency: sm_efficiency_pct pct; "
@@ -526,7 +534,19 @@ def _stages(screen: Screen) -> Iterator[Block]:
 
 
 SECTIONS: tuple[Callable[[Screen], Iterator[Block]], ...] = (
-    *(headline, partition, _learned, _overviews, _gpus, _device_times, _device_lines, _memory, findings, _experiment),
+    *(
+        headline,
+        partition,
+        _learned,
+        _energy,
+        _overviews,
+        _gpus,
+        _device_times,
+        _device_lines,
+        _memory,
+        findings,
+        _experiment,
+    ),
     *(_compilers, _hot_lines, _waits, _slow_steps, _rank_lines, _stages),
 )
 

@@ -448,7 +448,11 @@ def _parts(analysis: Analysis, train: StepFacts, findings: Sequence[Finding]) ->
             told_asleep = sum(one.cost_ms_per_step for one in findings if one.category == "compile")
             told_asleep += max(0.0, told - waited) + _known(analysis, cpu, train, findings)
             what = ASLEEP if len(analysis.run.ranks) == 1 else WAITING
-            yield what + users, max(0.0, asleep - told_asleep), source
+            # what it sleeps for while it loads a batch itself is told with the loading
+            fed, told_rules = analysis.loader, {one.rule for one in findings}
+            loads = fed is not None and fed.in_main_process and input.loader_bound.name in told_rules
+            most = train.mean_ms - (fed.data_wait_ms if fed is not None and loads else 0.0)
+            yield what + users, max(0.0, min(asleep - told_asleep, most)), source
     if analysis.stacks is None and not analysis.traces:
         outside = [one.ms for one in train.partition if one.category in ("before_forward", "other", "unattributed")]
         yield NO_SOURCE, sum(outside), "steps.jsonl"

@@ -27,6 +27,7 @@ from stepscope.errors import EnvironmentRefusal, StepscopeError
 from stepscope.experiment.folder import Made
 from stepscope.experiment.plan import PILOT, RATE_HZ, Slot
 from stepscope.model.comparison import Measure
+from stepscope.model.machine import NO_PRICES, Prices
 from stepscope.record.host.jsonlines import JsonLinesTail
 from stepscope.record.host.processes import read_stat
 from stepscope.record.host.signals import MAX_STEPS_MARKER, handled, heeded
@@ -136,10 +137,13 @@ Runner = Callable[[Order, Callable[[int, "int | None"], None]], Made]
 
 
 class Processes:
-    """The runner that starts processes. `stop` is asked now and then for a signal that ends the experiment."""
+    """The runner that starts processes. `stop` is asked now and then for a signal that ends the experiment.
 
-    def __init__(self, stop: Callable[[], int | None]) -> None:
-        self._stop = stop
+    At `prices` of energy and GPUs it says what the steps cost.
+    """
+
+    def __init__(self, stop: Callable[[], int | None], prices: Prices = NO_PRICES) -> None:
+        self._stop, self._prices = stop, prices
 
     def __call__(self, order: Order, started: Callable[[int, int | None], None]) -> Made:
         """Run, read and measure. Raises `Stopped`, and `EnvironmentRefusal` where nothing can be started at all."""
@@ -148,7 +152,7 @@ class Processes:
         measure = None
         if failure is None:
             try:
-                measure = measured(order)
+                measure = measured(order, self._prices)
                 failure = None if measure is not None else "no training step was seen in it"
             except StepscopeError as error:
                 failure = f"cannot be read: {error}"
@@ -230,7 +234,7 @@ def run_line(order: Order) -> list[str]:
     return [sys.executable, "-c", _START.format(package=package), "run", *options, "--", *order.command]
 
 
-def measured(order: Order) -> Measure | None:
+def measured(order: Order, prices: Prices = NO_PRICES) -> Measure | None:
     """The run in the order's folder as a measure; None without training steps. Raises `StepscopeError`."""
     from stepscope.analyze import analyze
     from stepscope.comparison.measure import measure
@@ -240,7 +244,7 @@ def measured(order: Order) -> Measure | None:
     tables = build(read_run(order.folder))
     return measure(
         tables,
-        analyze(tables),
+        analyze(tables, prices=prices),
         label=order.slot.label,
         path=str(order.folder),
         warmup_limit=order.warmup,

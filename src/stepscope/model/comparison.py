@@ -19,6 +19,7 @@ FASTER = "faster"
 SLOWER = "slower"
 NO_DIFFERENCE = "no_difference"
 UNDECIDED = "undecided"
+LESS, MORE = "less", "more"  # energy
 VOID = "void"  # a knob was not applied, a run failed, or a flag withholds the verdict
 
 COMPARISON_SCHEMA = "stepscope.comparison/1"
@@ -102,6 +103,9 @@ class Measure(Struct, frozen=True):
     warmup_s: How much longer the dropped steps took than as many measured ones.
     conditions (mixed): Figures of the machine during the measured steps, see below.
     steady (mixed): The steady step of the same run as `analyze` tells it, see below.
+    joules_per_step (J): Energy while the measured steps ran, by steps, of the devices that `energy_sources` name.
+    joules_per_sample (J): The same by the rows of the batches.
+    cost_per_1000_steps (currency): Energy and GPUs of 1,000 measured steps, at the user's prices.
     """
 
     label: str
@@ -124,6 +128,11 @@ class Measure(Struct, frozen=True):
     conditions: dict[str, float] = field(default_factory=dict)
     settings: Settings | None = None  # of the framework that runs the loop
     steady: SteadyStep | None = None
+    joules_per_step: float | None = None
+    joules_per_sample: float | None = None
+    cost_per_1000_steps: float | None = None
+    energy_sources: tuple[str, ...] = ()  # only sums of the same may be compared
+    energy_absent: str | None = None  # why no energy is known
 
 
 class Effect(Struct, frozen=True):
@@ -201,7 +210,9 @@ class Equivalence(Struct, frozen=True):
 
 class Outcome(Struct, frozen=True):
     """One candidate against the baseline. `effects` by figure: mean_ms (the headline), median_ms, p95_ms,
-    samples_per_second, fixed_cost_s; a figure that either side lacks is missing."""
+    samples_per_second, fixed_cost_s, joules_per_sample or else joules_per_step, cost_per_1000_steps; a figure that
+    either side lacks is missing. `energy` is what the joules show, or why they show nothing; None where no run has any.
+    """
 
     knobs: tuple[Knob, ...]
     verdict: Verdict
@@ -212,6 +223,7 @@ class Outcome(Struct, frozen=True):
     flags: tuple[Flag, ...] = ()
     equivalence: Equivalence | None = None
     headline: str = "mean_ms"  # samples_per_second where the batch size differs
+    energy: Verdict | None = None  # its word is less, more, no_difference or undecided
 
 
 class Change(Struct, frozen=True):
@@ -283,6 +295,7 @@ class Version(Struct, frozen=True):
     `changed` are rows of the environment, and of kind "source" the files of the user's that are not what they were;
     `new` and `gone` are titles of findings. A rule that was not judged in one of the two runs tells neither.
 
+    started_ns: Start of the recording, since the epoch.
     mean_ms: Mean of the measured steps, as `compare` tells it: warm-up and profiler windows left out, stalls not.
     samples_per_second: Rows of the batches of a mean step, by its time.
     ratio: The mean step over that of the run before. One run of each: no interval.

@@ -451,6 +451,121 @@ class MachineFacts(Struct, frozen=True):
     page_faults: PageFaultFacts | None = None  # None in recordings without them
 
 
+class Prices(Struct, frozen=True):
+    """What the user pays, in whatever currency. None of what was not given.
+
+    kwh (currency): A kWh.
+    gpu_hour (currency): A GPU for an hour.
+    co2_g_per_kwh (g): CO2 of a kWh.
+    """
+
+    kwh: float | None = None
+    gpu_hour: float | None = None
+    co2_g_per_kwh: float | None = None
+
+    def __bool__(self) -> bool:
+        return any(price is not None for price in (self.kwh, self.gpu_hour, self.co2_g_per_kwh))
+
+
+NO_PRICES = Prices()
+
+
+class EnergyCost(Struct, frozen=True):
+    """What energy and GPUs cost at the user's prices: a run, or 1,000 steps of it. None of what has no price or figure.
+
+    cost (currency): Energy and GPUs together; missing where one that has a price is not known.
+    energy (currency): kWh by their price.
+    gpus (currency): Hours of the run's GPUs by their price.
+    gpu_hours (h): Hours of the run's GPUs: a GPU counts whether it works or waits.
+    co2_g (g): kWh by the CO2 of one.
+    """
+
+    cost: float | None
+    energy: float | None
+    gpus: float | None
+    gpu_hours: float | None
+    co2_g: float | None
+
+
+class EnergyDomain(Struct, frozen=True):
+    """What one board, processor or memory drew in the run. `counted`: it is in the run's figures, else `why` not.
+
+    `source` is "counter", "RAPL" or "sampled power"; `shared` says whether others used it, None where nobody tells.
+
+    joules (J): From the start of the run to its end, as far as readings reach; missing where they do not tell.
+    wh (Wh): The same.
+    mean_w: The same by the time that readings reach over.
+    seconds: Of the run, between the first reading and the last.
+    sampled_ratio: Sampled power, summed, by the counter over the same time.
+    longest_gap_s: Longest time between two readings.
+    """
+
+    host: str
+    device: str
+    kind: str  # "gpu" | "package" | "dram"
+    name: str | None
+    source: str
+    joules: float | None
+    wh: float | None
+    mean_w: float | None
+    seconds: float
+    counted: bool
+    shared: bool | None
+    why: str | None
+    sampled_ratio: float | None
+    longest_gap_s: float
+
+
+class StepEnergy(Struct, frozen=True):
+    """Energy of some training steps, summed over devices; a step shorter than a second has an average, no figure of its
+    own. `absent` says why there is none.
+
+    steps: Steps that lie between the first reading and the last, each counted once for all ranks.
+    joules_per_step (J): Energy while the steps ran, by steps.
+    joules_per_sample (J): The same by the rows of the batches of all ranks.
+    gpu_joules_per_step (J): Of the energy of a step, that of the GPUs.
+    """
+
+    steps: int = 0
+    joules_per_step: float | None = None
+    joules_per_sample: float | None = None
+    gpu_joules_per_step: float | None = None
+    absent: str | None = None
+
+
+class EnergyFacts(Struct, frozen=True):
+    """What the run drew, and what that costs. `sources` say what is in the sums, `absent` why there are none.
+
+    joules (J): Of the run, summed over the devices that are counted, each once.
+    wh (Wh): The same.
+    mean_w: The same by the time that readings reach over, summed over devices.
+    seconds: Of the run, that readings reach over: of the device with the fewest.
+    run_s: The run.
+    boards: GPUs of the run; missing where it is not known which ones it used.
+    idle_share: Of profiled time, in which the GPUs of a trace did nothing.
+    idle_joules_per_step (J): The GPUs' energy of a step by that share: an estimate, and the most it may be, as a GPU
+        that waits draws less than the mean, and the profiler lets it wait longer.
+    """
+
+    domains: tuple[EnergyDomain, ...]
+    sources: tuple[str, ...]
+    joules: float | None
+    wh: float | None
+    mean_w: float | None
+    seconds: float | None
+    run_s: float | None
+    boards: int | None
+    per_step: StepEnergy
+    idle_share: float | None
+    idle_joules_per_step: float | None
+    absent: str | None
+    warnings: tuple[str, ...]  # what makes a figure doubtful
+    notes: tuple[str, ...]
+    prices: Prices
+    cost: EnergyCost | None  # of the run; None without prices
+    cost_per_1000_steps: EnergyCost | None
+
+
 class RankWork(Struct, frozen=True):
     """One rank's mean step.
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from stepscope.model.comparison import TrialFacts
     from stepscope.model.compilers import CompilersView
     from stepscope.model.device_losses import DeviceLosses, PassesFacts, Replay
-    from stepscope.model.machine import MachineFacts, Pipeline, RanksFacts
+    from stepscope.model.machine import EnergyFacts, MachineFacts, Pipeline, RanksFacts
     from stepscope.model.memory import MemoryLosses
     from stepscope.model.metrics import LoggingCost, MetricFacts
     from stepscope.model.sampled import SampledViews
@@ -518,6 +518,7 @@ class Analysis:
     passes: PassesFacts | None = None  # work of training steps that is not needed; None without traces and stacks
     pipeline: Pipeline | None = None  # what the steps wait for and share; None without training steps
     machine: MachineFacts = dataclasses.field(kw_only=True)  # pauses, cores, drift, profilers, the loader's rhythm
+    energy: EnergyFacts | None = None  # what the run drew; None without telemetry
     settings: Settings | None = None  # of the training framework; None where none was seen to be told any
     trial: TrialFacts | None = None  # knobs and seed; None of a run without either
     logging: tuple[LoggingCost, ...] | None = None  # by tool and line; None without stacks

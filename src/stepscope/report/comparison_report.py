@@ -7,7 +7,7 @@ keys mean is said in `stepscope.model.comparison`, field by field. The words are
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -51,6 +51,7 @@ def outcome_document(outcome: Outcome) -> dict[str, Any]:
         "phases": plain_rows(outcome.phases, MAX_ROWS),
         "flags": plain_rows(outcome.flags, MAX_ROWS),
         "equivalence": plain_value(outcome.equivalence),
+        "energy": plain_value(outcome.energy),
         "runs": [
             {"baseline": measure_document(one), "candidate": measure_document(other)}
             for one, other in outcome.pairs[:MAX_PAIRS]
@@ -136,7 +137,11 @@ FIGURES: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("p99_ms", "99th percentile", words.milliseconds),
     ("samples_per_second", "samples per second", words.number),
     ("fixed_cost_s", "before the first step", words.seconds),
+    ("joules_per_sample", "energy a sample", words.joules),
+    ("joules_per_step", "energy a step", words.joules),
+    ("cost_per_1000_steps", "cost of 1,000 steps", words.money),
 )
+OF_ENERGY = ("joules_per_sample", "joules_per_step", "cost_per_1000_steps")  # shown where they are compared
 KINDS = {  # in the order in which they are shown
     "phase": "Phases of a step",
     "category": "Parts of a profiled step",
@@ -201,7 +206,8 @@ def figures(document: Row) -> list[Figure]:
     for key, label, show in FIGURES:
         effect = found["effects"].get(key)
         same = key == "steady_ms" and all(show(side.get(key)) == show(side.get("mean_ms")) for side in (before, after))
-        if key in before and key in after and not same and (key not in SPREAD or found["pairs"] <= 1):
+        shown = (key not in SPREAD or found["pairs"] <= 1) and (key not in OF_ENERGY or effect is not None)
+        if key in before and key in after and not same and shown:
             change = signed_percent(effect["ratio"]) if effect is not None else ""
             rows.append(Figure(label, show(before[key]), show(after[key]), change, _interval(effect)))
     return rows
@@ -309,6 +315,12 @@ def equivalence(document: Row) -> str | None:
     found = outcome(document)
     equal = found["equivalence"] if found is not None else None
     return str(equal["text"]) if equal is not None and equal["judged"] else None
+
+
+def energy(outcome: Mapping[str, Any] | None) -> str | None:
+    """What the joules say, as a sentence without its end; None where no run has any."""
+    found = (outcome or {}).get("energy")
+    return str(found["text"]) if found else None
 
 
 def _interval(effect: Row | None) -> str:

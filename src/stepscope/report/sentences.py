@@ -425,6 +425,44 @@ def _place(row: Row, shorten: Shortener) -> str:
     return shorten(place["file"], place["line"]) if place is not None else "another place"
 
 
+def energy(report: Report) -> Iterator[str]:
+    """What the run drew, and what it cost where prices are known; nothing where nothing was read or asked for."""
+    view = report.views.get("energy")
+    if not view:
+        return
+    if view["absent"] is None:
+        parts = [f"{words.joules(view['joules'])} ({words.number(view['wh'])} Wh)", f"{words.count(view['mean_w'])} W"]
+        per_step = view["per_step"]
+        parts += [
+            f"{words.joules(per_step[f'joules_per_{of}'])} a {of}"
+            for of in ("step", "sample")
+            if per_step[f"joules_per_{of}"] is not None
+        ]
+        if view["idle_joules_per_step"] is not None:
+            share = words.percent(view["idle_share"])
+            parts.append(
+                f"of it at most {words.joules(view['idle_joules_per_step'])} while GPUs wait ({share}, estimated)"
+            )
+        yield f"Energy: {', '.join(parts)}; {', '.join(view['sources'])}"
+    elif view["domains"] or view["cost"] is not None:
+        yield f"Energy: not told of the run ({view['absent']})"
+    costs = (("the run", view["cost"]), ("1,000 steps", view["cost_per_1000_steps"]))
+    said = [f"{text} for {of}" for of, cost in costs if cost is not None and (text := cost_text(cost))]
+    if said:
+        yield f"Cost, at your prices: {'; '.join(said)}"
+
+
+def cost_text(cost: Row) -> str:
+    """In the user's currency, which has no sign here; empty where nothing is known."""
+    parts = [words.money(cost["cost"])] if cost["cost"] is not None else []
+    if cost["cost"] is None:
+        known = (("energy", cost["energy"]), ("GPUs", cost["gpus"]))
+        parts = [f"{words.money(value)} of {what}" for what, value in known if value is not None]
+    if cost["co2_g"] is not None:
+        parts.append(f"{words.number(cost['co2_g'])} g of CO2")
+    return ", ".join(parts)
+
+
 LOSS, NORM, RATE = "train/loss", "train/grad_norm", "train/lr/"
 
 

@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping
+from decimal import Decimal
 from importlib import resources
 from typing import Any
 
@@ -79,6 +80,22 @@ def percent(share: float | None) -> str:
     if abs(value) < 0.1:
         return "< 0.1 %"
     return f"{value:.1f}".removesuffix(".0") + " %" if abs(value) < 9.95 else f"{value:.0f} %"
+
+
+def money(value: float | None) -> str:
+    """An amount of the user's currency, with two digits however small it is: 1,234, 0.0123, 0.00041."""
+    if value is None or value == 0 or abs(value) >= SMALLEST:
+        return number(value)
+    return format(Decimal(f"{value:.2g}"), "f")
+
+
+def joules(value: float | None) -> str:
+    """An energy with its unit: 0.41 mJ, 33.1 J, 12.3 kJ, 4.56 MJ."""
+    if value is None:
+        return MISSING
+    units = ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"))
+    factor, unit = next((pair for pair in units if abs(value) >= pair[0] * WHOLE), (1e-3, "mJ"))
+    return f"{number(value / factor)} {unit if value else 'J'}"
 
 
 def size(value: float | None) -> str:

@@ -62,9 +62,8 @@ class _Read:
 
     def joules(self) -> tuple[float | None, str | None]:
         """The run's energy, or why it is not known."""
-        found = getattr(Facts(self._context), "energy", None)
-        absent = None if found is None else found.absent
-        return getattr(found, "joules", None), absent or "nothing counted it"
+        found = Facts(self._context).energy
+        return (None, "there is no telemetry") if found is None else (found.joules, found.absent)
 
     def names(self) -> list[str]:
         return sorted(self.tables.metrics["name"].unique().to_list())
@@ -114,7 +113,7 @@ def _value(read: _Read, objective: Objective, known: Reached) -> tuple[float | N
         return known.seconds, "no training step was seen in it" if known.seconds is None else None
     if objective.name == JOULES:
         joules, absent = read.joules()
-        return joules, f"its energy is not known: {absent}" if joules is None else None
+        return joules, f"its energy is not known: {absent or 'nothing counted it'}" if joules is None else None
     curve = read.curve(objective.name)
     if curve is None or not len(curve.values):
         there = read.names()

@@ -29,11 +29,13 @@ from stepscope.engine.spans import Base
 from stepscope.errors import UsageError
 from stepscope.model.compilers import CompilerCause, CompilersView
 from stepscope.model.findings import Place
+from stepscope.model.machine import EnergyFacts
 from stepscope.model.memory import MemoryRecording, MemoryView
 from stepscope.model.metrics import CurveSummary
 from stepscope.model.trace import SpanRef
 from stepscope.model.views import Views
 
+ENERGY = "energy"
 NO_TRACE = "no trace of torch.profiler was read"
 NO_DEVICE = (
     "no trace holds work of a device: recorded on a CPU, without ProfilerActivity.CUDA or leave for CUPTI, or cut off"
@@ -57,6 +59,7 @@ BREAKS_UNSEEN = "graph breaks were not watched: they are told by torch.compile i
 NO_TRANSFER = "nothing was moved to the host by what was watched"
 TRANSFERS_UNSEEN = "transfers were not watched: they are told by traces and by reports of torch_xla"
 NO_CURVES = "neither steps nor metrics nor telemetry were recorded"
+NO_ENERGY = "no telemetry was recorded, and so no energy: record with `stepscope run`"
 NO_SUCH_CURVE = "no metric has a value there: its names are those of --table metrics --group curve"
 NO_METRICS = "no report of torch_xla was read, and torch_xla was not used in the run"
 
@@ -88,14 +91,15 @@ class FirstRows(Rows, frozen=True):
 
 
 class Source(Struct, frozen=True):
-    """What tables are made from: the run, recordings of memory beside it, and what compilers did.
+    """What tables are made from: the run, recordings of memory beside it, what compilers did, and what it drew.
 
-    `compilers` is only asked for by `COMPILER_TABLES`.
+    `compilers` is only asked for by `COMPILER_TABLES`, `energy` by the table of that name.
     """
 
     context: Context
     recordings: Sequence[MemoryRecording] = ()
     compilers: CompilersView | None = None
+    energy: EnergyFacts | None = None
 
     @property
     def base(self) -> Base:
@@ -345,6 +349,13 @@ def _metrics(view: CompilersView) -> list[dict[str, Any]]:
     ]
 
 
+def _energy(source: Source, _: Selection) -> Rows:
+    found = source.energy
+    if found is None:
+        return Rows((), NO_ENERGY)
+    return Rows(found.domains, found.absent, (*found.warnings, *found.notes))
+
+
 def _values(source: Source, selection: Selection) -> Rows:
     tables = source.base.tables
     found = _chosen_values(source, selection).sort("time_ns", maintain_order=True)
@@ -431,6 +442,7 @@ TABLES: dict[str, Table] = {
         _compiler_part(_causes("transfer", "fallback"), _unseen("transfers", NO_TRANSFER, TRANSFERS_UNSEEN))
     ),
     "xla-metrics": Table(_compiler_part(_metrics, NO_METRICS)),
+    ENERGY: Table(_energy),
     "metrics": Table(
         lambda source, by: (_curves if by.group == "curve" else _values)(source, by),
         NO_CURVES,
@@ -439,4 +451,4 @@ TABLES: dict[str, Table] = {
     ),
 }
 COMPILER_TABLES = frozenset({"compiles", "compile-steps", "graph-breaks", "transfers", "xla-metrics"})
-UNTRACED = frozenset({*COMPILER_TABLES, "metrics"})  # not made from traces
+UNTRACED = frozenset({*COMPILER_TABLES, ENERGY, "metrics"})  # not made from traces

@@ -184,6 +184,9 @@ def comparison(context: PageContext | Alone, document: Document) -> Iterator[Blo
     yield blocks.text(
         f"{said.title(document)}: {said.verdict(document)}.", TONES.get(said.verdict_style(document), "plain")
     )
+    energy = said.energy(said.outcome(document))
+    if energy:
+        yield blocks.text(blocks.sentence(energy))
     for warning in said.warnings(document):
         yield blocks.text(blocks.sentence(warning), "warning")
     equal = said.equivalence(document)

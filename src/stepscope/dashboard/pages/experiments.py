@@ -13,6 +13,7 @@ from stepscope.dashboard.pages import PageContext
 from stepscope.model import Report
 from stepscope.report import experiment_report as say
 from stepscope.report import words
+from stepscope.report.comparison_report import energy as energy_said
 from stepscope.report.escape import one_line
 
 DRAWN = 24  # candidates
@@ -169,6 +170,7 @@ def _notes(row: Row) -> Iterator[dict[str, str]]:
     for about, text in (
         ("verdict", str(row.get("text") or "") or None),
         ("verdict", "the change is that of the median step, by which it was decided" if median else None),
+        ("energy", energy_said(row)),
         ("prediction", say.beyond(row)),
         ("figure", say.rate_note(row)),
         ("loss", say.trains_alike(row)),

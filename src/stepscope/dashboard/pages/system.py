@@ -12,9 +12,9 @@ from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
 from stepscope.dashboard.pages import PageContext, traced
 from stepscope.dashboard.pages.steps import labelled
-from stepscope.model.machine import MachineFacts
+from stepscope.model.machine import EnergyFacts, MachineFacts
 from stepscope.model.timeline import Telemetry
-from stepscope.report import words
+from stepscope.report import sentences, words
 from stepscope.report.table import USE
 
 POINTS, EMBEDDED_POINTS = 500, 150
@@ -44,6 +44,10 @@ _CORES = (
     "busy_cores cpu in use by anyone; load_1m baseline load, one minute; "
     "stolen_cores limit given to others by the hypervisor; throttled_cores waiting throttled by the cgroup"
 )
+_POWER = (
+    "gpu_power_w power power; gpu_power_limit_w limit limit; gpu_counted_power_w measured mean, by the energy counter"
+)
+_OF_RAPL = "Mean since the reading before, by the energy counters of the machine (RAPL), whoever used it."
 _CLOCKS = "gpu_sm_clock_mhz clock clock; gpu_sm_clock_max_mhz limit highest"
 _BYTES = (
     "requested_bytes_per_s baseline asked for; read_bytes_per_s read brought from storage; "
@@ -68,7 +72,8 @@ CHARTS = (
     Chart("delay", _DELAY, _SHARE, "share", "run_delay_share", _OF_DELAY, quiet=True),
     Chart("resident", "Resident memory", "memory", "bytes", "rss_bytes", _OF_PAGES),
     Chart("gpu-memory", "GPU memory in use", "memory", "bytes", "gpu_memory_bytes"),
-    Chart("gpu-power", "GPU power", "power", "W", "gpu_power_w power power; gpu_power_limit_w limit limit"),
+    Chart("gpu-power", "GPU power", "power", "W", _POWER),
+    Chart("cpu-power", "Power of processors and memory", "power", "W", "power_w", _OF_RAPL),
     Chart("gpu-clock", "GPU clock", "SM clock", "MHz", _CLOCKS),
     Chart("gpu-temperature", "GPU temperature", "temperature", "celsius", "gpu_temperature_c temperature"),
     Chart("io", "Reading and writing", "bytes a second", "bytes_per_s", _BYTES, _OF_BYTES, quiet=True),
@@ -120,6 +125,11 @@ _GPU = blocks.columns(
         or None
     ),
 )
+_ENERGY = blocks.columns(
+    "Device: device; Name: name; Source: source; Energy: joules; Mean power: mean_w W; Read over: seconds s; "
+    "In the sum: counted; Sampled power by the counter: sampled_ratio number; What to know: why; Host: host",
+    joules=lambda row: words.joules(row["joules"]),
+)
 _PAUSE_LINE = blocks.columns("Line: place; Collections: count count; Per step: ms_per_step ms bar")
 
 
@@ -135,7 +145,7 @@ def build(context: PageContext) -> list[Block]:
         items = [{**item, "help": help_} for item in blocks.measures(analysis.system, SUMMARY, of="system")]
         made = [blocks.figures(items, "While it trained")] if items else []  # means and peaks over the training time
         made += [_about(found), *_step_chart(found), *_charts(found)]
-    return [*made, *_machine(context, analysis.machine)]
+    return [*made, *_energy(context, analysis.energy), *_machine(context, analysis.machine)]
 
 
 def empty(context: PageContext) -> bool:
@@ -212,6 +222,21 @@ def _charts(found: Telemetry) -> Iterator[Block]:
             help=blocks.help_(chart.help, "utilisation" if chart.help == USE else None) if chart.help else of_values,
             sync=SYNC,
         )
+
+
+def _energy(context: PageContext, energy: EnergyFacts | None) -> Iterator[Block]:
+    """What the run drew and what that cost, by device; why nothing was read in one line."""
+    if energy is None:
+        return
+    said = list(sentences.energy(context.base.report(source=context.source)))
+    yield from (blocks.text(text) for text in said)
+    if not said:
+        yield blocks.text(f"Energy: not measured: {energy.absent}", "note")
+        return
+    rows = [asdict(one) for one in energy.domains]
+    notes = [blocks.sentence(note) for note in energy.notes]
+    yield from blocks.rows_table(context, "energy", "Energy by device", "EnergyDomain", _ENERGY, rows, notes=notes)
+    yield from (blocks.text(blocks.sentence(text), "warning") for text in energy.warnings)
 
 
 def _groups(machine: MachineFacts) -> Iterator[tuple[str, object, str]]:

@@ -29,6 +29,7 @@ from stepscope.record.host.hardware import (
     smt_active,
     turbo,
 )
+from stepscope.record.host.meters import Rapl
 from stepscope.record.host.pyspy import (
     IN_CONTAINER,
     Rights,
@@ -74,6 +75,7 @@ def examine(python: str | None = None) -> Doctor:
     checks = (
         stacks_check(*try_sampling(), rights(os.getpid())),
         *gpu_checks(),
+        cpu_energy_check(Rapl()),
         torch_check(torch_build(python)),
         processors_check(cpus, online_cpus(), cgroups),
         memory_check(cgroups),
@@ -119,25 +121,56 @@ def stacks_check(version: str | None, refusal: str | None, own: Rights) -> Check
 def gpu_checks() -> tuple[Check, ...]:
     """NVML for telemetry, CUPTI for kernels in windows, whose counters the driver may keep from ordinary users."""
     with Gpus() as gpus:
-        names = [device["name"] or "GPU" for device in gpus.describe()]
+        devices = gpus.describe()
         driver, reason = gpus.driver_version(), gpus.reason
+    names = [device["name"] or "GPU" for device in devices]
     if not names:
         cost = "with a GPU in it: its load, memory, power and clocks, and whether it was throttled"
         remedy = "install the driver; start a container with --gpus all (nothing is lost without a GPU)"
         return (Check("GPU telemetry (NVML)", "missing", reason or "no device", cost, remedy),)
     nvml = Check("GPU telemetry (NVML)", "ok", f"{len(names)} × {names[0]}, driver {driver}")
+    checks = (nvml, gpu_energy_check(devices))
     told = re.search(r"RmProfilingAdminOnly:\s*(\d)", read_text(ROOT / "proc/driver/nvidia/params") or "")
     if told is None:
-        return nvml, Check("GPU kernels (CUPTI)", "unknown", "the driver does not tell")
+        return *checks, Check("GPU kernels (CUPTI)", "unknown", "the driver does not tell")
     if told[1] != "1":
-        return nvml, Check("GPU kernels (CUPTI)", "ok", "not restricted")
-    return nvml, Check(
+        return *checks, Check("GPU kernels (CUPTI)", "ok", "not restricted")
+    return *checks, Check(
         "GPU kernels (CUPTI)",
         "limited",
         "hardware counters are for administrators only (RmProfilingAdminOnly: 1)",
         "kernel times are recorded, occupancy and throughput counters are not",
         "set NVreg_RestrictProfilingToAdminUsers=0 for the nvidia module, or run as root",
     )
+
+
+def gpu_energy_check(devices: Sequence[Mapping[str, Any]]) -> Check:
+    """Whether the boards count their energy, and each for one user."""
+    name, without = "GPU energy", [device["index"] for device in devices if not device["energy_counter"]]
+    if without:
+        return Check(
+            name, "limited", f"no energy counter on GPU {', '.join(map(str, without))}",
+            "energy is summed from power sampled once a second, and said so",
+            "Volta or newer, and no vGPU",
+        )  # fmt: skip
+    divided = [device["index"] for device in devices if device["mig"] or "vg" in (device["virtualization"] or "")]
+    if divided:
+        return Check(
+            name, "limited", f"GPU {', '.join(map(str, divided))} is divided (MIG, vGPU): the counter is the board's",
+            "no energy of a run: the board's own is shown",
+            "a whole board for the run",
+        )  # fmt: skip
+    return Check(name, "ok", "counted by every board")
+
+
+def cpu_energy_check(rapl: Rapl) -> Check:
+    """Whether the kernel lets this user read what processors draw."""
+    name = "CPU energy (RAPL)"
+    if rapl.reason is None:
+        return Check(name, "ok", f"readable: {', '.join(rapl.devices)}")
+    cost = "energy of processors and their memory is not measured"
+    state = "limited" if rapl.remedy else "missing"
+    return Check(name, state, rapl.reason, cost, rapl.remedy or "a machine of its own, not a virtual one")
 
 
 def torch_check(build: Mapping[str, Any]) -> Check:

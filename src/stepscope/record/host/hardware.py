@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +150,7 @@ def read_text(path: Path) -> str | None:
         return None
 
 
-_NO_LIMIT_BYTES = 1 << 60  # version 1 writes "no limit" as a number near 2^63
+_NO_LIMIT = 1 << 60  # version 1 writes "no limit" as a number near 2^63, drivers "not known"
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ class Cgroups:
         """The tightest memory limit, None without one."""
         names = ("memory.max", "memory.limit_in_bytes")
         known = (_integer(folder / name) for folder in self.memory for name in names)
-        return min((limit for limit in known if limit is not None and limit < _NO_LIMIT_BYTES), default=None)
+        return min((limit for limit in known if limit is not None and limit < _NO_LIMIT), default=None)
 
     def throttled_ns(self) -> int | None:
         """Time this cgroup was kept from running by its quota; a counter."""
@@ -248,9 +249,22 @@ def _lines(path: Path) -> list[str]:
 
 
 Metric = tuple[str, str, float, int | None, str | None]  # name, unit, value, pid, device
+Since = Callable[[], int]  # ns since the time that a row of readings has
+
+
+def counter_metrics(name: str, unit: str, device: str, read: Callable[[], int | None], since: Since) -> list[Metric]:
+    """A counter of energy and when it was read, half-way through the call; nothing where it is refused."""
+    before = since()
+    value = read()
+    if value is None:
+        return []
+    after = (before + since()) // 2
+    return [(name, unit, float(value), None, device), ("energy_after_ns", "ns", float(after), None, device)]
+
 
 _SM_CLOCK = 1  # NVML_CLOCK_SM
 _PROCESSES_EVERY = 5  # readings: the driver takes longer over this list than over all else
+_VIRTUALIZATION = ("none", "passthrough", "vgpu", "host vgpu", "host vsga")  # NVML_GPU_VIRTUALIZATION_MODE_*
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 _BUS_ID = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F])")
 
@@ -273,7 +287,7 @@ class Gpus:
             return self
         try:
             pynvml.nvmlInit()
-        except (pynvml.NVMLError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - a binding that does not fit its driver raises anything
             self.reason = str(error)
             return self
         self._nvml = pynvml
@@ -292,14 +306,16 @@ class Gpus:
         """The answer, or None when this driver or device does not give it."""
         try:
             return getattr(self._nvml, name)(*arguments)
-        except (self._nvml.NVMLError, AttributeError, OSError, ValueError):
+        except Exception:  # noqa: BLE001 - a binding that does not fit its driver raises anything
             return None
 
     def describe(self) -> list[dict[str, Any]]:
-        """`{"index", "name", "memory_bytes", "uuid", "numa_node"}` per device, with its highest clock and power."""
+        """`{"index", "name", "memory_bytes", "uuid", "numa_node"}` per device, with its highest clock and power, and
+        whether it counts energy and is divided: `mig`, `virtualization`."""
         devices = []
         for index, (handle, clock_mhz, power_w) in enumerate(self._devices):
             memory = self._query("nvmlDeviceGetMemoryInfo", handle)
+            mig, mode = (self._query(f"nvmlDeviceGet{name}Mode", handle) for name in ("Mig", "Virtualization"))
             devices.append(
                 {
                     "index": index,
@@ -309,6 +325,9 @@ class Gpus:
                     "numa_node": numa_node(_text(getattr(self._query("nvmlDeviceGetPciInfo", handle), "busId", None))),
                     "sm_clock_max_mhz": clock_mhz,
                     "power_default_w": power_w,
+                    "energy_counter": None if self._energy_mj(handle) is None else True,
+                    "mig": bool(mig[0]) if isinstance(mig, (list, tuple)) and mig else None,
+                    "virtualization": None if mode not in range(len(_VIRTUALIZATION)) else _VIRTUALIZATION[mode],
                 }
             )
         return devices
@@ -316,8 +335,23 @@ class Gpus:
     def driver_version(self) -> str | None:
         return None if self._nvml is None else _text(self._query("nvmlSystemGetDriverVersion"))
 
+    def _energy_mj(self, handle: Any) -> int | None:
+        """Since the driver was loaded; of the whole board, whoever uses it."""
+        value = self._query("nvmlDeviceGetTotalEnergyConsumption", handle)
+        return value if isinstance(value, int) and 0 <= value < _NO_LIMIT else None
+
+    def energy(self, since: Since) -> list[Metric]:
+        """The counter of every device that has one."""
+        found: list[Metric] = []
+        for index, (handle, _, _) in enumerate(self._devices):
+            found += counter_metrics("gpu_energy_mj", "mJ", f"gpu:{index}", partial(self._energy_mj, handle), since)
+        return found
+
     def metrics(self) -> list[Metric]:
-        """One reading of every device; `device` is the NVML index as `cuda:N` is not known from outside."""
+        """One reading of every device but for its energy.
+
+        `device` is the NVML index as `cuda:N` is not known from outside.
+        """
         found: list[Metric] = []
         with_processes = self._readings % _PROCESSES_EVERY == 0
         self._readings += 1

@@ -14,6 +14,7 @@ from stepscope.record.agent.masking import mask_argv, mask_text
 from stepscope.record.host.command import Script, user_roots
 from stepscope.record.host.hardware import gpu_facts, hardware_facts, noise_facts
 from stepscope.record.host.jsonlines import write_json
+from stepscope.record.host.meters import Rapl
 from stepscope.record.host.options import RecordOptions
 from stepscope.record.host.pyspy import output_of, pyspy_version
 from stepscope.record.host.scheduler import Scheduler
@@ -25,7 +26,8 @@ ENVIRONMENT = (
     "OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS",
     "KMP_AFFINITY", "KMP_BLOCKTIME", "GOMP_CPU_AFFINITY", "LD_PRELOAD", "GLIBC_TUNABLES", "THP_MEM_ALLOC_ENABLE",
     "MALLOC_ARENA_MAX", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_TRIM_THRESHOLD_",
-    "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "HIP_VISIBLE_DEVICES",
+    "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS",
+    "HIP_VISIBLE_DEVICES",
     "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "TORCH_CUDNN_BENCHMARK", "NVIDIA_TF32_OVERRIDE",
     "TORCH_LOGS", "TORCHDYNAMO_DISABLE", "TORCHINDUCTOR_CACHE_DIR", "TORCH_COMPILE_DISABLE", "PT_XLA_DEBUG",
     "XLA_FLAGS",
@@ -60,7 +62,7 @@ class Manifest:
         """Ask py-spy, the GPUs' driver and git: they may take seconds, so it happens beside the running command."""
         if pyspy is not None:
             self.values["sampler"]["version"] = pyspy_version(pyspy)
-        self.values["hardware"]["gpus"] = gpu_facts()
+        self.values["hardware"].update(gpus=gpu_facts(), cpu_energy=Rapl().describe())
         self.values["git"] = git_state(git_root(Path(self.values["cwd"])))
         self.save()
 

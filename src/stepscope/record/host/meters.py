@@ -9,11 +9,18 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from stepscope.record.host.hardware import Cgroups, Metric, frequency_mhz, read_pressure_some
+from stepscope.record.host.hardware import (
+    Cgroups,
+    Metric,
+    Since,
+    counter_metrics,
+    frequency_mhz,
+    read_pressure_some,
+)
 from stepscope.record.host.processes import Stat, read_command, read_file, read_stat
 
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
@@ -320,3 +327,88 @@ def named_paths(pid: int) -> list[str]:
 def _counted(name: str, pid: int, mounts: Mounts, paths: Iterable[str]) -> list[Metric]:
     places = Counter(place for path in paths if (place := mount_of(path, mounts)) is not None)
     return [(name, "count", float(count), pid, f"{kind}:{point}") for (point, kind), count in sorted(places.items())]
+
+
+POWERCAP = Path("/sys/class/powercap")
+READABLE = "sudo chmod a+r /sys/class/powercap/intel-rapl:*/energy_uj (until the next boot)"
+_ZONE = re.compile(r"(intel-rapl:\d{1,3})(:\d{1,3})?")  # AMD's processors have the same name; -mmio repeats the first
+_PACKAGE = re.compile(r"package-[\w.-]{1,40}")
+_NUMBER = re.compile(rb"\d{1,18}")
+_MOST_ZONES = 256
+
+
+class Rapl:
+    """What processors and their memory have drawn, as the kernel's powercap counts it, of the whole machine.
+
+    A package holds its cores, and "psys" the packages, so that packages and their DRAM are all that may be summed.
+    Where one cannot be read `reason` says why, and `remedy` what to do if there is something.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        folder = POWERCAP if folder is None else folder
+        self._counters: list[tuple[str, str, int | None]] = []  # name, path, the highest value before it begins anew
+        self.reason: str | None = None
+        self.remedy: str | None = None
+        try:
+            found = sorted(os.listdir(folder))
+        except OSError:
+            found = []
+        zones = [match for name in found if (match := _ZONE.fullmatch(name))][:_MOST_ZONES]
+        names = {match[0]: _small(folder / match[0] / "name").decode("ascii", "replace").strip() for match in zones}
+        refused: list[tuple[str, bool]] = []
+        for zone, parent in ((match[0], match[1]) for match in zones):
+            package = names[parent] if _PACKAGE.fullmatch(names.get(parent, "")) else None
+            if package is None or (zone != parent and names[zone] != "dram"):
+                continue
+            device = package if zone == parent else f"{package}-dram"
+            path = folder / zone / "energy_uj"
+            if any(device == known for known, _, _ in self._counters):
+                continue  # two of a name: one of them repeats the other
+            if _counter(path) is not None:
+                self._counters.append((device, str(path), _counter(folder / zone / "max_energy_range_uj")))
+            else:
+                refused.append((device, os.access(path, os.R_OK)))
+        if refused:
+            why = "cannot be read"
+            if not all(allowed for _, allowed in refused):
+                why, self.remedy = "may be read by root alone", READABLE
+            self.reason = f"energy of {', '.join(device for device, _ in refused[:4])} {why}"
+        elif not self._counters:
+            self.reason = "this machine shows no energy of its processors (RAPL), as usual in virtual machines"
+
+    @property
+    def devices(self) -> list[str]:
+        return [device for device, _, _ in self._counters]
+
+    def describe(self) -> dict[str, Any]:
+        """The manifest's `hardware.cpu_energy`."""
+        return {"devices": self.devices, "reason": self.reason, "remedy": self.remedy}
+
+    def metrics(self, since: Since) -> list[Metric]:
+        """The counters in uJ with the value at which each begins anew."""
+        found: list[Metric] = []
+        for device, path, highest in self._counters:
+            read = counter_metrics("cpu_energy_uj", "uJ", device, partial(_counter, path), since)
+            if read and highest:
+                read.append(("cpu_energy_range_uj", "uJ", float(highest), None, device))
+            found += read
+        return found
+
+
+def _counter(path: str | Path) -> int | None:
+    text = _small(path).strip()
+    return int(text) if _NUMBER.fullmatch(text) else None
+
+
+def _small(path: str | Path) -> bytes:
+    """The first bytes of a file that is read once a second; empty where it cannot be, and it never waits."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(descriptor, 64)
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)

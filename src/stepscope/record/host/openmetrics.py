@@ -40,7 +40,11 @@ OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 GAUGE, COUNTER = "gauge", "counter"
 # Of the readings, those that only ever grow; of a process, those that are told at all.
-GROWING = {"cgroup_throttled_ns", "cgroup_oom_events", "read_bytes", "write_bytes", "major_faults"}
+GROWING = {
+    *("cgroup_throttled_ns", "cgroup_oom_events", "read_bytes", "write_bytes", "major_faults"),
+    *("gpu_energy_mj", "cpu_energy_uj"),
+}
+ABOUT_COUNTERS = {"energy_after_ns", "cpu_energy_range_uj"}  # of use to who lays readings beside each other alone
 OF_RANKS = {"cpu_pct", "rss_bytes", "read_bytes", "write_bytes", "major_faults"}
 _PHASES = ("data_wait", "forward", "backward", "optimizer", "other")
 _WORDS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
@@ -211,6 +215,8 @@ class Page:
                 yield "stepscope_names_left_out", GAUGE, {"rank": rank.rank}, len(rank.left_out)
         for name, _, value, pid, device in readings:
             labels = {"device": device} if device is not None else {}
+            if name in ABOUT_COUNTERS:
+                continue
             if pid is not None:
                 if pid not in self._pids or name not in OF_RANKS:
                     continue

@@ -23,7 +23,7 @@ from stepscope.record.agent.config import Clock
 from stepscope.record.agent.masking import mask_argv, mask_text
 from stepscope.record.host.hardware import Gpus, Metric, affinity, find_cgroups
 from stepscope.record.host.jsonlines import JsonLines, JsonLinesTail
-from stepscope.record.host.meters import CoresMeter, ProcessMeter, StorageLooks, machine_metrics
+from stepscope.record.host.meters import CoresMeter, ProcessMeter, Rapl, StorageLooks, machine_metrics
 from stepscope.record.host.processes import Process, ProcessTree, read_stat
 from stepscope.record.host.pyspy import Sampler, mark_fallback
 
@@ -79,7 +79,7 @@ class Telemetry:
     """Owns processes.jsonl, system.jsonl and stacks.jsonl of one host."""
 
     def __init__(self, config: TelemetryConfig, gpus: Gpus) -> None:
-        self._config, self._gpus = config, gpus
+        self._config, self._gpus, self._rapl = config, gpus, Rapl()
         self._now = Clock(config.epoch_offset_ns).now
         folder = Path(config.host_dir)
         self._processes = JsonLines(folder / "processes.jsonl")
@@ -112,6 +112,7 @@ class Telemetry:
         return sum(log.dropped for log in (self._processes, self._system, self._stacks))
 
     def run(self, commands: Commands) -> None:
+        self._read_energy()
         next_read = time.monotonic() + _FIRST_READ_SECONDS
         self._tick()
         while True:
@@ -141,10 +142,25 @@ class Telemetry:
         if self._sampler is not None:
             self._sampler.poll()
 
+    def _energy(self, now: int) -> list[Metric]:
+        """The counters of energy, each with the time at which it was read: asking a driver may take milliseconds."""
+
+        def since() -> int:
+            return self._now() - now
+
+        return self._gpus.energy(since) + self._rapl.metrics(since)
+
+    def _read_energy(self) -> None:
+        """The counters alone, at both ends of the run."""
+        now = self._now()
+        metrics = self._energy(now)
+        if metrics:
+            self._system.append({"time_ns": now, "metrics": metrics})
+
     def _read(self) -> None:
         """One row of system.jsonl, and every process whose description has changed."""
         now = self._now()
-        metrics: list[Metric] = machine_metrics(self._cgroups, self._cpus) + self._gpus.metrics()
+        metrics = self._energy(now) + machine_metrics(self._cgroups, self._cpus) + self._gpus.metrics()
         metrics += self._cores.metrics(time.monotonic_ns())
         loading: list[int] = []
         for process in self.tree.members.values():
@@ -189,6 +205,7 @@ class Telemetry:
         )
 
     def _finish(self, seconds: float) -> None:
+        self._read_energy()
         self.tree.hear(self._agents.read())
         if self._sampler is not None:
             self._sampler.stop(seconds)
