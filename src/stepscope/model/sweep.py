@@ -19,7 +19,11 @@ Value = float | int | str
 
 
 class Parameter(Struct, frozen=True):
-    """A knob and the values it may take: from `low` to `high`, whole numbers where `whole`, or one of `choices`."""
+    """A knob and the values it may take: from `low` to `high`, whole numbers where `whole`, or one of `choices`.
+
+    low (number): Least value; missing of choices.
+    high (number): Largest value; missing of choices.
+    """
 
     name: str
     low: float | None = None
@@ -38,10 +42,15 @@ class Objective(Struct, frozen=True):
 
 
 class Trial(Struct, frozen=True, kw_only=True):
-    """One run. `values` are those of the objectives, in their order; `value` is the first of them.
+    """One run. `reason` says why it failed, or after how many steps it was pruned; `folder` is relative to the sweep's.
 
-    `reason` says why it failed, or after how many steps it was pruned. `folder` is relative to the sweep's; `seconds`
-    is from the start of its first step to the end of its last; `mean_ms` is of its steady steps.
+    number: Of the trial, from 0 on in order.
+    value (number): Of the first metric.
+    values (number): Of the metrics, in their order; none of a trial that did not finish.
+    wall_s: Of the whole run, its start and its reading included.
+    steps: Training steps of its first process.
+    seconds (s): From the start of its first step to the end of its last.
+    mean_ms: Of its steady steps.
     """
 
     number: int
@@ -58,9 +67,15 @@ class Trial(Struct, frozen=True, kw_only=True):
 
 
 class ParameterImportance(Struct, frozen=True):
-    """The share of the metric that a parameter decides, with its interval, and its correlation with the metric.
+    """What a parameter decides of a metric, with its interval, and its correlation with the metric.
 
-    None where it cannot be said: a constant has no correlation, nor have choices that are no numbers.
+    importance (share): Share of the metric's variation, over the values searched, that the parameter decides alone and
+        in pairs; of 50 trials or more, how differently the best tenth lies in it (PED-ANOVA), by the sum of all.
+    low (share): Lower end of the interval that holds 95 % of what trials drawn anew give.
+    high (share): Its upper end.
+    pearson (number): Correlation of parameter and metric, from -1 to 1, of a logarithmic range on its log; missing of a
+        constant and of choices that are no numbers.
+    spearman (number): The same of their ranks.
     """
 
     param: str
@@ -72,7 +87,10 @@ class ParameterImportance(Struct, frozen=True):
 
 
 class Pair(Struct, frozen=True):
-    """What two parameters decide together, beyond what each does alone; a share of the metric's variation."""
+    """What two parameters decide together.
+
+    share: Of the metric's variation, beyond what each decides alone.
+    """
 
     first: str
     second: str
@@ -83,6 +101,8 @@ class Importance(Struct, frozen=True, kw_only=True):
     """Which parameters decide a metric, the most important first, of `trials` that finished.
 
     `important` are those that gain more than the same values dealt out anew do. `note` says why nothing is ranked.
+
+    trials: Finished ones that it rests on.
     """
 
     metric: str
@@ -95,8 +115,13 @@ class Importance(Struct, frozen=True, kw_only=True):
 
 
 class Sweep(Struct, frozen=True, kw_only=True):
-    """What came of a sweep. `best` and `front` are numbers of trials: the best by the first metric, and those that no
-    other trial beats in both. `key` is that of the request; `finished` says that all trials asked for were made."""
+    """What came of a sweep. `key` is that of the request; `finished` says that all trials asked for were made.
+
+    seed: Of the choice of values, and of every trial.
+    asked (count): Trials to make.
+    best (number): Number of the trial that is best by the first metric.
+    front (number): Numbers of the trials that no other beats in one metric without being worse in the other.
+    """
 
     key: str
     command: tuple[str, ...]

@@ -26,30 +26,16 @@ DRAWN = 1_000  # trials in a picture
 SLICES = 6  # parameters that have a picture of their own
 MOST_CELLS = 8  # of a side of the map of two parameters
 LEAST_MAPPED = 4  # trials in it
-SHARE_HELP = (
-    "The share of the metric's variation over the values searched that this parameter decides, alone and in pairs; of "
-    "50 trials or more, how differently the best tenth of them lies in it (PED-ANOVA), as a share of the sum. The "
-    "interval holds 95 % of what trials drawn anew give."
-)
-CORRELATION_HELP = (
-    "From -1 to 1: how values of the parameter and the metric go together, of a logarithmic range on its log."
-)
 MATTERS_HELP = "Whether it decides more than the same values dealt out anew among the trials do."
 IMPORTANCE = blocks.columns(
     "Parameter: name; Importance: importance share bar; 95 %, from: low share; to: high share; "
     "Pearson: pearson number bar signed; Spearman: spearman number bar signed; n: trials count; Matters: matters",
-    help={
-        **dict.fromkeys(("importance", "low", "high"), SHARE_HELP),
-        **dict.fromkeys(("pearson", "spearman"), CORRELATION_HELP),
-        "trials": "Finished trials that it rests on.",
-        "matters": MATTERS_HELP,
-    },
+    help={"matters": MATTERS_HELP, "trials": "Finished trials that it rests on."},
 )
 _PAIR = blocks.columns(
     "First: first; Second: second; Share: share share bar",
     first=lambda row: say.bare(row["first"]),
     second=lambda row: say.bare(row["second"]),
-    help={"share": "What the two decide together, beyond what each does alone; a share of the metric's variation."},
 )
 
 
@@ -148,7 +134,7 @@ def _trials(context: PageContext | Alone, document: Row, trials: list[Row], *, s
         Col("Front", "front", help="No other trial is better in one metric without being worse in the other."),
         Col("Steps", "steps", "count"),
         Col("ms a step", "mean_ms", "ms"),
-        Col("Whole run", "wall_s", "s", help="Its start and its reading included."),
+        Col("Whole run", "wall_s", "s"),
         Col("Why", "reason"),
     ]
     rows = [
@@ -162,7 +148,7 @@ def _trials(context: PageContext | Alone, document: Row, trials: list[Row], *, s
         for trial in trials
     ]
     notes = [f"{sorted_by}; all are in the report"] if sorted_by and len(rows) > context.limit else ()
-    return rows_table(context, "trials", "Trials", "", columns, rows, notes=notes)
+    return rows_table(context, "trials", "Trials", "Trial", columns, rows, notes=notes)
 
 
 def _in_digits(tables: list[Block]) -> list[Block]:
@@ -188,9 +174,9 @@ def _decides(context: PageContext | Alone, document: Row, found: Row) -> Iterato
     ]
     at = say.metrics(document).index(found["metric"]) if found["metric"] in say.metrics(document) else 0
     title = f"What decides {found['metric']}"
-    yield from rows_table(context, f"importance-{at}", title, "", IMPORTANCE, rows)
+    yield from rows_table(context, f"importance-{at}", title, "ParameterImportance", IMPORTANCE, rows)
     pairs = [row for row in found.get("pairs") or () if row.get("share") is not None]
-    yield from rows_table(context, f"pairs-{at}", f"Pairs that decide {found['metric']}", "", _PAIR, pairs, limit=5)
+    yield from rows_table(context, f"pairs-{at}", f"Pairs that decide {found['metric']}", "Pair", _PAIR, pairs, limit=5)
 
 
 def _done(document: Row) -> list[Row]:
