@@ -145,8 +145,8 @@ def _send(paths: list[Path], wanted: SinkOptions, out: str | None, *, source: bo
             say(text)
     for text in sent.remarks:
         say(text)
-    added = f"{words.things(sent.points, 'value')} added" if sent.points else "nothing to add"
-    print(f"Wrote {plain(sent.where)} ({added})", file=sys.stderr)
+    added = f"Wrote {words.things(sent.points, 'value')} to" if sent.points else "Nothing to add to"
+    print(f"{added} {plain(sent.where)}", file=sys.stderr)
     if sent.then is not None:
         print(f"Next {plain(sent.then)}", file=sys.stderr)
 
