@@ -53,10 +53,13 @@ class Sent(Struct, frozen=True):
 
 def library(name: str, extra: str) -> ModuleType:
     """A library of an extra; raises `EnvironmentRefusal` where it is not there or cannot be imported."""
+    package = name.partition(".")[0]
     try:
+        if getattr(importlib.import_module(package), "__file__", None) is None:  # a folder of that name, as W&B makes
+            raise ModuleNotFoundError(name=package)
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        missing = error.name or name
+        missing = (error.name or package).partition(".")[0]
         raise EnvironmentRefusal(f"{missing} is not installed; pip install 'stepscope[{extra}]'") from None
     except Exception as error:
         raise EnvironmentRefusal(f"{name} cannot be imported ({_said(error)}); install it anew") from error

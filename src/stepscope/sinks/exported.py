@@ -12,7 +12,6 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -20,6 +19,7 @@ import polars as pl
 from stepscope.analyze import curves
 from stepscope.analyze.views.select import NO_CURVES
 from stepscope.dashboard import single
+from stepscope.dashboard.server import live
 from stepscope.report import sentences, words
 from stepscope.report.escape import one_line
 from stepscope.report.values import plain_value
@@ -47,11 +47,6 @@ class Exported:
         self.name = run.folder.name
 
     @property
-    def run_folder(self) -> Path:
-        """Where it lies."""
-        return self._run.folder
-
-    @property
     def tables(self) -> Tables:
         return self._run.tables
 
@@ -74,9 +69,16 @@ class Exported:
         """When the run began; of traces and files of others their first moment."""
         return self.tables.run.started_ns or self._first_ns
 
-    @property
+    @cached_property
     def ended_ns(self) -> int | None:
-        return self.tables.run.ended_ns
+        """When it ended; where that is not told the last that was measured."""
+        last = self.rows["time_ns"].max()
+        return self.tables.run.ended_ns or (last if isinstance(last, int) else self.started_ns)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the run is not over, as far as its folder tells."""
+        return self._run.recorded and live.standing(self._run.folder).state == live.RUNNING
 
     @property
     def status(self) -> int | None:

@@ -159,9 +159,9 @@ def _describe(client: Any, entities: Any, identity: str, run: Exported, renamed:
     if renamed:
         client.log_text(identity, msgspec.json.encode(renamed).decode(), f"{FOLDER}/names.json")
     client.set_tag(identity, DONE, "true")
-    if run.ended_ns is not None:
+    if not run.goes_on:
         status = "FINISHED" if not run.status else "FAILED"
-        client.set_terminated(identity, status=status, end_time=run.ended_ns // 10**6)
+        client.set_terminated(identity, status=status, end_time=(run.ended_ns or 0) // 10**6 or None)
 
 
 def _flat(config: dict[str, Any], before: str = "") -> Iterable[tuple[str, str]]:

@@ -21,7 +21,6 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from stepscope.dashboard.server import live
 from stepscope.errors import UsageError, readable
 from stepscope.files import read_small
 from stepscope.read.event_files import is_event_file, read_scalars
@@ -107,9 +106,11 @@ class _Folder:
         self._begin()
         folders = self.there["folder"].unique(maintain_order=True).to_list() or [MACHINE]
         last = run.points["step"].max()
-        at = {"wall_time": (run.ended_ns or run.started_ns or time.time_ns()) / 1e9, "step": last or 0}
+        at = {"wall_time": (run.ended_ns or 0) / 1e9, "step": last or 0}
         for tag, text in texts.items():
             self._writer(folders[0]).write_event(self._proto.Event(summary=self._summary.text(tag, text), **at))
+        for writer in self._writers.values():
+            writer.flush()
         write_file(self.path / PAGE, run.page)
         self.about.texts = digest
         self._begin()
@@ -142,7 +143,7 @@ def follow(opened: Callable[[], Exported], target: Target) -> Sent:
         added = 0
         with contextlib.suppress(KeyboardInterrupt):
             while True:
-                goes_on = live.standing(run.run_folder).state == live.RUNNING  # asked first: then this is all of it
+                goes_on = run.goes_on  # asked before it is read: then this is all of it
                 began = time.monotonic()
                 run = opened()
                 added += folder.add(run)
@@ -173,8 +174,9 @@ def _about(path: Path, identity: str) -> _About:
         if path.is_dir() and any(map(is_event_file, files_in(path))):
             raise UsageError(f"{path}: holds event files of others; name a folder of its own") from None
         return _About(identity)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-        raise UsageError(f"{path / ABOUT}: cannot be read; name another folder") from None
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is damaged"
+        raise UsageError(f"{path / ABOUT}: {why}; name another folder") from None
     if found.run != identity:
         raise UsageError(f"{path}: holds another run; name a folder of its own")
     return found
