@@ -114,19 +114,24 @@ def _cut(
 
 
 def _send(paths: list[Path], wanted: SinkOptions, out: str | None, *, source: bool, force: bool) -> None:
-    import importlib
-
     from stepscope import api
     from stepscope.cli.settings import ignored_rules
     from stepscope.report import outputs, words
     from stepscope.report.escape import plain
-    from stepscope.sinks import MODULES, Target
+    from stepscope.sinks import Target, files, mlflow, tensorboard, trackio, wandb
     from stepscope.sinks.exported import Exported
 
+    tools = {
+        "csv": files.csv,
+        "parquet": files.parquet,
+        "tensorboard": tensorboard.tensorboard,
+        "wandb": wandb.wandb,
+        "mlflow": mlflow.mlflow,
+        "trackio": trackio.trackio,
+    }
     to = str(wanted.to)
-    if to not in MODULES:
-        raise UsageError(f"--to {to}: no such tool; there are {', '.join(MODULES)}")
-    send = getattr(importlib.import_module(f"stepscope.sinks.{MODULES[to]}"), to)
+    if to not in tools:
+        raise UsageError(f"--to {to}: no such tool; there are {', '.join(tools)}")
     target = Target(out, wanted.project, wanted.resume, force)
 
     def opened() -> Exported:
@@ -134,13 +139,11 @@ def _send(paths: list[Path], wanted: SinkOptions, out: str | None, *, source: bo
         return Exported(api.open_run(*paths, options=options), source=source)
 
     if wanted.follow:
-        from stepscope.sinks.tensorboard import follow
-
-        sent = follow(opened, target)
+        sent = tensorboard.follow(opened, target)
     else:
         run = opened()
         with outputs.progress(f"exporting to {to}"):
-            sent = send(run, target)
+            sent = tools[to](run, target)
         for text in run.absent:
             say(text)
     for text in sent.remarks:

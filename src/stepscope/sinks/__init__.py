@@ -17,14 +17,6 @@ from msgspec import Struct
 from stepscope.errors import EnvironmentRefusal, StepscopeError
 from stepscope.report.escape import one_line
 
-MODULES = {  # by tool, of this package; the function has the tool's name
-    "csv": "files",
-    "parquet": "files",
-    "tensorboard": "tensorboard",
-    "wandb": "wandb",
-    "mlflow": "mlflow",
-    "trackio": "trackio",
-}
 FOLDERS = "stepscope-exports"  # where folders are put that nobody named
 PROJECT = "stepscope"  # of tools that sort runs into projects, where the user names none
 

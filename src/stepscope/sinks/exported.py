@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -249,13 +249,18 @@ def _harmless(text: str) -> str:
     return _MARKUP.sub(r"\\\1", text)
 
 
-def moments(points: pl.DataFrame) -> Iterable[tuple[int, int, list[str], list[float]]]:
-    """(time_ns, step, names, values) of each moment, in order; a name stands once in it, and `MOST` of them at most."""
-    moment = ["time_ns", "step", "again"]
-    numbered = points.with_columns(again=pl.int_range(pl.len()).over("name", "time_ns", "step"))
-    numbered = numbered.with_columns(part=pl.int_range(pl.len()).over(moment) // MOST)
-    grouped = numbered.group_by(*moment, "part", maintain_order=True).agg("name", "value")
-    return grouped.select("time_ns", "step", "name", "value").iter_rows()
+def moments(points: pl.DataFrame) -> Iterator[tuple[int, int, dict[str, float]]]:
+    """(time_ns, step, values by name) of each moment, in order; at most `MOST` at once, and no name twice."""
+    at, found = (0, 0), dict[str, float]()
+    columns = (points[column].to_list() for column in ("time_ns", "step", "name", "value"))
+    for time_ns, step, name, value in zip(*columns, strict=True):
+        if (time_ns, step) != at or name in found or len(found) == MOST:
+            if found:
+                yield *at, found
+            at, found = (time_ns, step), {}
+        found[name] = value
+    if found:
+        yield *at, found
 
 
 def missing(points: pl.DataFrame, there: pl.DataFrame, keys: list[str]) -> pl.DataFrame:

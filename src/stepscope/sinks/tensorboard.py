@@ -89,10 +89,10 @@ class _Folder:
         event, write = self._proto.Event, self._writer(folder).write_event
         with np.errstate(over="ignore"):  # what single precision cannot hold is infinite in it; it is counted
             values = points["value"].to_numpy().astype(np.float32).astype(np.float64)
-        for time_ns, step, names, own in moments(points.with_columns(value=values)):
+        for time_ns, step, own in moments(points.with_columns(value=values)):
             made = event(wall_time=time_ns / 1e9, step=step)
             add = made.summary.value.add
-            for name, value in zip(names, own, strict=True):
+            for name, value in own.items():
                 add(tag=name, simple_value=value)
             write(made)
 

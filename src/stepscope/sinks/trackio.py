@@ -68,16 +68,14 @@ def _log(database: Any, project: str, run: Exported, identity: str, new: pl.Data
     if new.is_empty():
         return
     times = dict(new.select("time_ns", "time").unique().iter_rows())
-    rows = [
-        (step, times[time_ns], dict(zip(names, values, strict=True))) for time_ns, step, names, values in moments(new)
-    ]
+    rows = [(step, times[time_ns], values) for time_ns, step, values in moments(new)]
     for start in range(0, len(rows), BATCH):
         part = rows[start : start + BATCH]
         database.bulk_log(
             project=project,
             run=run.name,
             run_id=identity,
-            metrics_list=[metrics for _, _, metrics in part],
+            metrics_list=[values for _, _, values in part],
             steps=[step for step, _, _ in part],
             timestamps=[time for _, time, _ in part],
             config=run.config if start == 0 else None,

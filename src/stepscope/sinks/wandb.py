@@ -18,7 +18,7 @@ import msgspec
 from stepscope.errors import EnvironmentRefusal, UsageError
 from stepscope.report.outputs import write_file
 from stepscope.sinks import PROJECT, Sent, Target, library, speaking_for
-from stepscope.sinks.exported import PAGE, Exported, Row, moments
+from stepscope.sinks.exported import PAGE, Exported, moments
 
 PREFIX = "stepscope/"
 AXIS = f"{PREFIX}step"
@@ -97,8 +97,8 @@ def _fill(tool: Any, made: Any, run: Exported, *, resumed: bool) -> int:
     made.define_metric(AXIS, hidden=True)
     made.define_metric(f"{PREFIX}*", step_metric=AXIS)
     points = run.together
-    for time_ns, step, names, values in moments(points):
-        row: Row = {_key(name): value for name, value in zip(names, values, strict=True)}
+    for time_ns, step, values in moments(points):
+        row = {_key(name): value for name, value in values.items()}
         made.log(row | {AXIS: step, "_timestamp": time_ns / 1e9})
     findings = run.findings
     if findings:
