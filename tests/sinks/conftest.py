@@ -54,10 +54,11 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def odd_run(tmp_path: Path) -> Path:
     """Two ranks; names that tools refuse or keep for themselves, values that JSON, SQL or single precision cannot hold,
-    one name of two sources, several values of a name in one moment, and values before the first step and between."""
+    one name of two sources, several values of a name in one moment, values before the first step, and a finding."""
     times = [T0 + at * 7 * MS // 3 for at in range(len(VALUES))]
     early = metrics_event(("early", "log", [T0 - 5 * MS, T0 - 5 * MS, T0 - 4 * MS], [1.0, 1.0, 1.0]))
-    events = [early, metrics_event(*((name, "log", times, VALUES) for name in ODD))]
+    loader = {"kind": "loader", "num_workers": 0, "batch_size": 8, "pin_memory": False}
+    events = [loader, early, metrics_event(*((name, "log", times, VALUES) for name in ODD))]
     events += [metrics_event(("train/loss", "wandb", times[:5], [1.0] * 5))]
     events += [metrics_event(("twice", "log", [T0 + MS] * 3, [2.0, 2.0, 3.0]))]
     system = [
@@ -67,7 +68,9 @@ def odd_run(tmp_path: Path) -> Path:
         "options": {"knobs": [["loader.num_workers", "2"]], "seed": 3},
         "command": ["python", "t.py", "<b>![x](y)"],
     }
-    make_run_folder(tmp_path, steps=step_rows(30), events=events, system=system, manifest=manifest, name="odd run")
+    make_run_folder(
+        tmp_path, steps=step_rows(30, data_wait_ms=20), events=events, system=system, manifest=manifest, name="odd run"
+    )
     other = [metrics_event(("train/loss", "log", times[:9], VALUES[:9]))]
     return make_run_folder(tmp_path, steps=step_rows(20), events=other, rank=1, pid=101, name="odd run")
 

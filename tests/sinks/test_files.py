@@ -33,6 +33,7 @@ def test_csv_is_the_table(odd_run: Path, capfd: pytest.CaptureFixture[str]) -> N
     assert about["knobs"] == {"loader.num_workers": "2"}
     assert about["seed"] == 3
     assert pl.read_csv("out/steps.csv").height == 50
+    assert pl.read_csv("out/findings.csv")["rule"][0] == "input.loader_bound"
     assert "<html" in Path("out/report.html").read_text()
     assert call("export", odd_run, "--to", "csv", "--out", "out") == 2
     assert "--force" in capfd.readouterr().err

@@ -48,6 +48,7 @@ def test_every_value_once(odd_run: Path, capfd: pytest.CaptureFixture[str]) -> N
     tags = dict(asked("SELECT key, value FROM tags"))
     assert {"stepscope.run", "stepscope.complete", "mlflow.note.content"} <= tags.keys()
     assert dict(asked("SELECT key, value FROM params"))["knobs.loader.num_workers"] == "2"
+    assert "Load in worker processes" in tags["mlflow.note.content"]
     kept = {path.name for path in Path("mlartifacts").rglob("*") if path.is_file()}
     assert kept == {"findings.json", "report.html", "names.json"}
     before = asked("SELECT count(*), sum(timestamp) FROM metrics")

@@ -78,6 +78,7 @@ def test_all_that_is_hard(odd_run: Path, capfd: pytest.CaptureFixture[str]) -> N
     assert {e.step for e in tags["rank-0"]["early"]} == {-1}  # before the first step
     assert {"train/loss", "train/loss (wandb)", "..", "=1+1", "ünï/☃ (a)"} <= set(tags["rank-0"])
     assert set(tags) == {"rank-0", "rank-1"}
+    assert b"Load in worker processes" in next(Path("tb/rank-0").glob("*tfevents*")).read_bytes()
     told = {row["step"] for row in api.open_run("tb").table("metrics").rows if row["name"] == "early"}
     assert told == {None}
 

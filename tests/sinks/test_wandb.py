@@ -41,7 +41,10 @@ def records(folder: Path) -> Iterator[Any]:
 def history(folder: Path) -> list[dict[str, Any]]:
     """The rows that were logged."""
     rows = (record.history.item for record in records(folder) if record.WhichOneof("record_type") == "history")
-    return [{"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in row} for row in rows]
+    return [
+        {"/".join(item.nested_key) or item.key: json.loads(item.value_json, parse_int=float) for item in row}
+        for row in rows
+    ]
 
 
 def points(rows: list[dict[str, Any]]) -> Counter[tuple[int, str]]:
@@ -81,7 +84,9 @@ def test_every_value_over_our_step(odd_run: Path, capfd: pytest.CaptureFixture[s
     config = {item.key: json.loads(item.value_json) for item in made.config.update if item.key != "_wandb"}
     assert made.project == "p"
     assert config["knobs"] == {"loader.num_workers": "2"}
-    assert "stepscope" in made.notes
+    assert "Load in worker processes" in made.notes
+    table = json.loads(next(folder.rglob("*.table.json")).read_text())
+    assert table["data"][0][table["columns"].index("rule")] == "input.loader_bound"
     assert {path.path for one in by_kind["files"] for path in one.files.files} >= {"report.html"}
     assert (folder / "files" / "report.html").stat().st_size > 10_000
     summaries = {item.key for one in by_kind["summary"] for item in one.summary.update}

@@ -9,6 +9,7 @@ A run is made in a hidden folder and moved to its place, so that what `wandb syn
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,8 @@ def wandb(run: Exported, target: Target) -> Sent:
     if not identity.replace("-", "").replace("_", "").isalnum() or len(identity) > 64:
         raise UsageError(f"--resume {identity}: no id of a run; it is the last part of the run's address")
     with speaking_for("W&B", ADVICE):
-        settings = tool.Settings()
-        base = Path(target.out or settings.root_dir or ".").absolute() / "wandb"
+        theirs = tool.setup().settings
+        base = Path(target.out or os.environ.get("WANDB_DIR") or theirs.root_dir or ".").absolute() / "wandb"
         known = [path.parent for path in base.glob(f"*run-*-{identity}/{ABOUT}") if _holds(path, run.identity)]
         if known and not target.force:
             again = f"{known[0].name} holds it already; --force writes it anew"
@@ -69,9 +70,9 @@ def _write(tool: Any, run: Exported, target: Target, identity: str, staging: Pat
     """The folder of the run that was made, its number of values, and what to say of it."""
     fields = tool.Settings.model_fields
     chosen = {name: value for name, value in _SETTINGS.items() if name in fields}
-    project = target.project or tool.Settings().project
+    project = target.project or os.environ.get("WANDB_PROJECT") or tool.setup().settings.project
     if target.resume:
-        about = {"resume": "must", "project": project}
+        about = {"resume": "must", "project": project, "mode": os.environ.get("WANDB_MODE")}
     else:
         about = {"mode": "offline", "project": project or PROJECT, "name": run.name, "notes": run.notes}
         about["config"] = run.config
