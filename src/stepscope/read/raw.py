@@ -172,8 +172,8 @@ class RawSeries(Struct, frozen=True):
     values: npt.NDArray[np.float64]
     updates: npt.NDArray[np.int64] | None = None
     optimizers: npt.NDArray[np.int64] | None = None  # the number of the one that made the update
-    steps: npt.NDArray[np.int64] | None = None  # of each value, where a file tells them; negative: before the first
     about: Row = field(default_factory=dict)  # what is known of all values: the line, the largest norm
+    steps: npt.NDArray[np.int64] | None = None  # of each value, where a file tells them; negative: before the first
 
 
 class RawRank(Struct, frozen=True):
