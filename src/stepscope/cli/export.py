@@ -135,7 +135,7 @@ def _send(paths: list[Path], wanted: SinkOptions, out: str | None, *, source: bo
     target = Target(out, wanted.project, wanted.resume, force)
 
     def opened() -> Exported:
-        options = api.ReadOptions(ignored=ignored_rules(), keep=not wanted.follow)
+        options = api.ReadOptions(ignored=ignored_rules(), keep=False)
         return Exported(api.open_run(*paths, options=options), source=source)
 
     if wanted.follow:

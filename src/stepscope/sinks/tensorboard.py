@@ -86,15 +86,17 @@ class _Folder:
         return self._writers[folder]
 
     def _write(self, folder: str, points: pl.DataFrame) -> None:
-        event, write = self._proto.Event, self._writer(folder).write_event
+        event, write = self._proto.Event(), self._writer(folder).write_event
+        parts = event.summary.value  # one event for all: making each anew takes a quarter longer
         with np.errstate(over="ignore"):  # what single precision cannot hold is infinite in it; it is counted
             values = points["value"].to_numpy().astype(np.float32).astype(np.float64)
         for time_ns, step, own in moments(points.with_columns(value=values)):
-            made = event(wall_time=time_ns / 1e9, step=step)
-            add = made.summary.value.add
+            event.wall_time, event.step = time_ns / 1e9, step
+            del parts[:]
             for name, value in own.items():
-                add(tag=name, simple_value=value)
-            write(made)
+                part = parts.add()
+                part.tag, part.simple_value = name, value
+            write(event)
 
     def describe(self, run: Exported) -> None:
         """What the report says, as texts of the first process, and the report beside; left out where it is said."""

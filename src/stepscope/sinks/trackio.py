@@ -7,6 +7,7 @@ keeps for itself get the two underscores that it puts before them itself. Nothin
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def trackio(run: Exported, target: Target) -> Sent:
         page = utils.project_media_dir(project) / "files" / f"{identity}.html"
         if not new.is_empty() or not page.exists():
             write_file(page, run.page, make_folder=True)
-    shown = f"TRACKIO_DIR={folder} trackio show --project {project}"
+    shown = f"TRACKIO_DIR={shlex.quote(str(folder))} trackio show --project {shlex.quote(project)}"
     return Sent(str(database.get_project_db_path(project)), new.height, (), shown)
 
 

@@ -10,6 +10,7 @@ A run is made in a hidden folder and moved to its place, so that what `wandb syn
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -129,4 +130,4 @@ def _holds(about: Path, identity: str) -> bool:
 
 def _sync(folder: Path, resumed: str | None) -> str:
     """The command that uploads it."""
-    return f"wandb sync {f'--id {resumed} ' if resumed else ''}{folder}"
+    return shlex.join(["wandb", "sync", *(["--id", resumed] if resumed else []), str(folder)])
