@@ -53,7 +53,7 @@ def test_every_value_once(odd_run: Path, capfd: pytest.CaptureFixture[str]) -> N
     assert kept == {"findings.json", "report.html", "names.json"}
     before = asked("SELECT count(*), sum(timestamp) FROM metrics")
     assert call(*export) == 0
-    assert "Nothing to add" in capfd.readouterr().err
+    assert "No new value" in capfd.readouterr().err
     assert asked("SELECT count(*), sum(timestamp) FROM metrics") == before
     assert len(asked("SELECT * FROM runs")) == 1
 

@@ -87,7 +87,7 @@ def test_a_second_export_adds_what_is_missing(odd_run: Path, capfd: pytest.Captu
     assert call("export", odd_run, "--to", "tensorboard", "--out", "tb") == 0
     files = {path: path.read_bytes() for path in Path("tb").rglob("*tfevents*")}
     assert call("export", odd_run, "--to", "tensorboard", "--out", "tb") == 0
-    assert "Nothing to add" in capfd.readouterr().err
+    assert "No new value" in capfd.readouterr().err
     assert {path: path.read_bytes() for path in Path("tb").rglob("*tfevents*")} == files
     for path, data in files.items():  # killed in the middle of a record
         path.write_bytes(data[: len(data) * 2 // 3 + 5])

@@ -52,7 +52,7 @@ def test_every_value_once_and_findings_as_alerts(odd_run: Path, capfd: pytest.Ca
     assert {level for _, _, level in alerts} <= {"info", "warn", "error"}
     before = asked("SELECT count(*), max(id) FROM metrics")
     assert call(*export) == 0
-    assert "Nothing to add" in capfd.readouterr().err
+    assert "No new value" in capfd.readouterr().err
     assert asked("SELECT count(*), max(id) FROM metrics") == before
     assert asked("SELECT title, text, level FROM alerts") == alerts
     with sqlite3.connect("t/stepscope.db") as connection:  # cut short: a later part is not there

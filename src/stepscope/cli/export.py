@@ -148,7 +148,7 @@ def _send(paths: list[Path], wanted: SinkOptions, out: str | None, *, source: bo
             say(text)
     for text in sent.remarks:
         say(text)
-    added = f"Wrote {words.things(sent.points, 'value')} to" if sent.points else "Nothing to add to"
+    added = f"Wrote {words.things(sent.points, 'value')} to" if sent.points else "No new value for"
     print(f"{added} {plain(sent.where)}", file=sys.stderr)
     if sent.then is not None:
         print(f"Next {plain(sent.then)}", file=sys.stderr)

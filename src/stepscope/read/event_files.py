@@ -66,7 +66,7 @@ def _series(found: pl.DataFrame) -> Iterator[RawSeries]:
 
 
 def read_scalars(path: Path, losses: Losses, label: str) -> pl.DataFrame:
-    """name, step, time_ns and value of each scalar, in order; counts `skipped_records` and `cut_off_files`."""
+    """name, step, time_ns and value of each scalar, in order; counts `bad_events` and `cut_off_event_files`."""
     try:
         with open_regular(path, follow=True) as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -86,9 +86,9 @@ def read_scalars(path: Path, losses: Losses, label: str) -> pl.DataFrame:
             found.append((number, scalars))
         odd += bool(scalars) and length > MAX_SCALARS_BYTES
     right = _right(data, [places[number] for number, _ in found])
-    losses.add("skipped_records", label, odd + right.count(False))
+    losses.add("bad_events", label, odd + right.count(False))
     if (sum(places[-1]) + _SUM.size if places else 0) < min(len(data), MAX_FILE_BYTES):
-        losses.add("cut_off_files", label)
+        losses.add("cut_off_event_files", label)
     rows = [row for (_, scalars), is_right in zip(found, right, strict=True) if is_right for row in scalars]
     return pl.DataFrame(rows, schema=_SCHEMA, orient="row")
 

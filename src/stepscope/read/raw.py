@@ -25,8 +25,9 @@ class Losses(Struct):
     Kinds: `torn_lines` (a last line cut off by a kill), `bad_lines`, `oversized_files`, `unreadable_files`,
     `user_traces_left_out`; of stacks `skipped_records`, `skipped_samples`, `bad_stretches` (times), `cut_off_files`
     (packed, and damaged in the middle) and `other_units` (profiles that count something else than the file's first);
-    of folders `foreign_files` (of another kind; among traces only JSON is looked at); of traces `duplicate_ranks` and
-    `guessed_ranks` (files whose rank had to be made up), `missing_ranks`.
+    of event files `bad_events` (records) and `cut_off_event_files`; of folders `foreign_files` (of another kind; among
+    traces only JSON is looked at); of traces `duplicate_ranks` and `guessed_ranks` (files whose rank had to be made
+    up), `missing_ranks`.
     """
 
     counts: Counter[str] = field(default_factory=Counter)

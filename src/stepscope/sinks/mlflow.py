@@ -27,6 +27,7 @@ from stepscope.sinks.exported import PAGE, Exported, missing
 BATCH = 1_000  # metrics of one call, the most that MLflow takes
 MAX_KEY = 250  # characters
 MAX_PARAMS = 100  # of one call
+RETRIES = 2  # of a server that does not answer; MLflow's own seven take four minutes
 TAG, DONE = "stepscope.run", "stepscope.complete"
 FOLDER = "stepscope"  # of artifacts
 DATABASE = "mlflow.db"  # MLflow's own default
@@ -39,6 +40,7 @@ _KEYS = ["name", "time_ms", "step"]
 def mlflow(run: Exported, target: Target) -> Sent:
     """What the run of MLflow does not hold yet."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # nothing leaves this machine but by the user's settings
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", str(RETRIES))
     tracking = library("mlflow.tracking", "mlflow")
     entities = library("mlflow.entities", "mlflow")
     library("sqlalchemy", "mlflow")

@@ -88,14 +88,17 @@ def _write(tool: Any, run: Exported, target: Target, identity: str, staging: Pat
     finally:
         made.finish(exit_code=failed or run.status or 0)
     write_file(folder / ABOUT, msgspec.json.encode({"run": run.identity}))
-    return folder, added, (() if added else (f"the run {identity} holds these values already",))
+    return folder, added or 0, (() if added is not None else (f"the run {identity} holds these values already",))
 
 
-def _fill(tool: Any, made: Any, run: Exported, *, resumed: bool) -> int:
-    """Puts the run's values and what the report says of it into a run of W&B; returns the number of values."""
+def _fill(tool: Any, made: Any, run: Exported, *, resumed: bool) -> int | None:
+    """Puts the run's values and what the report says of it into a run of W&B.
+
+    Returns the number of values; None where the run held them.
+    """
     config = made.config.get("stepscope") if resumed else None
     if isinstance(config, dict) and config.get("identity") == run.identity:
-        return 0
+        return None
     made.define_metric(AXIS, hidden=True)
     made.define_metric(f"{PREFIX}*", step_metric=AXIS)
     points = run.together
