@@ -91,8 +91,14 @@ def growing(tmp_path: Path) -> Callable[..., Path]:
         nonlocal done
         rows = step_rows(steps, start_ns=T0 + done * 10 * MS, first_step=done)
         times = [row["start_ns"] + MS for row in rows]
-        loss = metrics_event(("train/loss", "log", times, [1.0 / (done + at + 1) for at in range(steps)]))
-        run = make_run_folder(tmp_path, steps=rows, events=[loss], manifest=alive, name="growing")
+        loss = metrics_event(("train/loss", "log", times or [T0], [1.0 / (done + at + 1) for at in range(steps)]))
+        began = {
+            "time_ns": T0 - 5 * MS,
+            "metrics": [["load_1m", "1", 0.5, None, None], ["rss_bytes", "B", 5.0, 100, None]],
+        }
+        system = [] if done else [began]
+        events = [loss] if steps else []
+        run = make_run_folder(tmp_path, steps=rows, events=events, system=system, manifest=alive, name="growing")
         done += steps
         if last:
             path = run / "host-a" / "manifest.json"

@@ -139,6 +139,7 @@ def _send(paths: list[Path], wanted: SinkOptions, out: str | None, *, source: bo
         return Exported(api.open_run(*paths, options=options), source=source)
 
     if wanted.follow:
+        say("following the run until it ends; Ctrl-C ends this before")
         sent = tensorboard.follow(opened, target)
     else:
         run = opened()

@@ -81,6 +81,11 @@ class Exported:
         return self._run.recorded and live.standing(self._run.folder).state == live.RUNNING
 
     @property
+    def has_begun(self) -> bool:
+        """Whether all processes train that are to: until then telemetry has other names, or is no process's yet."""
+        return not self.tables.steps.is_empty() and len(self.tables.ranks) >= (self.tables.run.world_size or 1)
+
+    @property
     def status(self) -> int | None:
         return self.tables.run.exit_status
 

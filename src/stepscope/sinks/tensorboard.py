@@ -148,7 +148,7 @@ def follow(opened: Callable[[], Exported], target: Target) -> Sent:
                 goes_on = run.goes_on  # asked before it is read: then this is all of it
                 began = time.monotonic()
                 run = opened()
-                added += folder.add(run)
+                added += folder.add(run) if run.has_begun or not goes_on else 0
                 if not goes_on:
                     folder.describe(run)
                     break
