@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 BEFORE = -1  # of what was measured before the first step; steps begin at 0
 MACHINE = "machine"  # stands for the process of what no process is of
 PAGE = "report.html"
-MAX_SENTENCE = 600  # characters
+MAX_SENTENCE, MAX_COMMAND = 600, 4_000  # characters
 MOST = 1_000  # values of one moment that go into one record
 _MARKUP = re.compile(r"([\\`*_\[\]!<>|#])")
 Row = dict[str, Any]
@@ -195,7 +196,7 @@ class Exported:
         found = {
             "run": self.name,
             "identity": self.identity,
-            "command": words.command_line(run),
+            "command": one_line(shlex.join(map(str, run.get("command") or ())), MAX_COMMAND),
             "knobs": _pairs(options.get("knobs")),
             "seed": options.get("seed"),
             "tags": list(run.get("tags") or ()),
