@@ -32,7 +32,7 @@ _VERSION, MAX_VERSION_BYTES = b"brain.Event:", 1_000
 _HEAD = struct.Struct("<QI")
 _SUM = struct.Struct("<I")
 _FRAME = _HEAD.size + _SUM.size
-_FIXED = {1: "<d", 5: "<f"}  # by wire type
+_FIXED = {1: struct.Struct("<d"), 5: struct.Struct("<f")}  # by wire type
 _FLOAT, _DOUBLE = 1, 2  # types of tensors
 _SCHEMA = {"name": pl.String, "step": pl.Int64, "time_ns": pl.Int64, "value": pl.Float64}
 
@@ -90,7 +90,8 @@ def read_scalars(path: Path, losses: Losses, label: str) -> pl.DataFrame:
     if (sum(places[-1]) + _SUM.size if places else 0) < min(len(data), MAX_FILE_BYTES):
         losses.add("cut_off_event_files", label)
     rows = [row for (_, scalars), is_right in zip(found, right, strict=True) if is_right for row in scalars]
-    return pl.DataFrame(rows, schema=_SCHEMA, orient="row")
+    columns = zip(*rows, strict=True) if rows else [()] * len(_SCHEMA)
+    return pl.DataFrame(dict(zip(_SCHEMA, columns, strict=True)), schema=_SCHEMA)
 
 
 def _places(data: bytes) -> list[tuple[int, int]]:
@@ -189,20 +190,21 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
     """(number, value) of each field of a message."""
     at, size = 0, len(data)
     while at < size:
-        key, at = _varint(data, at)
+        key, at = (data[at], at + 1) if data[at] < 128 else _varint(data, at)
         wire = key & 7
-        if wire == 0:
-            value, at = _varint(data, at)
-            yield key >> 3, value
-        elif wire == 2:
-            length, at = _varint(data, at)
+        if wire == 2:
+            length, at = (data[at], at + 1) if data[at] < 128 else _varint(data, at)
             if at + length > size:
                 raise ValueError("cut off")
             yield key >> 3, data[at : at + length]
             at += length
+        elif wire == 0:
+            value, at = _varint(data, at)
+            yield key >> 3, value
         else:
-            yield key >> 3, struct.unpack_from(_FIXED[wire], data, at)[0]
-            at += 8 if wire == 1 else 4
+            fixed = _FIXED[wire]
+            yield key >> 3, fixed.unpack_from(data, at)[0]
+            at += fixed.size
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
