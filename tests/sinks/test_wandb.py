@@ -62,7 +62,11 @@ def only(pattern: str) -> Path:
     return folder
 
 
-def test_every_value_over_our_step(odd_run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_every_value_over_our_step(
+    odd_run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"WANDB_RUN_ID": "theirs01", "WANDB_RESUME": "must", "WANDB_MODE": "online"}.items():
+        monkeypatch.setenv(name, value)
     assert call("export", odd_run, "--to", "wandb", "--out", "out", "--project", "p") == 0
     assert "Next wandb sync" in capfd.readouterr().err
     folder = only("*")  # nothing is left beside it
@@ -83,6 +87,7 @@ def test_every_value_over_our_step(odd_run: Path, capfd: pytest.CaptureFixture[s
     made = by_kind["run"][0].run
     config = {item.key: json.loads(item.value_json) for item in made.config.update if item.key != "_wandb"}
     assert made.project == "p"
+    assert made.run_id.startswith("stepscope-")
     assert config["knobs"] == {"loader.num_workers": "2"}
     assert "Load in worker processes" in made.notes
     table = json.loads(next(folder.rglob("*.table.json")).read_text())

@@ -26,6 +26,8 @@ PREFIX = "stepscope/"
 AXIS = f"{PREFIX}step"
 ABOUT = "stepscope.json"  # in a run's folder: that it is whole, and whose values it holds
 ADVICE = "look at its settings (WANDB_…), the folder's permissions and the disk"
+# Variables that name a run of the user's, and would win over the id that is given here
+OF_THE_TRAINING = ("WANDB_RUN_ID", "WANDB_RESUME", "WANDB_SWEEP_ID")
 # What W&B would record of this process, which is not the training; a version that lacks a setting does without it.
 _SETTINGS: dict[str, Any] = {
     "silent": True,
@@ -42,6 +44,8 @@ _SETTINGS: dict[str, Any] = {
 
 def wandb(run: Exported, target: Target) -> Sent:
     """The run as an offline one, or added to the run that is to be resumed: online where the user's W&B is."""
+    for name in OF_THE_TRAINING:
+        os.environ.pop(name, None)
     tool = library("wandb", "wandb")
     identity = target.resume or f"stepscope-{run.identity}"
     if not identity.replace("-", "").replace("_", "").isalnum() or len(identity) > 64:
