@@ -1,4 +1,4 @@
-"""How long a million values take to other tools: `python benchmarks/sinks.py`.
+"""How long a million values take to other tools, and fewer to slow ones: `python benchmarks/sinks.py`.
 
 A run folder of 20 series with 50,000 values each, every value at a moment of its own, which is the worst case: values
 of one moment share a record. Each way is the whole command in a process of its own, reading included; the processor
@@ -26,6 +26,7 @@ from tests.run_folders import make_run_folder, metrics_event  # noqa: E402
 SERIES, VALUES = 20, 50_000
 LIMIT_S = {"tensorboard": 10.0, "csv": 10.0}
 TOOLS = ("csv", "parquet", "tensorboard", "trackio", "wandb", "mlflow")
+SLOW, FEWER = ("wandb", "mlflow"), 20  # take each value by itself; they get a twentieth
 LONGEST_S = 900
 OFFLINE = {"WANDB_ERROR_REPORTING": "false", "MLFLOW_DISABLE_TELEMETRY": "true", "HF_HUB_OFFLINE": "1"}
 
@@ -61,23 +62,23 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=TOOLS, default=TOOLS)
     parser.add_argument("--quick", action="store_true", help="a hundredth of the values; keeps no result")
     args = parser.parse_args()
-    values = VALUES // 100 if args.quick else VALUES
     about = machine("stepscope", "tensorboardX", "wandb", "mlflow-skinny", "trackio")
     lines = [*(f"- {name}: {value}" for name, value in about.items()), ""]
-    lines += [f"| {SERIES * values:,} values to | seconds | of the processor | limit |", "|---|---|---|---|"]
+    lines += ["| to | values | seconds | of the processor | limit |", "|---|---|---|---|---|"]
     with tempfile.TemporaryDirectory(prefix="stepscope-bench-") as name:
         folder = Path(name)
-        run = recorded(folder, values)
-        read = measured([sys.executable, "-m", "stepscope", "analyze", str(run), "--table", "metrics"], folder)
-        for way, found in [("(reading alone)", read)] + [
-            (tool, measured([sys.executable, "-m", "stepscope", "export", str(run), "--to", tool], folder))
-            for tool in args.only
-        ]:
+        runs = {}
+        for way in ("(reading alone)", *args.only):
+            values = VALUES // (100 if args.quick else FEWER if way in SLOW else 1)
+            if values not in runs:
+                (folder / str(values)).mkdir()
+                runs[values] = str(recorded(folder / str(values), values))
+            export = ["export", runs[values], "--to", way]
+            words = export if way in TOOLS else ["analyze", runs[values], "--table", "metrics"]
+            found = measured([sys.executable, "-m", "stepscope", *words], folder)
+            figures = f"{found} | " if isinstance(found, str) else f"{found[0]:.1f} | {found[1]:.1f}"
             limit = f"{LIMIT_S[way]:.0f} s" if way in LIMIT_S else ""
-            figures = found if isinstance(found, str) else f"{found[0]:.1f} | {found[1]:.1f}"
-            lines.append(
-                f"| {way} | {figures} | {limit} |" if not isinstance(found, str) else f"| {way} | {found} | | |"
-            )
+            lines.append(f"| {way} | {SERIES * values:,} | {figures} | {limit} |")
             print(lines[-1], flush=True)
     if not args.quick:
         put_between_markers(RESULTS, "sinks", "\n".join(lines))
