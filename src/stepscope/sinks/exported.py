@@ -217,14 +217,15 @@ class Exported:
     @property
     def absent(self) -> tuple[str, ...]:
         """What this run has nothing of."""
-        sources = set(self.rows["source"].unique().to_list())
-        if not sources:
+        groups = {name.partition("/")[0] for name in self.rows["name"].unique().to_list()}
+        if not groups:
             return (NO_CURVES,)
-        made = {curves.STEPS, curves.TELEMETRY, curves.ALLOCATOR, curves.KERNEL}
         told = {
-            "no step counts for a timing: there are no perf/… curves": curves.STEPS in sources,
-            "no telemetry was recorded: there are no sys/… curves": bool(sources & {*made} - {curves.STEPS}),
-            "no metric was recorded: neither losses nor what the script logs": bool(sources - made),
+            "no step counts for a timing: there are no perf/… curves": curves.PERFORMANCE in groups,
+            "no telemetry was recorded: there are no sys/… curves": curves.SYSTEM in groups,
+            "no metric was recorded: neither losses nor what the script logs": bool(
+                groups - {curves.PERFORMANCE, curves.SYSTEM}
+            ),
         }
         return tuple(text for text, there in told.items() if not there)
 
