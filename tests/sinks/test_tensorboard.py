@@ -110,6 +110,7 @@ def test_follows_a_run_until_it_ends(growing: Callable[..., Path], monkeypatch: 
     run, seen = growing(0), []  # nothing trains yet: telemetry may be of a process that is not known
 
     def later(_: float) -> None:
+        assert call("export", run, "--to", "tensorboard", "--out", "tb") == 2  # one at a time
         seen.append(sum(theirs(Path("tb"))[0].values()) if Path("tb").exists() else 0)
         growing(4, last=len(seen) == 4)
 

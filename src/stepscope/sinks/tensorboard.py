@@ -9,7 +9,9 @@ its own, so that an export that was killed, or of a run that has grown, is compl
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
+import os
 import re
 import secrets
 import time
@@ -55,6 +57,7 @@ class _Folder:
         self.path = target.folder("tensorboard", run.name)
         self._writers: dict[str, Any] = {}
         self.about = _about(self.path, run.identity)
+        self._lock = _locked(self.path)
         self.there = _there(self.path)
         self.outside = 0
 
@@ -120,6 +123,7 @@ class _Folder:
     def close(self) -> None:
         for writer in self._writers.values():
             writer.close()
+        os.close(self._lock)
 
     def sent(self, points: int) -> Sent:
         said = "values are in single precision, as in all event files: six or seven digits"
@@ -182,6 +186,20 @@ def _about(path: Path, identity: str) -> _About:
     if found.run != identity:
         raise UsageError(f"{path}: holds another run; name a folder of its own")
     return found
+
+
+def _locked(path: Path) -> int:
+    """The folder, opened and held until it is closed; raises `UsageError` where another export holds it."""
+    path.mkdir(parents=True, exist_ok=True)
+    held = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(held)
+        raise UsageError(f"{path}: another export writes to it; wait for its end, or name another folder") from None
+    except OSError:  # a file system without locks
+        pass
+    return held
 
 
 def _there(path: Path) -> pl.DataFrame:
