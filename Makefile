@@ -67,6 +67,7 @@ bench: $(VENV)/installed ## measure our overhead and our reader into benchmarks/
 	$(BIN)/python benchmarks/same_program.py
 	$(BIN)/python benchmarks/dashboard.py
 	$(BIN)/python benchmarks/cold_caches.py
+	$(BIN)/python benchmarks/sinks.py
 
 zoo: $(VENV)/installed ## score the diagnosis on scripts with a known cost, beside TraceML (about 15 minutes; keep the machine idle)
 	$(BIN)/python benchmarks/zoo/run.py

@@ -42,10 +42,11 @@ if TYPE_CHECKING:
 
 READABLE = (
     "a run folder that `stepscope run` or `stepscope.profile` wrote, traces of torch.profiler, files of sampled "
-    "stacks, reports or logs of torch_xla, or a folder of them"
+    "stacks, event files of TensorBoard, reports or logs of torch_xla, or a folder of them"
 )
 OWN_FILES = ("manifest.json", "rank.json", "steps.jsonl", "events.jsonl", "agents.jsonl", "system.jsonl")
 TRACES = (".json", ".json.gz")
+EVENT_FILE = ".tfevents."  # in the name of each that TensorBoard takes
 MAX_SUGGESTED = 3  # run folders named when a folder of runs was given
 MAX_LOOKED_AT = 1_000  # files of a folder that may be a rank's of ours, or of a log folder
 MAX_SOURCE_FILES = 20_000  # looked at below all source roots together
@@ -315,7 +316,7 @@ def is_run_folder(folder: Path) -> bool:
     if any(name in OWN_FILES for name in names):
         return True
     below = (file for part in parts for file in islice(part.rglob("*"), MAX_LOOKED_AT))
-    return not any(file.name.endswith(TRACES) for file in below)
+    return not any(file.name.endswith(TRACES) or EVENT_FILE in file.name for file in below)
 
 
 def _runs_in(paths: list[Path]) -> list[Path]:

@@ -110,8 +110,13 @@ COMMANDS: dict[str, Command] = {
         ),
     ),
     "export": Command(
-        "Cut traces and merge ranks into one file that Perfetto opens.",
-        ("stepscope export RUN --steps 5:7 -o cut.json.gz", "stepscope export rank0.json rank1.json -o both.json.gz"),
+        "Cut and merge traces for Perfetto, or give a run to TensorBoard, W&B, MLflow or Trackio.",
+        (
+            "stepscope export RUN --steps 5:7 -o cut.json.gz",
+            "stepscope export rank0.json rank1.json -o both.json.gz",
+            "stepscope export RUN --to tensorboard --out logs",
+            "stepscope export RUN --to wandb",
+        ),
     ),
     "slurm": Command(
         "Write a copy of a batch script with recording switched on.",

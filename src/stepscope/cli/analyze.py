@@ -128,10 +128,10 @@ def analyze(
     """Show the report of a recorded run, or of traces, sampled stacks or torch_xla reports from anywhere.
 
     Takes a run folder of stepscope; or one or more traces (.json, .json.gz), folders of ranks, or a log folder of
-    tensorboard_trace_handler; or files of sampled stacks; or reports and logs of torch_xla (a metrics report,
-    XLA_METRICS_FILE, PT_XLA_DEBUG), those of one run together. Beside a run folder's files, RUN/report.json and
-    RUN/report.html are brought up to date where it can be written; nothing is written beside other files. With
-    `--json -` or `--html -`, stdout holds that document alone.
+    tensorboard_trace_handler; or files of sampled stacks; or event files of TensorBoard, for their metrics; or reports
+    and logs of torch_xla (a metrics report, XLA_METRICS_FILE, PT_XLA_DEBUG), those of one run together. Beside a run
+    folder's files, RUN/report.json and RUN/report.html are brought up to date where it can be written; nothing is
+    written beside other files. With `--json -` or `--html -`, stdout holds that document alone.
 
     With `--table NAME` one table is shown in full instead: overview, steps, gpus, operators, stacks, kernels, memory,
     memory-curve, memory-operators, memory-lines, memory-blocks, memory-states, out-of-memory, modules, counters,

@@ -37,10 +37,11 @@ def read_paths(paths: Sequence[Path]) -> RawRun:
 
 
 def read_third_party(paths: Sequence[Path]) -> RawRun:
-    """Traces, files of sampled stacks, or reports of torch_xla that something else recorded: files and folders of them.
+    """Traces, files of sampled stacks, event files of TensorBoard, or reports of torch_xla, and folders of them.
 
     Raises UnreadableInputError as `read_run` does, and where two of these kinds are named in one call.
     """
+    from stepscope.read.event_files import is_event_file, read_event_files
     from stepscope.read.stacks.sampled_files import is_stack_file, open_stacks, read_stack_files
     from stepscope.read.streams import known_files, read_head
     from stepscope.read.traces import holds_traces, read_traces
@@ -51,7 +52,7 @@ def read_third_party(paths: Sequence[Path]) -> RawRun:
     with readable(paths[0], "check its permissions"):
         folders = [path for path in paths if path.is_dir()]
         files = [path for path in paths if path not in folders]
-        kinds = ((is_xla_file, read_xla_files), (is_stack_file, read_stack_files))
+        kinds = ((is_event_file, read_event_files), (is_xla_file, read_xla_files), (is_stack_file, read_stack_files))
         for is_ours, read in kinds:
             ours = [path for path in files if is_ours(path)]
             others = [path for path in files if path not in ours]

@@ -25,8 +25,9 @@ class Losses(Struct):
     Kinds: `torn_lines` (a last line cut off by a kill), `bad_lines`, `oversized_files`, `unreadable_files`,
     `user_traces_left_out`; of stacks `skipped_records`, `skipped_samples`, `bad_stretches` (times), `cut_off_files`
     (packed, and damaged in the middle) and `other_units` (profiles that count something else than the file's first);
-    of folders `foreign_files` (of another kind; among traces only JSON is looked at); of traces `duplicate_ranks` and
-    `guessed_ranks` (files whose rank had to be made up), `missing_ranks`.
+    of event files `bad_events` (records) and `cut_off_event_files`; of folders `foreign_files` (of another kind; among
+    traces only JSON is looked at); of traces `duplicate_ranks` and `guessed_ranks` (files whose rank had to be made
+    up), `missing_ranks`.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -173,6 +174,7 @@ class RawSeries(Struct, frozen=True):
     updates: npt.NDArray[np.int64] | None = None
     optimizers: npt.NDArray[np.int64] | None = None  # the number of the one that made the update
     about: Row = field(default_factory=dict)  # what is known of all values: the line, the largest norm
+    steps: npt.NDArray[np.int64] | None = None  # of each value, where a file tells them; negative: before the first
 
 
 class RawRank(Struct, frozen=True):

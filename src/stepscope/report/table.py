@@ -249,11 +249,12 @@ _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
 def csv_bytes(rows: Iterable[Sequence[Any]]) -> bytes:
     """UTF-8, a line per row, quoted where needed; a missing value is an empty field."""
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([_cell(value) for value in row] for row in rows)
+    csv.writer(out, lineterminator="\n").writerows([csv_cell(value) for value in row] for row in rows)
     return out.getvalue().encode("utf-8", errors="backslashreplace")
 
 
-def _cell(value: Any) -> Any:
+def csv_cell(value: Any) -> Any:
+    """A value as it stands in a file that a spreadsheet may open: no text in it is a formula."""
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -34,6 +34,7 @@ class Curve(NamedTuple):
     source: str
     times_ns: Int64
     values: Floats
+    steps: Int64 | None = None  # where they are told
 
 
 def metrics_table(ranks: Iterable[RawRank]) -> pl.DataFrame:
@@ -66,6 +67,10 @@ def _of_rank(rank: RawRank) -> pl.DataFrame:
     steps = step_at(moments, starts, walls, numbers)
     logged = np.array([curve.source not in FOUND for curve in curves])[which]
     steps[logged] = np.append(NONE, numbers)[np.searchsorted(starts, times[logged], side="right")]
+    if any(curve.steps is not None for curve in curves):
+        own = [np.full(len(curve.times_ns), NONE) if curve.steps is None else curve.steps for curve in curves]
+        told = np.concatenate(own)[order]
+        steps = np.where(told >= 0, told, steps)
     columns = {
         "rank": np.full(len(times), rank.rank),
         "process": pl.repeat(rank.name, len(times), eager=True),
@@ -81,7 +86,7 @@ def _of_rank(rank: RawRank) -> pl.DataFrame:
 def _curves(series: RawSeries) -> Iterator[Curve]:
     """The series; of a norm that gradients were clipped by, the norm afterwards as well."""
     if not series.about.get("again"):
-        yield Curve(series.name, series.source, series.times_ns, series.values)
+        yield Curve(series.name, series.source, series.times_ns, series.values, series.steps)
     most = number(series.about.get("max_norm"))
     if series.source == CLIPPING and series.name == NORM and most is not None:
         with np.errstate(invalid="ignore"):

@@ -42,6 +42,8 @@ _LOSSES: dict[str, tuple[str, str]] = {
     "skipped_samples": (INFO, ""),
     "bad_stretches": (INFO, "{n} time(s) of sampled stacks made no sense and were left out"),
     "cut_off_files": (WARNING, "{n} packed file(s) end in the middle, the rest is lost"),
+    "bad_events": (WARNING, "{n} record(s) of event files were damaged and were left out"),
+    "cut_off_event_files": (WARNING, "{n} event file(s) end in the middle of a record, the rest is lost"),
     "other_units": (WARNING, "{n} profile(s) count something else than the first of their file and were left out"),
     "oversized_files": (WARNING, "{n} file(s) are larger than the reader accepts and were cut short"),
     "unreadable_files": (WARNING, "{n} file(s) could not be read"),

@@ -1,0 +1,140 @@
+"""W&B: an offline run, which `wandb sync` uploads when the user says so; or curves beside those of a run of theirs.
+
+Everything lies below `stepscope/`, over an axis of its own, so that nothing of a run that is resumed is touched: W&B's
+own step only grows, and would drop the values of whoever writes to it next. `_timestamp` is the original time, in
+seconds as a double. Values are as they are, NaN and infinities too.
+
+A run is made in a hidden folder and moved to its place, so that what `wandb sync` sees is whole.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stepscope.errors import EnvironmentRefusal, UsageError
+from stepscope.report.outputs import write_file
+from stepscope.sinks import PROJECT, Sent, Target, library, speaking_for
+from stepscope.sinks.exported import PAGE, Exported, moments
+
+PREFIX = "stepscope/"
+AXIS = f"{PREFIX}step"
+ABOUT = "stepscope.json"  # in a run's folder: that it is whole, and whose values it holds
+ADVICE = "look at its settings (WANDB_…), the folder's permissions and the disk"
+# Variables that name a run of the user's, and would win over the id that is given here
+OF_THE_TRAINING = ("WANDB_RUN_ID", "WANDB_RESUME", "WANDB_SWEEP_ID")
+# What W&B would record of this process, which is not the training; a version that lacks a setting does without it.
+_SETTINGS: dict[str, Any] = {
+    "silent": True,
+    "console": "off",
+    "disable_code": True,
+    "disable_git": True,
+    "disable_job_creation": True,
+    "x_disable_machine_info": True,
+    "x_disable_meta": True,
+    "x_disable_stats": True,
+    "x_save_requirements": False,
+}
+
+
+def wandb(run: Exported, target: Target) -> Sent:
+    """The run as an offline one, or added to the run that is to be resumed: online where the user's W&B is."""
+    for name in OF_THE_TRAINING:
+        os.environ.pop(name, None)
+    tool = library("wandb", "wandb")
+    identity = target.resume or f"stepscope-{run.identity}"
+    if not identity.replace("-", "").replace("_", "").isalnum() or len(identity) > 64:
+        raise UsageError(f"--resume {identity}: no id of a run; it is the last part of the run's address")
+    with speaking_for("W&B", ADVICE):
+        theirs = tool.setup().settings
+        base = Path(target.out or os.environ.get("WANDB_DIR") or theirs.root_dir or ".").absolute() / "wandb"
+        known = [path.parent for path in base.glob(f"*run-*-{identity}/{ABOUT}") if _holds(path, run.identity)]
+        if known and not target.force:
+            again = f"{known[0].name} holds it already; --force writes it anew"
+            return Sent(str(known[0]), 0, (again,), _sync(known[0], target.resume))
+        staging = base / f".{identity}"
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
+        try:
+            made, count, remarks = _write(tool, run, target, identity, staging)
+            for old in known:
+                shutil.rmtree(old)
+            final = base / made.name
+            made.rename(final)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    return Sent(str(final), count, remarks, _sync(final, target.resume) if final.name.startswith("offline-") else None)
+
+
+def _write(tool: Any, run: Exported, target: Target, identity: str, staging: Path) -> tuple[Path, int, tuple[str, ...]]:
+    """The folder of the run that was made, its number of values, and what to say of it."""
+    fields = tool.Settings.model_fields
+    chosen = {name: value for name, value in _SETTINGS.items() if name in fields}
+    project = target.project or os.environ.get("WANDB_PROJECT") or tool.setup().settings.project
+    if target.resume:
+        about = {"resume": "must", "project": project, "mode": os.environ.get("WANDB_MODE")}
+    else:
+        about = {"mode": "offline", "project": project or PROJECT, "name": run.name, "notes": run.notes}
+        about["config"] = run.config
+    made = tool.init(dir=str(staging), id=identity, settings=tool.Settings(**chosen), **about)
+    folder = Path(made.dir).parent
+    failed = 1
+    try:
+        if not folder.is_relative_to(staging):
+            raise EnvironmentRefusal(f"W&B wrote to {folder}: is it disabled here (WANDB_MODE)? {ADVICE}")
+        added = _fill(tool, made, run, resumed=target.resume is not None)
+        failed = 0
+    finally:
+        made.finish(exit_code=failed or run.status or 0)
+    write_file(folder / ABOUT, msgspec.json.encode({"run": run.identity}))
+    return folder, added or 0, (() if added is not None else (f"the run {identity} holds these values already",))
+
+
+def _fill(tool: Any, made: Any, run: Exported, *, resumed: bool) -> int | None:
+    """Puts the run's values and what the report says of it into a run of W&B.
+
+    Returns the number of values; None where the run held them.
+    """
+    config = made.config.get("stepscope") if resumed else None
+    if isinstance(config, dict) and config.get("identity") == run.identity:
+        return None
+    made.define_metric(AXIS, hidden=True)
+    made.define_metric(f"{PREFIX}*", step_metric=AXIS)
+    points = run.together
+    for time_ns, step, values in moments(points):
+        row = {_key(name): value for name, value in values.items()}
+        made.log(row | {AXIS: step, "_timestamp": time_ns / 1e9})
+    findings = run.findings
+    if findings:
+        rows = [list(finding.values()) for finding in findings]
+        made.log({f"{PREFIX}findings_table": tool.Table(columns=list(findings[0]), data=rows)})
+    made.summary.update({PREFIX + name: value for name, value in run.summary.items()})
+    page = Path(made.dir) / (PREFIX if resumed else "") / PAGE
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_bytes(run.page)
+    made.save(str(page), base_path=made.dir, policy="end" if resumed else "now")
+    if resumed:  # at last: it says that all is there
+        made.config.update({"stepscope": run.config}, allow_val_change=True)
+    return points.height
+
+
+def _key(name: str) -> str:
+    """The name of a series; what a script logs as "step" is not the axis."""
+    return f"{PREFIX}{name}" if PREFIX + name != AXIS else f"{AXIS} (logged)"
+
+
+def _holds(about: Path, identity: str) -> bool:
+    try:
+        return bool(msgspec.json.decode(about.read_bytes(), type=dict[str, str]).get("run") == identity)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return False
+
+
+def _sync(folder: Path, resumed: str | None) -> str:
+    """The command that uploads it."""
+    return shlex.join(["wandb", "sync", *(["--id", resumed] if resumed else []), str(folder)])
