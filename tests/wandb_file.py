@@ -12,10 +12,10 @@ _WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
 
 def records(folder: Path) -> Iterator[Any]:
-    """The records of the only run below `folder`."""
+    """The records of the only run in `folder` or below."""
     from wandb.proto import wandb_internal_pb2
 
-    (path,) = folder.glob("**/offline-run-*/*.wandb")
+    (path,) = {found.resolve() for found in folder.glob("**/*.wandb")}
     data, at, parts = path.read_bytes(), 7, []
     while at + _HEADER.size <= len(data):
         left = _BLOCK - at % _BLOCK

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import struct
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +11,7 @@ import pytest
 
 from tests.cli.calls import call
 from tests.sinks import expected
-
-BLOCK, HEADER, FIRST_BLOCK = 2**15, 7, 7  # of LevelDB's log, in which the first block begins with W&B's own bytes
-FULL, LAST = 1, 4
-
-
-def records(folder: Path) -> Iterator[Any]:
-    """What the file of an offline run holds."""
-    from wandb.proto import wandb_internal_pb2
-
-    data = next(folder.glob("*.wandb")).read_bytes()
-    at, held = FIRST_BLOCK, b""
-    while at + HEADER <= len(data):
-        if BLOCK - at % BLOCK < HEADER:
-            at += BLOCK - at % BLOCK
-            continue
-        _, length, kind = struct.unpack_from("<IHB", data, at)
-        held += data[at + HEADER : at + HEADER + length]
-        at += HEADER + length
-        if kind in (FULL, LAST):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(held)
-            yield record
-            held = b""
+from tests.wandb_file import records
 
 
 def history(folder: Path) -> list[dict[str, Any]]:
