@@ -9,7 +9,7 @@ import time
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-PAUSE_S = 0.015 if "--slow" in sys.argv else 0.004
+PAUSE_S = 0.025 if "--slow" in sys.argv else 0.004
 
 
 class Sleepy(Dataset):
