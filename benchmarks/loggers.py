@@ -2,8 +2,8 @@
 
 Every way runs in a process of its own, in which it goes in and out of one loop (`loggers_loop.py`): processor time of
 the training thread, which nothing else takes of it, and the calls that read a tensor back, each of which waits for a
-device where there is one. `--python` names an interpreter with wandb and lightning, by default that of `make
-frameworks`; what cannot be imported there is said. The result goes between the markers "loggers" of RESULTS.md.
+device where there is one. `--python` names an interpreter with wandb, lightning and traceml-ai, by default that of
+`make frameworks`; what cannot be imported there is said. The result goes between the markers "loggers" of RESULTS.md.
 """
 
 from __future__ import annotations
