@@ -17,6 +17,7 @@ import socket
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -134,7 +135,9 @@ class Running:
     def serve(self) -> None:
         """Answer until interrupted; raises `KeyboardInterrupt` then."""
         try:
-            self._server.run(sockets=[self._socket])
+            with warnings.catch_warnings():  # of what has not begun when Ctrl-C comes
+                warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+                self._server.run(sockets=[self._socket])
         finally:
             self._end()
 
