@@ -21,8 +21,10 @@ def test_a_healthy_run_says_so(tmp_path: Path) -> None:
     if rest["large"]:  # other tests have the cores meanwhile: that is said instead, and nothing else
         assert "nobody explained" in text
         assert all("others on the machine" in part["what"] for part in rest["parts"]), rest
+    elif recorded.findings or rest["unseen"]:  # a small loss to other tests, or too few readings beside them
+        assert "nothing worth fixing" not in text
     else:
-        assert "nothing worth fixing above" in text
+        assert "nothing worth fixing above" in text, (recorded.text, rest)
 
 
 @pytest.mark.parametrize("script", ["no_torch.py", pytest.param("never_steps.py", marks=pytest.mark.torch)])
