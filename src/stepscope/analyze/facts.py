@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from stepscope.analyze import compilers, memory_losses, metrics, ranks, redundant, sites, step_times, trial
+from stepscope.analyze import compilers, memory_losses, metrics, redundant, sites, step_times, trial
 from stepscope.analyze.context import Context
 from stepscope.analyze.device import device_losses, device_time, replay
 from stepscope.analyze.device.device_losses import TraceLosses
@@ -30,6 +30,7 @@ from stepscope.analyze.host.removable_calls import Calls
 from stepscope.analyze.host.sampled_time import SampledTime
 from stepscope.analyze.input import loader
 from stepscope.analyze.machine import cores, energy, hardware, readings
+from stepscope.analyze.ranks import durations
 from stepscope.analyze.views.lazy_views import LazyViews
 from stepscope.engine import host_calls
 from stepscope.model import Analysis, SourceFiles
@@ -207,5 +208,5 @@ class Facts(Analysis):
     pipeline = _made(
         lambda facts: step_times.pipeline(facts._context.labelled, facts._train, facts.loader, facts.machine)
     )
-    ranks = _made(lambda facts: ranks.facts(facts._context, facts.sites))
+    ranks = _made(lambda facts: durations.facts(facts._context, facts.sites))
     compilers = _made(lambda facts: compilers.build(facts._context))

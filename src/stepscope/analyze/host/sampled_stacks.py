@@ -7,12 +7,12 @@ from collections import Counter
 import numpy as np
 import polars as pl
 
-from stepscope.analyze import ranks
 from stepscope.analyze.context import Context
 from stepscope.analyze.host import slow_steps
 from stepscope.analyze.host.sampled_time import SampledLoop, sampled_loop, whole_by_weight
 from stepscope.analyze.host.stack_selection import idle_sampled
 from stepscope.analyze.input import loader_waits
+from stepscope.analyze.ranks import durations
 from stepscope.engine import intervals
 from stepscope.engine.call_tree import UserPaths, at, rows_of
 from stepscope.engine.intervals import Intervals
@@ -35,7 +35,7 @@ def sampled_views(context: Context, train: StepFacts | None) -> SampledViews | N
     loop = sampled_loop(context, users)
     found = () if loop is None else loader_waits.loader_waits(context, loop, users, idle, train)
     slow, no_slow = slow_steps.slow_steps(context, users)
-    of_ranks, no_ranks = ranks.rank_lines(context, loop, users, idle)
+    of_ranks, no_ranks = durations.rank_lines(context, loop, users, idle)
     of_stages = stages(context)
     no_loop, by_phase = "", pl.DataFrame(schema={"phase": pl.String, "samples": pl.Int64})
     if loop is not None:

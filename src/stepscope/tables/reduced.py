@@ -1,0 +1,323 @@
+"""A run reduced near its data: a few Parquet files for each host, from which a thousand ranks can be judged.
+
+RUN/reduced/host-H holds the tables below and `reduced.json`, which is written last and carries the size and SHA-256
+of each. It may be copied away without the traces it was made of. All times are the host's own clock; missing is null,
+never 0. Both sides of it are here: what writes a host, and what reads all of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import polars as pl
+from msgspec import Struct
+
+from stepscope.errors import UnreadableInputError
+from stepscope.files import open_regular, read_small
+
+SCHEMA = "stepscope.reduced/1"
+FOLDER, INDEX = "reduced", "reduced.json"
+STEPS_OF_BLOCK = 100  # steps that a row of a folded table stands for: block = step // 100
+BUCKET_NS = 10_000_000_000  # of telemetry
+MAX_INDEX_BYTES = 32 * 2**20
+MAX_TABLE_BYTES = 2 * 2**30
+MAX_RANK = 2**20
+LABELS = ("steady", "warmup", "first_batch", "compile", "window", "monitor", "profiler", "incomplete", "eval")
+
+_SKETCH = {"bins": pl.List(pl.UInt16), "counts": pl.List(pl.UInt32)}  # tables.sketch
+
+SCHEMAS: dict[str, dict[str, Any]] = {
+    # a step of a rank; sorted by step, then rank. Phases are the host's and sum to `wall_us` where all are known.
+    "steps": {
+        "rank": pl.Int32,
+        "step": pl.Int32,
+        "start_us": pl.Int64,  # since the epoch
+        "wall_us": pl.UInt32,
+        "data_wait_us": pl.UInt32,
+        "before_forward_us": pl.UInt32,
+        "forward_us": pl.UInt32,
+        "backward_us": pl.UInt32,
+        "optimizer_us": pl.UInt32,
+        "other_us": pl.UInt32,
+        "gc_us": pl.UInt32,  # Python's collections in it, inside the phases; 0 where they are recorded and none ran
+        "device_us": pl.UInt32,  # between device events at the step's edges
+        "compute_us": pl.UInt32,  # in windows: device time with work other than collectives and copies (a union)
+        "collective_us": pl.UInt32,  # in windows: time inside collectives, waiting and transfer together (a union)
+        "samples": pl.UInt32,
+        "tokens": pl.UInt32,
+        "label": pl.UInt8,  # index into LABELS: why a step does not count, or 0
+    },
+    # a collective or point-to-point call of a rank, in windows; every one
+    "collectives": {
+        "rank": pl.Int32,
+        "step": pl.Int32,
+        "group": pl.String,  # id of a group in reduced.json
+        "sequence": pl.Int64,  # the how-manieth of its group: the library's own number, else counted within the step
+        "kind": pl.String,  # engine/collective_names: "all_reduce" ...
+        "start_ns": pl.Int64,
+        "end_ns": pl.Int64,
+        "bytes": pl.Int64,
+        "basis": pl.String,  # "device": of a kernel | "host": of a call that returns when it is done
+    },
+    # collectives of a block of steps of a rank, group and kind, durations in microseconds
+    "folded": {
+        "rank": pl.Int32,
+        "block": pl.Int32,
+        "group": pl.String,
+        "kind": pl.String,
+        "count": pl.Int64,
+        "bytes": pl.Int64,
+        "sum_us": pl.Int64,
+        "least_us": pl.Int64,
+        "most_us": pl.Int64,
+        **_SKETCH,
+    },
+    # a piece of a rank's own work, in windows: what pipelines are played again from
+    "work": {
+        "rank": pl.Int32,
+        "step": pl.Int32,
+        "kind": pl.String,  # "forward" | "backward" | "optimizer" | "data" | "gc" | "other"
+        "microbatch": pl.Int32,
+        "chunk": pl.Int32,  # of the model, where a rank holds several
+        "start_ns": pl.Int64,
+        "end_ns": pl.Int64,
+    },
+    # sampled stacks of a rank's loop folded to the user's innermost line; the 200 largest of a rank, and one row
+    # without a file for the rest
+    "lines": {
+        "rank": pl.Int32,
+        "phase": pl.String,
+        "file": pl.String,
+        "line": pl.Int32,
+        "function": pl.String,
+        "leaf": pl.String,  # "function (file:line)" of the library in which it stood
+        "waiting": pl.Boolean,  # for other ranks, or asleep
+        "samples": pl.Int64,
+    },
+    # readings of telemetry in ten seconds
+    "telemetry": {
+        "rank": pl.Int32,  # null of the host's own
+        "device": pl.String,
+        "metric": pl.String,
+        "unit": pl.String,
+        "start_us": pl.Int64,
+        "count": pl.Int32,
+        "mean": pl.Float64,
+        "least": pl.Float64,
+        "most": pl.Float64,
+    },
+    # a metric in a block of steps
+    "metrics": {
+        "rank": pl.Int32,
+        "block": pl.Int32,
+        "name": pl.String,
+        "count": pl.Int32,
+        "mean": pl.Float64,  # of the finite ones
+        "least": pl.Float64,
+        "most": pl.Float64,
+        "last": pl.Float64,
+        "not_finite": pl.Int32,
+    },
+    # what happened once: "gc" (10 ms and longer), "compile", "checkpoint", "retry", "alarm", "clock" (a jump)
+    "events": {
+        "rank": pl.Int32,
+        "step": pl.Int32,
+        "start_us": pl.Int64,
+        "duration_us": pl.Int64,
+        "kind": pl.String,
+        "file": pl.String,
+        "line": pl.Int32,
+        "function": pl.String,
+        "text": pl.String,
+    },
+}
+
+
+class Group(Struct, frozen=True):
+    """Ranks that exchange. `id` is the same on all hosts: made of description and ranks (`group_id`)."""
+
+    id: str
+    ranks: tuple[int, ...]
+    description: str = ""  # as the framework words it: "default_pg", "TENSOR_MODEL_PARALLEL_GROUP", "mesh_tp"
+
+
+class ReducedRank(Struct, frozen=True):
+    """A training process. `dp`, `pp`, `tp`: its place in the layout; None where nothing tells it."""
+
+    rank: int
+    process: str = ""
+    pid: int | None = None
+    device: str | None = None
+    dp: int | None = None
+    pp: int | None = None
+    tp: int | None = None
+    exchange: tuple[str, ...] | None = None  # phases in which it waits for others; None: unknown
+    exchange_source: str = ""
+    samples_per_second: float | None = None  # of sampled stacks; None: not sampled
+
+
+class TableFile(Struct, frozen=True):
+    rows: int
+    bytes: int
+    sha256: str
+
+
+class Index(Struct, frozen=True, kw_only=True):
+    """reduced.json of a host."""
+
+    schema: str
+    version: str  # of stepscope
+    host: str
+    world_size: int | None
+    ranks: tuple[ReducedRank, ...]
+    groups: tuple[Group, ...] = ()
+    tables: dict[str, TableFile]
+    source: str  # digest of names, sizes and times of the files it was made of: the same source is not reduced again
+    run: dict[str, Any] = {}  # name, script, started_ns, ended_ns, exit, scheduler: what the manifest says, masked
+    left_out: tuple[str, ...] = ()  # what was too large or could not be read, in words
+
+
+def group_id(ranks: Sequence[int], description: str = "") -> str:
+    text = f"{description}\0{','.join(map(str, sorted(set(ranks))))}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def write_host(run: Path, index: Index, frames: Mapping[str, pl.DataFrame]) -> Path:
+    """Write a host's tables whole to RUN/reduced/host-H, in place of what was there; raises OSError.
+
+    Args:
+        index: its `tables` are filled in here.
+        frames: by name; a table that is left out is written empty.
+    """
+    target = run / FOLDER / f"host-{index.host}"
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    try:
+        files = {}
+        for name, schema in SCHEMAS.items():
+            path = part / f"{name}.parquet"
+            frame = frames[name] if name in frames else pl.DataFrame(schema=schema)
+            frame = frame.select(pl.col(column).cast(kind) for column, kind in schema.items())
+            frame.write_parquet(path, compression="zstd", compression_level=6, row_group_size=2**18, statistics=True)
+            files[name] = TableFile(frame.height, path.stat().st_size, _digest(path))
+        (part / INDEX).write_bytes(msgspec.json.encode(msgspec.structs.replace(index, tables=files)))
+        shutil.rmtree(target, ignore_errors=True)
+        part.rename(target)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return target
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open_regular(path) as file:
+        while piece := file.read(2**20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+class Reduced(Struct, frozen=True):
+    """All hosts that could be read. `missing` ranks are of the world and of no host; None where its size is unknown."""
+
+    folder: Path
+    hosts: tuple[Index, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted({rank.rank for host in self.hosts for rank in host.ranks}))
+
+    @property
+    def world_size(self) -> int | None:
+        return max((host.world_size for host in self.hosts if host.world_size is not None), default=None)
+
+    @property
+    def missing(self) -> tuple[int, ...] | None:
+        known = set(self.ranks)
+        return None if self.world_size is None else tuple(rank for rank in range(self.world_size) if rank not in known)
+
+    @property
+    def host_of(self) -> dict[int, str]:
+        return {rank.rank: host.host for host in self.hosts for rank in host.ranks}
+
+    def scan(self, name: str) -> pl.LazyFrame:
+        """A table of all hosts, with `host`; columns and types are those of SCHEMAS."""
+        schema = SCHEMAS[name]
+        frames = [
+            pl.scan_parquet(
+                self.folder / f"host-{host.host}" / f"{name}.parquet", schema=schema, glob=False
+            ).with_columns(host=pl.lit(host.host))
+            for host in self.hosts
+            if host.tables[name].rows
+        ]
+        return pl.concat(frames) if frames else pl.LazyFrame(schema={**schema, "host": pl.String})
+
+
+def reduced_folder(path: Path) -> Path | None:
+    """The folder `reduced` of a run, or `path` itself where it is one; None where a run was not reduced."""
+    for folder in (path / FOLDER, path):
+        if folder.is_dir() and any((child / INDEX).is_file() for child in folder.glob("host-*")):
+            return folder
+    return None
+
+
+def load(folder: Path) -> Reduced:
+    """Read what every host says of itself. A host with a damaged or unknown index or table is left out, and said.
+
+    Raises UnreadableInputError where no host is left.
+    """
+    hosts: list[Index] = []
+    problems: list[str] = []
+    seen: dict[int, str] = {}
+    for child in sorted(folder.glob("host-*")):
+        try:
+            index = _checked(child)
+        except (OSError, ValueError, pl.exceptions.PolarsError) as error:
+            problems.append(f"{child.name}: left out ({error})")
+            continue
+        again = sorted(rank.rank for rank in index.ranks if rank.rank in seen)
+        if again:
+            problems.append(f"{child.name}: left out (rank {again[0]} is told by {seen[again[0]]} too)")
+            continue
+        seen.update((rank.rank, child.name) for rank in index.ranks)
+        hosts.append(index)
+    if not hosts:
+        raise UnreadableInputError(f"{folder}: no host's reduced tables can be read; run `stepscope reduce RUN` again")
+    return Reduced(folder, tuple(hosts), tuple(problems))
+
+
+_HOST = re.compile(r"host-([^/\0]{1,255})", re.DOTALL)
+
+
+def _checked(folder: Path) -> Index:
+    """A host's index, its tables there with the sizes and columns they should have; raises ValueError, OSError."""
+    try:
+        index = msgspec.json.decode(read_small(folder / INDEX, MAX_INDEX_BYTES), type=Index)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{INDEX}: {error}") from None
+    if index.schema != SCHEMA:
+        raise ValueError(f"{INDEX} is {index.schema!r}, this version reads {SCHEMA!r}")
+    name = _HOST.fullmatch(folder.name)
+    if name is None or name[1] != index.host:
+        raise ValueError(f"{INDEX} is of host {index.host!r}")
+    if any(not 0 <= rank.rank < MAX_RANK for rank in index.ranks):
+        raise ValueError("a rank's number is damaged")
+    for table, schema in SCHEMAS.items():
+        path, said = folder / f"{table}.parquet", index.tables.get(table)
+        if said is None or path.is_symlink() or not path.is_file() or path.stat().st_size != said.bytes:
+            raise ValueError(f"{path.name} is missing, or not as large as {INDEX} says")
+        if said.bytes > MAX_TABLE_BYTES:
+            raise ValueError(f"{path.name} is too large")
+        if _digest(path) != said.sha256:
+            raise ValueError(f"{path.name} is not what {INDEX} was written for")
+        if dict(pl.read_parquet_schema(path)) != schema:
+            raise ValueError(f"{path.name} has other columns than {SCHEMA}")
+    return index
