@@ -106,25 +106,26 @@ class Metrics:
             self._all.append(Series(name, source, about, by_update))
         return number
 
-    def keep(self, series: int | None, time_ns: int, value: Any, update: int = 0) -> None:
+    def keep(self, series: int | None, time_ns: int, value: Any, update: int = 0) -> float | None:
         """Keep a value: a number, or a tensor of one element, of which a copy is made. On any thread.
 
-        What is neither is passed over.
+        What is neither is passed over. Returns the number, where it is known already.
         """
         if series is None:
             self._lost += 1
-            return
+            return None
         if value.__class__ is not float and not isinstance(value, (int, float)):
-            value = scalar_of(value)
+            value = _read(value) if value.__class__ is self._tensor else scalar_of(value)
             if value is None:
-                return
+                return None
             if value.__class__ is not float:
                 with self._lock:
                     self._take(value, (series, time_ns, None, update))
-                return
+                return None
         self._numbers.extend((series, time_ns, value, update))
         if len(self._numbers) >= HELD_LIMIT * FIELDS:
             self._drain()
+        return value
 
     def keep_all(self, vector: Any, then: VectorReader) -> None:
         """Have `then` called with the values of `vector`, which nobody writes to any more, once its device has them.

@@ -13,7 +13,7 @@ from threading import get_ident
 from typing import Any
 
 from stepscope.record.agent.agent import Agent
-from stepscope.record.agent.compiling import is_compiling_check
+from stepscope.record.agent.compiling import is_dynamo_compiling_check
 from stepscope.record.agent.imports import when_imported
 from stepscope.record.agent.metrics import NAME, scalar_of
 from stepscope.record.agent.patches import Probe, scaler_home
@@ -65,37 +65,42 @@ class MetricsProbe(Probe):
             return
         takes_most, is_inside = name != "get_total_norm", name == CLIPS
         takes_norm = is_inside or name == "clip_grads_with_norm_"
+        was_told = takes_norm and not is_inside  # the norm was taken before, most often by a function that told it
+        metrics, known, now = self._metrics, self._series, self._agent.clock.now
 
         def told(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-            if get_ident() == self._agent.training_thread:
-                most = (args[1] if len(args) > 1 else kwargs.get("max_norm")) if takes_most else None
-                norm = (args[2] if len(args) > 2 else kwargs.get("total_norm")) if takes_norm else result
-                self._clipped(norm, most, takes_norm and not is_inside, args[0] if is_inside else ())
+            # In every step of a script that clips, so in one piece and by what is found at the first look.
+            if get_ident() != self._agent.training_thread:
+                return
+            most = (args[1] if len(args) > 1 else kwargs.get("max_norm")) if takes_most else None
+            norm = (args[2] if len(args) > 2 else kwargs.get("total_norm")) if takes_norm else result
+            again = was_told and norm is self._told
+            self._told = None if was_told else norm
+            is_scaled = metrics.is_scaled
+            try:
+                series = known[is_scaled, most, again]
+            except (KeyError, TypeError):
+                series = self._new_series(is_scaled, most, again)
+            now_ns = now()
+            value = metrics.keep(series, now_ns, norm)
+            # Of what is about to be clipped, the gradients can still be looked at.
+            if is_inside and value is not None and value - value != 0.0 and args and not is_scaled:
+                metrics.norm_lost(args[0], now_ns)
 
         pair = self._agent.guard.pair(self.name, told)
-        is_compiling = is_compiling_check()
+        is_compiling = is_dynamo_compiling_check()
         self._patches.replace(
             owner, name, lambda original: make_traceable_wrapper(self._patches, original, pair, is_compiling, is_inside)
         )
 
-    def _clipped(self, norm: Any, most: Any, was_told: bool, parameters: Any) -> None:
-        """A norm was taken, or was before (`was_told`); gradients are clipped by it where there is a largest.
-
-        Those of `parameters` are not yet.
-        """
-        most = float(most) if isinstance(most, (int, float)) and math.isfinite(most) else None
-        key = (self._metrics.is_scaled, most, was_told and norm is self._told)
-        if key not in self._series:
-            name = "train/grad_norm_scaled" if key[0] else "train/grad_norm"
-            self._series[key] = self._metrics.series(
-                name, "clipping", max_norm=most, **{"again": True} if key[2] else {}
-            )
-        self._told = None if was_told else norm
-        value = norm if isinstance(norm, (int, float)) else scalar_of(norm)
-        now_ns = self._agent.clock.now()
-        self._metrics.keep(self._series[key], now_ns, value)
-        if value.__class__ is float and value - value != 0.0 and parameters and not key[0]:
-            self._metrics.norm_lost(parameters, now_ns)
+    def _new_series(self, is_scaled: bool, most: Any, again: bool) -> int | None:
+        """The series of norms that are clipped by `most`, kept for the next time where that is a number."""
+        largest = float(most) if isinstance(most, (int, float)) and math.isfinite(most) else None
+        if (is_scaled, largest, again) not in self._series:
+            name = "train/grad_norm_scaled" if is_scaled else "train/grad_norm"
+            more = {"again": True} if again else {}
+            self._series[is_scaled, largest, again] = self._metrics.series(name, "clipping", max_norm=largest, **more)
+        return self._series[is_scaled, largest, again]
 
     def _after_scale(self, outputs: Any, result: Any, error: BaseException | None) -> None:
         if error is None and get_ident() == (self._agent.training_thread or get_ident()):
