@@ -23,7 +23,7 @@ from msgspec import Struct, field
 from stepscope.errors import UnreadableInputError, UsageError, readable
 from stepscope.model import Analysis, Diagnosis, ProfiledFacts, Report
 from stepscope.model.machine import NO_PRICES, Prices
-from stepscope.schema import RUN_PART
+from stepscope.schema import REDUCED, REDUCED_INDEX, RUN_PART
 
 if TYPE_CHECKING:
     from stepscope.analyze import CodeOptions
@@ -35,19 +35,24 @@ if TYPE_CHECKING:
     from stepscope.analyze.views.trace_diff import DiffSide
     from stepscope.engine.step_labels import LabelledSteps
     from stepscope.model.memory import MemoryRecording
+    from stepscope.model.ranks import RanksVerdict
     from stepscope.model.sampled import FlameGraph, Hotspots
     from stepscope.model.views import Diff
     from stepscope.read.raw import RawRun
+    from stepscope.tables.reduced import Reduced
     from stepscope.tables.schema import Tables
 
 READABLE = (
     "a run folder that `stepscope run` or `stepscope.profile` wrote, traces of torch.profiler, files of sampled "
     "stacks, event files of TensorBoard, reports or logs of torch_xla, or a folder of them"
 )
+REDUCED_FILES = f"{REDUCED}/host-*/{REDUCED_INDEX}"
 OWN_FILES = ("manifest.json", "rank.json", "steps.jsonl", "events.jsonl", "agents.jsonl", "system.jsonl")
 TRACES = (".json", ".json.gz")
 EVENT_FILE = ".tfevents."  # in the name of each that TensorBoard takes
 MAX_SUGGESTED = 3  # run folders named when a folder of runs was given
+MOST_IN_FULL = 16  # ranks: of more, where a run was reduced, suspects and a peer or two are read, and no others
+READ_OF_HEALTHY = 4  # ranks, where none is a suspect
 MAX_LOOKED_AT = 1_000  # files of a folder that may be a rank's of ours, or of a log folder
 MAX_SOURCE_FILES = 20_000  # looked at below all source roots together
 
@@ -134,12 +139,43 @@ class Run:
         from stepscope.read import read_run, read_third_party
         from stepscope.read.raw import Losses, RawRun
 
+        if self.recorded and self.reduced is not None:
+            return self._suspects(self.reduced)
         if self.recorded:
             return read_run(self.folder)
         recordings, others = self._inputs
         if recordings and not others:
             return RawRun(folder=self.folder, hosts=(), ranks=(), losses=Losses())
         return read_third_party(others)
+
+    @cached_property
+    def reduced(self) -> Reduced | None:
+        """The reduced tables by which ranks are judged: where there are too many to read, or no others are left."""
+        if not self.recorded or next(self.folder.glob(REDUCED_FILES), None) is None:
+            return None
+        from stepscope.tables.reduced import load
+
+        found = load(self.folder / REDUCED)
+        return found if len(found.ranks) > MOST_IN_FULL or next(self.folder.glob("rank-*"), None) is None else None
+
+    @cached_property
+    def many_ranks(self) -> RanksVerdict | None:
+        """Who holds the others up, by reduced tables; None where all ranks are read in full."""
+        from stepscope.analyze.ranks import judge
+
+        return None if self.reduced is None else judge(self.reduced)
+
+    def _suspects(self, reduced: Reduced) -> RawRun:
+        """Those whom the verdict names, with a peer or two, and of a healthy run a few evenly spread."""
+        from stepscope.read import Chosen, read_run
+        from stepscope.tables.reduced import as_raw
+
+        ranks = reduced.ranks
+        named = self.many_ranks.suspects if self.many_ranks is not None else ()
+        chosen = frozenset(named or ranks[:: max(1, len(ranks) // READ_OF_HEALTHY)][:READ_OF_HEALTHY])
+        if next(self.folder.glob("rank-*"), None) is None:
+            return as_raw(reduced, chosen)
+        return read_run(self.folder, Chosen(chosen, frozenset(reduced.host_of[rank] for rank in chosen)))
 
     @cached_property
     def _inputs(self) -> tuple[tuple[MemoryRecording, ...], tuple[Path, ...]]:
@@ -177,7 +213,7 @@ class Run:
         """All facts of the run, its views included."""
         from stepscope.analyze import Facts
 
-        return Facts(self._context, self.recordings, self.options.prices)
+        return Facts(self._context, self.recordings, self.options.prices, many_ranks=self.many_ranks)
 
     @property
     def labelled(self) -> LabelledSteps:
@@ -309,6 +345,8 @@ def is_run_folder(folder: Path) -> bool:
     """True when `folder` holds a part that a recorder of ours writes; folders of ranks with traces alone do not."""
     if not folder.is_dir():
         return False
+    if next(folder.glob(REDUCED_FILES), None) is not None:
+        return True
     parts = [part for part in folder.iterdir() if RUN_PART.fullmatch(part.name) and part.is_dir()]
     if not parts:
         return False

@@ -13,6 +13,10 @@ RANK_SCHEMA = "stepscope.rank/1"
 STEPS_SCHEMA = "stepscope.steps/1"
 REPORT_SCHEMA = "stepscope.report/1"
 TABLES_SCHEMA = "stepscope.tables/6"
+REDUCED_SCHEMA = "stepscope.reduced/1"
+
+# RUN/reduced/host-H/reduced.json, beside a host's reduced tables.
+REDUCED, REDUCED_INDEX = "reduced", "reduced.json"
 
 # Of a step in which no loader was asked nothing is known to wait for data: what lies before its first forward pass is
 # "before_forward" then. The journal has it in its column of the data wait, with no fetches (`read.run_folder`).

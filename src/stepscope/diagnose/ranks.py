@@ -85,7 +85,9 @@ CALLED = Need(
 COMMUNICATES = Need(
     "several ranks", lambda a: len(a.run.ranks) > 1 or (a.run.world_size or 1) > 1 or CALLED.present(a), quiet=True
 )
-SEVERAL_RANKS = Need("several ranks", lambda a: len(a.run.ranks) > 1, quiet=True)
+SEVERAL_RANKS = Need(  # of many, some are read beside the verdict on all (`many_ranks`), and prove nothing alone
+    "several ranks", lambda a: len(a.run.ranks) > 1 and a.many_ranks is None, quiet=True
+)
 RANK_STEPS = Need("steady steps of every rank, with their phases", lambda a: a.ranks)
 RANK_SAMPLES = Need(
     "the samples of every rank's steps",

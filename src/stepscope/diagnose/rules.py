@@ -13,6 +13,7 @@ from stepscope.diagnose import (
     host,
     input,
     machine,
+    many_ranks,
     memory,
     needless_work,
     ranks,
@@ -20,7 +21,7 @@ from stepscope.diagnose import (
 )
 from stepscope.diagnose.rule import Rule
 
-_FILES = (input, host, machine, device, compute, memory, ranks, needless_work)
+_FILES = (input, host, machine, device, compute, memory, ranks, many_ranks, needless_work)
 
 # The order in which rules stand in `docs/findings.md` and abstain; those that are not listed follow, as in their files.
 _ORDER = (
@@ -35,8 +36,13 @@ _ORDER = (
     *("memory.allocator_in_steps", "launch.short_kernels", "host.device_idle"),
     *("transfer.host_to_device", "compute.no_tensor_cores", "compute.attention_unfused"),
     *("compute.layout_conversions", "compute.unfused_pointwise", "compute.cpu_only"),
-    *("communication.straggler", "communication.unbalanced_work", "communication.many_small_collectives"),
-    *("communication.exposed", "communication.gloo_on_gpu", "memory.allocator_retries"),
+    *("communication.straggler", "communication.unbalanced_work", "communication.late_ranks"),
+    *(
+        "communication.many_small_collectives",
+        "communication.exposed",
+        "communication.gloo_on_gpu",
+        "memory.allocator_retries",
+    ),
     *("memory.page_faults", "transfer.device_to_device", "launch.unfused_optimizer"),
     *("launch.zeroing_gradients", "launch.compiled_kernels", "compute.small_batch"),
     *("compute.sizes_off_tiles", "compute.serial_linalg", "communication.data_parallel"),

@@ -10,18 +10,18 @@ from pathlib import Path
 
 from stepscope.errors import UnreadableInputError, readable
 from stepscope.read.raw import Losses, RawRun
-from stepscope.read.run_folder import is_run_folder, read_run_folder
+from stepscope.read.run_folder import Chosen, is_run_folder, read_run_folder
 
-__all__ = ["RawRun", "is_run_folder", "read_paths", "read_run", "read_third_party"]
+__all__ = ["Chosen", "RawRun", "is_run_folder", "read_paths", "read_run", "read_third_party"]
 
 _WHICH = "give the folder that `stepscope run` printed"
 
 
-def read_run(folder: Path) -> RawRun:
-    """Read a run folder; raises UnreadableInputError when it is none or nothing in it can be read."""
+def read_run(folder: Path, chosen: Chosen | None = None) -> RawRun:
+    """Read a run folder, or what is chosen of it; raises UnreadableInputError when nothing in it can be read."""
     with readable(folder, "check its permissions"):
         if is_run_folder(folder):
-            return read_run_folder(folder)
+            return read_run_folder(folder, chosen)
         if not folder.exists():
             raise UnreadableInputError(f"{folder}: no such file or folder; {_WHICH}")
         if folder.is_dir() and not any(folder.iterdir()):

@@ -42,18 +42,36 @@ _RAW_FILE = re.compile(r"stacks-(?:(\d{1,18})-)?(\d{1,9})\.raw")
 _TRACE = re.compile(r"trace-.*\.json(?:\.gz)?")
 
 
+class Chosen(msgspec.Struct, frozen=True):
+    """What is read of a run: numbers of ranks, names of hosts."""
+
+    ranks: frozenset[int]
+    hosts: frozenset[str]
+
+
 def is_run_folder(path: Path) -> bool:
     """Whether `path` holds a host or rank folder of ours."""
     return path.is_dir() and any(child.is_dir() and RUN_PART.fullmatch(child.name) for child in path.iterdir())
 
 
-def read_run_folder(folder: Path) -> RawRun:
-    """Read all of a run folder; raises UnreadableInputError when its files hold nothing at all."""
+def read_run_folder(folder: Path, ranks_and_hosts: Chosen | None = None) -> RawRun:
+    """Read a run folder, all of it or what is chosen; raises UnreadableInputError when its files hold nothing at all.
+
+    Of a host that is not chosen the manifest alone is read.
+    """
     losses = Losses()
-    inside = folder.resolve()
+    inside, chosen = folder.resolve(), ranks_and_hosts
     children = sorted(child for child in folder.iterdir() if child.is_dir() and child.resolve().is_relative_to(inside))
-    hosts = tuple(_host(child, losses) for child in children if _HOST.fullmatch(child.name))
-    ranks = tuple(_rank(child, losses) for child in children if _RANK.fullmatch(child.name))
+    hosts = tuple(
+        _host(child, losses, chosen is not None and name[1] not in chosen.hosts)
+        for child in children
+        if (name := _HOST.fullmatch(child.name)) is not None
+    )
+    ranks = tuple(
+        _rank(child, losses)
+        for child in children
+        if (name := _RANK.fullmatch(child.name)) is not None and (chosen is None or int(name[1]) in chosen.ranks)
+    )
     ranks = tuple(sorted(ranks, key=lambda rank: (rank.rank, len(rank.name), rank.name)))
     if not any(_has_content(host) for host in hosts) and not any(_has_content(rank) for rank in ranks):
         raise UnreadableInputError(
@@ -90,11 +108,13 @@ class _Files:
         return next(iter(jsonl.read_rows(*self.named(LAST_WORD))), None)
 
 
-def _host(folder: Path, losses: Losses) -> RawHost:
+def _host(folder: Path, losses: Losses, manifest_alone: bool) -> RawHost:
     files = _Files(folder, losses)
     manifest, last_word = files.object("manifest.json"), files.last_word()
     if last_word is not None and (manifest or {}).get("ended_ns") is None:
         manifest = {**(manifest or {}), **last_word}
+    if manifest_alone:
+        return RawHost(folder.name.removeprefix("host-"), manifest)
     return RawHost(
         name=folder.name.removeprefix("host-"),
         manifest=manifest,

@@ -11,7 +11,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,9 @@ from msgspec import Struct
 
 from stepscope.errors import UnreadableInputError
 from stepscope.files import open_regular, read_small
+from stepscope.read.raw import Losses, RawHost, RawRank, RawRun
+from stepscope.schema import PHASES, REDUCED, REDUCED_INDEX, REDUCED_SCHEMA, STEP_COLUMNS
 
-SCHEMA = "stepscope.reduced/1"
-FOLDER, INDEX = "reduced", "reduced.json"
 STEPS_OF_BLOCK = 100  # steps that a row of a folded table stands for: block = step // 100
 BUCKET_NS = 10_000_000_000  # of telemetry
 MAX_INDEX_BYTES = 32 * 2**20
@@ -196,7 +196,7 @@ def write_host(run: Path, index: Index, frames: Mapping[str, pl.DataFrame]) -> P
         index: its `tables` are filled in here.
         frames: by name; a table that is left out is written empty.
     """
-    target = run / FOLDER / f"host-{index.host}"
+    target = run / REDUCED / f"host-{index.host}"
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
@@ -208,7 +208,7 @@ def write_host(run: Path, index: Index, frames: Mapping[str, pl.DataFrame]) -> P
             frame = frame.select(pl.col(column).cast(kind) for column, kind in schema.items())
             frame.write_parquet(path, compression="zstd", compression_level=6, row_group_size=2**18, statistics=True)
             files[name] = TableFile(frame.height, path.stat().st_size, _digest(path))
-        (part / INDEX).write_bytes(msgspec.json.encode(msgspec.structs.replace(index, tables=files)))
+        (part / REDUCED_INDEX).write_bytes(msgspec.json.encode(msgspec.structs.replace(index, tables=files)))
         shutil.rmtree(target, ignore_errors=True)
         part.rename(target)
     finally:
@@ -261,10 +261,44 @@ class Reduced(Struct, frozen=True):
         return pl.concat(frames) if frames else pl.LazyFrame(schema={**schema, "host": pl.String})
 
 
+def as_raw(reduced: Reduced, ranks: Collection[int]) -> RawRun:
+    """The steps of some ranks as a journal would have them, where nothing but reduced tables is left of a run."""
+    frame = reduced.scan("steps").filter(pl.col("rank").is_in(list(ranks))).sort("rank", "step").collect()
+    phases = [f"{phase}_us" for phase in PHASES]
+    frame = frame.select(
+        "rank",
+        "step",
+        kind=pl.when(pl.col("label") == LABELS.index("eval")).then(pl.lit("eval")).otherwise(pl.lit("train")),
+        start_ns=pl.col("start_us") * 1000,
+        **{f"{name[:-3]}_ns": pl.col(name).cast(pl.Int64) * 1000 for name in ("wall_us", *phases, "device_us")},
+        samples=pl.col("samples").cast(pl.Int64),
+        first_batch=pl.col("label") == LABELS.index("first_batch"),
+        in_window=pl.col("label") == LABELS.index("window"),
+    ).filter(pl.col("wall_ns").is_not_null() & pl.col("start_ns").is_not_null())
+    rows = {rank: part.drop("rank").to_dicts() for (rank,), part in frame.partition_by("rank", as_dict=True).items()}
+    missing = dict.fromkeys(STEP_COLUMNS)
+    infos = {rank.rank: (host, rank) for host in reduced.hosts for rank in host.ranks if rank.rank in rows}
+    return RawRun(
+        folder=reduced.folder.parent if reduced.folder.name == REDUCED else reduced.folder,
+        hosts=tuple(RawHost(host.host, {**host.run, "host": host.host}) for host in reduced.hosts),
+        ranks=tuple(
+            RawRank(
+                name=rank.process or f"rank-{number}",
+                rank=number,
+                info={"rank": number, "pid": rank.pid, "device": rank.device, "host": host.host,
+                      "world_size": host.world_size},
+                steps=tuple({**missing, **row} for row in rows[number]),
+            )
+            for number, (host, rank) in sorted(infos.items())
+        ),
+        losses=Losses(),
+    )  # fmt: skip
+
+
 def reduced_folder(path: Path) -> Path | None:
     """The folder `reduced` of a run, or `path` itself where it is one; None where a run was not reduced."""
-    for folder in (path / FOLDER, path):
-        if folder.is_dir() and any((child / INDEX).is_file() for child in folder.glob("host-*")):
+    for folder in (path / REDUCED, path):
+        if folder.is_dir() and any((child / REDUCED_INDEX).is_file() for child in folder.glob("host-*")):
             return folder
     return None
 
@@ -300,24 +334,24 @@ _HOST = re.compile(r"host-([^/\0]{1,255})", re.DOTALL)
 def _checked(folder: Path) -> Index:
     """A host's index, its tables there with the sizes and columns they should have; raises ValueError, OSError."""
     try:
-        index = msgspec.json.decode(read_small(folder / INDEX, MAX_INDEX_BYTES), type=Index)
+        index = msgspec.json.decode(read_small(folder / REDUCED_INDEX, MAX_INDEX_BYTES), type=Index)
     except msgspec.MsgspecError as error:
-        raise ValueError(f"{INDEX}: {error}") from None
-    if index.schema != SCHEMA:
-        raise ValueError(f"{INDEX} is {index.schema!r}, this version reads {SCHEMA!r}")
+        raise ValueError(f"{REDUCED_INDEX}: {error}") from None
+    if index.schema != REDUCED_SCHEMA:
+        raise ValueError(f"{REDUCED_INDEX} is {index.schema!r}, this version reads {REDUCED_SCHEMA!r}")
     name = _HOST.fullmatch(folder.name)
     if name is None or name[1] != index.host:
-        raise ValueError(f"{INDEX} is of host {index.host!r}")
+        raise ValueError(f"{REDUCED_INDEX} is of host {index.host!r}")
     if any(not 0 <= rank.rank < MAX_RANK for rank in index.ranks):
         raise ValueError("a rank's number is damaged")
     for table, schema in SCHEMAS.items():
         path, said = folder / f"{table}.parquet", index.tables.get(table)
         if said is None or path.is_symlink() or not path.is_file() or path.stat().st_size != said.bytes:
-            raise ValueError(f"{path.name} is missing, or not as large as {INDEX} says")
+            raise ValueError(f"{path.name} is missing, or not as large as {REDUCED_INDEX} says")
         if said.bytes > MAX_TABLE_BYTES:
             raise ValueError(f"{path.name} is too large")
         if _digest(path) != said.sha256:
-            raise ValueError(f"{path.name} is not what {INDEX} was written for")
+            raise ValueError(f"{path.name} is not what {REDUCED_INDEX} was written for")
         if dict(pl.read_parquet_schema(path)) != schema:
-            raise ValueError(f"{path.name} has other columns than {SCHEMA}")
+            raise ValueError(f"{path.name} has other columns than {REDUCED_SCHEMA}")
     return index

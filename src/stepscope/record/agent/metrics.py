@@ -122,10 +122,11 @@ class Metrics:
                 with self._lock:
                     self._take(value, (series, time_ns, None, update))
                 return None
-        self._numbers.extend((series, time_ns, value, update))
+        number: float = value
+        self._numbers.extend((series, time_ns, number, update))
         if len(self._numbers) >= HELD_LIMIT * FIELDS:
             self._drain()
-        return value
+        return number
 
     def keep_all(self, vector: Any, then: VectorReader) -> None:
         """Have `then` called with the values of `vector`, which nobody writes to any more, once its device has them.
