@@ -248,17 +248,27 @@ class Reduced(Struct, frozen=True):
     def host_of(self) -> dict[int, str]:
         return {rank.rank: host.host for host in self.hosts for rank in host.ranks}
 
+    def part(self, name: str, host: Index) -> pl.LazyFrame:
+        """A host's table, as it was written."""
+        path = self.folder / f"host-{host.host}" / f"{name}.parquet"
+        return pl.scan_parquet(path, schema=SCHEMAS[name], glob=False)
+
     def scan(self, name: str) -> pl.LazyFrame:
         """A table of all hosts, with `host`; columns and types are those of SCHEMAS."""
-        schema = SCHEMAS[name]
         frames = [
-            pl.scan_parquet(
-                self.folder / f"host-{host.host}" / f"{name}.parquet", schema=schema, glob=False
-            ).with_columns(host=pl.lit(host.host))
-            for host in self.hosts
-            if host.tables[name].rows
+            self.part(name, host).with_columns(host=pl.lit(host.host)) for host in self.hosts if host.tables[name].rows
         ]
-        return pl.concat(frames) if frames else pl.LazyFrame(schema={**schema, "host": pl.String})
+        return pl.concat(frames) if frames else pl.LazyFrame(schema={**SCHEMAS[name], "host": pl.String})
+
+
+class ReducedFrames(Reduced, frozen=True, kw_only=True):
+    """The same in memory, of what was never written as reduced tables: other tools' recordings. By host, then table."""
+
+    frames: dict[str, dict[str, pl.DataFrame]]
+
+    def part(self, name: str, host: Index) -> pl.LazyFrame:
+        frame = self.frames[host.host].get(name)
+        return pl.LazyFrame(schema=SCHEMAS[name]) if frame is None else frame.lazy()
 
 
 def as_raw(reduced: Reduced, ranks: Collection[int]) -> RawRun:

@@ -1,0 +1,181 @@
+"""What each rank does itself in each step, beside its peers: matrices of steps x ranks, in milliseconds.
+
+In synchronous training all ranks' steps are equally long, so who is late shows in what it does before it waits: the
+host's phases of every step that hold no exchange, and in windows the devices' own work.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+from msgspec import Struct
+
+from stepscope.analyze.ranks import thresholds as at
+from stepscope.analyze.ranks.layout import Layout
+from stepscope.tables.arrays import Bools, Int64
+from stepscope.tables.reduced import LABELS, STEPS_OF_BLOCK, Reduced
+
+Matrix = npt.NDArray[np.float32]  # steps x ranks
+
+PHASES = ("data_wait", "before_forward", "forward", "backward", "optimizer", "other")
+_ASSUMED = ("backward", "optimizer", "other")  # where nobody knows in which phases ranks wait for each other
+_STEADY, _WINDOW = LABELS.index("steady"), LABELS.index("window")
+
+
+class Steps(Struct, frozen=True):
+    """Steps that count, in order: steady ones, and those of windows. NaN where nothing was recorded."""
+
+    numbers: Int64
+    start_us: npt.NDArray[np.float64]  # by step, of the first rank that has it
+    windowed: Bools  # by step
+    wall: Matrix
+    own: Matrix  # the host's phases without exchange, together
+    phases: dict[str, Matrix]  # of them
+    gc: Matrix | None  # inside the phases
+    tokens: Matrix | None
+    compute: Matrix | None  # rows: those of `windows`
+    windows: Int64  # positions of steps of windows in which `compute` is known of some rank
+    exchange: tuple[str, ...]
+    exchange_source: str
+    all_steps: int  # that could have been judged
+
+    @property
+    def steady(self) -> Int64:
+        return np.flatnonzero(~self.windowed)
+
+
+def own_steps(reduced: Reduced, layout: Layout) -> Steps:
+    numbers, all_steps = _numbers(reduced, len(layout.ranks))
+    exchange, source = _exchange(reduced)
+    own = [phase for phase in PHASES if phase not in exchange]
+    columns = {phase: f"{phase}_us" for phase in own} | {"gc": "gc_us", "compute": "compute_us", "tokens": "tokens"}
+    shape = len(numbers), len(layout.ranks)
+    wall = np.full(shape, np.nan, np.float32)
+    made: dict[str, Matrix] = {}
+    start = np.full(len(numbers), np.nan)
+    windowed = np.zeros(len(numbers), np.int32)
+    for host in reduced.hosts:
+        if not host.tables["steps"].rows or not len(numbers):
+            continue
+        frame = (
+            reduced.part("steps", host)
+            .filter(pl.col("label").is_in([_STEADY, _WINDOW]) & (pl.col("wall_us") > 0))
+            .select("rank", "step", "start_us", "wall_us", "label", *columns.values())
+            .collect()
+        )
+        row = np.minimum(np.searchsorted(numbers, frame["step"].to_numpy()), len(numbers) - 1)
+        column = layout.at(frame["rank"].cast(pl.Int64).to_numpy())
+        kept = (numbers[row] == frame["step"].to_numpy()) & (column >= 0)
+        row, column = row[kept], column[kept]
+        frame = frame.filter(pl.Series(kept))
+        walls = frame["wall_us"].cast(pl.Float32).to_numpy() / np.float32(1000)
+        wall[row, column] = walls
+        known = frame["start_us"].is_not_null().to_numpy()
+        start[row[known]] = frame["start_us"].drop_nulls().to_numpy()
+        np.add.at(windowed, row, np.where(frame["label"].to_numpy() == _WINDOW, 1, -1))
+        for name, source_column in columns.items():
+            values = frame[source_column]
+            if values.null_count() == len(values):
+                continue
+            if name not in made:
+                made[name] = np.full(shape, np.nan, np.float32)
+            cells = values.cast(pl.Float32).fill_null(np.nan).to_numpy()
+            # a part of a step is no longer than it
+            made[name][row, column] = cells if name == "tokens" else np.minimum(cells / np.float32(1000), walls)
+    compute = made.pop("compute", None)
+    windows = np.zeros(0, np.int64)
+    if compute is not None:
+        windows = np.flatnonzero(np.isfinite(compute).any(axis=1))
+        compute = compute[windows]
+    gc, tokens = made.pop("gc", None), made.pop("tokens", None)
+    phases = {phase: made[phase] for phase in own if phase in made}
+    total = np.zeros(shape, np.float32)
+    for values in phases.values():
+        total += values
+    np.minimum(total, wall, out=total)
+    return Steps(
+        numbers, start, windowed > 0, wall, total, phases, gc, tokens, compute, windows, exchange, source, all_steps
+    )
+
+
+def _numbers(reduced: Reduced, ranks: int) -> tuple[Int64, int]:
+    """The steps to judge, and how many there are: all, or blocks over the whole run where there are too many."""
+    parts = [np.zeros(0, np.int64)]
+    for host in reduced.hosts:
+        if host.tables["steps"].rows:
+            counted = reduced.part("steps", host).filter(
+                pl.col("label").is_in([_STEADY, _WINDOW]) & (pl.col("wall_us") > 0) & (pl.col("step") >= 0)
+            )
+            parts.append(np.unique(counted.select("step").collect()["step"].to_numpy()).astype(np.int64))
+    numbers = np.unique(np.concatenate(parts))
+    most = max(at.MAX_CELLS // max(ranks, 1), at.MIN_STEPS)
+    if len(numbers) > most:
+        every = -(-len(numbers) // most)
+        return numbers[(np.arange(len(numbers)) // STEPS_OF_BLOCK) % every == 0], len(numbers)
+    return numbers, len(numbers)
+
+
+def _exchange(reduced: Reduced) -> tuple[tuple[str, ...], str]:
+    """The phases in which ranks wait for each other: as most of them say."""
+    said = Counter(
+        (rank.exchange, rank.exchange_source)
+        for host in reduced.hosts
+        for rank in host.ranks
+        if rank.exchange is not None
+    )
+    if not said:
+        return _ASSUMED, "assumed: gradients are exchanged after the forward pass"
+    phases, source = said.most_common(1)[0][0]
+    return tuple(phase for phase in PHASES if phase in phases), source
+
+
+def middle(values: Matrix) -> Matrix:
+    """The lower median of each row, NaN left out: of two ranks the shorter, so one that is late stands out of any."""
+    count = np.isfinite(values).sum(axis=1)
+    row = np.maximum(count - 1, 0) // 2
+    if len(values) and (count == values.shape[1]).all():
+        return np.partition(values, int(row[0]), axis=1)[:, int(row[0])]
+    ordered = np.sort(values, axis=1)  # NaN last
+    return ordered[np.arange(len(values)), row] if values.shape[1] else np.full(len(values), np.nan, np.float32)
+
+
+def beyond(values: Matrix, layout: Layout, columns: Int64 | None = None) -> Matrix:
+    """What each has beyond the middle one of its peers in the same step.
+
+    Args:
+        columns: the ranks asked for, each beside 32 of its peers at most; all where it is left out.
+    """
+    groups = layout.peer_groups()
+    if columns is None:
+        if len(groups) == 1:
+            return values - middle(values)[:, None]
+        excess = np.empty_like(values)
+        for group in groups:
+            mine = values[:, group]
+            excess[:, group] = mine - middle(mine)[:, None]
+        return excess
+    found = np.empty((len(values), len(columns)), np.float32)
+    some = {int(layout.peers[group[0]]): group for group in groups}
+    middles: dict[int, Matrix] = {}
+    for position, column in enumerate(columns.tolist()):
+        peers = int(layout.peers[column])
+        if peers not in middles:
+            group = some[peers]
+            middles[peers] = middle(values[:, group[:: -(-len(group) // 33)]])
+        found[:, position] = values[:, column] - middles[peers]
+    return found
+
+
+def block_means(values: Matrix, blocks: int) -> Matrix:
+    """Means of `blocks` parts of the steps, NaN left out; shape (blocks, ranks)."""
+    edges = np.unique(np.linspace(0, len(values), min(blocks, len(values)) + 1).astype(np.int64))[:-1]
+    if not len(edges):
+        return np.zeros((0, values.shape[1]), np.float32)
+    known = np.isfinite(values)
+    sums = np.add.reduceat(np.where(known, values, 0), edges, axis=0, dtype=np.float64)
+    counts = np.add.reduceat(known, edges, axis=0, dtype=np.int64)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return (sums / np.where(counts, counts, np.nan)).astype(np.float32)

@@ -1,0 +1,47 @@
+"""What a verdict over many ranks decides by, each number with its reason."""
+
+from __future__ import annotations
+
+MIN_STEPS = 20  # steady or windowed ones: of fewer, quarters of a run cannot agree
+MIN_RANKS = 2
+MAX_CELLS = 24_000_000  # ranks x steps that are held at once, 100 MB a column; beyond, blocks spread over the run
+
+# Holmes (NSDI'25) loses its signal below 1.04 x; jobs without a straggler differ by some percent between ranks.
+LEAST_SHARE = 0.04  # of the mean step: what a rank, host, stage, link or rotating cause must cost to be named
+LEAST_STEADY_SHARE = 0.02  # the same of a rank that is late in nearly every step
+STEADY_LATE = 0.8  # part of the steps, for that
+SIGMAS = 6.0  # robust deviations over the ranks: a thousand ranks make 4 by chance, tails of real ones more
+STEADY_SIGMAS = 8.0  # for the smaller effect
+ERRORS = 4.0  # standard errors over time, by blocks of steps
+BLOCKS = 40  # parts of a run whose means are compared
+SPIKE_BLOCKS = 2  # of them, those with the largest excess count for nothing: one stall is no straggler
+FLOOR_SHARE = 0.002  # of the step, below which differences between ranks are no measure of what is usual
+
+HOST_SHARE = 0.75  # of a host's ranks that must be late, by at least
+HOST_PART = 0.5  # of what its latest is
+SAME_HOST_SPREAD = 2.0  # the latest of a host's ranks at most so much later than its middle one
+
+# A rank's spike stands out of the noise of a thousand: 4 deviations by chance, 8 never.
+SPIKE_SIGMAS = 8.0
+ROTATING_STEPS = 0.1  # part of the steps in which some rank must spike
+ROTATING_RANKS = 3  # different ones, none with more than ...
+ROTATING_ONE = 0.5  # ... of the spikes: else it is that rank's own
+TOKENS_SPREAD = 0.03  # mean over steps of largest over mean tokens, less 1: less does not lengthen a step notably
+TOKENS_FIT = 0.5  # part of the variance of the work between ranks that tokens must explain
+
+STAGE_SHARE = 0.05  # a stage's own work beyond the mean of the others
+GLOBAL_RATIO = 1.25  # a step so much longer than the median step is one in which something happened to all
+GLOBAL_OWN = 0.5  # at most this part of the extra time may be one rank's own work
+GLOBAL_EVENTS = 3  # times it must have happened
+
+LINK_RATIO = 1.5  # a group's transfers against those of groups alike
+
+PART_OF_EXCESS = 0.5  # that a component must explain to be the cause
+LINE_PART = 0.25  # of the excess that a line must explain to be named
+MIN_SAMPLES = 50  # of a rank's stacks: with fewer, chance alone moves a share of a fifth by a quarter of it
+CLOCK_DROP = 0.04  # of the peers' clock: less is what devices of one kind differ by
+BUSY_CORES = 0.2  # more of the host's processors in use than on other hosts
+
+MAX_STRAGGLERS = 16
+MAX_SUSPECTS = 20
+GRID_ROWS, GRID_COLUMNS = 1000, 100
