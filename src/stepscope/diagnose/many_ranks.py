@@ -43,7 +43,6 @@ def late_ranks(analysis: Analysis) -> Iterator[Claim]:
             ranks=late.ranks,
             evidence=(
                 ms("shorter step without it, the steps played again", late.cost_ms, source),
-                ms("own work beyond that of the peers", late.excess_ms, f"{source}; {late.peers}"),
                 figure("steps in which it came last", late.share_of_steps, "fraction", source, 3),
                 figure("ranks of which nothing was recorded", absent or None, "count", source, 0),
                 *late.evidence,

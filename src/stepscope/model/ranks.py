@@ -109,3 +109,25 @@ class RanksVerdict(Struct, frozen=True):
     layout: str
     clocks: tuple[HostClock, ...] = ()
     suspects: tuple[int, ...] = ()
+
+
+class RankMap(Struct, frozen=True):
+    """How much longer each rank works than its peers, along the run.
+
+    title: Of what: work of the host in every step, or of host and device in the steps of windows.
+    source: What it is made from.
+    ranks: Number of each row.
+    hosts: Of each row.
+    stages: Pipeline stage of each row; missing where no layout is known.
+    steps: First step of each column.
+    excess_ms: Rows of columns: the mean of the steps of a column, beyond the middle one of the peers; missing where
+        nothing was recorded.
+    """
+
+    title: str
+    source: str
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    stages: tuple[int, ...] | None
+    steps: tuple[int, ...]
+    excess_ms: tuple[tuple[float | None, ...], ...]

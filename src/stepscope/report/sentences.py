@@ -107,6 +107,23 @@ def framework(report: Report) -> str | None:
     return text
 
 
+NAMED_RANKS = 8
+
+
+def many_ranks(report: Report) -> str | None:
+    """By what ranks were judged that were not read in full, and the verdict; None where all were."""
+    verdict = report.views.get("many_ranks")
+    if not verdict:
+        return None
+    text = f"{verdict['ranks']:,} ranks judged by their reduced tables: {verdict['reason']}"
+    missing = verdict["missing"] or ()
+    if missing:
+        named = ", ".join(map(str, missing[:NAMED_RANKS])) + (" …" if len(missing) > NAMED_RANKS else "")
+        text += f"; nothing was recorded of {words.things(len(missing), 'rank')} ({named})"
+    read = report.run.get("ranks") or ()
+    return f"{text}. Read in full, and in all figures below: rank{'s' * (len(read) > 1)} {', '.join(map(str, read))}"
+
+
 def quality(report: Report) -> list[str]:
     """What reading traces cost, before any figure; nothing of a recording of ours on a CPU that lost nothing."""
     facts = report.quality.get("reading") or {}

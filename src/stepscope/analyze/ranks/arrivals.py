@@ -1,4 +1,4 @@
-"""Who came last to collectives, in windows, without any clock: the shortest stay in one is that of the rank waited for."""
+"""Who came last to collectives of windows, by durations alone: the rank waited for stays shortest, whatever the clocks."""
 
 from __future__ import annotations
 

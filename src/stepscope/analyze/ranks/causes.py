@@ -60,7 +60,9 @@ class Recorded:
         by_rank = shares.group_by("rank", *key).agg(share=(pl.col("samples") / pl.col("all")).sum())
         # the middle of those without the line is 0: sums over the count of ranks, not over those that have it
         late = by_rank.filter(pl.col("rank").is_in(mine)).group_by(key).agg(mine=pl.col("share").sum() / len(mine))
-        usual = by_rank.filter(pl.col("rank").is_in(others)).group_by(key).agg(usual=pl.col("share").sum() / len(others))
+        usual = (
+            by_rank.filter(pl.col("rank").is_in(others)).group_by(key).agg(usual=pl.col("share").sum() / len(others))
+        )
         beyond = late.join(usual, on=key, how="left", nulls_equal=True).with_columns(
             more=pl.col("mine") - pl.col("usual").fill_null(0.0)
         )
@@ -183,7 +185,9 @@ def _of_host(
             Evidence("processors in use on its host", round(cores[0], 1), "cores", "telemetry"),
             Evidence("processors in use on other hosts", round(cores[1], 1), "cores", "telemetry"),
         )
-        return Cause("other_processes", f"{phase} takes longer while more of its host's processors are in use", None, evidence)
+        return Cause(
+            "other_processes", f"{phase} takes longer while more of its host's processors are in use", None, evidence
+        )
     place, source = recorded.place(part, phase, step_ms, host[phase])
     if place is None:
         return Cause("unknown", f"{phase} takes longer on the host; {source}", None, evidence)

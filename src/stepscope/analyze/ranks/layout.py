@@ -78,7 +78,9 @@ def layout_of(reduced: Reduced) -> Layout:
     peers, peers_text = _peers(dp, pp, tp)
     sizes = {axis: len(np.unique(values)) for axis, values in place.items() if len(values) and values[0] >= 0}
     if not any(size > 1 for axis, size in sizes.items() if axis != "dp"):
-        text = f"data parallel over {len(ranks)} ranks ({source})" if sizes else "unknown: every rank is compared with all"
+        text = (
+            f"data parallel over {len(ranks)} ranks ({source})" if sizes else "unknown: every rank is compared with all"
+        )
     else:
         parts = " x ".join(f"{axis.upper()} {sizes[axis]}" for axis in ("tp", "pp", "dp") if axis in sizes)
         text = f"{parts} ({source})"
@@ -108,7 +110,7 @@ def _by_groups(ranks: Int64, groups: Sequence[Group], reduced: Reduced) -> dict[
     # a rank that is in two groups of a kind has its place in the larger: the smaller is a part of it
     for group in sorted(groups, key=lambda group: len(group.ranks)):
         axis = axes[group.id]
-        if axis in place and 1 < len(group.ranks):
+        if axis in place and len(group.ranks) > 1:
             for position, rank in enumerate(sorted(set(group.ranks))):
                 if rank in row:
                     place[axis][row[rank]] = position

@@ -93,8 +93,8 @@ def own_steps(reduced: Reduced, layout: Layout) -> Steps:
     gc, tokens = made.pop("gc", None), made.pop("tokens", None)
     phases = {phase: made[phase] for phase in own if phase in made}
     total = np.zeros(shape, np.float32)
-    for values in phases.values():
-        total += values
+    for phase in phases.values():
+        total += phase
     np.minimum(total, wall, out=total)
     return Steps(
         numbers, start, windowed > 0, wall, total, phases, gc, tokens, compute, windows, exchange, source, all_steps

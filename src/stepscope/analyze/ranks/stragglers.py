@@ -17,7 +17,7 @@ from stepscope.tables.arrays import Bools, Floats, Int64
 
 
 class Lateness(Struct, frozen=True):
-    """By rank: mean excess over the run but for its largest blocks, how sure it is, and in how many steps it is late."""
+    """By rank: mean excess over the run but for its largest blocks, and how sure it is."""
 
     mean: Floats
     error: Floats  # standard error of it
@@ -107,7 +107,12 @@ def spikes(values: Matrix, layout: Layout, least: float) -> Spikes:
         rows.append(row)
         columns.append(group[column])
         found.append((mine[row, column] - centre[row]).astype(np.float64))
-    return Spikes(*(np.concatenate(parts) if parts else np.zeros(0) for parts in (rows, columns, found)))
+    none = np.zeros(0, np.int64)
+    return Spikes(
+        np.concatenate([none, *rows]),
+        np.concatenate([none, *columns]),
+        np.concatenate([np.zeros(0), *found]),
+    )
 
 
 class Rotating(Struct, frozen=True):
@@ -117,9 +122,7 @@ class Rotating(Struct, frozen=True):
     share: float  # of the steps
 
 
-def rotating(
-    parts: Sequence[tuple[str, Matrix]], layout: Layout, known: Int64, step_ms: float
-) -> list[Rotating]:
+def rotating(parts: Sequence[tuple[str, Matrix]], layout: Layout, known: Int64, step_ms: float) -> list[Rotating]:
     """Parts of the work that make another rank late in each step.
 
     Args:

@@ -151,7 +151,9 @@ def _fixed(case: Case) -> list[Draft]:
         windows = lateness(case.device, case.step_ms)
         seen_in_windows = np.setdiff1d(late_ranks(case.device, windows, case.step_ms), late)
         # the device's part comes on top of what every step shows of the host
-        mean = np.maximum(mean, np.where(np.isin(np.arange(len(mean)), seen_in_windows), np.nan_to_num(windows.mean), 0))
+        mean = np.maximum(
+            mean, np.where(np.isin(np.arange(len(mean)), seen_in_windows), np.nan_to_num(windows.mean), 0)
+        )
     both = np.union1d(late, seen_in_windows).astype(np.int64)
     if not len(both):
         return []
@@ -247,7 +249,7 @@ def _parts(case: Case, part: Int64, draft: Draft) -> Parts:
     retries = 0.0
     events = case.recorded.events("retry")
     if events.height:
-        row, column, ms = _cells(events, steps.numbers[rows])
+        _, column, ms = _cells(events, steps.numbers[rows])
         retries = float(ms[np.isin(column, part)].sum() / len(rows) / len(part))
     by_tokens = _by_tokens(case)
     tokens = None
@@ -420,8 +422,12 @@ def _sequence(case: Case, late: Int64) -> Straggler | None:
         share_of_steps=1.0,
         peers=layout.peers_text,
         evidence=(
-            Evidence("most tokens of a rank by their mean", round(float((most[known] / mean[known]).mean()), 3), "ratio",
-                     STEPS_SOURCE),
+            Evidence(
+                "most tokens of a rank by their mean",
+                round(float((most[known] / mean[known]).mean()), 3),
+                "ratio",
+                STEPS_SOURCE,
+            ),
         ),
     )  # fmt: skip
 

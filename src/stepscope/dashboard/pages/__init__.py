@@ -123,6 +123,7 @@ _LIST = (
     Page("findings", "Findings", "Overview", ("steps",)),
     Page("steps", "Steps", "Overview", _EVERY),
     Page("metrics", "Metrics", "Overview", ("worker", "steps")),
+    Page("ranks", "Ranks", "Overview", ()),
     Page("timeline", "Timeline", "Time", _EVERY),
     Page("flame", "Flame graph", "Time", _EVERY),
     Page("operators", "Operators", "Work", _EVERY, "operators"),
