@@ -1,4 +1,4 @@
-"""Who came last to collectives of windows, by durations alone: the rank waited for stays shortest, whatever the clocks."""
+"""Who came last to collectives of windows, by durations alone: the rank that others wait for stays shortest."""
 
 from __future__ import annotations
 
