@@ -76,6 +76,25 @@ def test_a_loss_that_is_divided_or_whose_passes_are_not_of_one_number() -> None:
     assert told(uneven) == []
 
 
+def test_a_loss_beside_what_the_script_logs() -> None:
+    """The root of a pass is divided by what is known on a device alone; or logged after it was divided."""
+
+    def logged(of: float) -> list[dict[str, Any]]:
+        shifted = rows("train/loss", "wandb", lambda step: (1 + 0.01 * (step % 7)) * of)
+        return [{**row, "time_ns": row["time_ns"] + MS} for row in shifted]
+
+    (risk,) = judged(passes(4, last=4), logged(1.0), journal=root("MulBackward0")).risks
+    assert (risk.rule, risk.confidence) == ("training.loss_not_divided", "high")
+    assert {one.metric: one.value for one in risk.evidence}[
+        "sum of an update's losses by what is logged as train/loss (wandb)"
+    ] == pytest.approx(4, rel=0.02)
+    (risk,) = judged(passes(4, divided=True, last=4), logged(1.0), journal=root("DivBackward0")).risks
+    assert (risk.rule, risk.severity) == ("training.logged_loss", "info")
+    assert told(passes(4, divided=True, last=4), logged(4.0), journal=root("DivBackward0")) == []
+    validated = [{**row, "name": "val/loss"} for row in logged(1.0)]
+    assert told(passes(4, divided=True, last=4), validated, journal=root("DivBackward0")) == []
+
+
 @pytest.mark.parametrize(
     ("first", "last", "expected"),
     [(60, COUNT, [("loss_not_finite", "critical")]), (60, 61, [("loss_not_finite", "warning")]), (COUNT, COUNT, [])],
@@ -134,7 +153,7 @@ def test_a_healthy_run_and_one_without_series() -> None:
     assert {name for name in quiet if name.startswith("training.") and quiet[name]} == {
         f"training.{name}"
         for name in (
-            *("loss_not_finite", "loss_not_divided", "clipping", "scale_collapse"),
+            *("loss_not_finite", "loss_not_divided", "logged_loss", "clipping", "scale_collapse"),
             *("dead_units", "update_ratio"),
         )
     }

@@ -51,7 +51,10 @@ ACCUMULATED = [(1, 1.0, 0), (2, 3.0, 0), (11, 5.0, 1), (12, 7.0, 1)]
         (UNDIVIDED, (), [2.0, 6.0]),
         ({"node": "MulBackward0", "factor": 0.5}, (), [4.0, 12.0]),
         ({"node": "MulBackward0", "factor": 3.0}, (), [2.0, 6.0]),  # a weight of the loss, no number of batches
-        ({"node": "DivBackward0", "factor": None}, (), [4.0, 12.0]),  # by what is known on the device alone
+        ({"node": "DivBackward0", "factors": [None] * 4}, (), [4.0, 12.0]),  # by what is known on the device alone
+        ({"node": "DivBackward0", "factors": [2.0] * 4}, (), [4.0, 12.0]),
+        ({"node": "DivBackward0", "factors": [90.0, 71.0, 84.0, 77.0]}, (), [2.0, 6.0]),  # by each pass's own tokens
+        ({"node": "DivBackward0", "factors": [161.0, 161.0, 147.0, 147.0]}, (), [4.0, 12.0]),  # by those of the update
         (UNDIVIDED, ({"kind": "framework", "name": "HF Trainer"},), [4.0, 12.0]),
     ],
 )
@@ -62,8 +65,36 @@ def test_gradients_accumulated_over_two_batches(about: Any, journal: Any, losses
     assert seen["train/loss_mean"] == [(0, 2.0), (1, 6.0)]
 
 
+@pytest.mark.parametrize(
+    ("name", "about", "told", "of"),
+    [
+        ("train_loss", {"node": "DivBackward0", "factors": [None]}, 0.5, "mean"),
+        ("train_loss", {"node": "DivBackward0", "factors": [None]}, 1.0, "sum"),
+        ("Loss/train", {"node": "AddBackward0"}, 1.0, "sum"),  # divided before a penalty was added
+        ("loss", {"node": "DivBackward0", "factors": [2.0] * 9}, 0.5, "sum"),  # logged after it was divided
+        ("val/loss", {"node": "DivBackward0", "factors": [None]}, 0.5, "sum"),
+        ("loss", {"node": "AddBackward0"}, 0.75, "mean"),  # neither
+        ("loss", {"node": "MseLossBackward0"}, 1.0, "mean"),  # their sum is logged, and nothing divides
+    ],
+)
+def test_what_the_script_logs_tells_where_the_root_does_not(name: str, about: Any, told: float, of: str) -> None:
+    steps = range(12)
+    values = [(1.0 + at % 3, 1.5 + at % 2) for at in steps]
+    passes = [(10 * at + part + 1, values[at][part], at) for at in steps for part in (0, 1)]
+    times = np.array([10 * at + 5 for at in steps]) * MS + T0
+    logged = RawSeries(name, "wandb", times, np.array([told * sum(pair) for pair in values]))
+    seen = found(line(passes, **about), logged, steps=12, fetches=2)
+    expected = [sum(pair) / (2 if of == "mean" else 1) for pair in values]
+    assert [value for _, value in seen["train/loss"]] == pytest.approx(expected)
+
+
 # a line for the batches before the last, as with `no_sync` of a model on several ranks
-NO_SYNC = (line([(1, 1.0, 0), (11, 5.0, 1)], **UNDIVIDED), line([(2, 3.0, 0), (12, 7.0, 1)], **UNDIVIDED))
+NO_SYNC = (
+    line([(1, 1.0, 0), (11, 5.0, 1)], **UNDIVIDED, **LINE_D),
+    line([(2, 3.0, 0), (12, 7.0, 1)], **UNDIVIDED, **LINE_E),
+)
+# one line, whose values were read in the middle of an update
+IN_PARTS = (line(ACCUMULATED[:3], **UNDIVIDED, **LINE_D), line(ACCUMULATED[3:], **UNDIVIDED, **LINE_D))
 
 
 @pytest.mark.parametrize(
@@ -71,6 +102,7 @@ NO_SYNC = (line([(1, 1.0, 0), (11, 5.0, 1)], **UNDIVIDED), line([(2, 3.0, 0), (1
     [
         (NO_SYNC, {"fetches": 2}, [(0, 2.0), (1, 6.0)]),
         (NO_SYNC, {"fetches": 1}, [(0, 4.0), (1, 12.0)]),  # of one batch they are different losses, added
+        (IN_PARTS, {"fetches": 0}, [(0, 2.0), (1, 6.0)]),
         # what an optimizer's step evaluates again is left out
         ((line([(1, 4.0, -1), (2, 3.0, -1), (3, 2.0, -1), (11, 1.0, -2)]),), {}, [(0, 4.0), (1, 1.0)]),
         # a closure's pass belongs to the batches accumulated before it

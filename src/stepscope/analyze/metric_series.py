@@ -7,7 +7,7 @@ it, and a healthy run gives no alarm. Positions are those of `values`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,12 @@ SCORE = 8.0  # robust standard deviations: normal noise reaches 5 once in a mill
 RECENT = 50  # of these, which alone tell a series that fell fast before; their tail is short, so twice as far above it
 FALLEN = 2.0  # times that the first of the window are above the last
 TAIL = 1.5  # times what the highest of the values before was above the usual: heavy tails have such neighbours
-SMALLEST = 0.01  # of the level the series began with: a loss near 0 leaps by large factors, and means nothing
+PART = 100  # values that a longer tail is told by: what 200 have not shown, a converged loss may do now and then
+PARTS = 20  # of these, before
+LIKE = 10.0  # times what is usual: the level of a part that was like now
+LEVELLED = 1.3  # times that the first half of such a part is above the second, at most: a fall is no tail
+LONG_TAIL = 2.0  # times the highest of those parts above their usual
+SMALLEST = 0.1  # of the upper quartile of the first values: a loss near 0 leaps by large factors, and means nothing
 LONGEST = 20  # values; what lasts longer is another level
 MAX_CANDIDATES = 1_000
 BLOCK = 50  # values that one window judges roughly
@@ -30,6 +35,7 @@ SIGMA = 1.4826  # a median distance from the median as a standard deviation (of 
 QUARTILES = 1.349  # what the quartiles of a normal distribution lie apart, in standard deviations
 
 SCALES = (10, 20, 80, 320)  # values on either side; a long one finds a small change, a short one the exact place
+SLOW_SCALES = (5, *SCALES)  # of what is read once a second and hardly noisy, as memory is
 STEP_SCORE = 7.5  # standard errors of the difference of two medians; thousands of places are looked at
 MEDIAN_ERROR = 1.253  # the standard error of a median by that of the mean (of a normal distribution)
 ABRUPT = 2.0  # times what the level changes by from window to window on both sides: a trend changes by as much there
@@ -66,17 +72,19 @@ def spikes(values: Floats) -> list[Leap]:
     own = values[places]
     if len(own) <= LEAST_BEFORE:
         return []
-    start = float(np.median(np.abs(own[:LEAST_BEFORE])))
+    start = float(np.sort(np.abs(own[:LEAST_BEFORE]))[3 * LEAST_BEFORE // 4])
     taken = np.zeros(len(own), np.bool_)
     found: list[list[int]] = []
     scores: dict[int, tuple[float, float]] = {}
     for at in _candidates(own)[:MAX_CANDIDATES].tolist():
-        history = own[max(0, at - 2 * WINDOW) : at]
-        history = history[~taken[max(0, at - 2 * WINDOW) : at]][-WINDOW:]
-        score, usual = _score(float(own[at]), history)
+        first = max(0, at - 2 * PART * PARTS)
+        before = own[first:at][~taken[first:at]][-PART * PARTS :]
+        score, usual = _score(float(own[at]), before[-WINDOW:])
         goes_on = bool(found) and at - found[-1][-1] <= 2
         least = max(SMALLEST * start, SMALLEST_CHANGE * abs(usual))
         if score < (SCORE / 2 if goes_on else SCORE) or own[at] - usual < least:
+            continue
+        if not goes_on and own[at] - usual < LONG_TAIL * _long_tail(before, usual):
             continue
         taken[at], scores[at] = True, (score, usual)
         if goes_on:
@@ -92,6 +100,17 @@ def spikes(values: Floats) -> list[Leap]:
         score, usual = scores[top]
         made.append(Leap(int(places[group[0]]), group[-1] - group[0] + 1, float(own[top]), usual, score))
     return made
+
+
+def _long_tail(before: Floats, usual: float) -> float:
+    """How far above its median a part of the values before went that was like the last ones, and did not fall."""
+    parts = before[len(before) % PART :].reshape(-1, 2, PART // 2)
+    if not len(parts):
+        return 0.0
+    early, late = np.median(parts, axis=2).T
+    middle = np.median(parts.reshape(-1, PART), axis=1)
+    like = (np.abs(middle) <= LIKE * abs(usual)) & (np.abs(early) <= LEVELLED * np.abs(late))
+    return float((parts.reshape(-1, PART).max(axis=1) - middle)[like].max(initial=0.0))
 
 
 def _candidates(own: Floats) -> Int64:
@@ -142,14 +161,14 @@ def _above(value: float, history: Floats, tail: float) -> float:
 # ---------------------------------------------------------------------------------------------------------- levels
 
 
-def levels(values: Floats) -> list[Level]:
-    """Where the series goes on at another level, for at least ten values: in order of place."""
+def levels(values: Floats, scales: Sequence[int] = SCALES) -> list[Level]:
+    """Where the series goes on at another level, for as many values as the least of `scales`: in order of place."""
     places = np.flatnonzero(np.isfinite(values))
     raw = values[places]
     each = -(-len(raw) // POINTS)
     own = raw if each <= 1 else np.median(raw[: len(raw) // each * each].reshape(-1, each), axis=1)
     found: list[tuple[int, int]] = []  # place, scale
-    for scale in SCALES:
+    for scale in scales:
         for at in _jumps(own, scale):
             if all(abs(at - other) > max(scale, known) for other, known in found):
                 found.append((at, scale))
@@ -188,10 +207,13 @@ def _jumps(own: Floats, scale: int) -> Iterator[int]:
         & (size >= SMALLEST_CHANGE * np.abs(before))
     )
     relative = size / np.maximum(np.abs(before), 1e-300)
-    counts &= relative >= UNUSUAL * float(np.median(relative))
     places = np.flatnonzero(counts)
     for group in np.split(places, np.flatnonzero(np.diff(places) > scale) + 1) if len(places) else ():
-        yield int(at[group[np.argmax((size - trend)[group])]])
+        place = group[np.argmax((size - trend)[group])]
+        # a series that goes through 0 has no usual size of its changes but that of all
+        others = relative[np.abs(at - at[place]) > scale] if own.min() > 0 else relative
+        if not len(others) or relative[place] >= UNUSUAL * float(np.median(others)):
+            yield int(at[place])
 
 
 def _between(values: Floats, places: range) -> int:

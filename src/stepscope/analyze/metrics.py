@@ -21,7 +21,7 @@ from stepscope.analyze import curves
 from stepscope.analyze.curves import Curve
 from stepscope.analyze.happenings import SCALE, Happenings, joined
 from stepscope.analyze.input.batches import alarms
-from stepscope.analyze.metric_series import Leap, Level, levels, spikes
+from stepscope.analyze.metric_series import SCALES, SLOW_SCALES, Leap, Level, levels, spikes
 from stepscope.engine.journal import event_data, place_of
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.model import Place
@@ -37,7 +37,7 @@ from stepscope.model.metrics import (
     Watched,
 )
 from stepscope.read.text import integer
-from stepscope.tables.metrics import LOSS, NORM, NORM_CLIPPED
+from stepscope.tables.metrics import FOUND, LOSS, NORM, NORM_CLIPPED, is_loss, ratio_to_logged
 from stepscope.tables.schema import Tables
 
 PROCESSES = 16
@@ -45,7 +45,7 @@ SOURCES = ("backward", "clipping", "scaler")  # of what training itself made, in
 STAGES = {"backward": "forward", "clipping": "backward", "scaler": "scaler"}
 NORM_SCALED = "train/grad_norm_scaled"
 SEARCH = 20  # updates: GradScaler starts at 2**16 and halves its scale, which is 1 after as many as 16 that it left out
-SAME = 0.95  # of the updates have as many passes: the last one of an epoch may have fewer
+SAME_LOSS = 0.5  # of the updates: one whose last batches are fewer may have a single pass
 ZEROS, RATIOS = "watch/zeros/", "watch/update_ratio/"
 MAX_SPIKES, MAX_CHANGES = 50, 50
 TIMES = 10.0  # a change by more is told as a factor
@@ -82,7 +82,7 @@ class _Run:
             changes=tuple(self._changes()),
             clipping=self._clipping(),
             scaling=self._scaling(),
-            accumulation=self._accumulation(),
+            accumulation=tuple(self._accumulation()) or None,
             zeros=tuple(_watched(self._all, ZEROS)),
             update_ratios=tuple(_watched(self._all, RATIOS)),
         )
@@ -231,13 +231,21 @@ class _Run:
     def _changes(self) -> Iterator[LevelChange]:
         """Of losses, norms and what steps take, in order of steps."""
         lead = {one.name: one for one in reversed(self._own) if one.name in (NORM, NORM_SCALED, LOSS)}
-        found = [(one, level) for one in (*lead.values(), *self._measured()) for level in levels(one.values)]
+        found = [
+            (one, level)
+            for one in (*lead.values(), *self._measured())
+            for level in levels(one.values, SCALES if one.source in (*SOURCES, curves.STEPS) else SLOW_SCALES)
+        ]
         walls = [one.steps[level.at] for one, level in found if one.name == STEP_MS]
-        # a rate that changes with the time of a step says nothing in addition
+        # a rate says something in addition to the time of a step only where batches have another size
         found = [
             (one, level)
             for one, level in found
-            if one.name != RATE or all(abs(one.steps[level.at] - step) > level.near for step in walls)
+            if one.name != RATE
+            or (
+                all(abs(one.steps[level.at] - step) > level.near for step in walls)
+                and any(_batches(self._train, int(one.steps[level.at])))
+            )
         ]
         found.sort(key=lambda each: (each[0].steps[each[1].at], each[0].name))
         for one, level in found[:MAX_CHANGES]:
@@ -294,21 +302,39 @@ class _Run:
             collapsed_step=int(of_steps[below[0]]) if len(below) else None,
         )
 
-    def _accumulation(self) -> tuple[Accumulation, ...] | None:
-        """A loss that is the mean over several passes, which the table makes where nothing divides them."""
-        loss, total = self._of(LOSS), self._of(f"{LOSS}_sum")
-        if loss is None or total is None or len(total.values) != len(loss.values):
-            return None
-        known = np.isfinite(loss.values) & np.isfinite(total.values) & (loss.values != 0)
-        passes = np.rint(total.values[known] / loss.values[known])
+    def _accumulation(self) -> Iterator[Accumulation]:
+        """A loss of several passes; what is no mean in the table was divided, as far as anything tells."""
+        loss, total, mean = (self._of(name) for name in (LOSS, f"{LOSS}_sum", f"{LOSS}_mean"))
+        if (
+            loss is None
+            or total is None
+            or mean is None
+            or not len(loss.values) == len(total.values) == len(mean.values)
+        ):
+            return
+        known = np.isfinite(loss.values) & np.isfinite(total.values) & (mean.values != 0)
+        passes = np.rint(total.values[known] / mean.values[known])
         if not len(passes) or (usual := int(np.median(passes))) < 2:
-            return ()
+            return
         place = self._places.get(loss.process, {}).get(LOSS)
         node = ""  # the last operator of what backward was called on
         for row, data in event_data(self._tables, "metric_series"):
             if (row["process"], place_of(data)) == (loss.process, place):
                 node = str(data.get("node") or "")
-        return (Accumulation(LOSS, usual, len(passes), float((passes == usual).mean()), node, place),)
+        own = (one for one in self._all if one.process == loss.process and one.source not in FOUND)
+        logged = [one for one in own if is_loss(one.name.removesuffix(f" ({one.source})"))]
+        ratio = ratio_to_logged(total.times_ns, total.values, logged, usual)
+        yield Accumulation(
+            name=LOSS,
+            passes=usual,
+            updates=len(passes),
+            share=float((passes == usual).mean()),
+            divided=bool(np.isclose(loss.values[known], total.values[known]).mean() > SAME_LOSS),
+            node=node,
+            logged=ratio.name if ratio is not None else None,
+            logged_ratio=ratio.value if ratio is not None and ratio.of is not None else None,
+            place=place,
+        )
 
 
 def _watched(series: Sequence[Curve], prefix: str) -> Iterator[Watched]:

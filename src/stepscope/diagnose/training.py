@@ -1,7 +1,8 @@
 """The health of what is trained, by its metrics: none of it costs time that could be measured, so all of it is a risk.
 
-A loss that is not finite, gradients that are added up and not divided, clipped in nearly every update or left out by a
-GradScaler, modules that return zeros, updates of the wrong size.
+A loss that is not finite, gradients that are added up and not divided, a loss that is logged divided once more,
+gradients clipped in nearly every update or left out by a GradScaler, modules that return zeros, updates of the wrong
+size.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 from stepscope.diagnose.rule import Fact, Need, Thresholds, at, figure, figures, risk_rule
 from stepscope.model import Analysis, Evidence, Finding, Risk
-from stepscope.model.metrics import MetricFacts, Watched
+from stepscope.model.metrics import Accumulation, MetricFacts, Watched
 
 
 class TRAINING(Thresholds):
     losses: int = 5  # a loss that is NaN and recovers within as many is lost on one batch
     same_passes: float = 0.9  # of the updates have as many passes: the last of an epoch may have fewer
+    same_ratio: float = 0.1  # off the number of passes, in the median: what is logged may be one of them
     updates: int = 20  # fewer show the start of training alone
     clipped: float = 0.9  # of the updates: clipping is meant for the few that are too large; chosen, untuned
     factor: float = 0.5  # of the gradients left in the median clipped update: a rate twice as high would do as much
@@ -39,6 +41,7 @@ SCALED = Need("a GradScaler's scale", _of(lambda facts: facts.scaling), quiet=Tr
 ZEROS = Need("the share of zeros in what modules return (--watch)", _of(lambda facts: facts.zeros), quiet=True)
 RATIOS = Need("sizes of updates (--watch)", _of(lambda facts: facts.update_ratios), quiet=True)
 SOURCE = "the table of metrics"
+ACCUMULATING = "https://docs.pytorch.org/docs/stable/notes/amp_examples.html#gradient-accumulation"
 
 
 @risk_rule("training.loss_not_finite", SERIES)
@@ -90,26 +93,70 @@ def not_finite(analysis: Analysis, _findings: Sequence[Finding]) -> Iterator[Ris
 
 @risk_rule("training.loss_not_divided", LOSSES)
 def not_divided(analysis: Analysis, _findings: Sequence[Finding]) -> Iterator[Risk]:
-    for one in LOSSES.of(analysis):
-        scaled = one.node.startswith(("DivBackward", "MulBackward"))  # by something else than the number of passes
-        if one.passes < 2 or one.share < TRAINING.same_passes or one.updates < TRAINING.updates or scaled:
+    for one in _accumulated(analysis):
+        by_log = _times_logged(one)
+        # by something else than the number of passes, unless what is logged tells
+        scaled = one.node.startswith("MulBackward") and not by_log
+        if one.divided or scaled:
             continue
         yield not_divided.risk(
             one.place or one.name,
             title=f"The loss is not divided by the {one.passes} backward passes of an update: gradients are "
             f"{one.passes} times those of their mean{at(one.place)}",
-            confidence="medium",
-            evidence=(
-                figure("backward passes of an update", one.passes, "passes", SOURCE),
-                figure("updates with as many", one.share, "share", SOURCE),
-                *((Evidence("last operator of the loss", one.node, "", "events.jsonl"),) if one.node else ()),
-            ),
+            confidence="high" if by_log else "medium",
+            evidence=(*_of_passes(one), *_of_log(one)),
             fix=f"loss = loss / {one.passes} before backward, and the learning rate as for one batch of that size",
             caveat="Right where each pass's loss is a sum, or was divided inside. A learning rate that was chosen "
             "with it makes up for it; Adam and its like hardly notice the size of gradients, but a norm they are "
             "clipped by does.",
-            learn="https://docs.pytorch.org/docs/stable/notes/amp_examples.html#gradient-accumulation",
+            learn=ACCUMULATING,
             falsified_by="The gradients of an update equal those of one pass over the whole batch",
+        )
+
+
+@risk_rule("training.logged_loss", LOSSES)
+def logged_loss(analysis: Analysis, _findings: Sequence[Finding]) -> Iterator[Risk]:
+    """A risk where the script logs its loss after it has divided it for `backward`."""
+    for one in _accumulated(analysis):
+        if not one.divided or not _times_logged(one):
+            continue
+        yield logged_loss.risk(
+            one.place or one.name,
+            title=f"What is logged as {one.logged} is a loss divided by the {one.passes} backward passes of an update: "
+            f"the loss is {one.passes} times as high{at(one.place)}",
+            severity="info",
+            confidence="medium",
+            evidence=(*_of_passes(one), *_of_log(one)),
+            fix=f"Log the sum of the {one.passes} losses that backward is called on, or one before it is divided",
+            caveat="Nothing is wrong with what is trained, but the curve compares with no run of another number of "
+            "passes.",
+            learn=ACCUMULATING,
+            falsified_by="The loss of one pass over the whole batch is what is logged",
+        )
+
+
+def _accumulated(analysis: Analysis) -> Iterator[Accumulation]:
+    for one in LOSSES.of(analysis):
+        if one.passes >= 2 and one.share >= TRAINING.same_passes and one.updates >= TRAINING.updates:
+            yield one
+
+
+def _times_logged(one: Accumulation) -> bool:
+    """Whether the loss of an update is as many times what is logged as there are passes."""
+    return one.logged_ratio is not None and abs(one.logged_ratio / one.passes - 1) <= TRAINING.same_ratio
+
+
+def _of_passes(one: Accumulation) -> Iterator[Evidence | None]:
+    yield figure("backward passes of an update", one.passes, "passes", SOURCE)
+    yield figure("updates with as many", one.share, "share", SOURCE)
+    if one.node:
+        yield Evidence("last operator of the loss", one.node, "", "events.jsonl")
+
+
+def _of_log(one: Accumulation) -> Iterator[Evidence | None]:
+    if one.logged_ratio is not None:
+        yield figure(
+            f"sum of an update's losses by what is logged as {one.logged}", one.logged_ratio, "ratio", SOURCE, 3
         )
 
 
@@ -220,4 +267,4 @@ def update_ratio(analysis: Analysis, _findings: Sequence[Finding]) -> Iterator[R
             )
 
 
-RISKS = (not_finite, not_divided, clipping, scale, dead_units, update_ratio)
+RISKS = (not_finite, not_divided, logged_loss, clipping, scale, dead_units, update_ratio)

@@ -161,20 +161,26 @@ class Scaling(Struct, frozen=True):
 
 
 class Accumulation(Struct, frozen=True):
-    """A loss whose gradients are added up over several passes without being divided by their number.
+    """A loss whose gradients are added up over several passes of an update.
 
-    `node` is the last operator of what `backward` was called on, as autograd names it.
+    `node` is the last operator of what `backward` was called on, as autograd names it; `logged` is the name that the
+    script logs its loss by.
 
     passes: Backward passes of an update.
     updates: Updates looked at.
     share: Of these, those with that many passes.
+    divided: What `backward` is called on is divided by their number.
+    logged_ratio (ratio): The sum of the losses of an update by what is logged, in the median; missing where nothing is.
     """
 
     name: str
     passes: int
     updates: int
     share: float
+    divided: bool
     node: str
+    logged: str | None
+    logged_ratio: float | None
     place: Place | None
 
 

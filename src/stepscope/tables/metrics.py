@@ -1,15 +1,18 @@
 """The table of metrics: what was found in the training by itself, logged by the script or tapped from its log calls.
 
 The loss of an update is the sum of what `backward` was called on since the update before; where a script accumulates
-and does not divide, which the root's last node tells, their mean. Both are kept beside it. What an optimizer's step
-evaluates again is no loss of another batch. Of several optimizers, the loss is that of the one with most updates.
+and does not divide, their mean. Which of the two, a framework tells, or the root's last node, or else what the script
+logs as its loss. Both are kept beside it. What an optimizer's step evaluates again is no loss of another batch. Of
+several optimizers, the loss is that of the one with most updates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import PurePath
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import polars as pl
@@ -27,6 +30,13 @@ BACKWARD, CLIPPING = "backward", "clipping"  # sources
 FOUND = {BACKWARD, "optimizer", CLIPPING, "scaler", "loader", "watch"}
 DIVIDING = {"HF Trainer", "Lightning", "Accelerate", "Composer", "torchtitan"}  # frameworks that divide the loss
 CLIP_EPSILON = 1e-6  # torch's own, in `clip_grads_with_norm_`
+DIVISION = "DivBackward"
+UNDIVIDED = re.compile(r"Loss|Mean|Entropy|KlDiv")  # last nodes of loss functions, which divide by their own numbers
+# Words of a name that scripts log the loss of their training by, one of which is "loss".
+LOSS_WORDS = {"loss", "train", "training", "trainer", "batch", "step", "total", "mean", "avg", "running", "opt"}
+LEAST_LOGGED = 10  # values of it: the median of fewer says little where each is of one part of an update
+CONSTANT = 0.5  # of the logarithm of the number of parts: the quartiles of the ratio are no further apart
+NEAR = 0.25  # of it: so near to the sum or the mean is meant to be that
 
 
 class Curve(NamedTuple):
@@ -53,7 +63,8 @@ def _of_rank(rank: RawRank) -> pl.DataFrame:
         passes = _passes(losses, starts, walls)
         backward = passes.times_ns
         frameworks = {str(event.get("name")) for event in rank.journal if event["kind"] == "framework"}
-        curves += _losses(losses, passes, fetches, frameworks)
+        logged = [curve for curve in curves if curve.source not in FOUND and is_loss(curve.name)]
+        curves += _losses(losses, passes, fetches, frameworks, logged)
     if not curves:  # losses of which nobody knows the updates
         return empty("metrics")
     times = np.concatenate([curve.times_ns for curve in curves])
@@ -65,8 +76,8 @@ def _of_rank(rank: RawRank) -> pl.DataFrame:
     before = np.searchsorted(backward, times, side="right") - 1
     moments = np.where(clipping & (before >= 0), np.append(backward, NONE)[before], times)
     steps = step_at(moments, starts, walls, numbers)
-    logged = np.array([curve.source not in FOUND for curve in curves])[which]
-    steps[logged] = np.append(NONE, numbers)[np.searchsorted(starts, times[logged], side="right")]
+    tapped = np.array([curve.source not in FOUND for curve in curves])[which]
+    steps[tapped] = np.append(NONE, numbers)[np.searchsorted(starts, times[tapped], side="right")]
     if any(curve.steps is not None for curve in curves):
         own = [np.full(len(curve.times_ns), NONE) if curve.steps is None else curve.steps for curve in curves]
         told = np.concatenate(own)[order]
@@ -97,7 +108,8 @@ def _curves(series: RawSeries) -> Iterator[Curve]:
 class _Passes(NamedTuple):
     """Backward passes in order of time, those left out that an optimizer's step made again.
 
-    `sites` are positions in the list of series, `firsts` those of each update's first pass.
+    `sites` are positions in the list of series, of a line that has several stretches its first; `firsts` are positions
+    of each update's first pass.
     """
 
     times_ns: Int64
@@ -113,9 +125,11 @@ def _passes(losses: list[RawSeries], starts: Int64, walls: Int64) -> _Passes:
     times = np.concatenate([series.times_ns for series in losses])
     order = np.argsort(times, kind="stable")
     times, values = times[order], np.concatenate([series.values for series in losses])[order]
-    sites = np.repeat(np.arange(len(losses)), [len(series.values) for series in losses])[order]
+    lines = [(_place(series.about), _place(series.about, caller=True)) for series in losses]
+    numbers = [lines.index(line) for line in lines]
+    sites = np.repeat(np.array(numbers, np.int64), [len(series.values) for series in losses])[order]
     told = np.concatenate([series.updates for series in losses if series.updates is not None])[order]
-    numbers = [
+    optimizers = [
         np.zeros(len(series.values), np.int64) if series.optimizers is None else series.optimizers for series in losses
     ]
     updates, inside = np.where(told < 0, -1 - told, told), told < 0
@@ -126,12 +140,14 @@ def _passes(losses: list[RawSeries], starts: Int64, walls: Int64) -> _Passes:
     again[1:] = inside[1:] & inside[:-1] & ~begins[1:]
     kept = ~again
     return _Passes(
-        times[kept], values[kept], sites[kept], np.concatenate(numbers)[order][kept], rows[kept],
+        times[kept], values[kept], sites[kept], np.concatenate(optimizers)[order][kept], rows[kept],
         np.flatnonzero(begins[kept]),
     )  # fmt: skip
 
 
-def _losses(losses: list[RawSeries], passes: _Passes, fetches: Int64, divided_by: set[str]) -> Iterator[Curve]:
+def _losses(
+    losses: list[RawSeries], passes: _Passes, fetches: Int64, divided_by: set[str], logged: list[Curve]
+) -> Iterator[Curve]:
     """`train/loss` of the optimizer with most updates; where several lines call backward, a curve of each as well."""
     firsts = passes.firsts
     if not len(firsts):
@@ -149,8 +165,20 @@ def _losses(losses: list[RawSeries], passes: _Passes, fetches: Int64, divided_by
     most = int(counts[own].max())
     total = np.add.reduceat(passes.values, firsts)
     mean = total / counts
-    divides = bool(divided_by & DIVIDING) or any(_divides(losses[site], most) for site in set(passes.sites[lasts[own]]))
     times = passes.times_ns[lasts[own]]
+    divides = bool(divided_by & DIVIDING)
+    if most > 1 and not divides:
+        lines = [losses[site] for site in np.unique(passes.sites[lasts[own]])]
+        told = {_divides(one, most) for one in lines}
+        ratio = None
+        if told <= {None, False} and None in told:
+            ratio = ratio_to_logged(times, total[own], logged, int(np.median(counts[own])))
+        if ratio is not None and ratio.of is not None:
+            divides = ratio.of == 1
+        else:
+            divides = True in told or any(
+                _divides(one, most) is None and _node(one).startswith(DIVISION) for one in lines
+            )
     yield Curve(LOSS, BACKWARD, times, total[own] if divides else np.where(accumulates, mean, total)[own])
     if most > 1:
         yield Curve(f"{LOSS}_sum", BACKWARD, times, total[own])
@@ -181,9 +209,73 @@ def _place(about: Row, caller: bool = False) -> str:
     return f"{PurePath(file).name}:{about.get('line')}" if file else "?"
 
 
-def _divides(series: RawSeries, passes: int) -> bool:
-    """Whether the root of the backward pass was divided by `passes`, or by what is not known."""
-    node, factor = string(series.about.get("node")) or "", number(series.about.get("factor"))
-    if node.startswith("DivBackward"):
+def _node(series: RawSeries) -> str:
+    return string(series.about.get("node")) or ""
+
+
+def _divides(series: RawSeries, passes: int) -> bool | None:
+    """Whether the root of a pass was divided by the number of passes of an update; None where that is not known.
+
+    What each pass divides by anew, such as the number of its own tokens, is no number of passes; what changes with the
+    update alone, as the tokens of all its batches, may be.
+    """
+    node, told = _node(series), series.about.get("factors")
+    factors = [number(factor) for factor in (told if isinstance(told, list) else [series.about.get("factor")])]
+    if node.startswith("MulBackward"):
+        return all(abs((factor or 0.0) * passes - 1) < 1e-6 for factor in factors)
+    if not node.startswith(DIVISION):
+        return False if UNDIVIDED.search(node) else None
+    if all(factor == passes for factor in factors):
         return True
-    return node.startswith("MulBackward") and factor is not None and abs(factor * passes - 1) < 1e-6
+    new = sum(one != other for one, other in pairwise(factors))
+    return False if new > len(factors) / 2 else None
+
+
+class Logged(Protocol):
+    """A curve that the script logs."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def times_ns(self) -> Int64: ...
+    @property
+    def values(self) -> Floats: ...
+
+
+class Ratio(NamedTuple):
+    """The sum of the losses of an update by what the script logs as `name`, in the median.
+
+    `of` is what it comes to: 1, where the sum is logged, or the number of passes, where their mean is; None where it is
+    neither, or not constant.
+    """
+
+    name: str
+    value: float
+    of: int | None
+
+
+def is_loss(name: str) -> bool:
+    """Whether a script calls the loss of its training so, and not that of an evaluation."""
+    words = set(re.findall(r"[a-z]+", name.lower()))
+    return "loss" in words and words <= LOSS_WORDS
+
+
+def ratio_to_logged(times_ns: Int64, totals: Floats, logged: Sequence[Logged], passes: int) -> Ratio | None:
+    """Of the first that has enough values; each is held against the mean of the updates since the one before it."""
+    finite = np.isfinite(totals)
+    times, sums = times_ns[finite], np.append(0.0, np.cumsum(totals[finite]))
+    for curve in logged:
+        until = np.searchsorted(times, curve.times_ns, side="right")
+        since = np.append(0, until[:-1])
+        known = (until > since) & np.isfinite(curve.values) & (curve.values != 0)
+        means = (sums[until] - sums[since])[known] / (until - since)[known]
+        ratios = means / curve.values[known]
+        ratios = ratios[ratios > 0]
+        if len(ratios) < LEAST_LOGGED or 2 * len(ratios) < known.sum():
+            continue
+        low, middle, high = np.quantile(np.log(ratios), (0.25, 0.5, 0.75))
+        size = np.log(passes)
+        near = (of for of in (1, passes) if abs(middle - np.log(of)) <= NEAR * size)
+        of = next(near, None) if high - low <= CONSTANT * size else None
+        return Ratio(curve.name, float(np.exp(middle)), of)
+    return None

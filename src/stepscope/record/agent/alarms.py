@@ -32,7 +32,11 @@ LEAST_BEFORE = 30  # with fewer the spread is not known to better than a third
 SCORE = 8.0  # robust standard deviations: normal noise reaches 5 once in a million values
 TAIL = 1.5  # times what the highest of the values before was above their median: heavy tails have such neighbours
 SMALLEST_CHANGE = 0.1  # of what is usual: runs of one script differ by a few percent
-SMALLEST = 0.01  # of the level the series began with: a loss near 0 leaps by large factors, and means nothing
+PART, PARTS = 100, 20  # a longer tail: what 200 values have not shown, a converged loss may do now and then
+LIKE = 10.0  # times what is usual: the level of a part that was like now
+LEVELLED = 1.3  # times that the first half of such a part is above the second, at most: a fall is no tail
+LONG_TAIL = 2.0  # times the highest of those parts above their median
+SMALLEST = 0.1  # of the upper quartile of the first values: a loss near 0 leaps by large factors, and means nothing
 SIGMA = 1.4826  # a median distance from the median as a standard deviation (of a normal distribution)
 DUE = 128  # new values after which the rough limit is made anew: 70 us then, half a microsecond a value
 QUIET_VALUES = 20  # of a series after a leap: a new level is no row of leaps
@@ -66,7 +70,8 @@ class Watched:
     def __init__(self) -> None:
         self._values: deque[float] = deque(maxlen=WINDOW)
         self._times: deque[int] = deque(maxlen=VALUES_PER_STEP)
-        self._start: list[float] = []  # the first values
+        self._part: list[float] = []  # the last values, of which no part is made yet
+        self._parts: deque[tuple[float, float]] = deque(maxlen=PARTS)  # median, and how far the highest is above it
         self._smallest = 0.0
         self._limit = math.inf  # what is above it is looked at
         self._new = 0  # values since the limit was made
@@ -108,9 +113,19 @@ class Watched:
 
     def _took(self, values: list[float]) -> None:
         self._values.extend(values)
+        self._part += values
+        if len(self._part) >= PART:
+            self._make_part()
         self._new += len(values)
         if self._new >= DUE or self._new * 8 >= len(self._values) < WINDOW:
             self._make_limit()
+
+    def _make_part(self) -> None:
+        part, self._part = self._part[-PART:], []
+        early, late = _median(sorted(part[: PART // 2])), _median(sorted(part[PART // 2 :]))
+        if abs(early) <= LEVELLED * abs(late):
+            middle = _median(sorted(part))
+            self._parts.append((middle, max(part) - middle))
 
     def number_in(self, start_ns: int, time_ns: int) -> int | None:
         """How many values of the series came before `time_ns`, from `start_ns` on; None where they are forgotten."""
@@ -129,7 +144,7 @@ class Watched:
         values = list(self._values)
         if len(values) >= LEAST_BEFORE:
             if not self._smallest:
-                self._smallest = SMALLEST * _median(sorted(map(abs, values)))
+                self._smallest = SMALLEST * sorted(map(abs, values))[3 * len(values) // 4]
             usual, spread, _ = _expected(values)
             self._limit = usual + SCORE / 2 * spread
 
@@ -137,6 +152,9 @@ class Watched:
         values = list(self._values)
         usual = _median(sorted(values))
         if value - usual < max(self._smallest, SMALLEST_CHANGE * abs(usual)) or not _stands_out(value, values):
+            return False
+        like = (tail for middle, tail in self._parts if abs(middle) <= LIKE * abs(usual))
+        if value - usual < LONG_TAIL * max(like, default=0.0):
             return False
         return min(values) <= 0 or _stands_out(math.log(value), [math.log(other) for other in values])
 

@@ -38,6 +38,8 @@ RINGS_LIMIT = 8  # full rings of a device that is far behind; beyond them values
 PATIENCE_S = 5.0  # at the end, for a device that has not finished
 OPTIMIZERS_LIMIT, GROUPS_LIMIT = 8, 32  # whose learning rates are kept; an optimizer per parameter has hundreds alike
 SITES_LIMIT = 64  # lines that call backward, each with the line that calls their function
+DIVISIONS = ("DivBackward", "MulBackward")  # last nodes that may divide by the number of passes of an update
+FACTORS_LIMIT = 16  # passes of a line whose divisor is read: does it change with each of them, or with the update?
 SETS_LIMIT = 64  # lists of names that an event may refer to by number
 
 Listener = Callable[["Series", "Sequence[int]", "list[float]"], None]
@@ -74,6 +76,7 @@ class Metrics:
         self._rings: dict[Any, Ring | None] = {}  # by device; None of one that is left out
         self._lost = 0
         self._sites: dict[Any, int | None] = {}  # (code, instruction) of a line that calls backward -> series
+        self._dividing: dict[Any, tuple[int | None, list[Any]]] = {}  # those whose first passes' divisors are read
         self._codes: list[Any] = []
         self._tensor: Any = None  # torch's class, and the code of its `backward`, once a loss was met
         self._backward: Any = None
@@ -334,13 +337,27 @@ class Metrics:
         key: Any = frame and (id(frame.f_code), frame.f_lasti)
         if caller is not None:
             key = (*key, id(caller.f_code), caller.f_lasti)
-        if key not in self._sites and len(self._sites) < SITES_LIMIT:
+        if key in self._dividing:
+            series, factors = self._dividing[key]
+            factors.append(_factor(root))
+            if len(factors) >= FACTORS_LIMIT:
+                self._sites[key] = self._dividing.pop(key)[0]
+            return series
+        if key not in self._sites and len(self._sites) + len(self._dividing) < SITES_LIMIT:
             torch: Any = sys.modules["torch"]
             self._tensor, self._backward = torch.Tensor, getattr(torch.Tensor.backward, "__code__", None)
             self._codes += (frame and frame.f_code, caller and caller.f_code)
             places = user_places(3, 2)
             about = {**place_fields(places[0] if places else None), "caller": places[1] if places[1:] else None}
-            self._sites[key] = self.series("train/loss", "backward", by_update=True, **about, **_division(root))
+            node = getattr(root, "grad_fn", None)
+            name = type(node).__name__ if node is not None else None
+            series = self.series("train/loss", "backward", by_update=True, **about, node=name)
+            if series is None or name is None or not name.startswith(DIVISIONS):
+                self._sites[key] = series
+            else:
+                factors = self._all[series].about["factors"] = [_factor(root)]
+                self._dividing[key] = series, factors
+            return series
         return self._sites.get(key)
 
 
@@ -465,17 +482,16 @@ _READERS: dict[str, Callable[[int], Any]] = {
 }
 
 
-def _division(root: Any) -> dict[str, Any]:
-    """What made the root of a backward pass: the last node's name, and the number it divides or multiplies by."""
+def _factor(root: Any) -> float | None:
+    """The number that the last node of a backward pass's root divides or multiplies by, where the host knows it."""
     node = getattr(root, "grad_fn", None)
-    name = type(node).__name__ if node is not None else None
-    factor = None
-    if name is not None and name.startswith(("DivBackward", "MulBackward")):
-        factor = getattr(node, "_saved_other", None)
-        on_cpu = getattr(getattr(factor, "device", None), "type", None) == "cpu"
-        if on_cpu and factor.numel() == 1 and not factor.requires_grad:  # type: ignore[union-attr]
-            factor = float(factor.numpy())  # type: ignore[union-attr]
-    return {"node": name, "factor": factor if isinstance(factor, (int, float)) else None}
+    if getattr(getattr(node, "_raw_saved_other", None), "unpack_hook", None) is not None:
+        return None  # the script's own hook would have to unpack it
+    factor = getattr(node, "_saved_other", None)
+    on_cpu = getattr(getattr(factor, "device", None), "type", None) == "cpu"
+    if on_cpu and factor.numel() == 1 and not factor.requires_grad:  # type: ignore[union-attr]
+        factor = float(factor.numpy())  # type: ignore[union-attr]
+    return factor if isinstance(factor, (int, float)) and math.isfinite(factor) else None
 
 
 def _nothing(_lost: Any, _now_ns: int) -> None:

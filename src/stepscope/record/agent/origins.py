@@ -265,6 +265,8 @@ class _Facts:
             return
         if self._is_risky():
             self.rank = RISK
+        elif MASKING.match(self._name):
+            self.rank = OPEN
         elif PASSING.match(self._name):
             self.rank = HIDDEN if None in self._edges else OPEN
         elif not any(kind.match(self._name) for kind in (PRODUCTS, LOGARITHM, DIVISION, CONVERTING)):
