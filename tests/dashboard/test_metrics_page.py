@@ -167,6 +167,18 @@ def test_layers_are_a_map_and_small_charts(run: api.Run) -> None:
     assert not any(chart["title"].startswith("watch/") for chart in parts(page(run, "metrics"), "chart"))
 
 
+def test_layers_of_other_runs_stand_below_those_of_this_one(run: api.Run, tmp_path: Path) -> None:
+    catalog = Runs({"one": run, "two": trained(tmp_path, "other")})
+    found = page(run, "metrics", catalog=catalog, key="one", group="layers", **{"with": "two"})
+    heat, small = parts(found, "chart")
+    names = [f"blocks.{layer}.weight{of}" for layer in range(3) for of in ("", ": run two")]
+    assert list(series(heat)) == list(series(small)) == names
+    drawn = series(heat)
+    assert drawn[names[0]] == drawn[names[1]]
+    assert heat["sentence"].startswith("grad of 3 layers, of 2 runs, over steps 0 to 290: between 0.01 and 30")
+    assert "NaN first in blocks.1.weight at step 120" in heat["sentence"]
+
+
 def test_a_map_of_many_steps_keeps_the_highest_and_what_is_no_number(tmp_path: Path) -> None:
     rows = step_rows(2_000)
     times = [row["start_ns"] for row in rows]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ MAX_BYTES = 3_000_000
 POLICY = "default-src 'none'; style-src {}; base-uri 'none'; form-action 'none'"
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 960, 180, 72, 22, 10  # of a drawing, in its own units
 ROW, NAMES = 26, 330  # height of a line of intervals, and the room that its name has
+HEAT_ROWS, CELL, SHADES, HEAT_LOG = 60, 15, 16, 100  # of a heat map; a scale of larger ratios is logarithmic
 NAME = 44  # characters of a name in a drawing
 FEW = 24  # values of x up to which the figures of a chart stand in a table too
 STACKED = ("stacked_area", "stacked_bars")
@@ -467,8 +469,51 @@ def _intervals(block: Block) -> str:
 
 
 def _heat(block: Block) -> str:
-    rows, columns = len(block["series"]), len(block["x"]["values"])
-    return f"<p class='soft'>A map of {rows} by {columns} values, which takes a script to draw.</p>"
+    """A row of cells for each series on one scale, as in `web/src/charts/heat.ts`; crosses are not finite."""
+    series, along = block["series"][:HEAT_ROWS], block["x"]["values"]
+    known = [value for row in series for value in row["values"] if value is not None]
+    if not known or not along:
+        return ""
+    low, high = min(known), max(known)
+    least = min((value for value in known if value > 0), default=high)
+    logarithmic = low >= 0 and high > HEAT_LOG * least
+    low = least if logarithmic else low
+    wide = (WIDTH - NAMES) / len(along)
+
+    def share(value: float) -> float:
+        if high <= low or value <= low:
+            return 0.0
+        return math.log(value / low) / math.log(high / low) if logarithmic else (value - low) / (high - low)
+
+    cells: list[str] = []
+    shades: dict[int, list[str]] = {}  # one path for all cells of a shade
+    for at, row in enumerate(series):
+        cells.append(f"<text class='name' x='0' y='{at * CELL + CELL - 3}'>{markup(row['name'], NAME)}</text>")
+        for column, value in enumerate(row["values"]):
+            if value is not None:
+                square = f"M{NAMES + column * wide:.1f} {at * CELL}h{wide:.1f}v{CELL - 1}h-{wide:.1f}z"
+                shades.setdefault(round(share(value) * SHADES), []).append(square)
+        cells += [
+            f"<text x='{NAMES + (column + 0.5) * wide:.1f}' y='{at * CELL + CELL - 3}' text-anchor='middle'>×</text>"
+            for column, _ in row.get("odd", ())
+        ]
+    cells[:0] = [
+        f"<path class='cell' fill-opacity='{0.08 + 0.92 * shade / SHADES:.2f}' d='{''.join(squares)}'/>"
+        for shade, squares in shades.items()
+    ]
+    ends = [
+        markup(value if isinstance(value, str) else value_text(value, block["x"]["unit"]), NAME)
+        for value in (along[0], along[-1])
+    ]
+    unit = block["y"]["unit"]
+    said = f"{markup(block['x']['label'])} {ends[0]} to {ends[1]}; from light, {value_text(low, unit)}, to dark, "
+    said += f"{value_text(high, unit)}{', logarithmic' if logarithmic else ''}"
+    if len(block["series"]) > len(series):
+        said += f"; the first {len(series)} of {len(block['series'])} rows"
+    return (
+        f"<svg viewBox='0 0 {WIDTH} {len(series) * CELL}' role='img' "
+        f"aria-label='{markup(block['sentence'], 2_000)}'>{''.join(cells)}</svg><p class='soft'>{said}.</p>"
+    )
 
 
 _DRAWINGS = {"interval": _intervals, "heat": _heat}

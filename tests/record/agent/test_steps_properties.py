@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from unittest.mock import patch
 
 from hypothesis import example, given, settings
@@ -177,6 +178,18 @@ def test_steps_wait_no_longer_than_a_tenth_of_a_second() -> None:
     assert [row.wall_ns for row in loop.rows] == [2_000_000] * 200
     assert len(loop.finish()) == 250
     assert len(patient_loop("4( fetch1 train wait:110 )").rows) == 3  # long ones do not wait
+
+
+def test_listeners_are_heard_between_two_steps_of_short_epochs() -> None:
+    """Of epochs that end before steps have waited for as long as they may."""
+    loop = patient_loop()
+    for epoch in range(20):
+        for _ in loop.batches(epoch, 20, fetch_ms=0.5):
+            happen(loop, ["fwd:0.5", "bwd:0.5", "opt:0.5"])
+    heard = [row.start_ns + row.wall_ns for row in loop.live if row is not None]
+    assert len(heard) >= 6
+    assert all(later - earlier <= 150_000_000 for earlier, later in pairwise(heard))
+    assert [row.wall_ns for row in loop.finish()].count(2_000_000) >= 360
 
 
 def test_a_backward_pass_that_waits_is_running() -> None:

@@ -63,7 +63,8 @@ def test_figures_are_those_of_a_hand_computation(tmp_path: Path) -> None:
             assert own[f"largest/{part}.relu"] == pytest.approx(told["largest"], rel=1e-8)
             assert own[f"mean_square/{part}.relu"] == pytest.approx(told["mean_square"], rel=1e-6)
             assert own[f"not_finite/{part}.relu"] == 0
-    assert sum("activations" in measured for measured in monitors.values()) == math.ceil((len(monitors) - 1) / 10)
+    with_activations = sum("activations" in measured for measured in monitors.values())
+    assert math.ceil((len(monitors) - 1) / 10) <= with_activations <= len(monitors) / 2  # as they cost
 
 
 @torch

@@ -337,15 +337,25 @@ def _notes(context: PageContext, process: str | None, several: int, left_out: Se
 
 
 def _layers(shown: Shown, what: str, found: Mapping[str, Curve], *, small: bool) -> Iterator[Block]:
-    """The heat map of what was watched, and small charts of the layers that changed most."""
+    """The heat map of what was watched, and small charts of the layers that changed most.
+
+    A layer of another run stands below the same one of this run, in the same colours and on the same scale.
+    """
     embedded = shown.context.embedded
-    most = EMBEDDED_LAYERS if embedded else LAYERS
-    first = dict(list(found.items())[:most])
+    beside = {run.name: own for run in shown.others if (own := curves.layers(run.curves).get(what))}
+    most = (EMBEDDED_LAYERS if embedded else LAYERS) // (1 + len(beside))
+    first: dict[str, Curve] = {}
+    of_layer: dict[str, str] = {}
+    for layer, curve in list(found.items())[:most]:
+        rows = {layer: curve, **{f"{layer}: {name}": own[layer] for name, own in beside.items() if layer in own}}
+        first |= rows
+        of_layer |= dict.fromkeys(rows, layer)
     made = curve_lines.heat(first, EMBEDDED_COLUMNS if embedded else COLUMNS)
     if not made.x:
         return
     known = [value for line in made.lines for value in line.values if value is not None]
-    said = f"{what} of {words.things(len(first), 'layer')} over steps {made.x[0]:.0f} to {made.x[-1]:.0f}"
+    said = f"{what} of {words.things(min(most, len(found)), 'layer')}"
+    said += f"{f', of {len(beside) + 1} runs,' if beside else ''} over steps {made.x[0]:.0f} to {made.x[-1]:.0f}"
     if known:
         said += f": between {min(known):.3g} and {max(known):.3g}"
     odd = [(made.x[at], layer, word) for layer, line in zip(first, made.lines, strict=True) for at, word in line.odd]
@@ -355,17 +365,19 @@ def _layers(shown: Shown, what: str, found: Mapping[str, Curve], *, small: bool)
     notes = ["Each column is the highest value of its stretch of steps."]
     if len(found) > most:
         notes.append(f"The first {most} of {len(found)} layers.")
-    if shown.others:
-        notes.append("Layers are those of this run alone.")
+    for name, own in beside.items():
+        if missing := sum(layer not in found for layer in own):
+            notes.append(f"{name} has {words.things(missing, 'layer')} that this run has not.")
     slug = _slug(what)
     yield _matrix(f"heat-{slug}", f"{what} by layer", "heat", f"{said}.", made.x, list(first), made.lines, notes)
     if not small:
         return
     limit = EMBEDDED_MULTIPLES if embedded else MULTIPLES
-    rows = dict(zip(first, made.lines, strict=True))
-    chosen = sorted(rows, key=lambda layer: _change(rows[layer]), reverse=True)[:limit]
-    lines = {layer: line for layer, line in rows.items() if layer in chosen}
-    said = f"{what} of the {words.things(len(lines), 'layer')} that changed most, all on one scale."
+    drawn = dict(zip(first, made.lines, strict=True))
+    chosen = sorted(dict.fromkeys(of_layer.values()), key=lambda layer: _change(drawn[layer]), reverse=True)
+    chosen = chosen[: max(1, limit // (1 + len(beside)))]
+    lines = {name: line for name, line in drawn.items() if of_layer[name] in chosen}
+    said = f"{what} of the {words.things(len(chosen), 'layer')} that changed most, all on one scale."
     title = f"{what}, layer by layer"
     yield _matrix(f"small-{slug}", title, "multiples", said, made.x, list(lines), list(lines.values()), notes[:1])
 

@@ -48,6 +48,7 @@ class QueuedCutter(StepCutter):
         self._state = AT_ONCE
         self._queue: list[int] = []  # events of the step under way
         self._waiting: list[Any] = []  # steps that are over
+        self._unheard_ns: int | None = None  # when the steps began that were cut while nobody could act
         self._usual: int | None = None  # the iterator whose next fetch ends a usual step
         self._fetched_ns = 0  # where its last fetch ended
         self._due_ns = 0  # a fetch from here on cuts
@@ -82,6 +83,8 @@ class QueuedCutter(StepCutter):
     def settle(self) -> None:
         """Take in what waits; from here to the next fetch nothing does."""
         if self._waiting:
+            if self._unheard_ns is None:
+                self._unheard_ns = self._segments[0].start_ns
             self._cut_waiting(live=False)
         self._state = AT_ONCE
         self._usual = None
@@ -152,6 +155,7 @@ class QueuedCutter(StepCutter):
                 if now < self._due_ns and len(waiting) < WAITING_LIMIT:
                     self._state = FETCHING
                 else:
+                    self._unheard_ns = None
                     self._cut_waiting(live=True)
                 return
         self.settle()
@@ -180,7 +184,9 @@ class QueuedCutter(StepCutter):
                 if alone and known and waited_only and not segment.partial and self._cycle is None:
                     self._usual = iterator_id
                     self._fetched_ns = segment.end_ns
-                    self._due_ns = segment.start_ns + WAIT_NS if self.patient else 0
+                    # epochs that are shorter than that, too, let listeners act between two of their steps
+                    since = segment.start_ns if self._unheard_ns is None else self._unheard_ns
+                    self._due_ns = since + WAIT_NS if self.patient else 0
 
     def module_forward(self, now: int, gradients: bool = True, module: int = 0) -> bool:
         # Inside a usual step it tells nothing, but what the first batches of a loop are for.

@@ -37,7 +37,9 @@ from stepscope.record.agent.segments import StepRow
 NAME = "watch"
 FIRST_EVERY = 50  # steps before the first monitor: by then a run is warm, and its steps' usual time is known
 LEAST_EVERY = 10  # however cheap: closer together they tell nothing new
-ACTIVATIONS_EVERY = 10  # monitors: one reduction per module and figure costs ten times what all norms cost
+# Monitors, from one with activations to the next, so that these take half of all the time, or less: one reduction per
+# module and figure may cost ten times what all norms cost, or as much in a small model.
+ACTIVATIONS_EVERY = 2, 10
 RARER = 1_000  # one monitor per thousandth of the steps so far: some thousands in a run of any length
 UNKNOWN_NS = 5_000_000  # what a monitor is taken to cost before there was one; the first one of a process is slow
 WALLS = 16  # steps whose median is the usual time
@@ -73,20 +75,23 @@ class Schedule:
         self._costs: dict[bool, deque[int]] = {kind: deque(maxlen=COSTS) for kind in (False, True)}
         self._began: tuple[int, int] | None = None  # the first step, and when
         self._last = 0
+        self._activations_from = (
+            1  # the number of the next monitor that measures them; then it is known what norms cost
+        )
 
     def passed(self, row: StepRow, now_ns: int, usual: bool) -> None:
         """A training step is over; `usual`: nothing of ours was in it."""
         if self._began is None:
             self._began, self._last = (row.step, row.start_ns), row.step
         self.elapsed_ns = now_ns - self._began[1]
-        if usual and not row.in_window and not row.first_batch:
-            self._walls.append(row.wall_ns)
+        if usual and not row.in_window:  # a first batch may wait for the loader's start
+            self._walls.append(row.wall_ns - (row.data_wait_ns or 0) if row.first_batch else row.wall_ns)
 
     def due(self, step: int) -> bool | None:
         """None where step `step` carries no monitor, else whether activations are measured as well."""
         if self._began is None or not self._walls or step - self._last < self.every:
             return None
-        activations = self.monitored % ACTIVATIONS_EVERY == 1  # the second one: then it is known what norms cost
+        activations = self.monitored >= self._activations_from
         if self.spent_ns + self._expected(activations) > self.share * self.elapsed_ns:
             return None
         return activations
@@ -94,6 +99,12 @@ class Schedule:
     def excess_ns(self, row: StepRow) -> int:
         """How much longer a step took than usual."""
         return max(0, row.wall_ns - _median(self._walls))
+
+    @property
+    def activations_every(self) -> int:
+        """Of so many monitors one measures activations."""
+        least, most = ACTIVATIONS_EVERY
+        return min(most, max(least, -(-self._expected(True) // max(1, self._expected(False)))))
 
     def missed(self, step: int) -> None:
         """In step `step` there was nothing to measure."""
@@ -105,7 +116,9 @@ class Schedule:
         self.monitored += 1
         self._last = step
         self._costs[activations].append(cost_ns)
-        each = self._expected(False) + self._expected(True) / ACTIVATIONS_EVERY
+        if activations:
+            self._activations_from = self.monitored - 1 + self.activations_every
+        each = self._expected(False) + self._expected(True) / self.activations_every
         first = self._began[0] if self._began is not None else 0
         wanted = max(LEAST_EVERY, each / (self.share * max(1, _median(self._walls))), (step - first) / RARER)
         before, self.every = self.every, 1
@@ -260,7 +273,7 @@ class Watch:
             NAME,
             step=None,
             every=schedule.every,
-            activations_every=schedule.every * ACTIVATIONS_EVERY,
+            activations_every=schedule.every * schedule.activations_every,
             share=schedule.share,
             steps=schedule.monitored,
             spent_ns=schedule.spent_ns,
