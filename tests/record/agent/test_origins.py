@@ -63,6 +63,11 @@ class Block(nn.Module):
             h = self.root(h)
         elif self.what == "half precision":
             h = (h * 60_000).half().float()
+        elif self.what == "mask":  # that hides a whole row
+            h = h.masked_fill(h.abs() >= 0, -math.inf)
+            h = torch.softmax(h, -1)
+        elif self.what == "choice":
+            h = torch.softmax(torch.where(h.abs() < 0, h, -math.inf), -1)
         elif self.what == "gradient":
             h = Lost.apply(h)
         return x + self.second(h.relu())
@@ -145,6 +150,8 @@ SCRIPTS: dict[str, tuple[Callable[..., None], int, str, dict[str, Any], str]] = 
     "a logarithm": (in_block("logarithm"), 5, "loss", {"where": "forward", "module": "blocks.1"}, "torch.log(h)"),
     "a module alone": (in_block("root"), 5, "loss", {"where": "forward", "module": "blocks.1.root"}, "torch.sqrt(v"),
     "an overflow": (in_block("half precision"), 5, "loss", {"where": "forward", "module": "blocks.1"}, ".half()"),
+    "a mask": (in_block("mask"), 5, "loss", {"where": "forward", "module": "blocks.1", "operator": "softmax"}, ""),
+    "a choice": (in_block("choice"), 5, "loss", {"where": "forward", "module": "blocks.1", "operator": "softmax"}, ""),
     "an embedding": (lose_embedding, 5, "loss", {"where": "parameters", "parameter": "names.weight"}, ""),
     "a rate": (raise_rate, 6, "loss", {"where": "forward", "operator": "addmm"}, ""),
     "a gradient": (in_block("gradient"), 6, "loss", {"where": "parameters", "module": "blocks.1.norm"}, ""),

@@ -40,6 +40,7 @@ CONVERTING = re.compile(r"ToCopyBackward\d*")
 PRODUCTS = re.compile(r"(Addmm|Mm|Bmm|Baddbmm|Convolution|Mul)Backward\d*")
 # Operators that make it out of some finite numbers: zero, what is not positive, what is large.
 RISKY = re.compile(r"(Sqrt|Rsqrt|Pow|Exp\w*|Reciprocal|Acos|Asin|Atanh|Tan|LinalgVectorNorm|Std|Var)Backward\d*")
+SOFTMAX = re.compile(r"_?(Log)?Softmax\w*Backward\d*")  # of a row that is masked as a whole
 MASKING = re.compile(r"(MaskedFill|Where)Backward\d*")  # an infinity they put in is meant
 GIVEN = re.compile(
     r"(self|other|input|target|source|src|query|key|value|end|running_mean|running_var|(mat|batch|tensor|vec|x)\d?)$"
@@ -253,6 +254,8 @@ class _Facts:
     def _is_risky(self) -> bool:
         if LOGARITHM.match(self._name) or DIVISION.match(self._name):
             return not self._is_judged
+        if SOFTMAX.match(self._name):
+            return any(edge is not None and MASKING.match(type(edge).__name__) for edge in self._edges)
         if PRODUCTS.match(self._name):
             return self._is_judged and not self._is_harmless
         if CONVERTING.match(self._name):
