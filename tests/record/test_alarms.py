@@ -323,6 +323,27 @@ def test_a_sampler_ends_and_fails_as_without_us(captured: Captured) -> None:
     assert captured.of("probe_error") == []
 
 
+@pytest.mark.parametrize(
+    ("entries", "file"),
+    [
+        ([f"/data/{index}.png" for index in range(SAMPLES)], f"/data/{POISONED}.png"),
+        (tuple((Path(f"{index}.wav"), 1) for index in range(SAMPLES)), f"{POISONED}.wav"),
+        ([f"Number {index}. And/or another." for index in range(SAMPLES)], None),  # texts are no names
+    ],
+)
+def test_a_data_set_may_call_its_list_of_files_as_it_likes(captured: Captured, entries: Any, file: str | None) -> None:
+    data, script = Samples(math.nan), Script()
+    del data.samples
+    data.length, data.own_list = [SAMPLES], entries
+    for batch in loader(data):
+        script.backward(batch)
+        script.update()
+    captured.finish()
+    (suspect,) = [batch for batch in captured.of("alarm")[0]["batches"] if batch["suspect"]]
+    files = suspect.get("files") or [None] * len(suspect["indices"])
+    assert files[suspect["indices"].index(POISONED)] == file
+
+
 def test_large_batches_are_cut_and_names_are_masked(captured: Captured) -> None:
     secret = "https://me:hunter2@bucket/picture.png"
     data = Samples(math.nan)

@@ -10,6 +10,7 @@ sample is what a plain list of the data set holds at its place.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import weakref
 from bisect import bisect_right
@@ -32,7 +33,9 @@ ITERATORS_LIMIT = 8  # that are remembered, the living ones before the others
 NAMES_LIMIT = 1_000  # in an event
 TEXT_LIMIT = 300  # characters of a name
 WRAPPERS_LIMIT = 16  # data sets inside each other
-LISTS = ("samples", "imgs", "files", "paths", "image_files")  # attributes that name the file of a sample
+LISTS = ("samples", "imgs", "files", "paths", "image_files")  # attributes that name the file of a sample, before others
+OTHERS_LIMIT = 64  # attributes that may, too, where what they hold looks like a path
+PATH = re.compile(r"\S+\.\w{1,8}|\S+[/\\]\S+")
 
 KEPT = "_stepscope_kept"
 _PLAIN = (list, tuple)
@@ -210,6 +213,9 @@ def sample_name(dataset: Any, index: int) -> tuple[str | None, int | str | None]
 
 def _named(state: dict[str, Any], index: int) -> tuple[str | None, int | str | None]:
     entry = next((found for found in (_entry(state.get(name), index) for name in LISTS) if found is not None), None)
+    if entry is None:
+        others = (_entry(value, index) for value in list(state.values())[:OTHERS_LIMIT])
+        entry = next((found for found in others if _is_path(found[0] if _is_pair(found) else found)), None)
     parts = entry if entry.__class__ is tuple else (entry,)
     file = next((_text(part) for part in parts if isinstance(part, (str, os.PathLike))), None)
     target = parts[1] if len(parts) > 1 else _entry(state.get("targets"), index)
@@ -219,8 +225,21 @@ def _named(state: dict[str, Any], index: int) -> tuple[str | None, int | str | N
 
 
 def _entry(entries: Any, index: int) -> Any:
-    """What a plain list (or a range) holds; None for anything else."""
+    """What a plain list (or a range, or an array of texts) holds; None for anything else."""
+    if type(entries).__module__ == "numpy" and getattr(entries, "ndim", 0) == 1 and entries.dtype.kind == "U":
+        return str(entries[index]) if index < len(entries) else None
     return entries[index] if entries.__class__ in _LISTS and index < len(entries) else None
+
+
+def _is_pair(entry: Any) -> bool:
+    return entry.__class__ is tuple and len(entry) > 0
+
+
+def _is_path(value: Any) -> bool:
+    """Whether it may name a file: no text of a data set of texts."""
+    if value.__class__ is str:
+        return PATH.fullmatch(value[: TEXT_LIMIT + 1]) is not None
+    return isinstance(value, os.PathLike)
 
 
 def _text(value: Any) -> str | None:
