@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from stepscope.analyze.metric_series import levels, spikes
+from stepscope.analyze.metric_series import SLOW_SCALES, levels, spikes
 from stepscope.tables.arrays import Floats
 
 COUNT = 1_000
@@ -58,6 +58,31 @@ def test_planted_spikes_are_found_at_their_step(lasts: int) -> None:
         found = [(leap.at, leap.lasts) for leap in spikes(values)]
         assert found == [(at, lasts)]
         assert levels(values) == []
+
+
+def converged(seed: int) -> Floats:
+    """A loss that falls to a thousandth, with a hard sample now and then, whose loss does not fall."""
+    random = np.random.default_rng(seed)
+    values = (2 * np.exp(-np.arange(3_000) / 150) + 1e-3) * np.exp(random.standard_normal(3_000))
+    hard = np.flatnonzero(random.random(3_000) < 1 / 120)
+    values[hard] += random.uniform(0.2, 0.5, len(hard))
+    return values
+
+
+def test_a_converged_loss_leaps_now_and_then() -> None:
+    found = [spikes(converged(seed)) for seed in range(20)]
+    assert sum(map(len, found)) <= 1
+    values = converged(0)
+    values[2_000] = 4
+    assert [leap.at for leap in spikes(values)] == [2_000]
+
+
+def test_a_series_that_is_read_once_a_second_may_be_short() -> None:
+    held = np.array([230 + at / 10 for at in range(12)] + [470 + at / 10 for at in range(11)])
+    assert levels(held) == []
+    assert [level.at for level in levels(held, SLOW_SCALES)] == [12]
+    assert levels(np.linspace(200, 400, 25), SLOW_SCALES) == []
+    assert levels(np.minimum(np.arange(25.0), 6) + 100, SLOW_SCALES) == []
 
 
 def test_planted_levels_are_found_at_their_step() -> None:
