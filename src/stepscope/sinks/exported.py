@@ -13,6 +13,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -46,6 +47,11 @@ class Exported:
     def __init__(self, run: api.Run, *, source: bool = True) -> None:
         self._run, self._source = run, source
         self.name = run.folder.name
+
+    @property
+    def folder(self) -> Path:
+        """Where it lies."""
+        return self._run.folder
 
     @property
     def tables(self) -> Tables:
