@@ -122,9 +122,7 @@ def plain(record: Any) -> Iterator[str]:
             part.ClearField(field)
     items = next((getattr(part, name) for name in ("item", "update") if name in part.DESCRIPTOR.fields_by_name), [])
     kept = sorted(
-        f"{name} = {item.value_json}"
-        for item in items
-        if (name := item.key or ".".join(item.nested_key)) not in TIMES
+        f"{name} = {item.value_json}" for item in items if (name := item.key or ".".join(item.nested_key)) not in TIMES
     )
     if kind in ("history", "summary"):  # W&B puts items in any order
         if kept:
