@@ -2,9 +2,9 @@
 
 Recorded means with the tap of its log calls, with `--metrics-port`, and with W&B reading that address once a second. Of
 every run the whole offline file is read back and compared with that of the script alone, but for what has another value
-in every run anyway: times, what W&B measures of the machine, and addresses in the run's own folder. A warning that a step
-is ignored, another exit status or another line of the script's own output counts as a difference too. The result goes
-between the markers "beside-wandb" of RESULTS.md.
+in every run anyway: times, what W&B measures of the machine, and addresses in the run's own folder. Another exit status
+and other output of the script count as a difference too. The result goes between the markers "beside-wandb" of
+RESULTS.md.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ def main() -> None:
             scraped += any("openmetrics.stepscope." in item.key for each in found[2] for item in each.stats.item)
             print(f"{number + 1}: {ignored} ignored, {different} different, {scraped} scraped", flush=True)
     about = ", ".join(f"{key} {value}" for key, value in machine("torch", "stepscope", "wandb").items())
-    text = f"""{asked.runs} runs of a script that logs {STEPS} steps to W&B offline, recorded, its log calls tapped and the
-endpoint read by W&B once a second ({about}):
+    text = f"""{asked.runs} runs of a script that logs {STEPS} steps to W&B offline, recorded, its log calls tapped and
+the endpoint read by W&B once a second ({about}):
 a step was ignored in {ignored}; W&B's file, the script's output or its exit status differed from those of the script
-alone in {different}, times and readings of the machine left out; {scraped} of the files hold `openmetrics.stepscope.*`."""
+alone in {different}, times and readings of the machine left out; {scraped} files hold `openmetrics.stepscope.*`."""
     put_between_markers(RESULTS, "beside-wandb", text)
 
 

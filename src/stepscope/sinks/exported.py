@@ -8,10 +8,12 @@ first begin with the process. Texts may hold whatever a run folder does, and are
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -202,6 +204,8 @@ class Exported:
         found = {
             "run": self.name,
             "identity": self.identity,
+            "started": _moment(self.started_ns),
+            "ended": None if self.goes_on else _moment(self.ended_ns),
             "command": one_line(shlex.join(map(str, run.get("command") or ())), MAX_COMMAND),
             "knobs": _pairs(options.get("knobs")),
             "seed": options.get("seed"),
@@ -251,6 +255,17 @@ def _statement(kind: str, row: Row, shorten: words.Shortener) -> Row:
         "caveat": one_line(row["caveat"], MAX_SENTENCE),
         "evidence": " · ".join(": ".join(words.evidence(dict(each))) for each in row["evidence"]),
     }
+
+
+def _moment(time_ns: int | None) -> str | None:
+    """To the millisecond, in UTC; None for a time that no calendar has."""
+    with contextlib.suppress(ValueError, OverflowError, OSError):
+        return (
+            None
+            if time_ns is None
+            else datetime.fromtimestamp(time_ns / 1e9, timezone.utc).isoformat("T", "milliseconds")
+        )
+    return None
 
 
 def _pairs(knobs: Any) -> dict[str, str]:

@@ -35,6 +35,7 @@ OF_THE_TRAINING = ("WANDB_RUN_ID", "WANDB_RESUME", "WANDB_SWEEP_ID")
 # What W&B would record of this process, which is not the training; a version that lacks a setting does without it.
 _SETTINGS: dict[str, Any] = {
     "silent": True,
+    "program": "",
     "console": "off",
     "disable_code": True,
     "disable_git": True,
@@ -54,6 +55,8 @@ def wandb(run: Exported, target: Target) -> Sent:
     identity = target.resume or f"stepscope-{run.identity}"
     if not identity.replace("-", "").replace("_", "").isalnum() or len(identity) > 64:
         raise UsageError(f"--resume {identity}: no id of a run; it is the last part of the run's address")
+    if target.resume and run.goes_on:
+        raise UsageError(f"--resume {identity}: {run.name} goes on, and W&B would drop what it logs; wait for its end")
     with speaking_for("W&B", ADVICE) as wait:
         theirs = tool.setup().settings
         base = Path(target.out or os.environ.get("WANDB_DIR") or theirs.root_dir or ".").absolute() / "wandb"
@@ -132,11 +135,6 @@ def _fill(tool: Any, made: Any, run: Exported, wait: Callable[[float], None], *,
         return None
     made.define_metric(AXIS, hidden=True)
     made.define_metric(f"{PREFIX}*", step_metric=AXIS)
-    points = run.together
-    for time_ns, step, values in moments(points):
-        row = {_key(name): value for name, value in values.items()}
-        wait(PATIENCE_S)
-        made.log(row | {AXIS: step, "_timestamp": time_ns / 1e9})
     findings = run.findings
     if findings:
         rows = [list(finding.values()) for finding in findings]
@@ -147,6 +145,11 @@ def _fill(tool: Any, made: Any, run: Exported, wait: Callable[[float], None], *,
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_bytes(run.page)
     made.save(str(page), base_path=made.dir, policy="end" if resumed else "now")
+    points = run.together  # behind what may fail: of a run that is online nothing can be taken back
+    for time_ns, step, values in moments(points):
+        row = {_key(name): value for name, value in values.items()}
+        wait(PATIENCE_S)
+        made.log(row | {AXIS: step, "_timestamp": time_ns / 1e9})
     if resumed:  # at last: it says that all is there
         made.config.update({"stepscope": run.config}, allow_val_change=True)
     return points.height
