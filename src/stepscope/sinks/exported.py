@@ -39,6 +39,7 @@ MACHINE = "machine"  # stands for the process of what no process is of
 PAGE = "report.html"
 MAX_SENTENCE, MAX_COMMAND = 600, 4_000  # characters
 MOST = 1_000  # values of one moment that go into one record
+_TABLE = ("title", "cost", "place", "evidence", "fix")  # columns of the table in Markdown
 _MARKUP = re.compile(r"([\\`*_\[\]!<>|#])")
 Row = dict[str, Any]
 
@@ -189,6 +190,13 @@ class Exported:
         return "\n".join(
             ["Findings of stepscope, by what they cost:" if report.findings else "By stepscope:", "", *lines]
         )
+
+    @property
+    def table(self) -> str:
+        """The findings as a table in Markdown; empty where there are none."""
+        rows = [[_harmless(row[key]) for key in _TABLE] for row in self.findings]
+        head = [[key.capitalize() for key in _TABLE], ["---"] * len(_TABLE)]
+        return "\n".join(f"| {' | '.join(cells)} |" for cells in (head + rows if rows else ()))
 
     @property
     def config(self) -> Row:
