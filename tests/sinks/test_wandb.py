@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime
@@ -88,6 +89,11 @@ def test_a_second_export_writes_nothing_unless_forced(odd_run: Path, capfd: pyte
     assert only("*").stat().st_ino == first
     assert call(*export, "--force") == 0
     assert only("*").stat().st_ino != first
+    made = only("*")
+    about = made.rename(made.with_name(made.name.replace("run-2", "run-1"))) / "stepscope.json"  # of another second
+    about.unlink()
+    os.mkfifo(about)
+    assert call(*export) == 0  # nobody is waited for to write into it
 
 
 def test_a_resumed_run_keeps_all_that_is_its_own(odd_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

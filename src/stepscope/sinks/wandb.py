@@ -21,6 +21,7 @@ import msgspec
 import psutil
 
 from stepscope.errors import EnvironmentRefusal, UsageError
+from stepscope.files import read_small
 from stepscope.report.outputs import write_file
 from stepscope.sinks import AGAIN_S, PATIENCE_S, PROJECT, Sent, Target, library, speaking_for
 from stepscope.sinks.exported import PAGE, Exported, moments
@@ -28,6 +29,7 @@ from stepscope.sinks.exported import PAGE, Exported, moments
 PREFIX = "stepscope/"
 AXIS = f"{PREFIX}step"
 ABOUT = "stepscope.json"  # in a run's folder: that it is whole, and whose values it holds
+MAX_ABOUT = 10_000  # bytes
 ADVICE = "look at its settings (WANDB_…), the folder's permissions and the disk"
 ONLINE_S = 600.0  # for the beginning and the end of a run that may be online: at the end all of it is sent
 # Variables that name a run of the user's, and would win over the id that is given here
@@ -162,7 +164,7 @@ def _key(name: str) -> str:
 
 def _holds(about: Path, identity: str) -> bool:
     try:
-        return bool(msgspec.json.decode(about.read_bytes(), type=dict[str, str]).get("run") == identity)
+        return bool(msgspec.json.decode(read_small(about, MAX_ABOUT), type=dict[str, str]).get("run") == identity)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return False
 
