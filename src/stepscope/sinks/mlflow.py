@@ -21,12 +21,14 @@ import msgspec
 import polars as pl
 
 from stepscope.errors import EnvironmentRefusal
+from stepscope.report.escape import one_line
 from stepscope.sinks import PATIENCE_S, PROJECT, Sent, Target, library, speaking_for
 from stepscope.sinks.exported import PAGE, Exported, missing
 
 BATCH = 1_000  # metrics of one call, the most that MLflow takes
 MAX_KEY = 250  # characters
 MAX_PARAMS = 100  # of one call
+SHOWN = 60  # characters of a name
 RETRIES = 2  # of a server that does not answer; MLflow's own seven take four minutes
 TAG, DONE = "stepscope.run", "stepscope.complete"
 FOLDER = "stepscope"  # of artifacts
@@ -181,7 +183,8 @@ def _remarks(new: pl.DataFrame, renamed: dict[str, str]) -> Iterable[str]:
     if renamed:
         name, mapped = next(iter(renamed.items()))
         more = f" and {len(renamed) - 1} more" if len(renamed) > 1 else ""
-        yield f"MLflow takes no such names: {name} is {mapped}{more}; {FOLDER}/names.json has them all"
+        said = f"{one_line(name, SHOWN)} is {one_line(mapped, SHOWN)}"
+        yield f"MLflow takes no such names: {said}{more}; {FOLDER}/names.json has them all"
     endless = new.filter(pl.col("value").abs() == LARGEST).height
     if endless:
         yield f"{endless} infinite values stand as {LARGEST:g}: its store knows none"
