@@ -25,6 +25,7 @@ VIEW = "sweep"
 SCREEN_ROWS = 12  # trials on a terminal
 DRAWN = 1_000  # trials in a picture
 SLICES = 6  # parameters that have a picture of their own
+MAX_SIDE = 256  # cells along a side of a contour: a parameter has no more choices
 LEVELS = 10  # of the lines of a contour one less
 MATTERS_HELP = "Whether it decides more than the same values dealt out anew among the trials do."
 IMPORTANCE = blocks.columns(
@@ -288,8 +289,8 @@ def _contour(document: Row) -> Iterator[Block]:
         for side, param in (("x", across), ("y", up))
     )
     values = [[value for value in row if value is not None] for row in found["values"]]
-    shape = {len(row) for row in values}
-    if len(found["x"]) != len(columns) or not len(values) == len(places) == len(found["y"]) or shape != {len(columns)}:
+    whole = len(found["x"]) == len(columns) and len(values) == len(places) == len(found["y"])
+    if not whole or {len(row) for row in values} != {len(columns)} or max(len(columns), len(places)) > MAX_SIDE:
         return  # a document of others
     rows = values[::-1]  # what is larger stands above
     lines: list[list[float]] = []
