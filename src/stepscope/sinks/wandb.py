@@ -66,11 +66,11 @@ def wandb(run: Exported, target: Target) -> Sent:
         if known and not target.force:
             again = f"{known[0].name} holds it already; --force writes it anew"
             return Sent(str(known[0]), 0, (again,), _sync(known[0], target.resume))
+        wait(0)
+        run.page  # noqa: B018 - made once, with the report; this may take a while and is our own
         staging = base / f".{identity}"
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
-        wait(0)
-        run.page  # noqa: B018 - made once, with the report; this may take a while and is our own
         try:
             made, count, remarks = _write(tool, run, target, identity, staging, wait)
             for old in known:
