@@ -194,7 +194,7 @@ def check(document: Mapping[str, Any]) -> None:
     _each_once(block["id"] for block in document["blocks"] if "id" in block)
     for block in document["blocks"]:
         kind = block["kind"]
-        extra = {"table": {"tree", "open_depth"}, "text": {"link"}}.get(kind, set())
+        extra = {"table": {"tree", "open_depth"}, "text": {"link"}, "chart": {"lines", "points"}}.get(kind, set())
         assert KEYS[kind] <= set(block) - {"kind"} <= KEYS[kind] | extra, block
         if kind == "table":
             _table(block)

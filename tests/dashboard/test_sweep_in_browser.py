@@ -6,7 +6,17 @@ from collections.abc import Callable
 
 from stepscope.dashboard.blocks import Alone
 from stepscope.dashboard.pages import document, sweeps
-from stepscope.model.sweep import FAILED, FINISHED, Importance, Objective, Pair, Parameter, ParameterImportance, Sweep
+from stepscope.model.sweep import (
+    FAILED,
+    FINISHED,
+    Contour,
+    Importance,
+    Objective,
+    Pair,
+    Parameter,
+    ParameterImportance,
+    Sweep,
+)
 from stepscope.model.sweep import Trial as Made
 from stepscope.report import sweep_report
 from tests.dashboard.browser import View
@@ -30,6 +40,9 @@ def sweep() -> Sweep:
     ]
     trials.append(Made(number=9, state=FAILED, params={LR: 1e-3, KIND: "a"}, reason=f"loss is nan: {EVIL}"))
     rows = (ParameterImportance(LR, 0.9, 0.7, 0.95, 0.1, 0.2), ParameterImportance(KIND, 0.05, 0.0, 0.4))
+    axis = tuple(10.0**at for at in (-5, -4, -3, -2, -1))
+    height = tuple(tuple(abs(at - 2.0) + row for at in range(5)) for row in range(2))
+    contour = Contour(LR, KIND, axis, ("a", EVIL), height, 0.9)
     return Sweep(
         key="0" * 16,
         command=("python", "train.py"),
@@ -44,7 +57,13 @@ def sweep() -> Sweep:
         front=(4, 8),
         importances=(
             Importance(
-                metric="loss", trials=9, method="surface", rows=rows, important=(LR,), pairs=(Pair(LR, KIND, 0.1),)
+                metric="loss",
+                trials=9,
+                method="surface",
+                rows=rows,
+                important=(LR,),
+                pairs=(Pair(LR, KIND, 0.1),),
+                contour=contour,
             ),
             Importance(metric="seconds", trials=9, note="nothing to rank: seconds is the same"),
         ),
@@ -90,4 +109,4 @@ def test_a_range_on_an_axis_leaves_the_lines_that_pass_through_it(show_made_up: 
         EVIL,
     ):
         assert part in text
-    assert view.page.locator("section.chart").count() == 3  # two slices and the map
+    assert view.page.locator("section.chart").count() == 3  # two slices and the contour

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import os
+import signal
+import socket
+import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from stepscope import sinks
+from stepscope.sinks import mlflow, trackio, wandb
 from tests.cli.calls import call
 from tests.run_folders import make_run_folder
 
@@ -56,6 +65,70 @@ def test_a_place_that_cannot_be_written(tool: str, run: Path, capfd: pytest.Capt
     for place in ("file/below", "/proc/nothing"):
         assert call("export", run, "--to", tool, "--out", place) in (2, 4)
         assert one_line(capfd)
+
+
+def test_a_library_that_does_not_come_back_is_given_up(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    storage = pytest.importorskip("trackio.sqlite_storage")
+    monkeypatch.setattr(trackio, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(storage.SQLiteStorage, "bulk_log", lambda **_: time.sleep(100))
+    handler = signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    left = signal.setitimer(signal.ITIMER_REAL, 1_000.0)
+    try:
+        assert call("export", run, "--to", "trackio", "--out", "out") == 4
+        assert "Trackio: no answer in 0.2 s" in one_line(capfd)
+        assert 900 < signal.getitimer(signal.ITIMER_REAL)[0] < 1_000  # an alarm of somebody else still stands
+        assert signal.getsignal(signal.SIGALRM) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, left[0])
+
+
+def test_a_server_that_says_nothing_is_given_up(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("mlflow")
+    for module in (sinks, mlflow):
+        monkeypatch.setattr(module, "PATIENCE_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert call("export", run, "--to", "mlflow", "--out", f"http://127.0.0.1:{silent.getsockname()[1]}") == 4
+    assert "MLflow: no answer in 1 s" in one_line(capfd)
+
+
+@pytest.mark.parametrize("ends", [signal.SIGSTOP, signal.SIGKILL])
+def test_the_process_that_wandb_writes_by_may_hang_or_be_killed(
+    run: Path, ends: signal.Signals, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("wandb")
+    known = {child.pid for child in psutil.Process().children()}
+
+    def service() -> list[psutil.Process]:
+        return [child for child in psutil.Process().children() if child.pid not in known and "wandb" in child.name()]
+
+    def moments(_: Any) -> Iterator[tuple[int, int, dict[str, float]]]:
+        for number in range(100_000):
+            if number == 3:
+                service()[0].send_signal(ends)
+            yield number, number, {f"name/{at}": 1.0 for at in range(100)}
+
+    with monkeypatch.context() as broken:
+        broken.setattr(wandb, "PATIENCE_S", 2.0)
+        broken.setattr(wandb, "moments", moments)
+        assert call("export", run, "--to", "wandb", "--out", "out") == 4
+    assert one_line(capfd).startswith("stepscope: W&B: ")
+    assert not service()
+    assert list(Path("out/wandb").iterdir()) == []
+    assert call("export", run, "--to", "wandb", "--out", "out") == 0  # and again, as if nothing had been
+
+
+@pytest.mark.process
+def test_two_exports_at_once_are_one(run: Path) -> None:
+    line = [sys.executable, "-m", "stepscope", "export", str(run), "--to", "trackio", "--out", "out"]
+    both = [subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env=os.environ) for _ in range(2)]
+    said = [process.communicate(timeout=120)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert sorted("No new value" in each for each in said) == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -78,7 +79,12 @@ def test_all_that_is_hard(odd_run: Path, capfd: pytest.CaptureFixture[str]) -> N
     assert {e.step for e in tags["rank-0"]["early"]} == {-1}  # before the first step
     assert {"train/loss", "train/loss (wandb)", "..", "=1+1", "ünï/☃ (a)"} <= set(tags["rank-0"])
     assert set(tags) == {"rank-0", "rank-1"}
-    assert b"Load in worker processes" in next(Path("tb/rank-0").glob("*tfevents*")).read_bytes()
+    told = next(Path("tb/rank-0").glob("*tfevents*")).read_bytes().decode(errors="replace")
+    assert "Load in worker processes" in told
+    rows = [line for line in told.splitlines() if line.startswith("| ")]
+    assert rows[0] == "| Title | Cost | Place | Evidence | Fix |"
+    assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1  # a cell holds no bar of its own
+    assert '"finding/input.loader_bound_ms_per_step"' in told
     told = {row["step"] for row in api.open_run("tb").table("metrics").rows if row["name"] == "early"}
     assert told == {None}
 

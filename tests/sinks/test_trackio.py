@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from stepscope import api
 from tests.cli.calls import call
 from tests.sinks import expected
 
@@ -60,3 +61,24 @@ def test_every_value_once_and_findings_as_alerts(odd_run: Path, capfd: pytest.Ca
     assert call(*export) == 0
     assert points() == truth(odd_run)
     assert list(Path("t/media").rglob("*.html"))
+
+
+@pytest.mark.thorough
+def test_its_import_takes_our_event_files(odd_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tbparse", reason="Trackio reads event files by tbparse; pip install tbparse")
+    import trackio
+    from trackio import sqlite_storage, utils
+
+    for module in (sqlite_storage, utils):
+        monkeypatch.setattr(module, "TRACKIO_DIR", Path("t").absolute())
+    assert call("export", odd_run, "--to", "tensorboard", "--out", "tb") == 0
+    trackio.import_tf_events("tb", project="stepscope", name="ours")
+    found = Counter(
+        (name, step, repr(float(value)))
+        for step, metrics in asked("SELECT step, metrics FROM metrics")
+        for name, value in json.loads(metrics).items()
+    )
+    told = api.open_run("tb").table("metrics").rows
+    assert found == Counter(
+        (row["name"], -1 if row["step"] is None else row["step"], repr(float(row["value"]))) for row in told
+    )

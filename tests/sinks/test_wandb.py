@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
+from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.builders import T0
 from tests.cli.calls import call
 from tests.sinks import expected
 from tests.wandb_file import records
@@ -65,6 +69,7 @@ def test_every_value_over_our_step(
     assert made.project == "p"
     assert made.run_id.startswith("stepscope-")
     assert config["knobs"] == {"loader.num_workers": "2"}
+    assert datetime.fromisoformat(config["started"]).timestamp() == pytest.approx(T0 / 1e9, abs=1)
     assert "Load in worker processes" in made.notes
     table = json.loads(next(folder.rglob("*.table.json")).read_text())
     assert table["data"][0][table["columns"].index("rule")] == "input.loader_bound"
@@ -84,6 +89,11 @@ def test_a_second_export_writes_nothing_unless_forced(odd_run: Path, capfd: pyte
     assert only("*").stat().st_ino == first
     assert call(*export, "--force") == 0
     assert only("*").stat().st_ino != first
+    made = only("*")
+    about = made.rename(made.with_name(made.name.replace("run-2", "run-1"))) / "stepscope.json"  # of another second
+    about.unlink()
+    os.mkfifo(about)
+    assert call(*export) == 0  # nobody is waited for to write into it
 
 
 def test_a_resumed_run_keeps_all_that_is_its_own(odd_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,3 +115,15 @@ def test_a_resumed_run_keeps_all_that_is_its_own(odd_run: Path, monkeypatch: pyt
         elif kind == "summary":
             told = {item.key or item.nested_key[0] for item in record.summary.update}
             assert all(name.startswith(("stepscope/", "_")) for name in told)
+
+
+def test_a_run_that_goes_on_is_not_written_into(
+    growing: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    export = ("export", growing(4), "--to", "wandb", "--out", "out", "--resume", "theirs01")
+    assert call(*export) == 2
+    assert "goes on" in capfd.readouterr().err
+    assert not Path("out").exists()
+    growing(1, last=True)
+    assert call(*export) == 0

@@ -100,3 +100,46 @@ def test_a_trial_that_diverged_does_not_decide_alone(scale: float) -> None:
     found = made(24, RANGES, lambda at: scale * (1e7 if next(numbers) == 5 else at["one"]))
     assert found.rows[0].param == "one"
     assert set(found.important) <= {"one"}
+
+
+def test_the_contour_of_the_first_pair_is_the_surface_over_it_in_the_metrics_own_unit() -> None:
+    params = (
+        Parameter("lr", 1e-4, 1e-2, log=True),
+        Parameter("size", choices=("100", "1", "10")),
+        Parameter("other", 0.0, 1.0),
+        Parameter("kind", choices=("a", "bb")),
+    )
+
+    def reach(at: dict[str, float]) -> float:
+        lr, size = math.log10(at["lr"]) + 3, at["size"] - 2  # its digits
+        return 500 + 40 * lr + 30 * lr**2 + 20 * lr * size + 3 * at["other"]
+
+    found = made(45, params, reach)
+    (pair,) = found.pairs
+    contour = found.contour
+    assert contour is not None
+    assert (contour.first, contour.second) == (pair.first, pair.second) == ("lr", "size")
+    assert contour.y == ("1", "10", "100")
+    assert contour.explained > 0.9
+    for size, row in zip(contour.y, contour.values, strict=True):
+        for lr, value in zip(contour.x, row, strict=True):
+            assert value == pytest.approx(reach({"lr": float(lr), "size": len(str(size)), "other": 0.5}), abs=6)
+    words = made(
+        40, (Parameter("kind", choices=("a", "bb")), Parameter("x", 0.0, 1.0)), lambda at: at["kind"] * at["x"]
+    )
+    assert words.contour is not None
+    assert {words.contour.first, words.contour.second} == {"kind", "x"}
+    alone = made(12, (Parameter("x", 0.0, 1.0),), lambda at: at["x"])
+    assert alone.contour is None
+    many = made(60, RANGES, lambda at: quadratic(**at))  # PED-ANOVA ranks, the surface is drawn all the same
+    assert (many.method, many.contour is not None) == (PED_ANOVA, True)
+
+
+def test_more_is_better_turns_no_contour_over() -> None:
+    found = [
+        importance(RANGES, searched("random", 0), (Objective("loss", direction),), 0, 0) for direction in ("min", "max")
+    ]
+    low, high = (each.contour for each in found)
+    assert low is not None
+    assert high is not None
+    assert low.values == pytest.approx(np.array(high.values))

@@ -118,7 +118,7 @@ def _send(paths: list[Path], wanted: SinkOptions, out: str | None, *, source: bo
     from stepscope.cli.settings import ignored_rules
     from stepscope.report import outputs, words
     from stepscope.report.escape import plain
-    from stepscope.sinks import Target, files, mlflow, tensorboard, trackio, wandb
+    from stepscope.sinks import Target, files, mlflow, one_at_a_time, tensorboard, trackio, wandb
     from stepscope.sinks.exported import Exported
 
     tools = {
@@ -143,7 +143,7 @@ def _send(paths: list[Path], wanted: SinkOptions, out: str | None, *, source: bo
         sent = tensorboard.follow(opened, target)
     else:
         run = opened()
-        with outputs.progress(f"exporting to {to}"):
+        with outputs.progress(f"exporting to {to}"), one_at_a_time(run.folder):
             sent = tools[to](run, target)
         for text in run.absent:
             say(text)

@@ -179,7 +179,8 @@ def chart(
 ) -> Block:
     """A chart of type line, stacked_area, stacked_bars, bars, histogram, scatter, interval, heat or multiples.
 
-    Of a heat map each series is a row of cells, of multiples a small chart; both have one scale for all.
+    Of a heat map each series is a row of cells, of multiples a small chart; both have one scale for all. A heat map
+    that is a contour has `lines` and `points` besides (web/src/lib/types.ts).
 
     Args:
         sentence: what the picture says, for those who do not see it.

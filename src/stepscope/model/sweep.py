@@ -97,10 +97,30 @@ class Pair(Struct, frozen=True):
     share: float
 
 
+class Contour(Struct, frozen=True):
+    """The metric over the first pair, by the surface that is fitted to the trials, the mean over all other parameters.
+
+    The first pair is the one that decides most together, or else the two most important parameters.
+
+    x (number): Values of `first`, in order.
+    y (number): Values of `second`, in order.
+    values (number): The metric, a row for each value of y.
+    explained (share): Share of the metric's variation over the trials that the surface explains.
+    """
+
+    first: str
+    second: str
+    x: tuple[Value, ...]
+    y: tuple[Value, ...]
+    values: tuple[tuple[float, ...], ...]
+    explained: float
+
+
 class Importance(Struct, frozen=True, kw_only=True):
     """Which parameters decide a metric, the most important first, of `trials` that finished.
 
-    `important` are those that gain more than the same values dealt out anew do. `note` says why nothing is ranked.
+    `important` are those that gain more than the same values dealt out anew do. `note` says why nothing is ranked, and
+    then there is no `contour`, nor is there one of a single parameter.
 
     trials: Finished ones that it rests on.
     """
@@ -111,6 +131,7 @@ class Importance(Struct, frozen=True, kw_only=True):
     rows: tuple[ParameterImportance, ...] = ()
     important: tuple[str, ...] = ()
     pairs: tuple[Pair, ...] = ()
+    contour: Contour | None = None
     note: str | None = None
 
 

@@ -8,11 +8,14 @@ first begin with the process. Texts may hold whatever a run folder does, and are
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from datetime import datetime, timezone
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -36,6 +39,7 @@ MACHINE = "machine"  # stands for the process of what no process is of
 PAGE = "report.html"
 MAX_SENTENCE, MAX_COMMAND = 600, 4_000  # characters
 MOST = 1_000  # values of one moment that go into one record
+_TABLE = ("title", "cost", "place", "evidence", "fix")  # columns of the table in Markdown
 _MARKUP = re.compile(r"([\\`*_\[\]!<>|#])")
 Row = dict[str, Any]
 
@@ -46,6 +50,11 @@ class Exported:
     def __init__(self, run: api.Run, *, source: bool = True) -> None:
         self._run, self._source = run, source
         self.name = run.folder.name
+
+    @property
+    def folder(self) -> Path:
+        """Where it lies."""
+        return self._run.folder
 
     @property
     def tables(self) -> Tables:
@@ -183,6 +192,13 @@ class Exported:
         )
 
     @property
+    def table(self) -> str:
+        """The findings as a table in Markdown; empty where there are none."""
+        rows = [[_harmless(row[key]) for key in _TABLE] for row in self.findings]
+        head = [[key.capitalize() for key in _TABLE], ["---"] * len(_TABLE)]
+        return "\n".join(f"| {' | '.join(cells)} |" for cells in (head + rows if rows else ()))
+
+    @property
     def config(self) -> Row:
         """What is known of how the run was made; nothing that is not."""
         run = self.report.run
@@ -196,6 +212,8 @@ class Exported:
         found = {
             "run": self.name,
             "identity": self.identity,
+            "started": _moment(self.started_ns),
+            "ended": None if self.goes_on else _moment(self.ended_ns),
             "command": one_line(shlex.join(map(str, run.get("command") or ())), MAX_COMMAND),
             "knobs": _pairs(options.get("knobs")),
             "seed": options.get("seed"),
@@ -245,6 +263,17 @@ def _statement(kind: str, row: Row, shorten: words.Shortener) -> Row:
         "caveat": one_line(row["caveat"], MAX_SENTENCE),
         "evidence": " · ".join(": ".join(words.evidence(dict(each))) for each in row["evidence"]),
     }
+
+
+def _moment(time_ns: int | None) -> str | None:
+    """To the millisecond, in UTC; None for a time that no calendar has."""
+    with contextlib.suppress(ValueError, OverflowError, OSError):
+        return (
+            None
+            if time_ns is None
+            else datetime.fromtimestamp(time_ns / 1e9, timezone.utc).isoformat("T", "milliseconds")
+        )
+    return None
 
 
 def _pairs(knobs: Any) -> dict[str, str]:

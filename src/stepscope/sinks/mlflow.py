@@ -13,20 +13,22 @@ import logging
 import os
 import posixpath
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import polars as pl
 
-from stepscope.errors import UsageError
-from stepscope.sinks import PROJECT, Sent, Target, library, speaking_for
+from stepscope.errors import EnvironmentRefusal
+from stepscope.report.escape import one_line
+from stepscope.sinks import PATIENCE_S, PROJECT, Sent, Target, library, speaking_for
 from stepscope.sinks.exported import PAGE, Exported, missing
 
 BATCH = 1_000  # metrics of one call, the most that MLflow takes
 MAX_KEY = 250  # characters
 MAX_PARAMS = 100  # of one call
+SHOWN = 60  # characters of a name
 RETRIES = 2  # of a server that does not answer; MLflow's own seven take four minutes
 TAG, DONE = "stepscope.run", "stepscope.complete"
 FOLDER = "stepscope"  # of artifacts
@@ -47,15 +49,19 @@ def mlflow(run: Exported, target: Target) -> Sent:
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.ERROR)
     uri, beside = _address(target.out)
-    with speaking_for("MLflow", ADVICE):
+    with speaking_for("MLflow", ADVICE) as wait:
         client = tracking.MlflowClient(tracking_uri=uri)
         identity = _run(client, run, target.project or os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT, beside)
         points, renamed = _points(run.together)
-        new = missing(points, _there(client, identity), _KEYS)
+        new = missing(points, _there(client, identity, wait), _KEYS)
         for start in range(0, new.height, BATCH):
+            wait(PATIENCE_S)
             part = new.select("name", "value", "time_ms", "step").slice(start, BATCH)
             client.log_batch(identity, metrics=[entities.Metric(*row) for row in part.iter_rows()])
         if new.height or DONE not in client.get_run(identity).data.tags:
+            wait(0)
+            run.page  # noqa: B018 - made once, with the report; this may take a while and is our own
+            wait(PATIENCE_S)
             _describe(client, entities, identity, run, renamed)
     return Sent(f"{uri} (run {identity})", new.height, tuple(_remarks(new, renamed)))
 
@@ -75,7 +81,7 @@ def _address(out: str | None) -> tuple[str | None, Path | None]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"{path.parent}: {error.strerror}; name another place with --out") from None
+        raise EnvironmentRefusal(f"{path.parent}: {error.strerror}; name another place with --out") from None
     return f"sqlite:///{path}", path.parent
 
 
@@ -132,13 +138,12 @@ def _plain(name: str) -> str:
     return "/".join(part if part.strip(".") else "_" * max(1, len(part)) for part in new.split("/"))
 
 
-def _there(client: Any, identity: str) -> pl.DataFrame:
+def _there(client: Any, identity: str, wait: Callable[[float], None]) -> pl.DataFrame:
     """Name, millisecond and step of every point that the run has."""
-    rows = [
-        (metric.key, metric.timestamp, metric.step)
-        for name in client.get_run(identity).data.metrics
-        for metric in client.get_metric_history(identity, name)
-    ]
+    rows = []
+    for name in client.get_run(identity).data.metrics:
+        wait(PATIENCE_S)
+        rows += [(each.key, each.timestamp, each.step) for each in client.get_metric_history(identity, name)]
     return pl.DataFrame(rows, schema={"name": pl.String, "time_ms": pl.Int64, "step": pl.Int64}, orient="row")
 
 
@@ -178,7 +183,8 @@ def _remarks(new: pl.DataFrame, renamed: dict[str, str]) -> Iterable[str]:
     if renamed:
         name, mapped = next(iter(renamed.items()))
         more = f" and {len(renamed) - 1} more" if len(renamed) > 1 else ""
-        yield f"MLflow takes no such names: {name} is {mapped}{more}; {FOLDER}/names.json has them all"
+        said = f"{one_line(name, SHOWN)} is {one_line(mapped, SHOWN)}"
+        yield f"MLflow takes no such names: {said}{more}; {FOLDER}/names.json has them all"
     endless = new.filter(pl.col("value").abs() == LARGEST).height
     if endless:
         yield f"{endless} infinite values stand as {LARGEST:g}: its store knows none"

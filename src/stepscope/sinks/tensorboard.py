@@ -103,8 +103,9 @@ class _Folder:
 
     def describe(self, run: Exported) -> None:
         """What the report says, as texts of the first process, and the report beside; left out where it is said."""
-        config = "\n".join(f"    {key}: {msgspec.json.encode(value).decode()}" for key, value in run.config.items())
-        texts = {FINDINGS: run.notes, CONFIG: config}
+        about = run.config | {"summary": run.summary}
+        config = "\n".join(f"    {key}: {msgspec.json.encode(value).decode()}" for key, value in about.items())
+        texts = {FINDINGS: f"{run.notes}\n\n{run.table}".rstrip(), CONFIG: config}
         digest = hashlib.sha256(repr(texts).encode("utf-8", "backslashreplace")).hexdigest()
         if digest == self.about.texts and (self.path / PAGE).exists():
             return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import polars as pl
 
 from stepscope.errors import UsageError
 from stepscope.report.outputs import write_file
-from stepscope.sinks import PROJECT, Sent, Target, library, speaking_for
+from stepscope.sinks import PATIENCE_S, PROJECT, Sent, Target, library, speaking_for
 from stepscope.sinks.exported import Exported, missing, moments
 
 BATCH = 10_000  # moments of one transaction
@@ -36,7 +37,7 @@ def trackio(run: Exported, target: Target) -> Sent:
             if hasattr(module, name):
                 setattr(module, name, place)
     project, identity = target.project or PROJECT, f"stepscope-{run.identity}"
-    with speaking_for("Trackio", ADVICE):
+    with speaking_for("Trackio", ADVICE) as wait:
         database = storage.SQLiteStorage
         database.validate_project_name(project)
         database.init_db(project)
@@ -46,8 +47,12 @@ def trackio(run: Exported, target: Target) -> Sent:
             time=pl.from_epoch("time_ns", time_unit="ns").dt.strftime("%Y-%m-%dT%H:%M:%S%.6f+00:00"),
         )
         new = missing(points, _there(held), _KEYS)
-        _log(database, project, run, identity, new)
+        _log(database, project, run, identity, new, wait)
+        wait(0)
+        run.findings  # noqa: B018 - made once; the report may take a while and is our own work
+        wait(PATIENCE_S)
         _alert(database, project, run, identity)
+        wait(0)
         page = utils.project_media_dir(project) / "files" / f"{identity}.html"
         if not new.is_empty() or not page.exists():
             write_file(page, run.page, make_folder=True)
@@ -65,12 +70,15 @@ def _there(held: list[dict[str, Any]]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema={"name": pl.String, "time": pl.String, "step": pl.Int64}, orient="row")
 
 
-def _log(database: Any, project: str, run: Exported, identity: str, new: pl.DataFrame) -> None:
+def _log(
+    database: Any, project: str, run: Exported, identity: str, new: pl.DataFrame, wait: Callable[[float], None]
+) -> None:
     if new.is_empty():
         return
     times = dict(new.select("time_ns", "time").unique().iter_rows())
     rows = [(step, times[time_ns], values) for time_ns, step, values in moments(new)]
     for start in range(0, len(rows), BATCH):
+        wait(PATIENCE_S)
         part = rows[start : start + BATCH]
         database.bulk_log(
             project=project,

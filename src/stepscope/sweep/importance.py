@@ -21,6 +21,7 @@ from stepscope.model.sweep import (
     MINIMUM,
     PED_ANOVA,
     SURFACE,
+    Contour,
     Importance,
     Objective,
     Pair,
@@ -59,7 +60,8 @@ def importance(
         note = f"too few to rank: {len(done)} finished trials, {needed} are needed ({each})"
         return Importance(metric=objective.name, trials=len(done), note=note)
     reached = np.array([trial.values[at] for trial in done], np.float64)
-    reached = reached / (np.abs(reached).max() or 1.0)  # shares and correlations have no unit, and squares a limit
+    largest = float(np.abs(reached).max()) or 1.0
+    reached = reached / largest  # shares and correlations have no unit, and squares a limit
     if np.ptp(reached) == 0:
         note = f"nothing to rank: {objective.name} is the same in all {len(done)} finished trials"
         return Importance(metric=objective.name, trials=len(done), note=note)
@@ -69,20 +71,27 @@ def importance(
     low, high = np.percentile(reached, [25, 75])
     far = limits.FAR_OUT * (high - low)
     clipped = np.clip(reached, low - far, high + far) if far > 0 else reached
-    clipped = clipped if objective.direction == MINIMUM else -clipped
+    sign = 1.0 if objective.direction == MINIMUM else -1.0
+    clipped = sign * clipped
     shares, intervals, important = _judged(estimate, scales, clipped, seed)
     rows = [
         ParameterImportance(param.name, share, *interval, *_correlations(scale.numbers, reached))
         for param, scale, share, interval in zip(params, scales, shares, intervals, strict=True)
     ]
     order = sorted(range(len(rows)), key=lambda number: -rows[number].importance)
+    fit = _fitted(scales, clipped)
+    ranked = _pairs(fit)
+    first = sorted(ranked[0][0] if ranked else order[:2], key=order.index)
     return Importance(
         metric=objective.name,
         trials=len(done),
         method=PED_ANOVA if many else SURFACE,
         rows=tuple(rows[number] for number in order),
         important=tuple(rows[number].param for number in order if important[number]),
-        pairs=() if many else _pairs(params, scales, clipped),
+        pairs=()
+        if many
+        else tuple(Pair(params[one].name, params[other].name, share) for (one, other), share in ranked),
+        contour=_contour(params, scales, fit, first, sign * largest) if len(first) > 1 else None,
     )
 
 
@@ -178,57 +187,90 @@ def _terms(scale: _Scale) -> Floats:
 
 
 class _Fit(NamedTuple):
-    squares: Floats  # of the weight of each term
-    owners: list[frozenset[int]]  # the parameters that a term is of
-    total: float
+    owners: list[frozenset[int]]  # the parameters that each term is of
+    weights: Floats  # of the terms
+    mean: float  # of what is reached where all terms are 0: over the values searched, not over the trials
+    total: float  # the variance of surface and residual
+
+    def share(self, is_asked: Callable[[frozenset[int]], bool]) -> float:
+        """Of the variance, in the terms whose parameters are asked for."""
+        asked = np.array([is_asked(owner) for owner in self.owners])
+        return float((self.weights[asked] ** 2).sum() / self.total) if self.total > 0 else 0.0
 
 
-def _fitted(scales: Sequence[_Scale], values: Floats) -> _Fit:
+def _columns(scales: Sequence[_Scale]) -> tuple[list[Floats], list[frozenset[int]], int]:
+    """(terms over the trials, the parameters that each is of, how many of them are of one alone and come first)."""
     parts = [_terms(scale) for scale in scales]
     columns = [part[:, column] for part in parts for column in range(part.shape[1])]
     owners = [frozenset({number}) for number, part in enumerate(parts) for _ in range(part.shape[1])]
+    alone = len(columns)
     firsts = [part if scale.codes else part[:, :1] for scale, part in zip(scales, parts, strict=True)]
-    pairs = [
-        (frozenset({one, other}), firsts[one][:, first] * firsts[other][:, second])
-        for one, other in itertools.combinations(range(len(scales)), 2)
-        for first in range(firsts[one].shape[1])
-        for second in range(firsts[other].shape[1])
-    ]
-    if len(columns) + len(pairs) <= len(values) * limits.TERMS_SHARE:
-        columns += [column for _, column in pairs]
-        owners += [owner for owner, _ in pairs]
-    table = np.stack(columns, axis=1)
-    table, centred = table - table.mean(axis=0), values - values.mean()
-    ridge = limits.RIDGE * len(values) * np.eye(len(owners))
+    for one, other in itertools.combinations(range(len(scales)), 2):
+        products = itertools.product(firsts[one].T, firsts[other].T)
+        columns += [first * second for first, second in products]
+        owners += [frozenset({one, other})] * (firsts[one].shape[1] * firsts[other].shape[1])
+    return columns, owners, alone
+
+
+def _fitted(scales: Sequence[_Scale], values: Floats) -> _Fit:
+    columns, owners, alone = _columns(scales)
+    kept = len(columns) if len(columns) <= len(values) * limits.TERMS_SHARE else alone
+    table = np.stack(columns[:kept], axis=1)
+    means, mean = table.mean(axis=0), float(values.mean())
+    table, centred = table - means, values - mean
+    ridge = limits.RIDGE * len(values) * np.eye(kept)
     weights = np.linalg.solve(table.T @ table + ridge, table.T @ centred)
     rest = centred - table @ weights
-    squares = weights**2
-    return _Fit(squares, owners, float(squares.sum() + rest @ rest / max(len(values) - 1, 1)))
+    total = float((weights**2).sum() + rest @ rest / max(len(values) - 1, 1))
+    return _Fit(owners[:kept], weights, mean - float(means @ weights), total)
 
 
 def _surface(scales: Sequence[_Scale], values: Floats) -> list[float]:
     fit = _fitted(scales, values)
-    if not fit.total > 0:
-        return [0.0] * len(scales)
-    return [
-        float(sum(square for square, owner in zip(fit.squares, fit.owners, strict=True) if number in owner) / fit.total)
-        for number in range(len(scales))
-    ]
+    return [fit.share(lambda owner, number=number: number in owner) for number in range(len(scales))]  # type: ignore[misc]
 
 
-def _pairs(params: Sequence[Parameter], scales: Sequence[_Scale], values: Floats) -> tuple[Pair, ...]:
-    fit = _fitted(scales, values)
-    shares: dict[tuple[int, ...], float] = {}
-    for square, owner in zip(fit.squares, fit.owners, strict=True):
-        if len(owner) == 2:
-            key = tuple(sorted(owner))
-            shares[key] = shares.get(key, 0.0) + float(square / fit.total)
-    ranked = sorted(shares.items(), key=lambda each: -each[1])
-    return tuple(
-        Pair(params[one].name, params[other].name, share)
-        for (one, other), share in ranked
-        if share >= limits.LEAST_SHARE
+def _pairs(fit: _Fit) -> list[tuple[tuple[int, int], float]]:
+    """Pairs of parameters that decide something together, with their share, the largest first."""
+    every = {(min(owner), max(owner)) for owner in fit.owners if len(owner) == 2}
+    shares = [(pair, fit.share(lambda owner, pair=pair: owner == set(pair))) for pair in every]  # type: ignore[misc]
+    return sorted((each for each in shares if each[1] >= limits.LEAST_SHARE), key=lambda each: (-each[1], each[0]))
+
+
+def _contour(
+    params: Sequence[Parameter], scales: Sequence[_Scale], fit: _Fit, pair: Sequence[int], scale: float
+) -> Contour:
+    """The surface over two parameters; terms of all others are 0 on average. `scale` gives the metric its unit back."""
+    sides = [_side(params[number], scales[number]) for number in pair]
+    across, up = (each.ravel() for each in np.meshgrid(*(units for units, _ in sides)))
+    placed = dict(zip(pair, (across, up), strict=True))
+    grid = [one._replace(units=placed.get(number, np.zeros(len(across)))) for number, one in enumerate(scales)]
+    reached = np.full(len(across), fit.mean)
+    for column, owner, weight in zip(_columns(grid)[0], fit.owners, fit.weights, strict=False):
+        if owner <= set(pair):
+            reached += weight * column
+    shape = (len(sides[1][0]), len(sides[0][0]))
+    first, second = (params[number].name for number in pair)
+    rows = (reached.reshape(shape) * scale).tolist()
+    return Contour(first, second, sides[0][1], sides[1][1], tuple(map(tuple, rows)), fit.share(lambda _: True))
+
+
+def _side(param: Parameter, scale: _Scale) -> tuple[Floats, tuple[Value, ...]]:
+    """Places along a parameter, as `_Scale.units` has them, and the values that these are."""
+    if scale.codes:
+        return np.arange(scale.codes, dtype=np.float64), param.choices
+    if param.choices:
+        assert scale.levels is not None
+        return scale.levels, tuple(sorted(param.choices, key=float))
+    few = scale.levels is not None and len(scale.levels) <= limits.CONTOUR_CELLS
+    units = (
+        scale.levels
+        if few and scale.levels is not None
+        else (np.arange(limits.CONTOUR_CELLS) + 0.5) / limits.CONTOUR_CELLS
     )
+    ends = np.array([param.low, param.high], np.float64)
+    found = np.exp(np.interp(units, [0, 1], np.log(ends))) if param.log else np.interp(units, [0, 1], ends)
+    return units, tuple(found.tolist())
 
 
 def _ped_anova(scales: Sequence[_Scale], values: Floats) -> list[float]:

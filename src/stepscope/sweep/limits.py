@@ -13,9 +13,8 @@ PED_ANOVA_TRIALS = 50
 TERMS_SHARE = 0.5  # of the trials: a surface with more terms follows chance, so products of pairs are left out
 RIDGE = 0.02  # of the number of trials; samplers crowd around the optimum, where line and curve look alike
 FAR_OUT = 3.0  # interquartile ranges beyond the quartiles (Tukey's far out): one that diverged must not decide alone
-RESAMPLES = (
-    200  # of the trials for an interval, and of a parameter's values for an inert one; ends move by a few percent
-)
+RESAMPLES = 200  # of the trials, and of an inert parameter's values; ends of intervals move by a few percent
 CONFIDENCE = 0.95
 INERT = 0.95  # of the shares that values dealt out anew get; an inert parameter passes once in twenty sweeps
 LEAST_SHARE = 0.05  # a parameter or a pair that decides less is not worth a trial, however certain it is
+CONTOUR_CELLS = 24  # along a side of the map of the first pair: a surface of second degree has no finer detail

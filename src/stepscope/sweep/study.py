@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import EnvironmentRefusal, UnreadableInputError
+from stepscope.files import open_regular
 from stepscope.model.sweep import FAILED, FINISHED, MAXIMUM, MINIMUM, PRUNED, RUNNING, Parameter, Trial, Value
 from stepscope.sweep.space import GRID, TPE, Request, grid
 
@@ -185,7 +186,8 @@ def _mended(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(f"{path}.lock")
     with contextlib.suppress(FileNotFoundError):
-        data = path.read_bytes()
+        with open_regular(path) as file:
+            data = file.read()
         whole = data.rfind(b"\n") + 1
         if whole < len(data):
             os.truncate(path, whole)

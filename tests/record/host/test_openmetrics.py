@@ -8,12 +8,15 @@ import re
 import socket
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stepscope.api import open_run
+from stepscope.record.host import openmetrics
+from stepscope.schema import STEP_COLUMNS
 from tests.wandb_file import records
 
 pytestmark = [pytest.mark.process, pytest.mark.torch]
@@ -214,3 +217,60 @@ def logged(found: list[Any]) -> list[dict[str, str]]:
     history = (record.history for record in found if record.WhichOneof("record_type") == "history")
     items = ({item.key or ".".join(item.nested_key): item.value_json for item in row.item} for row in history)
     return [{key: value for key, value in row.items() if key not in ("_timestamp", "_runtime")} for row in items]
+
+
+NAMES = ("a.b", "a/b", "", "x_total", "x" * 300, 'ünï/☃ <b>"q"\\\n\r\t', "\u2028\x85", "\udcff", '{a="b"}', "# EOF")
+# What a list of series may not be.
+ODD = (
+    "null",
+    "5",
+    "[5]",
+    "[{}]",
+    '[{"values":5}]',
+    '[{"values":[[1]]}]',
+    '[{"values":[1e400]}]',
+    f'[{{"values":[{10**400}]}}]',
+)
+
+
+def test_whatever_the_journals_hold_the_page_can_be_read(tmp_path: Path) -> None:
+    from prometheus_client.parser import text_string_to_metric_families as of_the_older_format
+
+    run = tmp_path / 'run "x"\nü'
+    for name in ("host-a", "rank-0"):
+        (run / name).mkdir(parents=True)
+    claims = [{"folder": "rank-0", "pid": 7}, {"folder": "../../etc", "pid": 8}, {"folder": None}, [1]]
+    (run / "host-a" / "agents.jsonl").write_text("\n".join(map(json.dumps, claims)) + "\n")
+    values = (1.5, "nan", "inf", "-inf", -0.0)
+    told = [[name, f"tool {at}", value] for name in NAMES for at, value in enumerate(values)]
+    told += [[f"step-{number}", "log", 1.0] for number in range(openmetrics.SERIES_LIMIT)]
+    events = [
+        json.dumps({"kind": "metrics", "series": [{"name": name, "source": source, "values": [value]}]})
+        for name, source, value in told
+    ]
+    (run / "rank-0" / "events.jsonl").write_text(
+        "\n".join([*(f'{{"kind":"metrics","series":{text}}}' for text in ODD), *events, "{torn"])
+    )
+    wall = STEP_COLUMNS.index("wall_ns")
+    odd: list[Any] = [1.5, "x", None, True, -5, 10**400]
+    steps = [[0] * wall + [value] + [0] * (len(STEP_COLUMNS) - wall - 1) for value in [10**9, *odd]]
+    (run / "rank-0" / "steps.jsonl").write_text("\n".join(map(json.dumps, [[], [1], *steps])) + "\n")
+    endpoint = openmetrics.listen(0, {openmetrics.TOKEN_VARIABLE: TOKEN})
+    look = openmetrics.start(os.dup(endpoint.socket.fileno()), endpoint.token, run / "host-a")
+    look([("load_1m", "1", float("nan"), None, 'a"\n'), ("rss_bytes", "bytes", 5.0, 7, None)])
+    answers = []
+    for accepted in ("application/openmetrics-text", "text/plain"):
+        request = urllib.request.Request(f"{endpoint.address}?token={TOKEN}", headers={"Accept": accepted})
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            answers.append(answer.read().decode())
+    endpoint.socket.close()
+    found = families(answers[0])
+    assert {family.name for family in of_the_older_format(answers[1])} == set(found)
+    samples = [sample for family in found.values() for sample in family.samples]
+    assert {sample.labels["run"] for sample in samples} == {run.name}
+    kept = [sample for sample in samples if sample.name.endswith("_value")]
+    assert len(kept) == openmetrics.SERIES_LIMIT
+    assert {sample.labels["name"] for sample in kept} >= {name for name in NAMES if name.isprintable()}
+    assert found["stepscope_names_left_out"].samples[0].value > 0
+    assert found["stepscope_steps"].samples[0].value == len(odd) + 1
+    assert found["stepscope_rank_rss_bytes"].samples[0].value == 5.0

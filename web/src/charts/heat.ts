@@ -51,6 +51,7 @@ export function painted({ block, shape, shown, geometry, theme, ink }: View): HT
   paper.scale(ratio, ratio);
   const scale = heatScale(block);
   const row = height / Math.max(1, block.series.length);
+  const gap = block.lines === undefined ? 1 : 0;
   const edges = edgesOf(shape.at, shape.domain).map((x) => Math.round((pixelOf(x, shown, geometry) - geometry.left) * ratio) / ratio);
   block.series.forEach((series, at) => {
     const odd = new Set((series.odd ?? []).map(([position]) => position));
@@ -58,11 +59,38 @@ export function painted({ block, shape, shown, geometry, theme, ink }: View): HT
       const [from, to] = [Math.max(0, edges[position] ?? 0), Math.min(width, edges[position + 1] ?? 0)];
       if (to <= from || (value === null && !odd.has(position))) return;
       paper.fillStyle = value === null ? ink.critical : shade(shareOf(value, scale), theme);
-      paper.fillRect(from, at * row, Math.max(1, to - from), row - 1);
+      paper.fillRect(from, at * row, Math.max(1, to - from), row - gap);
       if (value === null) cross(paper, from, at * row, to - from, row - 1, ink.surface);
     });
   });
+  const place = (x: number, y: number): [number, number] => [pixelOf(x, shown, geometry) - geometry.left, y * row];
+  contour(paper, (block.lines ?? []).map(([x, y, toX, toY]) => [place(x, y), place(toX, toY)]), ink.surface);
+  rings(paper, (block.points ?? []).map(([x, y]) => place(x, y)), ink);
   return canvas;
+}
+
+function contour(paper: CanvasRenderingContext2D, lines: [[number, number], [number, number]][], colour: string): void {
+  paper.strokeStyle = colour;
+  paper.lineWidth = 1;
+  paper.beginPath();
+  for (const [from, to] of lines) {
+    paper.moveTo(...from);
+    paper.lineTo(...to);
+  }
+  paper.stroke();
+}
+
+/** Seen on light and on dark cells. */
+function rings(paper: CanvasRenderingContext2D, points: [number, number][], ink: View['ink']): void {
+  for (const [colour, width] of [[ink.surface, 4], [ink.critical, 1.5]] as const) {
+    paper.strokeStyle = colour;
+    paper.lineWidth = width;
+    for (const [x, y] of points) {
+      paper.beginPath();
+      paper.arc(x, y, 4, 0, 2 * Math.PI);
+      paper.stroke();
+    }
+  }
 }
 
 function cross(paper: CanvasRenderingContext2D, x: number, y: number, width: number, height: number, colour: string): void {

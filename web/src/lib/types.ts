@@ -70,6 +70,8 @@ export interface ChartBlock {
   /** Points or ranges of x to be pointed out. Values at an `event` are like all others. */
   marks: { from: number | string; to: number | string; label: string; event?: true }[];
   help: Help | null; notes: string[];
+  /** Of a heat map that is a contour: pieces of lines (x, row, x, row) and points (x, row); rows from the upper edge of the first on. */
+  lines?: [number, number, number, number][]; points?: [number, number][];
   /** Charts with the same name zoom together. */
   sync: string | null;
   /** A range drawn on x selects these on all pages; `x.values` are then step numbers. */

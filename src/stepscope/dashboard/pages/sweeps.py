@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
+from stepscope.analyze.pictures import contour_lines
 from stepscope.dashboard import blocks, static_page
 from stepscope.dashboard.blocks import Alone, Block, Col, Row, rows_table
 from stepscope.dashboard.pages import PageContext
 from stepscope.model import Report
 from stepscope.model.sweep import FINISHED, MAXIMUM
 from stepscope.report import sweep_report as say
+from stepscope.report import words
 from stepscope.report.document import bare_report
 from stepscope.report.escape import one_line
 
@@ -24,8 +25,8 @@ VIEW = "sweep"
 SCREEN_ROWS = 12  # trials on a terminal
 DRAWN = 1_000  # trials in a picture
 SLICES = 6  # parameters that have a picture of their own
-MOST_CELLS = 8  # of a side of the map of two parameters
-LEAST_MAPPED = 4  # trials in it
+MAX_SIDE = 256  # cells along a side of a contour: a parameter has no more choices
+LEVELS = 10  # of the lines of a contour one less
 MATTERS_HELP = "Whether it decides more than the same values dealt out anew among the trials do."
 IMPORTANCE = blocks.columns(
     "Parameter: name; Importance: importance share bar; 95 %, from: low share; to: high share; "
@@ -75,7 +76,7 @@ def build(context: PageContext | Alone, document: Row) -> Iterator[Block]:
     for found in document.get("importances") or ():
         yield from _decides(context, document, found)
     yield from _slices(document)
-    yield from _map(document)
+    yield from _contour(document)
     yield from _trials(context, document, document["trials"], sorted_by=None)
     if document.get("repeat"):
         yield blocks.facts("To repeat it", [blocks.fact("Command", document["repeat"])])
@@ -216,12 +217,17 @@ def _lines(document: Row) -> Iterator[Block]:
 def _places(param: Row) -> dict[str, float] | None:
     """Where the choices of a parameter lie on an axis: at their numbers, else at their places; None of a range."""
     choices = [str(choice) for choice in param["choices"]]
+    known = _numbers(choices) or range(1, len(choices) + 1)
+    return dict(zip(choices, known, strict=True)) if choices else None
+
+
+def _numbers(choices: Sequence[Any]) -> list[float]:
+    """Choices as numbers; none where one of them is a word, as they have no order then."""
     try:
         numbers = [float(choice) for choice in choices]
     except ValueError:
-        numbers = []
-    known = numbers if numbers and all(map(math.isfinite, numbers)) else range(1, len(choices) + 1)
-    return dict(zip(choices, known, strict=True)) if choices else None
+        return []
+    return numbers if all(map(math.isfinite, numbers)) else []
 
 
 def _position(param: Row, value: Any) -> float | None:
@@ -270,62 +276,63 @@ def _slices(document: Row) -> Iterator[Block]:
         )
 
 
-def _map(document: Row) -> Iterator[Block]:
-    """The mean of the metric over the first two parameters together, in cells."""
-    first = sorted(_by_importance(document)[:2], key=lambda param: bool(param["choices"]))  # a range lies along x
+def _contour(document: Row) -> Iterator[Block]:
+    """The metric over the first pair: the surface that was fitted, with lines of equal height, and the trials on it."""
+    ranked = document.get("importances") or ()
+    found = ranked[0].get("contour") if ranked else None
+    params = {param["name"]: param for param in document["params"]}
+    if not found or not {found["first"], found["second"]} <= params.keys():
+        return
+    across, up = params[found["first"]], params[found["second"]]
+    columns, places = (
+        [place for value in found[side] if (place := _position(param, value)) is not None]
+        for side, param in (("x", across), ("y", up))
+    )
+    values = [[value for value in row if value is not None] for row in found["values"]]
+    whole = len(found["x"]) == len(columns) and len(values) == len(places) == len(found["y"])
+    if not whole or {len(row) for row in values} != {len(columns)} or max(len(columns), len(places)) > MAX_SIDE:
+        return  # a document of others
+    rows = values[::-1]  # what is larger stands above
+    lines: list[list[float]] = []
+    if len(columns) > 1 and all(_numbers(param["choices"]) or not param["choices"] for param in (across, up)):
+        low, high = min(map(min, rows)), max(map(max, rows))
+        for level in (low + (high - low) * at / LEVELS for at in range(1, LEVELS)):
+            for start, end in contour_lines.pieces(rows, level):
+                lines.append([_between(columns, start[0]), start[1] + 0.5, _between(columns, end[0]), end[1] + 0.5])
+    trials = [trial.get("params") or {} for trial in _done(document)]
+    placed = [(_position(across, own.get(across["name"])), _row(up, places, own.get(up["name"]))) for own in trials]
     metric = say.metrics(document)[0]
-    placed = [
-        ([_position(param, (trial.get("params") or {}).get(param["name"])) for param in first], trial["value"])
-        for trial in _done(document)
-    ]
-    if len(first) < 2:
-        return
-    points = [(x, y, value) for (x, y), value in placed if x is not None and y is not None]
-    if len(points) < LEAST_MAPPED:
-        return
-    cut = min(MOST_CELLS, max(2, round(math.sqrt(len(points) / 2))))
-    columns, rows = (_Cells(param, cut) for param in first)
-    sums: dict[tuple[int, int], list[float]] = {}
-    for x, y, value in points:
-        sums.setdefault((columns.of(x), rows.of(y)), []).append(value)
-    yield blocks.chart(
-        "map",
-        f"{metric} over {first[0]['name']} and {first[1]['name']}",
+    chart = blocks.chart(
+        "contour",
+        f"{metric} over {across['name']} and {up['name']}",
         "heat",
-        sentence=f"Mean {metric} of the finished trials in each cell; an empty cell has none. "
-        f"Rows are {first[1]['name']}, cells lie around their middle.",
-        x=(_axis(first[0]), "number", columns.middles),
-        y=(first[1]["name"], "text"),
+        sentence=f"{metric} by the surface that was fitted to the trials, over {across['name']} along and {up['name']} "
+        f"upwards, the mean over all other parameters; it explains {words.percent(found['explained'])} of what differs "
+        "between the trials. Lines are steps of equal size; rings are trials.",
+        x=(_axis(across), "number", columns),
+        y=(up["name"], "text"),
         series=[
-            blocks.series(
-                name,
-                "number",
-                [
-                    math.fsum(found) / len(found) if (found := sums.get((column, row))) else None
-                    for column in range(len(columns.middles))
-                ],
-            )
-            for row, name in enumerate(rows.names)
+            blocks.series(name if isinstance(name, str) else f"{name:.3g}", "number", row)
+            for name, row in zip(found["y"][::-1], rows, strict=True)
         ],
     )
+    yield chart | {"lines": lines, "points": [[x, y] for x, y in placed if x is not None and y is not None]}
 
 
-class _Cells:
-    """The cells along a parameter: its choices, or equal parts of what was searched."""
+def _between(places: Sequence[float], number: float) -> float:
+    """The place at a number that may lie between two places."""
+    at = min(int(number), len(places) - 2)
+    return places[at] + (number - at) * (places[at + 1] - places[at])
 
-    def __init__(self, param: Row, cut: int) -> None:
-        places = _places(param)
-        if places is not None:
-            ordered = sorted(places.items(), key=lambda each: each[1])
-            self.names, self.middles = [name for name, _ in ordered], [at for _, at in ordered]
-            return
-        ends = [_position(param, param[end]) or 0.0 for end in ("low", "high")]
-        wide = (ends[1] - ends[0]) / cut
-        edges = [ends[0] + at * wide for at in range(cut + 1)]
-        self.middles = [edge + wide / 2 for edge in edges[:-1]]
-        shown = [10**edge if param["log"] else edge for edge in edges]
-        self.names = [f"{low:.3g} to {high:.3g}" for low, high in itertools.pairwise(shown)]
 
-    def of(self, position: float) -> int:
-        """The cell whose middle is nearest."""
-        return min(range(len(self.middles)), key=lambda at: abs(self.middles[at] - position))
+def _row(param: Row, places: Sequence[float], value: Any) -> float | None:
+    """Where a value lies along the rows, from 0 at the upper edge of the first to their number."""
+    place, count = _position(param, value), len(places)
+    if place is None:
+        return None
+    if place in places:
+        return count - places.index(place) - 0.5
+    if param["choices"] or count < 2:
+        return None
+    step = (places[-1] - places[0]) / (count - 1)
+    return count - ((place - places[0]) / step + 0.5)

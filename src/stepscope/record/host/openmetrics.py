@@ -6,6 +6,7 @@ Loss histories and single steps are not in it: it says how the run is at this mo
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import os
 import re
@@ -47,6 +48,7 @@ GROWING = {
 ABOUT_COUNTERS = {"energy_after_ns", "cpu_energy_range_uj"}  # of use to who lays readings beside each other alone
 OF_RANKS = {"cpu_pct", "rss_bytes", "read_bytes", "write_bytes", "major_faults"}
 _PHASES = ("data_wait", "forward", "backward", "optimizer", "other")
+_LARGEST = 1 << 63  # a number that is none of ours: it would not even be a float
 _WORDS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 _COLUMN = {name: place for place, name in enumerate(STEP_COLUMNS)}
 _FOLDER = re.compile(r"rank-([0-9A-Za-z._-]{1,40})")
@@ -119,13 +121,14 @@ class _Rank:
                 self._add_step(row)
         for event in _appended(self._events):
             if event.get("kind") == "metrics":
-                for series in event.get("series") or ():
-                    self._add_value(series)
+                with contextlib.suppress(TypeError, AttributeError, LookupError):  # what is no series of ours is none
+                    for series in event["series"]:
+                        self._add_value(series)
 
     def _add_step(self, row: list[Any]) -> None:
         def number(name: str) -> int:
             value = row[_COLUMN[name]]
-            return value if isinstance(value, int) else 0
+            return value if isinstance(value, int) and 0 <= value < _LARGEST else 0
 
         kind = self.kinds.setdefault("eval" if row[_COLUMN["kind"]] == "eval" else "train", _Kind())
         wall_ns = number("wall_ns")
@@ -147,7 +150,7 @@ class _Rank:
         if source == "backward":  # the loss of an update takes more than its last pass
             name, line = "backward_loss", f"{os.path.basename(str(series.get('file')))}:{series.get('line')}"
         value = _WORDS.get(values[-1], values[-1])
-        if not isinstance(value, (int, float)):
+        if not isinstance(value, float) and not (isinstance(value, int) and abs(value) < _LARGEST):
             return
         key = (name, source, line)
         if key in self.values or len(self.values) < SERIES_LIMIT:
