@@ -41,7 +41,7 @@ IN_FULL = (
 )
 _LATE = blocks.columns(
     "What: what; Cause: cause; Costs a step: cost_ms ms bar; Works longer by: excess_ms ms; "
-    "Comes last in: share_of_steps share; Line: place; Compared with: peers; Cause known by: cause_source",
+    "Comes last in: share_of_steps share; Line: place; Cause known by: cause_source",
     cause=lambda row: words.term(row["cause"]),
 )
 _BEHIND = blocks.columns(
@@ -172,7 +172,7 @@ def _view(context: PageContext, verdict: RanksVerdict, found: Sequence[RankMap],
     if found and len(options) > 1:
         yield blocks.choice("Rows", PARAM, chosen, options)
     for number, one in enumerate(found):
-        yield _map(f"map-{number}", one, _rows(one, verdict, chosen))
+        yield _map(f"map-{number}", one, _rows(one, verdict, chosen), verdict.least_ms)
     shown = sum(one.startswith(HOST) for one, _ in options)
     if found and context.embedded and shown < len(set(found[0].hosts)):
         text = f"This file has the ranks of {words.things(shown, 'host')}; `stepscope view RUN` shows those of all."
@@ -194,7 +194,8 @@ def _what(late: Straggler) -> str:
 
 def _stragglers(context: PageContext, verdict: RanksVerdict) -> list[Block]:
     rows = [{**asdict(late), "what": _what(late), "place": _place(late)} for late in verdict.stragglers]
-    return blocks.rows_table(context, "late", "What holds the others up", "Straggler", _LATE, rows)
+    notes = [f"Compared with {peers}." for peers in dict.fromkeys(late.peers for late in verdict.stragglers)]
+    return blocks.rows_table(context, "late", "What holds the others up", "Straggler", _LATE, rows, notes=notes)
 
 
 def _place(late: Straggler) -> dict[str, object] | None:
@@ -233,7 +234,8 @@ def _natural(name: str) -> tuple[tuple[int, str], ...]:
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]{1,9})", name))
 
 
-def _map(id: str, one: RankMap, rows: Sequence[MapRow]) -> Block:
+def _map(id: str, one: RankMap, rows: Sequence[MapRow], least_ms: float | None = None) -> Block:
+    """A map whose colours begin at "as long as the peers"; what is less than `least_ms` stays pale."""
     left_out = len(rows) - ROWS
     if left_out > 0:  # those that stand out at all
         rows = sorted(
@@ -251,6 +253,8 @@ def _map(id: str, one: RankMap, rows: Sequence[MapRow]) -> Block:
         x=("step", "number", one.steps),
         y=("ms a step beyond the peers", "ms"),
         series=[blocks.series(row.name, "ms", [_most(one, row, at) for at in range(len(one.steps))]) for row in rows],
+        y_min=0,
+        y_max=least_ms,
         help=blocks.meaning("RankMap", "excess_ms"),
         notes=[f"{words.things(left_out, 'row')} in which less happens are left out."] if left_out > 0 else (),
     )
