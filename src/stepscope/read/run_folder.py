@@ -258,7 +258,9 @@ def read_rank_steps(folder: Path) -> RawRank:
 def read_rank_traces(folder: Path) -> list[TraceRef]:
     """The traces of a rank's folder, not opened."""
     losses = Losses()
-    return _traces(folder, _Files(folder, losses).rows("events.jsonl", lambda row: row.get("kind") == "user_trace"), losses)
+    return _traces(
+        folder, _Files(folder, losses).rows("events.jsonl", lambda row: row.get("kind") == "user_trace"), losses
+    )
 
 
 def _who(files: _Files, steps: tuple[Row, ...]) -> RawRank:

@@ -99,35 +99,59 @@ def _slurm_cluster(jobs: int) -> Any:
     return cluster
 
 
-def run_all(
-    task: Task, texts: Sequence[str], opened: Opened, killed: str, tell: Tell | None = None
-) -> tuple[list[str], int]:
-    """The answer to each text, and how many of them had to be asked for again because a worker was lost.
+class Workers:
+    """An executor that is opened when it is first needed, and once more where a worker's death has broken it."""
 
-    What no engine answers runs once more in a process of its own; where that is killed, too, `killed` is the answer.
-    """
-    answers: dict[int, str] = {}
-    lost = 0
-    for _ in range(1 + _MORE_ROUNDS):
-        missing = [number for number in range(len(texts)) if number not in answers]
-        if not missing:
-            break
-        with opened() as executor:
-            futures: dict[int, Future[str]] = {}
+    def __init__(self, opened: Opened) -> None:
+        self._opened = opened
+        self._stack = contextlib.ExitStack()
+        self._executor: Executor | None = None
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *ending: object) -> None:
+        self._stack.close()
+
+    @property
+    def executor(self) -> Executor:
+        if self._executor is None:
+            self._executor = self._stack.enter_context(self._opened())
+        return self._executor
+
+    def renew(self) -> None:
+        self._executor = None
+        self._stack.close()
+
+    def run(self, task: Task, texts: Sequence[str], killed: str, tell: Tell | None = None) -> tuple[list[str], int]:
+        """The answer to each text, and how many of them had to be asked for again because a worker was lost.
+
+        What no worker answers runs once more in a process of its own; where that is killed, too, `killed` is the
+        answer.
+        """
+        answers: dict[int, str] = {}
+        lost = 0
+        for more in range(1 + _MORE_ROUNDS):
+            missing = [number for number in range(len(texts)) if number not in answers]
+            if not missing:
+                break
+            if more:
+                self.renew()
+            executor, futures = self.executor, dict[int, Future[str]]()
             with contextlib.suppress(Exception):  # one that broke takes no more tasks
                 for number in missing:
                     futures[number] = executor.submit(task, texts[number])
             for number, future in futures.items():
-                # whatever an engine raises for a worker that was lost: the task itself tells what it met as its answer
+                # whatever an engine raises for a worker that was lost: what a task meets is its answer
                 with contextlib.suppress(Exception):
                     answers[number] = future.result()
                     if tell is not None:
                         tell(len(answers), len(texts))
-        lost += sum(number not in answers for number in missing)
-    for number in range(len(texts)):
-        if number not in answers:
-            answers[number] = _alone(task, texts[number], killed)
-    return [answers[number] for number in range(len(texts))], lost
+            lost += sum(number not in answers for number in missing)
+        for number in range(len(texts)):
+            if number not in answers:
+                answers[number] = _alone(task, texts[number], killed)
+        return [answers[number] for number in range(len(texts))], lost
 
 
 def _alone(task: Task, text: str, killed: str) -> str:

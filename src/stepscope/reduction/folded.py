@@ -14,13 +14,16 @@ import numpy as np
 import polars as pl
 
 from stepscope.analyze.context import Context
+from stepscope.analyze.host.sampled_time import whole_by_weight
 from stepscope.analyze.ranks.durations import may_wait
+from stepscope.engine import intervals
 from stepscope.engine.call_tree import UserPaths, at, rows_of
 from stepscope.engine.journal import event_data
 from stepscope.read.raw import Frame
 from stepscope.read.text import integer, string
-from stepscope.tables.arrays import NONE, Floats, Int64
-from stepscope.tables.phases import DATA_WAIT
+from stepscope.schema import PHASES
+from stepscope.tables.arrays import NONE, Floats
+from stepscope.tables.phases import DATA_WAIT, OTHER
 from stepscope.tables.reduced import BUCKET_NS, SCHEMAS, STEPS_OF_BLOCK
 from stepscope.tables.schema import Tables
 from stepscope.tables.sketch import sketch
@@ -38,10 +41,11 @@ _PACKAGES = re.compile(r".*/(?:site|dist)-packages/|.*/lib/python3\.\d+/")
 
 
 def _sums(keys: pl.DataFrame, values: pl.Series) -> tuple[pl.DataFrame, Floats]:
-    """The distinct ones of keys that are sorted, and the sum of the values of each, added from the first to the last."""
+    """Of keys in order the distinct ones, and the sum of the values of each, added from the first to the last."""
     number = keys.select(pl.struct(pl.all()).rle_id()).to_series().to_numpy().astype(np.int64)
     distinct = keys.unique(maintain_order=True)
-    return distinct, np.bincount(number, values.to_numpy(), minlength=distinct.height)
+    sums = np.bincount(number, values.cast(pl.Float64).to_numpy(), minlength=distinct.height)
+    return distinct, sums.astype(np.float64)
 
 
 def collectives(found: pl.DataFrame) -> pl.DataFrame:
@@ -77,7 +81,7 @@ def lines(context: Context) -> pl.DataFrame:
     if context.sampled is None:
         return pl.DataFrame(schema=SCHEMAS["lines"])
     users = UserPaths(context.calls, context.code)
-    rows = context.sampled.rank_steps().filter(pl.col("rank").is_not_null())
+    rows = _as_the_journal(context.sampled.rank_steps().filter(pl.col("rank").is_not_null()), context)
     nodes = rows_of(rows["node"])
     waits = pl.Series(at(users.marked(may_wait), nodes, False))
     of_user = pl.Series(at(users.user, nodes, False))
@@ -111,6 +115,47 @@ def lines(context: Context) -> pl.DataFrame:
     both = pl.concat([counted.filter(shown).select(*columns), rest], how="diagonal")
     both = both.sort("rank", "samples", *key, descending=[False, True, *[False] * len(key)], nulls_last=True)
     return both.select(pl.col(name).cast(kind) for name, kind in columns.items())
+
+
+_UNMARKED = ("data_wait", "before_forward", "forward", "other")  # phases that frames need not show
+_OF_STEPS = ("file", "pid", "thread", "node")  # of a stack and of the stretches in which it was met
+
+
+def _as_the_journal(rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+    """Stacks outside of torch's own phases, parted by the phase of the journal that they were met in.
+
+    Between a fetch and the backward pass all is the journal's forward pass, whatever the frames of a stack say. (The
+    backward pass and optimizers show in frames, so what shows neither was met in neither, however late a sampler
+    noticed.) In steps with several fetches phases follow each other more than once: there the stack's word is kept.
+    """
+    unmarked = (pl.col("phase") == OTHER).fill_null(False)
+    met = context.tables.stretches.filter(unmarked & pl.col("main_thread").fill_null(False))
+    steps = context.labelled.frame.filter(pl.col("start_ns").is_not_null() & (pl.col("fetches").fill_null(0) <= 1))
+    if met.is_empty() or steps.is_empty():
+        return rows
+    weights = []
+    for (process,), own in met.partition_by("process", as_dict=True).items():
+        mine = steps.filter(pl.col("process") == process).sort("start_ns")
+        lengths = [mine[f"{phase}_ns"].fill_null(0).to_numpy() for phase in PHASES]
+        edges = mine["start_ns"].to_numpy() + np.cumsum([np.zeros(mine.height, np.int64), *lengths], axis=0)
+        spans = own["start_ns"].to_numpy(), own["end_ns"].to_numpy()
+        covered = {
+            phase: intervals.covered(intervals.union(edges[i], edges[i + 1]), *spans)
+            for i, phase in enumerate(PHASES)
+            if phase in _UNMARKED
+        }
+        weights.append(own.select(_OF_STEPS).with_columns(pl.Series(name, ns) for name, ns in covered.items()))
+    by_stack = pl.concat(weights).group_by(_OF_STEPS).agg(pl.col(_UNMARKED).sum())
+    timed = rows.filter(unmarked).join(by_stack, on=_OF_STEPS, nulls_equal=True, maintain_order="left")
+    timed = timed.filter(pl.sum_horizontal(_UNMARKED) > 0)
+    samples = timed["samples"].to_numpy().astype(np.int64)
+    parts = whole_by_weight(samples, timed.select(_UNMARKED).cast(pl.Float64).to_numpy())
+    parted = [
+        timed.drop(_UNMARKED).with_columns(phase=pl.lit(phase), samples=pl.Series(parts[:, i]))
+        for i, phase in enumerate(_UNMARKED)
+    ]
+    rest = rows.join(timed.select("row"), on="row", how="anti", maintain_order="left")
+    return pl.concat([rest, *(part.filter(pl.col("samples") > 0) for part in parted)], how="vertical_relaxed")
 
 
 def _leaf(frame: Frame) -> str:
@@ -227,7 +272,9 @@ def _event(row: Mapping[str, Any], kind: str, text: object = None, **place: Any)
 
 def _collections(tables: Tables) -> list[dict[str, Any]]:
     return [
-        _event(row, "gc", f"generation {data.get('generation')}, {data.get('collected')} objects collected", **_at(data))
+        _event(
+            row, "gc", f"generation {data.get('generation')}, {data.get('collected')} objects collected", **_at(data)
+        )
         for row, data in event_data(tables, "gc")
         if (row["duration_ns"] or 0) >= LEAST_GC_NS
     ]

@@ -67,7 +67,7 @@ def reduce_host(plan: HostPlan, traces: Sequence[tuple[str, TraceRows]]) -> tupl
         )
         for info in sorted(tables.ranks, key=lambda info: info.rank)
     )
-    sizes = [size for size in (*(info.world_size for info in tables.ranks), *(rows.world_size for _, rows in traces))]
+    sizes = [*(info.world_size for info in tables.ranks), *(rows.world_size for _, rows in traces)]
     groups = {group.id: group for _, rows in traces for group in rows.groups}
     problems = [*plan.left_out, *(text for _, rows in traces for text in rows.left_out), *in_words(raw.losses)]
     problems += [f"{too_long:,} parts of steps longer than {MAX_US / 6e7:.0f} minutes"] if too_long else []
@@ -147,7 +147,8 @@ def _run_facts(tables: Tables) -> dict[str, Any]:
     ends = [time for one in manifests if (time := moment_ns(one.get("ended_ns"))) is not None]
     exits = [one["exit"] for one in manifests if isinstance(one.get("exit"), dict)]
     bad = [one for one in exits if one.get("shell_status")]
-    hardware = first.get("hardware") if isinstance(first.get("hardware"), dict) else {}
+    told = first.get("hardware")
+    hardware: dict[str, Any] = told if isinstance(told, dict) else {}
     kept = ("cpu_model", "logical_cores", "physical_cores", "memory_bytes", "gpus")
     return {
         **{name: first[name] for name in _FROM_MANIFEST if name in first},

@@ -25,7 +25,11 @@ from stepscope.schema import REDUCED_SCHEMA
 LAYOUT = 1  # of what is kept; a change reduces every run again
 UNKNOWN_HOST = "unknown"  # of traces whose names tell no host
 _LATER = re.compile(r"(rank-\d{1,9})\.\d{1,9}")
-_WORKER = re.compile(r"(?P<host>.+)_\d+(?:\.\d+)?\.pt\.trace\.json(?:\.gz)?")  # as tensorboard_trace_handler names it
+# As tensorboard_trace_handler names a trace: by host and process. In names of the script's own a number may be a step's.
+_WORKER = re.compile(
+    r"(?P<host>.+?)(?<!step)(?<!iter)(?<!iteration)(?<!epoch)(?<!rank)(?<!worker)_\d+(?:\.\d+)?\.pt\.trace\.json(?:\.gz)?",
+    re.IGNORECASE,
+)
 
 
 class TracePlan(Struct, frozen=True):
@@ -60,6 +64,12 @@ class HostPlan(Struct, frozen=True):
             for folder in (Path(self.run) / name for name in self.processes if self.recorded)
             for ref in read_rank_traces(folder)
         )
+
+    def sizes(self) -> list[int]:
+        """Bytes of the traces that lie in the run, which is told without reading a journal."""
+        own = (file for name in self.processes for file in sorted(Path(self.run, name).glob("trace-*")))
+        files = own if self.recorded else (Path(trace.path) for trace in self.others)
+        return [_size(file) for file in files]
 
 
 def plans(run: Path, hosts: Iterable[str] = ()) -> list[HostPlan]:

@@ -17,7 +17,7 @@ import polars as pl
 from msgspec import Struct
 
 from stepscope.errors import EnvironmentRefusal
-from stepscope.reduction.engines import Inline, Opened, Tell, given, run_all
+from stepscope.reduction.engines import Inline, Opened, Tell, Workers, given
 from stepscope.reduction.plan import HostPlan, plans
 from stepscope.reduction.tasks import HostTask, Made, TraceTask, host_task, trace_task
 from stepscope.schema import REDUCED
@@ -90,7 +90,8 @@ def reduce_plans(
             reason = error.strerror or error
             raise EnvironmentRefusal(f"cannot write {target} ({reason}); name a folder with --out") from None
         try:
-            answers, lost = _reduced(todo, out, Path(parts), opened, tell)
+            with Workers(opened) as workers:
+                answers, lost = _reduced(todo, out, Path(parts), workers, tell)
         finally:
             shutil.rmtree(parts, ignore_errors=True)
     return [
@@ -136,7 +137,7 @@ def _remove_stale(target: Path) -> None:
 
 
 def _reduced(
-    todo: Sequence[HostPlan], out: Path, parts: Path, opened: Opened, tell: Tell | None
+    todo: Sequence[HostPlan], out: Path, parts: Path, workers: Workers, tell: Tell | None
 ) -> tuple[dict[str, Made], int]:
     """What became of each host, and how many tasks were done again."""
     killed = msgspec.json.encode(Made(problem=_KILLED)).decode()
@@ -148,13 +149,13 @@ def _reduced(
         for number, plan in enumerate(todo)
     }
     texts = [msgspec.json.encode(task).decode() for tasks in traces.values() for task in tasks]
-    answers, lost = run_all(trace_task, texts, opened, killed, tell)
+    answers, lost = workers.run(trace_task, texts, killed, tell)
     made = iter(msgspec.json.decode(answer, type=Made) for answer in answers)
     hosts = [
         HostTask(plan, tuple(traces[plan.host]), tuple(next(made) for _ in traces[plan.host]), str(out))
         for plan in todo
     ]
     texts = [msgspec.json.encode(task).decode() for task in hosts]
-    answers, more = run_all(host_task, texts, opened, killed)
+    answers, more = workers.run(host_task, texts, killed)
     decoded = (msgspec.json.decode(answer, type=Made) for answer in answers)
     return {plan.host: answer for plan, answer in zip(todo, decoded, strict=True)}, lost + more

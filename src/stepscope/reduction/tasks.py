@@ -23,9 +23,8 @@ from stepscope.read.run_folder import read_rank_steps
 from stepscope.reduction.host import reduce_host
 from stepscope.reduction.plan import HostPlan, TracePlan
 from stepscope.reduction.trace import TraceRows, reduce_trace
-from stepscope.tables import reduced
-from stepscope.tables.schema import SCHEMAS
 from stepscope.schema import REDUCED_INDEX
+from stepscope.tables import reduced
 
 MAX_PART_BYTES = 2**30
 _DAMAGED = (OSError, UnreadableInputError, pl.exceptions.PolarsError)
@@ -102,7 +101,7 @@ def host_task(text: str) -> str:
 
 
 def _again(task: TraceTask, made: Made) -> TraceRows | str:
-    """What a trace was reduced to; made once more where its file is not what it was said to be. Else why there is none."""
+    """What a trace was reduced to, made once more where its file is not the one told; or why there is nothing."""
     if made.problem is not None:
         return made.problem
     try:

@@ -25,7 +25,7 @@ from stepscope.engine.device_work import FILL, KERNEL, work
 from stepscope.engine.spans import Span, spans
 from stepscope.read.kineto import KinetoTrace
 from stepscope.read.raw import Losses, RawHost, RawRank, RawRun, TraceRef
-from stepscope.read.trace import MISSING, Slices, TraceChunk
+from stepscope.read.trace import MISSING, Slices, Text, TraceChunk
 from stepscope.tables import build, categories
 from stepscope.tables.arrays import NONE, Bools, Int64
 from stepscope.tables.compile_spans import SPANS, span_rows
@@ -42,6 +42,8 @@ _DEVICE_ANNOTATION = "gpu_user_annotation"  # a range of the host's, as long as 
 _PIECE = re.compile(r"(Forward|Backward) (\d{1,6})|PP:(\d{1,6})([FBIW])(\d{1,6})")
 _KINDS = {"Forward": "forward", "Backward": "backward", "F": "forward", "B": "backward", "I": "backward",
           "W": "backward"}  # fmt: skip
+# A call of a runtime that starts device work; others (events, queries, waits) are half of all there are.
+_STARTS_WORK = re.compile(r"launch|enqueue|copy|cpy|memset|fill", re.IGNORECASE)
 _FORWARD = ("DistributedDataParallel.forward", "FullyShardedDataParallel.forward")
 _LOADER = "enumerate(DataLoader)#"
 _UNUSED = ("external_id", "sequence", "forward_thread", "bytes", "python_module", "blocks", "threads", "registers",
@@ -90,11 +92,13 @@ class _Essentials(KinetoTrace):
 
 
 def _wanted(slices: Slices) -> Bools:
-    def each(text: Any, flags: list[bool]) -> Bools:
-        return np.array([*flags, False], bool)[text.codes]
+    def each(text: Text, flags: list[bool]) -> Bools:
+        found: Bools = np.array([*flags, False], bool)[text.codes]
+        return found
 
     kinds = slices.category.values
-    device = each(slices.category, [kind in categories.DEVICE or categories.is_runtime(kind) for kind in kinds])
+    device = each(slices.category, [kind in categories.DEVICE for kind in kinds])
+    calls = each(slices.category, [categories.is_runtime(kind) for kind in kinds])
     host = each(slices.category, [kind in categories.OPERATORS or kind == categories.ANNOTATION for kind in kinds])
     ranges = each(slices.category, [kind == _DEVICE_ANNOTATION for kind in kinds])
     piece = [_kind_of_piece(name) is not None for name in slices.name.values]
@@ -103,7 +107,14 @@ def _wanted(slices: Slices) -> Bools:
         for name, is_piece in zip(slices.name.values, piece, strict=True)
     ]
     told = slices.collective.codes >= 0
-    wanted: Bools = device | (host & each(slices.name, marks)) | (ranges & each(slices.name, piece)) | told
+    starting = [_STARTS_WORK.search(name) is not None for name in slices.name.values]
+    wanted: Bools = (
+        device
+        | (calls & each(slices.name, starting))
+        | (host & each(slices.name, marks))
+        | (ranges & each(slices.name, piece))
+        | told
+    )
     return wanted
 
 

@@ -288,7 +288,11 @@ class Groups:
 
     def of(self, arguments: Mapping[str, Any]) -> Group | None:
         """The group that a collective's arguments name; without any, the only one there is."""
-        own = {key: value for key, value in arguments.items() if key.startswith(("Process Group", "Group size", "Global rank"))}
+        own = {
+            key: value
+            for key, value in arguments.items()
+            if key.startswith(("Process Group", "Group size", "Global rank"))
+        }
         text = json.dumps(own, sort_keys=True)
         if text not in self._known:
             self._known[text] = self._group(own)
