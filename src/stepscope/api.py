@@ -49,6 +49,7 @@ READABLE = (
 REDUCED_FILES = f"{REDUCED}/host-*/{REDUCED_INDEX}"
 OWN_FILES = ("manifest.json", "rank.json", "steps.jsonl", "events.jsonl", "agents.jsonl", "system.jsonl")
 TRACES = (".json", ".json.gz")
+OPERATOR_TRACE = ".parquet"  # of a trace of operators, tables/operator_trace.py
 EVENT_FILE = ".tfevents."  # in the name of each that TensorBoard takes
 MAX_SUGGESTED = 3  # run folders named when a folder of runs was given
 MOST_IN_FULL = 16  # ranks: of more, where a run was reduced, suspects and a peer or two are read, and no others
@@ -139,7 +140,7 @@ class Run:
         from stepscope.read import read_run, read_third_party
         from stepscope.read.raw import Losses, RawRun
 
-        if self.recorded and self.reduced is not None:
+        if self.reduced is not None:
             return self._suspects(self.reduced)
         if self.recorded:
             return read_run(self.folder)
@@ -151,7 +152,9 @@ class Run:
     @cached_property
     def reduced(self) -> Reduced | None:
         """The reduced tables by which ranks are judged: where there are too many to read, or no others are left."""
-        if not self.recorded or next(self.folder.glob(REDUCED_FILES), None) is None:
+        if not self.recorded:
+            return _operator_trace(self.paths)
+        if next(self.folder.glob(REDUCED_FILES), None) is None:
             return None
         from stepscope.tables.reduced import load
 
@@ -173,7 +176,7 @@ class Run:
         ranks = reduced.ranks
         named = self.many_ranks.suspects if self.many_ranks is not None else ()
         chosen = frozenset(named or ranks[:: max(1, len(ranks) // READ_OF_HEALTHY)][:READ_OF_HEALTHY])
-        if next(self.folder.glob("rank-*"), None) is None:
+        if not self.recorded or next(self.folder.glob("rank-*"), None) is None:
             return as_raw(reduced, chosen)
         return read_run(self.folder, Chosen(chosen, frozenset(reduced.host_of[rank] for rank in chosen)))
 
@@ -368,6 +371,15 @@ def run_folders(*places: Path) -> list[Path]:
     """The run folders directly in these folders, which may not be there."""
     children = (child for place in places if place.is_dir() for child in place.iterdir())
     return sorted(child for child in children if child.is_dir() and is_run_folder(child))
+
+
+def _operator_trace(paths: tuple[Path, ...]) -> Reduced | None:
+    """A trace of operators as reduced tables, where the one path is such a file."""
+    if len(paths) != 1 or paths[0].suffix != OPERATOR_TRACE:
+        return None
+    from stepscope.tables.operator_trace import is_operator_trace, read_operator_trace
+
+    return read_operator_trace(paths[0]) if is_operator_trace(paths[0]) else None
 
 
 def _code(options: ReadOptions, run: Path | None) -> CodeOptions:
