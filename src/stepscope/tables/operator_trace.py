@@ -94,7 +94,6 @@ def read_operator_trace(path: Path) -> ReducedFrames:
                     table: TableFile(parts[name][table].height if table in frames else 0, 0, "") for table in SCHEMAS
                 },
                 source=path.name,
-                run={"name": path.stem},
             )
         )  # fmt: skip
     if len(hosts) > 1:
