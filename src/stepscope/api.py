@@ -50,6 +50,7 @@ READABLE = (
 REDUCED_FILES = (f"{REDUCED}/host-*/{REDUCED_INDEX}", f"host-*/{REDUCED_INDEX}", REDUCED_INDEX)
 OWN_FILES = ("manifest.json", "rank.json", "steps.jsonl", "events.jsonl", "agents.jsonl", "system.jsonl")
 TRACES = (".json", ".json.gz")
+OPERATOR_TRACE = ".parquet"  # of a trace of operators, tables/operator_trace.py
 EVENT_FILE = ".tfevents."  # in the name of each that TensorBoard takes
 MAX_SUGGESTED = 3  # run folders named when a folder of runs was given
 MAX_LOOKED_AT = 1_000  # files of a folder that may be a rank's of ours, or of a log folder
@@ -156,9 +157,11 @@ class Run:
         from stepscope.read.run_folder import ranks_in
         from stepscope.tables import reduced
 
+        if not self.recorded:
+            return _operator_trace(self.paths), ""
         alone = (self.folder / REDUCED_INDEX).is_file()
         folder = self.folder if alone else reduced.reduced_folder(self.folder)
-        if not self.recorded or folder is None:
+        if folder is None:
             return None, ""
         try:
             return reduced.load(folder), ""
@@ -407,6 +410,15 @@ def run_folders(*places: Path) -> list[Path]:
     """The run folders directly in these folders, which may not be there."""
     children = (child for place in places if place.is_dir() for child in place.iterdir())
     return sorted(child for child in children if child.is_dir() and is_run_folder(child))
+
+
+def _operator_trace(paths: tuple[Path, ...]) -> Reduced | None:
+    """A trace of operators as reduced tables, where the one path is such a file."""
+    if len(paths) != 1 or paths[0].suffix != OPERATOR_TRACE:
+        return None
+    from stepscope.tables.operator_trace import is_operator_trace, read_operator_trace
+
+    return read_operator_trace(paths[0]) if is_operator_trace(paths[0]) else None
 
 
 def _code(options: ReadOptions, run: Path | None) -> CodeOptions:

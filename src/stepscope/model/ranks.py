@@ -94,6 +94,8 @@ class RanksVerdict(Struct, frozen=True):
     layout: What is known of stages and slots, in words.
     clocks: Of hosts and windows.
     suspects: Ranks to look at in full, with a peer or two; 20 at most.
+    slowdown (ratio): The mean step by that in which all ranks, stages and microbatches had the mean work of all, the
+        steps played again; missing where too little of their work is known.
     """
 
     verdict: str
@@ -109,6 +111,7 @@ class RanksVerdict(Struct, frozen=True):
     layout: str
     clocks: tuple[HostClock, ...] = ()
     suspects: tuple[int, ...] = ()
+    slowdown: float | None = None
 
 
 class RankMap(Struct, frozen=True):

@@ -319,7 +319,7 @@ def as_raw(reduced: Reduced, ranks: Collection[int]) -> RawRun:
     infos = {rank.rank: (host, rank) for host in reduced.hosts for rank in host.ranks if rank.rank in rows}
     return RawRun(
         folder=reduced.folder.parent if reduced.folder.name == REDUCED else reduced.folder,
-        hosts=tuple(RawHost(host.host, {**host.run, "host": host.host}) for host in reduced.hosts),
+        hosts=tuple(RawHost(host.host, {**host.run, "host": host.host}) for host in reduced.hosts if host.run),
         ranks=tuple(
             RawRank(
                 name=rank.process or f"rank-{number}",
