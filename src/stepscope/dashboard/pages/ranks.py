@@ -85,9 +85,10 @@ def build(context: PageContext) -> list[Block]:
 
 def choices(context: PageContext) -> Iterator[tuple[Mapping[str, str], list[Block]]]:
     """Of a file, what the choice of rows shows beside the first one, as far as there is room."""
-    verdict, found = context.base.many_ranks, _maps_of(context)
-    if verdict is None or not found:
+    verdict = context.base.many_ranks
+    if verdict is None:
         return
+    found = _maps_of(context)
     for key, _ in _options(context, verdict, found)[1:]:
         yield {PARAM: key}, list(_view(context, verdict, found, key))
 
