@@ -139,6 +139,8 @@ class RankMap(Struct, frozen=True):
 class RanksRead(Struct, frozen=True):
     """What a report on many ranks stands on, beside the reduced tables of all.
 
+    `judged_hosts` are the names of those hosts.
+
     hosts (count): Hosts whose reduced tables were read.
     in_full: Ranks whose own recording was read: those that the verdict points at, with a peer or two, or of a run
         without a straggler a few that are spread evenly.
@@ -159,3 +161,4 @@ class RanksRead(Struct, frozen=True):
     not_reduced: int
     not_reduced_ranks: str
     problems: tuple[str, ...]
+    judged_hosts: tuple[str, ...] = ()

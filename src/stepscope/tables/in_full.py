@@ -85,6 +85,7 @@ def stands_on(folder: Path, reduced: Reduced, ranks: Sequence[int]) -> RanksRead
         not_reduced=len(left),
         not_reduced_ranks=ranges(left),
         problems=(*reduced.problems, *told),
+        judged_hosts=tuple(host.host for host in reduced.hosts),
     )
 
 
