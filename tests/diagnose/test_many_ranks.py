@@ -16,6 +16,7 @@ from stepscope.dashboard import single, terminal
 from stepscope.errors import UnreadableInputError
 from stepscope.model import Report
 from stepscope.report.document import report_bytes
+from tests.cli.calls import json_of
 from tests.reduced_runs import LINE, Made, reduced_run
 from tests.run_folders import make_run_folder
 
@@ -196,3 +197,15 @@ def test_a_number_of_ranks_that_no_machine_has_is_damage(tmp_path: Path) -> None
     index.write_text(index.read_text().replace('"world_size":16', '"world_size":1000000000000'))
     report = opened(run).report()
     assert "the number of ranks is damaged" in shown(report)
+
+
+def test_hotspots_of_a_rank_that_nobody_suspects_are_read_when_asked_for(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = reduced_run(tmp_path / "run", Made(per_host=1))
+    for rank in range(32):
+        stack = f"MainThread;main (/home/user/project/train.py:{rank + 1}) 50"
+        stacks = f'process {1000 + rank}:"python train.py";{stack}\n'
+        make_run_folder(tmp_path, name="run", rank=rank, pid=1000 + rank, host=f"node{rank + 1}", stacks_raw=stacks)
+    document = json_of(capfd, "hotspots", run, "--rank", "30")
+    assert [row["library_function_line"] for row in document["rows"]] == [31]

@@ -13,6 +13,7 @@ from msgspec import Struct, field
 from stepscope.files import read_small
 from stepscope.model.comparison import HostHistory
 from stepscope.read.run_folder import machines_of, ranks_in
+from stepscope.read.streams import natural
 
 MAX_BYTES = 256 * 2**20  # of a report
 MOST_RANKS = 64  # whose hosts are looked up: runs that were read in full have fewer
@@ -162,7 +163,9 @@ def table(runs: Iterable[RunOnHosts]) -> tuple[HostHistory, ...]:
         for host in run.hosts:
             by_host[host].append(run)
     rows = [_row(host, found) for host, found in by_host.items()]
-    return tuple(sorted(rows, key=lambda row: (-(row.late_share or 0), -(row.cost_ms or 0), row.host)))
+    return tuple(
+        sorted(rows, key=lambda row: (-(row.late_share or 0), -(row.cost_ms or 0), -row.judged, natural(row.host)))
+    )
 
 
 def _row(host: str, runs: list[RunOnHosts]) -> HostHistory:

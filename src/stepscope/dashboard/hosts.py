@@ -11,10 +11,11 @@ from stepscope.dashboard.blocks import Alone, Block, rows_table
 from stepscope.report import words
 
 MOST_NAMED = 6  # runs that were not judged
+MOST_ROWS = 30  # hosts; files have all
 
 _HOSTS = blocks.columns(
     "Host: host; Runs: runs count; Judged: judged count; Late in: late count; Of the judged: late_share share; "
-    "Works longer by: excess_ms ms; Costs a step: cost_ms ms; At most: most_cost_ms ms; Causes: causes; "
+    "Works longer by: excess_ms ms; Costs a step: cost_ms ms; Causes: causes; "
     "Last seen: last_seen_ns; Last late: last_late_ns",
     causes=lambda row: ", ".join(_times(*each) for each in row["causes"].items()) or None,
     last_seen_ns=lambda row: _day(row["last_seen_ns"]),
@@ -26,7 +27,11 @@ def table(context: Alone, document: dict[str, Any]) -> Iterator[Block]:
     """The blocks of the hosts of several runs, and which runs count for none."""
     rows, left = document["hosts"], document["not_judged"]
     runs = words.things(document["runs"], "run")
-    yield from rows_table(context, "hosts", f"Hosts over {runs}", "HostHistory", _HOSTS, rows)
+    shown = rows[: max(MOST_ROWS, sum(row["late"] > 0 for row in rows))]
+    yield from rows_table(context, "hosts", f"Hosts over {runs}", "HostHistory", _HOSTS, shown)
+    if len(rows) > len(shown):
+        text = f"And {words.things(len(rows) - len(shown), 'host')} that was late in no run; --json and --csv have all."
+        yield blocks.text(text.replace("hosts that was", "hosts that were"), "note")
     if not rows:
         yield blocks.text(f"No host is named by {runs}.", "note")
     for each in left[:MOST_NAMED]:

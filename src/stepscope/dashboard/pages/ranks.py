@@ -6,7 +6,6 @@ nor a file grows with their number. Ranks that were all read in full are shown s
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from statistics import fmean
@@ -20,6 +19,7 @@ from stepscope.dashboard.blocks import Block
 from stepscope.dashboard.pages import PageContext, traced
 from stepscope.model.machine import RanksFacts
 from stepscope.model.ranks import RankMap, RanksVerdict, Straggler
+from stepscope.read.streams import natural
 from stepscope.report import sentences, words
 
 ROWS = 130  # of a map: a thousand ranks lie on so many hosts
@@ -227,12 +227,7 @@ def _grouped(keys: Sequence[object], name: Callable[[object], str]) -> list[MapR
     members: dict[object, list[int]] = {}
     for row, key in enumerate(keys):
         members.setdefault(key, []).append(row)
-    return [MapRow(name(key), rows) for key, rows in sorted(members.items(), key=lambda item: _natural(name(item[0])))]
-
-
-def _natural(name: str) -> tuple[tuple[int, str], ...]:
-    """node2 before node10."""
-    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]{1,9})", name))
+    return [MapRow(name(key), rows) for key, rows in sorted(members.items(), key=lambda item: natural(name(item[0])))]
 
 
 def _map(id: str, one: RankMap, rows: Sequence[MapRow], least_ms: float | None = None) -> Block:
@@ -240,7 +235,7 @@ def _map(id: str, one: RankMap, rows: Sequence[MapRow], least_ms: float | None =
     left_out = len(rows) - ROWS
     if left_out > 0:  # those that stand out at all
         rows = sorted(
-            sorted(rows, key=lambda row: -(_summit(one, [row])[0] or 0.0))[:ROWS], key=lambda row: _natural(row.name)
+            sorted(rows, key=lambda row: -(_summit(one, [row])[0] or 0.0))[:ROWS], key=lambda row: natural(row.name)
         )
     several = any(len(row.members) > 1 for row in rows)
     what = "the one of its ranks that works longest" if several else "the rank"
