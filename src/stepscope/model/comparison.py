@@ -318,8 +318,7 @@ class Version(Struct, frozen=True):
 class HostHistory(Struct, frozen=True):
     """A host over several runs, by the verdicts that their reports hold; runs that were not judged say nothing of it.
 
-    `causes`: by their names, in how many findings on the host. A stage, a rotating cause and what slows all ranks
-    together are no host's.
+    A stage, a rotating cause and what slows all ranks together are no host's.
 
     runs: In which it took part.
     judged: Of them, those in which its ranks were compared with others'.
@@ -329,6 +328,7 @@ class HostHistory(Struct, frozen=True):
         the finding that cost most.
     cost_ms: What a step would have been shorter without it, mean over the same runs.
     most_cost_ms: The largest of these.
+    causes: Of its findings in these runs, how many have which cause.
     last_seen_ns: Start of the last run with it, since the epoch.
     last_late_ns: The same of the last one in which it was late.
     """
