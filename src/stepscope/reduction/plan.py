@@ -25,7 +25,7 @@ from stepscope.schema import REDUCED_SCHEMA
 LAYOUT = 1  # of what is kept; a change reduces every run again
 UNKNOWN_HOST = "unknown"  # of traces whose names tell no host
 _LATER = re.compile(r"(rank-\d{1,9})\.\d{1,9}")
-# As tensorboard_trace_handler names a trace: by host and process. In names of the script's own a number may be a step's.
+# As tensorboard_trace_handler names a trace: by host and process. In other names a number may be a step's or a rank's.
 _WORKER = re.compile(
     r"(?P<host>.+?)(?<!step)(?<!iter)(?<!iteration)(?<!epoch)(?<!rank)(?<!worker)_\d+(?:\.\d+)?\.pt\.trace\.json(?:\.gz)?",
     re.IGNORECASE,

@@ -52,6 +52,7 @@ class Uneven(Struct, frozen=True):
     """Batches that differ."""
 
     replicas: Int64  # those with the longest, most often first
+    by_replica: Floats  # how long its batches are, by step; 1 is usual
     explained: float  # part of the variance of passes
     longest: float  # the longest replica's batches by the mean, in a mean step
     cost_ms: float
@@ -71,4 +72,4 @@ def uneven_batches(pipes: Pipelines, step_ms: float) -> Uneven | None:
     if by_replica.shape[1] > 2 and times.max() > at.ROTATING_ONE * times.sum():
         return None  # one replica's own
     order = np.argsort(-times, kind="stable")[: int((times > 0).sum())]
-    return Uneven(order, explained, float((by_replica.max(axis=1) / by_replica.mean(axis=1)).mean()), cost)
+    return Uneven(order, by_replica, explained, float((by_replica.max(axis=1) / by_replica.mean(axis=1)).mean()), cost)

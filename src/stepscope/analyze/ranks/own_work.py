@@ -85,9 +85,9 @@ def own_steps(reduced: Reduced, layout: Layout) -> Steps:
     compute = _worked(reduced, layout, numbers) if compute is None else compute
     gc, tokens = made.pop("gc", None), made.pop("tokens", None)
     phases = {phase: made[phase] for phase in own if phase in made}
-    total = np.zeros(shape, np.float32) if phases else np.full(shape, np.nan, np.float32)
-    for phase in phases.values():
-        total += phase
+    total = np.full(shape, np.nan, np.float32)
+    for phase in phases.values():  # a rank without a loader has no wait for data: what is known of each is added
+        np.copyto(total, np.where(np.isfinite(total), total + np.nan_to_num(phase), phase))
     if gc is not None and layout.waits_inside and phases:
         total += np.nan_to_num(gc)  # it falls into the phases that are left out
     np.minimum(total, wall, out=total)

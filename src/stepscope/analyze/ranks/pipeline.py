@@ -13,17 +13,12 @@ import numpy as np
 import polars as pl
 from msgspec import Struct
 
-from stepscope.analyze.ranks import thresholds as at
 from stepscope.analyze.ranks.layout import Layout
 from stepscope.analyze.ranks.own_work import Steps
+from stepscope.analyze.ranks.pieces import BEHIND, CHUNKS, HOST, worker_of
 from stepscope.engine.collective_names import POINT_TO_POINT
 from stepscope.tables.arrays import Floats, Int64
 from stepscope.tables.reduced import Reduced
-
-_MAX_NS = 3_600_000_000_000  # an hour in one piece is damage
-_HOST, _TAIL = 2, 3  # kinds beside forward (0) and backward (1): of the host in between, and behind the exchange
-_KINDS = {"forward": 0, "backward": 1, "optimizer": _TAIL, "data": _HOST, "gc": _HOST, "other": _HOST}
-_CHUNKS, _MICROBATCHES = 2**8, 2**16
 
 
 class Pass(Struct, frozen=True):
@@ -134,7 +129,8 @@ class Pipelines(Struct, frozen=True):
         Args:
             factors: of `batch_factors`.
         """
-        even = factors.mean(axis=(1, 2), keepdims=True) / np.maximum(factors, 1e-9)
+        alike = 1 / np.maximum(factors, 1e-9)
+        even = alike * factors.mean(axis=(1, 2), keepdims=True)
         batches = sorted({one.microbatch for one in self.passes[0]})
         work = self.work.copy()
         was = left = 0.0
@@ -143,12 +139,22 @@ class Pipelines(Struct, frozen=True):
             work[:, :, stage, : len(passes)] *= even[:, :, row]
             for backward in (False, True):
                 of = [number for number, one in enumerate(passes) if one.backward is backward]
-                before, after = self.work[:, :, stage, of], work[:, :, stage, of]
+                before = self.work[:, :, stage, of]
+                after = before * alike[:, :, [row[number] for number in of]]
                 scale = max(float(np.median(before)), 1e-9)
                 # of the middle half of the workers: one that is late itself has a variance of its own
                 was += float(np.median(before.var(axis=(0, 2)))) / scale**2
                 left += float(np.median(after.var(axis=(0, 2)))) / scale**2
         return self.play() - self.play(work), 1 - left / was if was > 0 else 0.0
+
+    def without_waits(self, numbers: Int64, columns: Int64, waits_ms: Floats) -> Floats:
+        """By step: what it is shorter when ranks (positions) wait so much less before their first pass in these steps."""
+        before = self.before.copy()
+        kept = np.isin(numbers, self.numbers)
+        replica, stage = np.divmod(self.worker[columns[kept]], self.work.shape[2])
+        cells = np.searchsorted(self.numbers, numbers[kept]), replica, stage, np.zeros(int(kept.sum()), np.int64)
+        np.subtract.at(before, cells, waits_ms[kept])
+        return self.play() - self.play(before=np.maximum(before, 0.0))
 
     def without_slow_hop(self, replica: int, stage: int) -> Floats:
         """By step: what it is shorter when messages between a stage and the next take as long as elsewhere."""
@@ -174,17 +180,18 @@ def _between(one: int, other: int) -> int:
     return min(one, other) if abs(one - other) == 1 else max(one, other)
 
 
-def pipelines(reduced: Reduced, layout: Layout, steps: Steps) -> Pipelines | None:
-    """None where no work of microbatches was recorded, no stages are known, or the order cannot be played."""
+def pipelines(reduced: Reduced, layout: Layout, steps: Steps, rows: pl.DataFrame) -> Pipelines | None:
+    """None where no work of microbatches was recorded, no stages are known, or the order cannot be played.
+
+    Args:
+        rows: of `pieces`.
+    """
     stages = layout.stages
-    if stages < 2 or (layout.dp < 0).any():
+    if stages < 2 or (layout.dp < 0).any() or not (rows["code"] >= 0).any():
         return None
-    replica = np.unique(layout.dp, return_inverse=True)[1].reshape(-1)
-    worker = replica * stages + layout.pp
+    worker = worker_of(layout)
+    replica = worker // stages
     replicas = int(replica.max()) + 1
-    rows = _rows(reduced, layout, worker)
-    if rows is None:
-        return None
     order = _order(rows, stages)
     if order is None:
         return None
@@ -203,7 +210,7 @@ def pipelines(reduced: Reduced, layout: Layout, steps: Steps) -> Pipelines | Non
     tail = np.full((len(numbers), replicas * stages), np.nan)
     for one in np.unique(slot):  # the slots of a worker go on together: its longest counts
         mine = slot == one
-        passed, hosted, behind = mine & (kind < _HOST), mine & (kind == _HOST), mine & (kind == _TAIL)
+        passed, hosted, behind = mine & (kind < HOST), mine & (kind == HOST), mine & (kind == BEHIND)
         cells = step[passed], where[passed], number[passed]
         work[cells] = np.fmax(work[cells], spent[passed])
         for into, those, at_ in (
@@ -218,7 +225,7 @@ def pipelines(reduced: Reduced, layout: Layout, steps: Steps) -> Pipelines | Non
     filled = [_filled(values.reshape(*shape, -1)) for values in (work, before, tail)]
     for stage, own in enumerate(passes):
         filled[0][:, :, stage, len(own) :] = 0.0
-    if not (kind == _HOST).any():
+    if not (kind == HOST).any():
         _with_phases(filled[1], steps, numbers, replica, layout)
     if not all(np.isfinite(values).all() for values in filled):
         return None
@@ -249,56 +256,6 @@ def _filled(values: Floats) -> Floats:
     return values
 
 
-def _rows(reduced: Reduced, layout: Layout, worker: Int64) -> pl.DataFrame | None:
-    """Pieces of work in order, by worker, tensor slot and step; the host's without what passes cover."""
-    total = sum(host.tables["work"].rows for host in reduced.hosts)
-    if not total:
-        return None
-    known = pl.col("kind").is_in(list(_KINDS)) & (pl.col("step") >= 0)
-    sound = known & (pl.col("end_ns") > pl.col("start_ns")) & (pl.col("end_ns") - pl.col("start_ns") < _MAX_NS)
-    steps = np.unique(
-        np.concatenate(
-            [
-                reduced.part("work", host).filter(sound).select(pl.col("step").unique()).collect()["step"].to_numpy()
-                for host in reduced.hosts
-                if host.tables["work"].rows
-            ]
-        )
-    )
-    steps = steps[:: -(-total // at.MAX_PLAYED)]
-    places = pl.DataFrame(
-        {
-            "rank": layout.ranks.astype(np.int32),
-            "worker": worker.astype(np.int32),
-            "stage": layout.pp.astype(np.int32),
-            "slot": np.maximum(layout.tp, 0).astype(np.int32),
-        }
-    )
-    parts = []
-    key = ["rank", "step"]
-    chunk = pl.col("chunk").fill_null(0).clip(0, _CHUNKS - 1)
-    for host in reduced.hosts:
-        if not host.tables["work"].rows:
-            continue
-        frame = reduced.part("work", host).filter(sound & pl.col("step").is_in(steps.tolist())).collect()
-        frame = frame.sort("rank", "step", "start_ns", "end_ns", maintain_order=True)
-        kind = pl.col("kind").replace_strict(_KINDS, return_dtype=pl.Int8)
-        frame = frame.with_columns(kind, chunk=chunk, is_pass=kind < _HOST)
-        counted = pl.int_range(pl.len()).over(*key, "kind", "chunk")
-        ended = pl.col("end_ns").cum_max().shift(1).over(key).fill_null(0)
-        own = pl.col("end_ns") - pl.when("is_pass").then("start_ns").otherwise(pl.max_horizontal("start_ns", ended))
-        frame = frame.with_columns(
-            microbatch=pl.coalesce("microbatch", counted).clip(0, _MICROBATCHES - 1),
-            number=(pl.col("is_pass").cast(pl.Int32).cum_sum() - pl.col("is_pass").cast(pl.Int32)).over(key),
-            ms=own.clip(0) / 1e6,
-        )
-        code = (pl.col("microbatch").cast(pl.Int64) * _CHUNKS + pl.col("chunk")) * 2 + pl.col("kind")
-        frame = frame.with_columns(code=pl.when("is_pass").then(code).otherwise(-1))
-        parts.append(frame.select("rank", "step", "kind", "number", "code", "ms").join(places, on="rank"))
-    found = pl.concat(parts)
-    return found if (found["code"] >= 0).any() else None
-
-
 def _order(rows: pl.DataFrame, stages: int) -> tuple[tuple[tuple[Pass, ...], ...], pl.DataFrame] | None:
     """Each stage's usual order of passes, and the rows of ranks and steps that have it."""
     passed = rows.filter(pl.col("code") >= 0)
@@ -315,9 +272,7 @@ def _order(rows: pl.DataFrame, stages: int) -> tuple[tuple[tuple[Pass, ...], ...
         kept.append(alike)
         first = alike.row(0)
         codes = passed.filter((pl.col("rank") == first[0]) & (pl.col("step") == first[1])).sort("number")["code"]
-        passes.append(
-            tuple(Pass(bool(code % 2), code // 2 // _CHUNKS, code // 2 % _CHUNKS) for code in codes.to_list())
-        )
+        passes.append(tuple(Pass(bool(code % 2), code // 2 // CHUNKS, code // 2 % CHUNKS) for code in codes.to_list()))
     rows = rows.join(pl.concat(kept), on=["rank", "step"], how="semi")
     return tuple(passes), rows
 
@@ -361,7 +316,18 @@ def _hops(reduced: Reduced, layout: Layout, replica: Int64, numbers: Int64) -> F
             cell = int(replica[members[0]]), _between(one, other)
             hops[cell] = np.fmax(hops[cell], least)
     known = hops[np.isfinite(hops)]
-    return np.where(np.isfinite(hops), hops, np.median(known) if len(known) else 0.0)
+    usual = float(np.median(known)) if len(known) else _shortest(reduced, numbers)
+    return np.where(np.isfinite(hops), hops, usual)
+
+
+def _shortest(reduced: Reduced, numbers: Int64) -> float:
+    """Where nothing tells which two belong together: most messages wait, but the shortest tenth hardly do."""
+    spent = (pl.col("end_ns") - pl.col("start_ns")) / 1e6
+    sent = pl.col("kind").is_in(list(POINT_TO_POINT)) & pl.col("step").is_in(
+        numbers[:: len(numbers) // 10 + 1].tolist()
+    )
+    found = reduced.scan("collectives").filter(sent & (spent >= 0)).select(spent.quantile(0.1)).collect().item()
+    return float(found or 0.0)
 
 
 def messages(reduced: Reduced, numbers: Int64) -> dict[str, float]:
