@@ -31,9 +31,9 @@ def pieces(reduced: Reduced, layout: Layout) -> pl.DataFrame | None:
     """What each rank did itself in steps of windows; None where no work was recorded.
 
     Columns: rank, step, kind, number (of passes of the step before it), code (which pass; -1 of others), ms, and the
-    rank's column, worker, stage and slot. Time before work in which neither work nor a call ran is the host's own, where
-    calls were recorded: who waits for others does so inside one. Before a call it may be a wait in another one that was
-    not recorded.
+    rank's column, worker, stage and slot. Time before work in which neither work nor a call ran is the host's own,
+    where calls were recorded: who waits for others does so inside one. Before a call it may be a wait in another one
+    that was not recorded.
     """
     total = sum(host.tables["work"].rows for host in reduced.hosts)
     if not total:
