@@ -287,8 +287,11 @@ class _Window:
             return False
         start, end = self._corrected(found, rows)
         start, end = np.maximum.reduceat(start, first), np.minimum.reduceat(end, first)
-        call, unit, host = self.call[rows[first]], self.unit[rows[first]], self.members.host[rows[first]]
-        left = medians(call, end, self.calls)[call]
+        unit, host = self.unit[rows[first]], self.members.host[rows[first]]
+        # clocks that no small collective connects can be hours apart
+        apart = _connected(found.ends, len(self.unit_host), found.known)[unit]
+        _, call = np.unique(self.call[rows[first]] * len(self.unit_host) + apart, return_inverse=True)
+        left = medians(call, end, int(call.max()) + 1)[call]
         spare = np.minimum(RESIDUALS * found.sigma[unit] + WORK_NS, MISMATCH_NS)
         latest = np.minimum(greatest_of_others(call, start), left)
         against = (start > left + spare) | (latest > end + spare)
@@ -425,7 +428,7 @@ class _Window:
     def _room(self, found: Fit, unit: int) -> float:
         """How far a unit could be moved before order is broken, ns: the bound of what nobody else bears witness to."""
         calls = np.unique(self.call[(self.unit == unit) & (self.blocking & self.across)[self.call]])
-        rows = np.flatnonzero(np.isin(self.call, calls) & found.known[self.unit])
+        rows = np.flatnonzero(np.isin(self.call, calls) & self.main[self.unit])
         start, end = self._corrected(found, rows)
         own = self.unit[rows] == unit
         at = np.searchsorted(calls, self.call[rows])
@@ -475,8 +478,8 @@ class _Window:
         open_rate = np.minimum(open_rate, usual)
         empty = low - high > 2 * (MISMATCH_NS + open_rate)
         half = np.where(empty, np.nan, np.abs(high - low) / 2 + open_rate)  # inf where nothing bounds it
-        middle = np.zeros(parts)
-        middle[np.isfinite(half)] = (high + low)[np.isfinite(half)] / 2
+        told = np.isfinite(half)
+        middle = np.where(told, low, 0.0) / 2 + np.where(told, high, 0.0) / 2
         return _Hull(offset + middle[part], rate, half[part], rough.count[part])
 
     def _order(self, part: Int64, offset: Floats, rate: Floats, used: Bools) -> tuple[Floats, Floats]:
