@@ -214,8 +214,6 @@ def greatest_of_others(key: Int64, values: Floats) -> Floats:
     last = np.flatnonzero(is_last)
     group = np.cumsum(is_last) - is_last
     best = values[order[last]]
-    second = np.where(
-        np.bincount(group, minlength=len(last)) > 1, values[order[np.maximum(last - 1, 0)]], -np.inf
-    )
+    second = np.where(np.bincount(group, minlength=len(last)) > 1, values[order[np.maximum(last - 1, 0)]], -np.inf)
     found[order] = np.where(is_last, second[group], best[group])
     return found

@@ -11,6 +11,7 @@ cannot be told from a clock by ends alone; so no bound is below three times the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from msgspec import Struct
@@ -282,7 +283,7 @@ class _Window:
     def _refuse(self, found: Fit) -> bool:
         """Refuse hosts that often leave before others came, or come when all have left; whether there was one."""
         rows = np.flatnonzero((self.blocking & self.across)[self.call] & found.known[self.unit])
-        groups, first = _runs(self.call[rows] * self.hosts + self.members.host[rows])
+        _, first = _runs(self.call[rows] * self.hosts + self.members.host[rows])
         if not len(first):
             return False
         start, end = self._corrected(found, rows)
@@ -352,7 +353,9 @@ class _Window:
         base = np.flatnonzero(self.main & (of_host == reference))
         far = self._way(found, base, own)
         # of the reference, where its clock was cut: the unit that holds for a moment
-        mean = np.bincount(self.unit, self.tau, minlength=units) / np.maximum(np.bincount(self.unit, minlength=units), 1)
+        mean = np.bincount(self.unit, self.tau, minlength=units) / np.maximum(
+            np.bincount(self.unit, minlength=units), 1
+        )
         nearest = base[np.argmin(np.abs(mean[:, None] - mean[base]), axis=1)]
         result = []
         for rows in _parts(self.unit, self.end):
@@ -458,7 +461,7 @@ class _Window:
 
     def _hull(self, found: Fit) -> _Hull | None:
         """Offsets of units beside the main ones by all blocking collectives, and what order allows of them."""
-        units, members = len(self.unit_host), self.members
+        units = len(self.unit_host)
         used = (np.bincount(self.unit, minlength=units) > 0) & ~self.refused[self.unit_host]
         if not (used & ~self.main).any():
             return None
@@ -487,7 +490,9 @@ class _Window:
         the last has come, and a message is not there before it is sent.
         """
         members, parts = self.members, int(part.max()) + 1
-        is_send, is_recv = (np.array([name == kind for name in members.kinds])[members.kind] for kind in ("send", "recv"))
+        is_send, is_recv = (
+            np.array([name == kind for name in members.kinds])[members.kind] for kind in ("send", "recv")
+        )
         sent, received = (np.bincount(self.call, flag, minlength=self.calls) for flag in (is_send, is_recv))
         whole = ((sent == 1) & (received == 1) & (np.bincount(self.call, minlength=self.calls) == 2)) | self.blocking
         rows = np.flatnonzero((whole & self.across)[self.call] & used[self.unit])
@@ -553,17 +558,19 @@ def _linked(pieces: Sequence[Piece], reference: dict[int, int]) -> list[Piece]:
     against_reference = {
         pair: _change(result[pair[0]], result[pair[1]])
         for chain in chains.values()
-        for pair in zip(chain, chain[1:], strict=False)
+        for pair in pairwise(chain)
         if reference[result[pair[0]].window] == reference[result[pair[1]].window]
     }
     changes = _told_by_all(result, against_reference, chains, reference)
     for chain in chains.values():
         segment = chain[:1]
-        for before, after in zip(chain, chain[1:], strict=False):
+        for before, after in pairwise(chain):
             change, explained = changes.get((before, after), (0.0, 0.0))
             same = result[before].window == result[after].window
             if abs(change) > max(explained, STEP_NS):
-                where = f"in step {result[after].step}" if same and (result[after].step or -1) >= 0 else "in this window"
+                where = (
+                    f"in step {result[after].step}" if same and (result[after].step or -1) >= 0 else "in this window"
+                )
                 text = f"its clock stepped by {change / 1e6:+.3g} ms {where if same else 'since the window before'}"
                 result[after] = _with_reason(replace(result[after], step_ns=change), text)
             elif same:
@@ -581,9 +588,11 @@ def _with_reason(piece: Piece, reason: str) -> Piece:
 
 
 def _change(before: Piece, after: Piece) -> tuple[float, float]:
-    """What a clock leapt by from one piece to the next, beyond its rate, and how much of that the bounds explain, ns."""
-    assert before.offset_ns is not None and after.offset_ns is not None
-    assert before.bound_ns is not None and after.bound_ns is not None
+    """What a clock leapt by from one claimed piece to the next, beyond its rate, and what the bounds explain of it."""
+    assert before.offset_ns is not None
+    assert before.bound_ns is not None
+    assert after.offset_ns is not None
+    assert after.bound_ns is not None
     ns = float(after.middle_ns - before.middle_ns)
     if before.window == after.window:  # at the very moment: each rate holds on its side
         left, right = float(after.start_ns - before.middle_ns), float(after.middle_ns - after.start_ns)
@@ -613,7 +622,7 @@ def _told_by_all(
         if len(pairs) < 3 or abs(common) <= max(STEP_NS, float(np.median(explained))):
             continue
         chain = chains.get(reference[windows[0]], [])
-        own = [pair for pair in zip(chain, chain[1:], strict=False) if result[pair[1]].window == windows[1]]
+        own = [pair for pair in pairwise(chain) if result[pair[1]].window == windows[1]]
         for pair in pairs:
             changes[pair] = changes[pair][0] - common, changes[pair][1]
         for pair in own[:1]:
@@ -636,7 +645,9 @@ def _rated(result: list[Piece], segment: Sequence[int]) -> None:
     if cut is None and len(segment) > 2 and float(missed.max()) > bound + STEP_NS / 2:
         cut = int(np.argmax(np.abs(np.diff(offsets) - rate * np.diff(times)))) + 1
     if cut is not None:  # its rate changed between windows
-        result[segment[cut]] = _with_reason(result[segment[cut]], "the rate of its clock changed, or it stepped, since the window before")
+        result[segment[cut]] = _with_reason(
+            result[segment[cut]], "the rate of its clock changed, or it stepped, since the window before"
+        )
         _rated(result, segment[:cut])
         _rated(result, segment[cut:])
         return

@@ -10,6 +10,7 @@ from stepscope.analyze.ranks import cost
 from stepscope.analyze.ranks import thresholds as at
 from stepscope.analyze.ranks.arrivals import Arrivals, arrivals
 from stepscope.analyze.ranks.causes import STEPS_SOURCE, Cause, Parts, Recorded, cause_of
+from stepscope.analyze.ranks.clocks import clocks
 from stepscope.analyze.ranks.layout import Layout, layout_of
 from stepscope.analyze.ranks.own_work import Matrix, Steps, beyond, middle, own_steps
 from stepscope.analyze.ranks.stragglers import (
@@ -58,7 +59,7 @@ def judge(reduced: Reduced) -> RanksVerdict:
     present = int(np.isfinite(steps.wall[rows]).any(axis=0).sum()) if len(rows) else 0
     empty = RanksVerdict(
         NOT_ENOUGH, "", (), present, reduced.world_size, reduced.missing, len(steady), len(steps.windows),
-        None, None, layout.text,
+        None, None, layout.text, clocks=clocks(reduced).table,
     )  # fmt: skip
     if present < at.MIN_RANKS:
         return replace(empty, reason=f"{present} rank has steps that count, at least {at.MIN_RANKS} are needed")
