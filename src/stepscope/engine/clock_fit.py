@@ -24,7 +24,7 @@ BREAK_NS = 100_000.0  # by so much one line must miss what two lines meet
 BREAK_SIGMAS = 6.0
 BREAK_GAIN = 4.0  # and by this factor its squares must be larger
 _BINS = 64
-_LEAST_BINS = 3  # on either side of a break
+_LEAST_BINS = 4  # on either side of a break
 
 
 class Ends(Struct, frozen=True):
@@ -183,15 +183,19 @@ def _squares(x: Floats, y: Floats) -> Floats:
 
 def medians(key: Int64, values: Floats, keys: int) -> Floats:
     """The middle value of each key from 0 on, NaN of one without any."""
+    low, high = middles(key, values, keys)
+    return (low + high) / 2
+
+
+def middles(key: Int64, values: Floats, keys: int) -> tuple[Floats, Floats]:
+    """The lower and the upper middle value of each key from 0 on, NaN of one without any."""
     order = np.lexsort((values, key))
     count = np.bincount(key, minlength=keys)
     first = np.cumsum(count) - count
     ordered = np.append(values[order], np.nan)
-    last = len(ordered) - 1
-    low = np.where(count > 0, first + (count - 1) // 2, last)
-    high = np.where(count > 0, first + count // 2, last)
-    found: Floats = (ordered[low] + ordered[high]) / 2
-    return found
+    none = len(ordered) - 1
+    low = np.where(count > 0, first + (count - 1) // 2, none)
+    return ordered[low], ordered[np.where(count > 0, first + count // 2, none)]
 
 
 def low_quantiles(key: Int64, values: Floats, keys: int, share: float) -> Floats:

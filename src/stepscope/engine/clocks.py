@@ -18,23 +18,35 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from stepscope.engine import collective_names as words
-from stepscope.engine.clock_fit import DEVIATION, Ends, Fit, broken, fit, greatest_of_others, low_quantiles, medians
+from stepscope.engine.clock_fit import (
+    DEVIATION,
+    Ends,
+    Fit,
+    broken,
+    fit,
+    greatest_of_others,
+    low_quantiles,
+    medians,
+    middles,
+)
 from stepscope.tables.arrays import Bools, Floats, Int64
 
 # Every member's end comes after every member's start. Of broadcast, reduce, scatter and gather that holds between the
 # root and the others alone, and no recording names the root.
 BLOCKING = frozenset({words.ALL_REDUCE, words.ALL_GATHER, words.REDUCE_SCATTER, words.ALL_TO_ALL, "barrier"})
 
-SMALL_NS = 1_000_000  # of the shortest stay: rings of large messages end in waves of 1 to 3 ms
-SMALL_BYTES = 2**20  # up to here latency decides, not bandwidth
+SMALL_BYTES = 2**20  # up to here latency decides, not bandwidth; rings of large messages end in waves of 1 to 3 ms
+SMALL_NS = 1_000_000  # the shortest stay in a call of unknown size that counts as small
 MIN_CALLS = 4  # of a host in a window, for a claim: of fewer no scatter can be told
 SURE_CALLS = 20  # a host's own scatter is believed from here on; below, that of all hosts counts as well
 RESIDUALS = 3.0  # no claim is smaller than so many robust deviations of single ends
 DEVICE_FLOOR_NS = 2_000.0  # ends of one collective on devices of one host differ by 1 to 7 us
 HOST_FLOOR_NS = 100_000.0  # a call that returns on the host includes its thread's waking
+CALL_FLOOR_NS = 50_000.0  # small calls take 10 to 50 us; what takes longer waits or is a range around one
 HOST_WEIGHT = 0.1
 WORK_NS = 50_000.0  # ranks and kinds of a host agree within 10 to 20 us, kinds of 16 hosts within 50
 WORK_SIGMAS = 6.0
+AGREEING = 0.25  # of the distance of two camps: so near must be what decides between them
 USUAL_PPM = 200.0  # free oscillators differ by up to 30 ppm, ntpd slews by up to 500: what short windows assume
 GROWTH_PPM = 500.0  # how fast a bound grows beyond what was recorded: ntpd's fastest slew
 RATE_BOUND_PPM = 1.0  # a rate that is less well known is not told
@@ -167,11 +179,11 @@ def estimate(members: Members, hosts: Sequence[str]) -> Clocks:
 
 
 def _references(windows: Sequence[_Window], lowest: Int64) -> list[int]:
-    """Hosts by how well they serve as reference: in most windows, without steps of their own, of the lowest rank."""
+    """Hosts by how well they serve as reference: in most windows, without steps or doubts, of the lowest rank."""
     count, steps = np.zeros(len(lowest), np.int64), np.zeros(len(lowest), np.int64)
     for window in windows:
         count[list(window.candidates)] += 1
-        steps += np.bincount(window.unit_host, minlength=len(lowest)) - 1
+        steps += np.bincount(window.unit_host, minlength=len(lowest)) - 1 + (window.doubt > WORK_NS)
     found: list[int] = np.lexsort((lowest, steps, -count)).tolist()
     return found
 
@@ -206,8 +218,8 @@ class _Window:
         self.blocking = (lowest == highest) & blocking[np.clip(lowest, 0, len(blocking) - 1)]
         hosts_of_call = np.bincount(self.call[first | (np.diff(members.host, prepend=-1) != 0)], minlength=self.calls)
         self.across = hosts_of_call > 1
-        self.small = self.blocking & self.across & (self.shortest <= SMALL_NS)
-        self.small &= np.maximum.reduceat(members.bytes, at) <= SMALL_BYTES
+        size = np.maximum.reduceat(members.bytes, at)
+        self.small = self.blocking & self.across & (size <= SMALL_BYTES) & ((size >= 0) | (self.shortest <= SMALL_NS))
         # by each host's own middle: clocks may be hours apart
         self.middle = np.nan_to_num(medians(members.host, self.end, hosts))
         self.half = max(float(np.abs(self.end - self.middle[members.host]).max()), 1.0)
@@ -242,7 +254,9 @@ class _Window:
         """Middle ends of each host in these calls, where at least two hosts are left."""
         rows = np.flatnonzero(calls[self.call] & ~self.work & ~self.refused[self.members.host])
         groups, first = _runs(self.call[rows] * self.hosts + self.members.host[rows])
-        end = medians(groups, self.end[rows], len(first))
+        low, high = middles(groups, self.end[rows], len(first))
+        # where half of a host's ranks end later, that half works: its clock is one
+        end = np.where(high - low > 2 * WORK_NS, low, (low + high) / 2)
         rows = rows[first]
         kept = np.bincount(self.call[rows], minlength=self.calls)[self.call[rows]] > 1
         every = -(-int(kept.sum()) // MAX_FITTED)
@@ -317,6 +331,7 @@ class _Window:
         spread = DEVIATION * medians(cell, np.abs(apart - centre[cell]), len(first))
         spare = np.maximum(WORK_NS, WORK_SIGMAS * spread / np.sqrt(count))
         left = np.zeros(len(first), bool)
+        large = self._large(found)
         for own in _parts(self.members.host[rows[first]], centre):
             host = int(self.members.host[rows[first[own[0]]]])
             own = own[count[own] >= MIN_CALLS]
@@ -325,9 +340,7 @@ class _Window:
                 continue
             agree = np.abs(centre[own] - np.median(centre[own])) <= spare[own]
             if 2 * int(agree.sum()) <= len(own):
-                # No majority: work makes an end later, never earlier. The bound has to reach the others all the same.
-                agree = centre[own] - centre[own[0]] <= spare[own]
-                self.doubt[host] = float(centre[own[-1]] - centre[own[0]])
+                agree, self.doubt[host] = self._sided(centre[own], spare[own], large[host])
             left[own[~agree]] = True
             if not agree.all():
                 usual, apart_ns = float(np.median(centre[own[agree]])), centre[own[~agree]]
@@ -338,6 +351,31 @@ class _Window:
                 self._say(host, f"{which}: work, not its clock")
         self.work[rows[left[cell]]] = True
         return bool(left.any())
+
+    @staticmethod
+    def _sided(centres: Floats, spare: Floats, large: float) -> tuple[Bools, float]:
+        """Which of two camps of a host's ranks and kinds, in order, shows its clock, and what stays open (ns).
+
+        That with which large collectives agree; else the earlier one, for work makes an end later, never earlier, and
+        the bound has to reach the other.
+        """
+        low, high = float(centres[0]), float(centres[-1])
+        for level in (low, high):
+            if abs(large - level) <= AGREEING * (high - low):
+                return np.abs(centres - level) <= spare, abs(large - level)
+        return centres - low <= spare, high - low
+
+    def _large(self, found: Fit) -> Floats:
+        """By how much later than the other hosts each ends its large collectives, by the fit; NaN without any, ns."""
+        rows = np.flatnonzero((self.blocking & self.across & ~self.small)[self.call] & found.known[self.unit])
+        _, end = self._corrected(found, rows)
+        groups, first = _runs(self.call[rows] * self.hosts + self.members.host[rows])
+        end = medians(groups, end, len(first))
+        call, host = self.call[rows[first]], self.members.host[rows[first]]
+        count, total = np.bincount(call, minlength=self.calls)[call], np.bincount(call, end, minlength=self.calls)[call]
+        several = count > 1
+        others = (total[several] - end[several]) / (count[several] - 1)
+        return medians(host[several], end[several] - others, self.hosts)
 
     def _say(self, host: int, reason: str) -> None:
         self.reasons.setdefault(host, []).append(reason)
@@ -420,9 +458,9 @@ class _Window:
         usual = float(np.median(sigma[self.main & found.known])) if (self.main & found.known).any() else 0.0
         sigma = np.where(found.count < SURE_CALLS, np.maximum(sigma, usual), sigma)
         on_host = np.bincount(ends.unit, ends.weight < 1, minlength=units) > 0
-        # nobody can leave later by more than the call itself takes
-        call = low_quantiles(ends.unit, self.shortest[ends.call], units, 0.1)
-        floor = np.maximum(np.where(on_host, HOST_FLOOR_NS, DEVICE_FLOOR_NS), np.where(np.isfinite(call), call, 0))
+        # some may leave later than others each time, by as much as the call itself takes
+        call = np.minimum(low_quantiles(ends.unit, self.shortest[ends.call], units, 0.1), CALL_FLOOR_NS)
+        floor = np.maximum(np.where(on_host, HOST_FLOOR_NS, DEVICE_FLOOR_NS), call)
         own: Floats = np.maximum(RESIDUALS * sigma, floor)
         for unit in np.flatnonzero(self.main & (self.witnesses[self.unit_host] < 2)).tolist():
             own[unit] = max(own[unit], self._room(found, unit))
@@ -568,11 +606,13 @@ def _linked(pieces: Sequence[Piece], reference: dict[int, int]) -> list[Piece]:
             change, explained = changes.get((before, after), (0.0, 0.0))
             same = result[before].window == result[after].window
             if abs(change) > max(explained, STEP_NS):
-                where = (
-                    f"in step {result[after].step}" if same and (result[after].step or -1) >= 0 else "in this window"
-                )
-                text = f"its clock stepped by {change / 1e6:+.3g} ms {where if same else 'since the window before'}"
-                result[after] = _with_reason(replace(result[after], step_ns=change), text)
+                step = result[after].step
+                how = f"stepped by {change / 1e6:+.3g} ms"
+                if not same:  # what came between was not recorded
+                    how = f"stepped or was slewed by {change / 1e6:+.3g} ms since the window before"
+                elif step is not None and step >= 0:
+                    how += f" in step {step}"
+                result[after] = _with_reason(replace(result[after], step_ns=change), f"its clock {how}")
             elif same:
                 result[after] = _with_reason(result[after], "the rate of its clock changed in this window")
             if same or abs(against_reference.get((before, after), (np.inf, 0.0))[0]) > max(explained, STEP_NS):
