@@ -7,7 +7,6 @@ its host's clock is ahead in the middle of it. How far that is off at its edges 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec

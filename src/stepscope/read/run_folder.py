@@ -54,6 +54,12 @@ def is_run_folder(path: Path) -> bool:
     return path.is_dir() and any(child.is_dir() and RUN_PART.fullmatch(child.name) for child in path.iterdir())
 
 
+def ranks_in(folder: Path) -> frozenset[int]:
+    """Numbers of the ranks that have a folder of their own in a run folder."""
+    found = (_RANK.fullmatch(child.name) for child in folder.glob("rank-*") if child.is_dir())
+    return frozenset(int(name[1]) for name in found if name is not None)
+
+
 def read_run_folder(folder: Path, ranks_and_hosts: Chosen | None = None) -> RawRun:
     """Read a run folder, all of it or what is chosen; raises UnreadableInputError when its files hold nothing at all.
 

@@ -319,7 +319,7 @@ def as_raw(reduced: Reduced, ranks: Collection[int]) -> RawRun:
     infos = {rank.rank: (host, rank) for host in reduced.hosts for rank in host.ranks if rank.rank in rows}
     return RawRun(
         folder=reduced.folder.parent if reduced.folder.name == REDUCED else reduced.folder,
-        hosts=tuple(RawHost(host.host, {**host.run, "host": host.host}) for host in reduced.hosts),
+        hosts=tuple(RawHost(host.host, {**host.run, "host": host.host}) for host in reduced.hosts if host.run),
         ranks=tuple(
             RawRank(
                 name=rank.process or f"rank-{number}",
@@ -345,16 +345,19 @@ def reduced_folder(path: Path) -> Path | None:
 def load(folder: Path) -> Reduced:
     """Read what every host says of itself. A host with a damaged or unknown index or table is left out, and said.
 
-    Raises UnreadableInputError where no host is left.
+    `folder` is what `reduced_folder` gives, or that of one host, copied away alone. Raises UnreadableInputError where
+    no host is left.
     """
+    alone = (folder / REDUCED_INDEX).is_file()
     hosts: list[Index] = []
     problems: list[str] = []
     seen: dict[int, str] = {}
-    for child in sorted(folder.glob("host-*")):
+    for child in [folder] if alone else sorted(folder.glob("host-*")):
         try:
             index = read_host(child)
         except (OSError, ValueError, pl.exceptions.PolarsError) as error:
-            problems.append(f"{child.name}: left out ({error})")
+            why = f"{REDUCED_INDEX}: {error.strerror}" if isinstance(error, OSError) else error
+            problems.append(f"{child.name}: left out ({why})")
             continue
         again = sorted(rank.rank for rank in index.ranks if rank.rank in seen)
         if again:
@@ -363,8 +366,11 @@ def load(folder: Path) -> Reduced:
         seen.update((rank.rank, child.name) for rank in index.ranks)
         hosts.append(index)
     if not hosts:
-        raise UnreadableInputError(f"{folder}: no host's reduced tables can be read; run `stepscope reduce RUN` again")
-    return Reduced(folder, tuple(hosts), tuple(problems))
+        why = f"; {problems[0]}" if problems else ""
+        raise UnreadableInputError(
+            f"{folder}: no host's reduced tables can be read{why}; run `stepscope reduce RUN` again"
+        )
+    return Reduced(folder.parent if alone else folder, tuple(hosts), tuple(problems))
 
 
 _HOST = re.compile(r"host-([^/\0]{1,255})", re.DOTALL)
@@ -383,6 +389,8 @@ def read_host(folder: Path) -> Index:
         raise ValueError(f"{REDUCED_INDEX} is of host {index.host!r}")
     if any(not 0 <= rank.rank < MAX_RANK for rank in index.ranks):
         raise ValueError("a rank's number is damaged")
+    if index.world_size is not None and not 0 < index.world_size <= MAX_RANK:
+        raise ValueError("the number of ranks is damaged")
     for table, schema in SCHEMAS.items():
         path, said = folder / f"{table}.parquet", index.tables.get(table)
         if said is None or path.is_symlink() or not path.is_file() or path.stat().st_size != said.bytes:

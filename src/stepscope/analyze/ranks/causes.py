@@ -143,13 +143,19 @@ def cause_of(part: Int64, parts: Parts, recorded: Recorded, layout: Layout, step
         return Cause("gc", "Python's collections, recorded in every step", None, evidence)
     if parts.retries >= need:
         return Cause("memory", "retries of the allocator, with their lengths", None, evidence)
+    # device work that takes longer shows in the host's phases, too, where the host waits for it
+    device = parts.compute if parts.compute is not None else 0.0
+    if device < need and len(part) > 1:  # all of a host: what its ranks share comes before what each does
+        cores = _others_at_work(part, recorded, layout)
+        if cores:
+            source = "its ranks take longer while more of its processors are in use"
+            return Cause("other_processes", source, None, evidence + cores)
     if data >= need:
         place, source = recorded.place(part, "data_wait", step_ms, data)
         return Cause("data", f"the wait for data in every step; {source}", place, evidence)
     if parts.tokens is not None and parts.tokens >= need:
         return Cause("sequence_length", "tokens of its batches", None, evidence)
-    # device work that takes longer shows in the host's phases, too, where the host waits for it
-    if parts.compute is not None and parts.compute >= need:
+    if device >= need:
         return _of_device(part, recorded, evidence)
     if sum(host.values()) >= need:
         return _of_host(part, host, recorded, layout, step_ms, evidence)
@@ -179,16 +185,26 @@ def _of_host(
     evidence: tuple[Evidence, ...],
 ) -> Cause:
     phase = max(host, key=lambda name: host[name])
-    cores = recorded.busy_cores(np.unique(layout.host[part]))
-    if cores is not None and cores[0] > cores[1] * (1 + at.BUSY_CORES) + 1:
-        evidence += (
-            Evidence("processors in use on its host", round(cores[0], 1), "cores", "telemetry"),
-            Evidence("processors in use on other hosts", round(cores[1], 1), "cores", "telemetry"),
-        )
+    cores = _others_at_work(part, recorded, layout)
+    if cores:
         return Cause(
-            "other_processes", f"{phase} takes longer while more of its host's processors are in use", None, evidence
+            "other_processes",
+            f"{phase} takes longer while more of its host's processors are in use",
+            None,
+            evidence + cores,
         )
-    place, source = recorded.place(part, phase, step_ms, host[phase])
+    place, source = recorded.place(part, None if phase == "passes" else phase, step_ms, host[phase])
     if place is None:
         return Cause("unknown", f"{phase} takes longer on the host; {source}", None, evidence)
     return Cause("python", f"{phase} in every step; {source}", place, evidence)
+
+
+def _others_at_work(part: Int64, recorded: Recorded, layout: Layout) -> tuple[Evidence, ...]:
+    """That more processors are in use on the host of these ranks than on others; empty where it is not so."""
+    cores = recorded.busy_cores(np.unique(layout.host[part]))
+    if cores is None or cores[0] <= cores[1] * (1 + at.BUSY_CORES) + 1:
+        return ()
+    return (
+        Evidence("processors in use on its host", round(cores[0], 1), "cores", "telemetry"),
+        Evidence("processors in use on other hosts", round(cores[1], 1), "cores", "telemetry"),
+    )

@@ -104,6 +104,18 @@ def _together(labelled: LabelledSteps) -> tuple[pl.DataFrame | None, list[int]]:
     return steady.join(everywhere, on="n", how="semi").sort("rank", "n"), ranks
 
 
+def own_together(labelled: LabelledSteps, exchange: Sequence[str]) -> tuple[Int64, Floats]:
+    """Numbers of the steps that all ranks took together, as the first of them counts, and own work (ranks, steps), ms.
+
+    For where `facts` found such steps.
+    """
+    frame, ranks = _together(labelled)
+    assert frame is not None
+    columns = [f"{phase}_ns" for phase in PHASES if phase not in exchange]
+    own: Floats = sum((_matrix(frame, column, len(ranks)) for column in columns), start=np.zeros((len(ranks), 1)))
+    return _matrix(frame, "step", len(ranks))[0].astype(np.int64), own * 1e-6
+
+
 def _matrix(frame: pl.DataFrame, column: str, ranks: int) -> Floats:
     """A column as (ranks, steps); what is missing is NaN."""
     values: Floats = frame[column].cast(pl.Float64).fill_null(float("nan")).to_numpy()

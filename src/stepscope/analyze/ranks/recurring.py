@@ -1,0 +1,161 @@
+"""What comes again and again to other ranks, or to all: checkpoints, spikes of one kind, steps slow for all."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stepscope.analyze.ranks import cost
+from stepscope.analyze.ranks import thresholds as at
+from stepscope.analyze.ranks.case import Case, cells_of
+from stepscope.analyze.ranks.causes import STEPS_SOURCE
+from stepscope.analyze.ranks.own_work import Matrix
+from stepscope.analyze.ranks.stragglers import Rotating, Spikes, rotating, spikes, together
+from stepscope.model.findings import Evidence, Place
+from stepscope.model.ranks import Straggler
+from stepscope.tables.arrays import Int64
+
+
+def checkpoints(case: Case) -> list[Straggler]:
+    """Ranks that write checkpoints while the others wait: seldom and long, so their events tell it."""
+    events = case.recorded.events("checkpoint")
+    if events.is_empty():
+        return []
+    steps = case.steps.numbers[case.rows]
+    row, column, ms = cells_of(events, steps)
+    if len(np.unique(row)) < at.GLOBAL_EVENTS:
+        return []
+    longest = np.zeros(len(steps))
+    np.maximum.at(longest, row, ms)
+    # all ranks have come when the last has written
+    lost = float(longest.sum() / len(steps))
+    if lost < at.LEAST_SHARE * case.step_ms:
+        return []
+    writing = np.bincount(column, weights=ms, minlength=len(case.layout.ranks))
+    part = np.flatnonzero(writing >= at.HOST_PART * writing.max())
+    ranks = case.layout.ranks[part][: at.MAX_STRAGGLERS]
+    first = events.filter(events["file"].is_not_null() & events["line"].is_not_null()).head(1)
+    place = None if first.is_empty() else Place(first["file"][0], first["line"][0], first["function"][0])
+    together_ = len(part) > len(case.layout.ranks) / 2
+    return [
+        Straggler(
+            kind="global" if together_ else "rank",
+            ranks=tuple(ranks.tolist()),
+            hosts=tuple(sorted({case.layout.hosts[host] for host in case.layout.host[part]}))[: at.MAX_STRAGGLERS],
+            cause="checkpoint",
+            cause_source="checkpoints that were written, with their lengths",
+            cost_ms=lost,
+            excess_ms=float(np.median(longest[longest > 0])),
+            share_of_steps=float((longest > 0).mean()),
+            peers=case.layout.peers_text,
+            place=place,
+            evidence=(Evidence("checkpoints", len(np.unique(row)), "count", "events of reduced tables"),),
+        )
+    ]
+
+
+_CAUSES = {"gc": "gc", "data_wait": "data"}
+
+
+def rotating_causes(case: Case, late: Int64) -> list[Straggler]:
+    steps, rows, layout = case.steps, case.rows, case.layout
+    parts: list[tuple[str, Matrix]] = [] if steps.gc is None else [("gc", steps.gc[rows])]
+    parts += [(name, values[rows]) for name, values in steps.phases.items()]
+    found = []
+    for one in rotating(parts, layout, late, case.step_ms):
+        made = _of_spikes(case, one)
+        if made is not None:
+            found.append(made)
+    return found
+
+
+def _of_spikes(case: Case, one: Rotating) -> Straggler | None:
+    layout = case.layout
+    lost = float(cost.of_cells(_with(case.host, one.spikes), one.spikes).mean())
+    if case.device is not None:
+        values = case.steps.gc if one.component == "gc" else case.steps.phases[one.component]
+        assert values is not None
+        cells = spikes(values[case.steps.windows], layout, at.LEAST_SHARE * case.step_ms / 2)
+        shown = cost.of_cells(_with(case.host_in_windows, cells), cells)
+        played = cost.of_cells(_with(case.device, cells), cells)
+        if case.pipes is not None and one.component == "data_wait":
+            numbers = case.steps.numbers[case.steps.windows][cells.row]
+            played = case.pipes.without_waits(numbers, cells.column, cells.excess)
+        lost *= cost.in_earnest(shown, played)
+    if lost < at.LEAST_SHARE * case.step_ms:
+        return None
+    cause = _CAUSES.get(one.component, "unknown")
+    ranks = one.ranks[: at.MAX_STRAGGLERS]
+    part = one.ranks[:4]
+    place = None
+    source = {"gc": "Python's collections, recorded in every step", "data": "the wait for data in every step"}.get(
+        cause, f"{one.component} takes longer on the host"
+    )
+    if cause != "gc":
+        place, said = case.recorded.place(part, one.component, case.step_ms, lost / len(layout.ranks))
+        if cause == "unknown" and place is not None:
+            cause = "python"
+        source = f"{source}; {said}"
+    return Straggler(
+        kind="rotating",
+        ranks=tuple(layout.ranks[ranks].tolist()),
+        hosts=tuple(sorted({layout.hosts[host] for host in layout.host[ranks]})),
+        cause=cause,
+        cause_source=source,
+        cost_ms=lost,
+        excess_ms=float(np.median(one.spikes.excess)),
+        share_of_steps=one.share,
+        peers=layout.peers_text,
+        place=place,
+        evidence=(
+            Evidence("ranks that were late", len(one.ranks), "count", STEPS_SOURCE),
+            Evidence("times a rank was late", len(one.spikes.row), "count", STEPS_SOURCE),
+        ),
+    )
+
+
+def _with(excess: Matrix, cells: Spikes) -> Matrix:
+    """A collection delays in whatever phase it falls into, also in one of exchange."""
+    more = excess.copy()
+    more[cells.row, cells.column] = np.fmax(more[cells.row, cells.column], cells.excess)
+    return more
+
+
+def all_together(case: Case, saving: bool) -> list[Straggler]:
+    """Steps in which all are slow.
+
+    Args:
+        saving: whether checkpoints of single ranks are told already, with the steps in which the others wait for them.
+    """
+    layout, steps = case.layout, case.steps
+    events = case.recorded.events("checkpoint")
+    saves = events["step"].to_numpy() if events.height else np.zeros(0, np.int64)
+    saves = np.union1d(saves, saves + 1)  # the others wait when they next exchange: it may be in the step behind
+    rows = case.rows[~np.isin(steps.numbers[case.rows], saves)] if saving else case.rows
+    found = together(steps, rows, case.host[np.isin(case.rows, rows)])
+    if found is None:
+        return []
+    saved = float(np.isin(steps.numbers[found.rows], saves).mean())
+    usual = np.setdiff1d(case.rows, found.rows)
+    cause, source = "unknown", "all ranks are slow in the same steps; nothing that was recorded explains it"
+    data = steps.phases.get("data_wait")
+    if saved >= at.PART_OF_EXCESS:
+        cause, source = "checkpoint", "checkpoints in the same steps"
+    elif data is not None and len(usual):
+        # of the ranks that load at all: in a pipeline those of its first stage
+        more = np.nanmedian(data[found.rows], axis=0) - np.nanmedian(data[usual[:2000]], axis=0)
+        if np.nanmax(more) >= at.PART_OF_EXCESS * found.excess_ms:
+            cause, source = "data", "all wait for data in the same steps: what they share is slow, as their storage"
+    return [
+        Straggler(
+            kind="global",
+            ranks=tuple(layout.ranks[: at.MAX_STRAGGLERS].tolist()),
+            hosts=(),
+            cause=cause,
+            cause_source=source,
+            cost_ms=found.extra_ms,
+            excess_ms=found.excess_ms,
+            share_of_steps=len(found.rows) / len(case.rows),
+            peers="the same ranks in other steps",
+            evidence=(Evidence("steps in which all were slow", len(found.rows), "count", STEPS_SOURCE),),
+        )
+    ]
