@@ -1,10 +1,11 @@
 """Scores the verdict over many ranks on simulated runs whose truth is known, and writes its sections of RESULTS.md.
 
-    python benchmarks/ranks.py [scale] [accuracy] [clocks] [--quick] [--runs N] [--keep DIR]
+    python benchmarks/ranks.py [scale] [accuracy] [large] [clocks] [--quick] [--runs N] [--keep DIR]
 
 `scale` judges 250 and 1,000 ranks of 10,000 steps, each in a process of its own. `accuracy` counts who is blamed, for
-what, and at which cost, in runs with each planted cause, and in healthy ones. `clocks` compares offsets, rates and
-bounds of hosts' clocks. What is judged comes from the public call alone; `ranks_simulated` shares nothing with it.
+what, and at which cost, in runs with each planted cause, and in healthy ones; `large` the same at 1,000 ranks. `clocks`
+compares offsets, rates and bounds of hosts' clocks. What is judged comes from the public call alone; `ranks_simulated`
+shares nothing with it.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from stepscope.tables.reduced import load, reduced_folder
 LAYOUTS = ("dp", "fsdp", "hsdp", "3d")
 LEAST_SHARE = 0.05  # of the step that a cause must cost to be held against the limits
 ON_A_NODE = ("rank", "host", "link")
+_ON_ONE = ("slow_gpu", "slow_host", "thermal", "slow_data", "python_line", "other_processes", "allocator_retries")
 # Layouts of causes that the others cannot have, or do not show: a group of all ranks has no other to compare it with.
 _ELSEWHERE = {"heavy_stage": ("3d",), "slow_link": ("hsdp", "3d")}
 _SCALE = """
@@ -118,31 +120,27 @@ def _hard_clocks(seed: int) -> Clocks:
     )
 
 
-def planted_scenarios(sizes: Sequence[float], seeds: int, missing: Sequence[float]) -> list[Scenario]:
+def planted_scenarios(sizes: Sequence[float], seeds: int, missing: Sequence[float], **settings: Any) -> list[Scenario]:
     """Each cause in each layout that can have it, recorded and not, with all ranks there and with some missing."""
     found = []
-    for name in PLANTS:
-        for layout in _ELSEWHERE.get(name, LAYOUTS):
-            for size in sizes:
-                for number in range(seeds):
-                    for share in missing:
-                        seed = 1000 * len(found) + number + 1
-                        rng = np.random.default_rng(seed)
-                        plant = Plant(name, size, recorded=bool(rng.random() < 0.75))
-                        if name == "slow_link" and rng.random() < 0.5:
-                            plant = replace(plant, host=int(rng.integers(8)))
-                        found.append(
-                            Scenario(
-                                layout=layout,
-                                steps=600,
-                                plants=(plant,),
-                                missing=share,
-                                whole_hosts=bool(rng.random() < 0.5),
-                                clocks=_hard_clocks(seed),
-                                places_told=bool(rng.random() < 0.5),
-                                seed=seed,
-                            )
-                        )
+    cases = [(name, layout) for name in PLANTS for layout in _ELSEWHERE.get(name, LAYOUTS)]
+    for (name, layout), size, _, share in itertools.product(cases, sizes, range(seeds), missing):
+        seed = len(found) + 1
+        rng = np.random.default_rng(seed)
+        plant = Plant(name, size, recorded=bool(rng.random() < 0.75))
+        if name == "slow_link" and rng.random() < 0.5:
+            plant = replace(plant, host=int(rng.integers(8)))
+        given = {
+            "layout": layout,
+            "steps": 600,
+            "plants": (plant,),
+            "missing": share,
+            "whole_hosts": bool(rng.random() < 0.5),
+            "clocks": _hard_clocks(seed),
+            "places_told": bool(rng.random() < 0.5),
+            "seed": seed,
+        }
+        found.append(Scenario(**{**given, **settings}))
     return found
 
 
@@ -161,33 +159,63 @@ def healthy_scenarios(runs: int) -> list[Scenario]:
     ]
 
 
+HEAD = (
+    "| planted | runs | costs >= 5 % of the step | found | cause, recorded | else unknown | blamed on a node "
+    "| cost: median error | within 10 % |",
+    "|---|---|---|---|---|---|---|---|---|",
+)
+
+
 def accuracy(args: argparse.Namespace) -> str:
     sizes, seeds, missing = ((0.1,), 1, (0.0, 0.1)) if args.quick else ((0.05, 0.1, 0.3), args.runs, (0.0, 0.01, 0.1))
-    wanted = planted_scenarios(sizes, seeds, missing)
+
+    def rows_of(wanted: list[Scenario]) -> list[Judged]:
+        wanted = [scenario for scenario in wanted if not args.only or scenario.plants[0].name in args.only]
+        return list(_watched(_all(wanted, args.workers), len(wanted)))
+
+    rows = rows_of(planted_scenarios(sizes, seeds, missing))
+    lines = [*HEAD, *(_row(name, [each for each in rows if name in (each.planted["name"], "all")]) for name in
+                      (*PLANTS, "all"))]  # fmt: skip
+    lines += [_row(f"all, {share:.0%} missing", [each for each in rows if each.scenario.missing == share])
+              for share in missing]  # fmt: skip
+    lines.append(_row("all, hosts launch ahead", rows_of(planted_scenarios((0.1,), 1, (0.0,), ahead=True))))
+    elsewhere = [
+        each for each in rows
+        if each.planted["name"] in ("heavy_stage", "sequence_length") and each.planted["loss_share"] >= LEAST_SHARE
+    ]  # fmt: skip
+    lines += ["", f"Stage imbalance and sequence length blamed on a node: {sum(map(_on_node, elsewhere))} of "
+              f"{len(elsewhere)} (limit 1 %)."]  # fmt: skip
     if args.only:
-        wanted = [scenario for scenario in wanted if scenario.plants[0].name in args.only]
-    rows = list(_watched(_all(wanted, args.workers), len(wanted)))
-    healthy = [] if args.only else healthy_scenarios(20 if args.quick else 200)
+        return "\n".join(lines)
+    healthy = healthy_scenarios(20 if args.quick else 200)
     blamed = [each for each in _all(healthy, args.workers) if each.verdict.stragglers]
     for each in blamed:
         print("  healthy but blamed:", _words(each), file=sys.stderr)
-    lines = [
-        "| planted | runs | costs >= 5 % of the step | found | cause, recorded | else unknown | blamed on a node "
-        "| cost: median error | within 10 % |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    large = [each for each in rows if each.planted["loss_share"] >= LEAST_SHARE]
-    for name in (*PLANTS, "all"):
-        lines.append(_row(name, [each for each in rows if name in (each.planted["name"], "all")]))
-    for share in missing:
-        lines.append(_row(f"all, {share:.0%} missing", [each for each in rows if each.scenario.missing == share]))
-    elsewhere = [each for each in large if each.planted["name"] in ("heavy_stage", "sequence_length")]
-    lines += [
-        "",
-        f"Healthy runs in which somebody is blamed: {len(blamed)} of {len(healthy)} (limit 1 %). Stage imbalance and "
-        f"sequence length blamed on a node: {sum(map(_on_node, elsewhere))} of {len(elsewhere)} (limit 1 %).",
-    ]
+    lines.append(f"Healthy runs in which somebody is blamed: {len(blamed)} of {len(healthy)} (limit 1 %).")
+    absent = [scenario for scenario in planted_scenarios((0.2,), 1, (0.05,), culprit_missing=True)
+              if scenario.plants[0].name in _ON_ONE]  # fmt: skip
+    wrong = [each for each in _all(absent, args.workers) if _on_node(each)]
+    for each in wrong:
+        print("  culprit missing, another blamed:", _words(each), file=sys.stderr)
+    lines.append(f"The planted rank or host itself missing: another is blamed in {len(wrong)} of {len(absent)}.")
     return "\n".join(lines)
+
+
+def large(args: argparse.Namespace) -> str:
+    """1,000 ranks, 400 steps."""
+    wanted = [
+        replace(scenario, hosts=125, tp=8, pp=5, steps=400, windows=2)
+        for scenario in planted_scenarios((0.15,), 1, (0.01,))
+        if scenario.layout == "3d" or (scenario.layout == "fsdp" and not args.quick)
+    ]
+    wanted = [scenario for scenario in wanted if not args.only or scenario.plants[0].name in args.only]
+    rows = list(_watched(_all(wanted, args.workers), len(wanted)))
+    healthy = [replace(scenario, hosts=125, tp=8, pp=5, steps=400, windows=2)
+               for scenario in healthy_scenarios(2 if args.quick else 8)]  # fmt: skip
+    blamed = [each for each in _all(healthy, args.workers) if each.verdict.stragglers]
+    lines = [*HEAD, *(_row(f"1,000 ranks, {layout}", [each for each in rows if each.scenario.layout == layout])
+                      for layout in LAYOUTS), _row("1,000 ranks", rows)]  # fmt: skip
+    return "\n".join([*lines, "", f"Healthy runs in which somebody is blamed: {len(blamed)} of {len(healthy)}."])
 
 
 def _watched(found: Iterable[Judged], count: int) -> Iterator[Judged]:
@@ -379,7 +407,7 @@ def scale(args: argparse.Namespace) -> str:
     return "\n".join(lines)
 
 
-PARTS = {"scale": scale, "accuracy": accuracy, "clocks": clocks}
+PARTS = {"scale": scale, "accuracy": accuracy, "large": large, "clocks": clocks}
 
 
 def main() -> None:
