@@ -98,7 +98,7 @@ def test_a_file_of_too_many_ranks_has_those_of_the_latest_hosts(
     from stepscope.dashboard.pages import ranks
 
     run = opened(reduced_run(tmp_path / "run", Made(ranks=64)))
-    monkeypatch.setattr(ranks, "EMBEDDED_CELLS", 8 * 60 * 3)
+    monkeypatch.setattr(ranks, "EMBEDDED_CELLS", 8 * 60 * 3)  # 60 steps
     found = page(run, "ranks", embedded=True)
     (choice,) = parts(found, "choice")
     labels = [option["label"] for option in choice["options"]]

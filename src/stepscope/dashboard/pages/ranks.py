@@ -13,18 +13,16 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import asdict
 
-from stepscope.analyze.ranks import maps
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
-from stepscope.dashboard.pages import PageContext, traced
+from stepscope.dashboard.pages import PageContext
 from stepscope.model.machine import RanksFacts
 from stepscope.model.ranks import RankMap, RanksVerdict, Straggler
 from stepscope.read.streams import natural
 from stepscope.report import sentences, words
 
 ROWS = 130  # of a map: a thousand ranks lie on so many hosts
-EMBEDDED_COLUMNS = 60
-EMBEDDED_CELLS = 130_000  # of all hosts' ranks in a file: a thousand ranks have 120,000 in two maps, some 300 KB
+EMBEDDED_CELLS = 165_000  # of all hosts' ranks in a file: a thousand ranks have 160,000 in two maps, some 400 KB
 PARAM = "by"
 HOSTS, STAGES, LATE, HOST = "", "stages", "late", "host-"
 RECORD = (
@@ -88,7 +86,7 @@ def choices(context: PageContext) -> Iterator[tuple[Mapping[str, str], list[Bloc
     verdict = context.base.many_ranks
     if verdict is None:
         return
-    found = _maps_of(context)
+    found = context.base.rank_maps
     for key, _ in _options(context, verdict, found)[1:]:
         yield {PARAM: key}, list(_view(context, verdict, found, key))
 
@@ -112,14 +110,13 @@ def _few(context: PageContext, facts: RanksFacts) -> Iterator[Block]:
     yield blocks.text(text, "note", blocks.link("Findings say whether that is a loss", "findings"))
     host_of = {rank.rank: rank.host for rank in context.base.tables.ranks}
     rows = [{**asdict(work), "host": host_of.get(work.rank)} for work in facts.ranks]
-    yield from (
-        _map(f"map-{number}", one, _by_rank(one, range(len(one.ranks)))) for number, one in enumerate(_maps_of(context))
-    )
+    for number, one in enumerate(context.base.rank_maps):
+        yield _map(f"map-{number}", one, _by_rank(one, range(len(one.ranks))))
     yield from blocks.rows_table(context, "ranks", "Ranks side by side", "RankWork", _WORK, rows)
 
 
 def _many(context: PageContext, verdict: RanksVerdict) -> Iterator[Block]:
-    found = _maps_of(context)
+    found = context.base.rank_maps
     options = _options(context, verdict, found)
     chosen = context.choice(PARAM, [key for key, _ in options])
     for number, text in enumerate(sentences.many_ranks(context.base.report(source=context.source))):
@@ -136,14 +133,6 @@ def _many(context: PageContext, verdict: RanksVerdict) -> Iterator[Block]:
     yield from blocks.rows_table(context, "clocks", title, "HostClock", _CLOCK, rows)
     if not rows:
         yield blocks.text("Clocks of hosts were not compared: no windows in which they met in collectives.", "note")
-
-
-def _maps_of(context: PageContext) -> tuple[RankMap, ...]:
-    columns = EMBEDDED_COLUMNS if context.embedded else maps.COLUMNS
-    made: tuple[RankMap, ...] = traced.kept(
-        context.base, ("rank_maps", columns), lambda: context.base.rank_maps(columns)
-    )
-    return made
 
 
 def _options(context: PageContext, verdict: RanksVerdict, found: Sequence[RankMap]) -> list[tuple[str, str]]:
