@@ -40,7 +40,7 @@ def test_a_thousand_ranks_stand_by_host_and_by_stage(thousand: api.Run) -> None:
     (late,) = part(found, "late")["rows"]
     assert (late["what"], late["cause"], late["place"]["line"]) == ("rank 13", "data", 12)
     every_step, windows = parts(found, "chart")
-    assert (every_step["type"], every_step["y"]["min"]) == ("heat", 0)
+    assert (every_step["type"], every_step["y"]["min"], every_step["y"]["max"]) == ("heat", 0, 4.8)
     rows = series(every_step)
     assert [*rows][:3] == ["node1", "node2", "node3"]
     assert len(rows) == 124
@@ -137,7 +137,7 @@ def test_a_few_ranks_read_in_full_stand_side_by_side(tmp_path: Path) -> None:
     run = api.open_run(tmp_path / "run", options=OPTIONS)
     assert not is_empty(run, "ranks")
     found = page(run, "ranks")
-    assert figures(found)["Works longest"]["value"] == 1
+    assert figures(found)["Rank that works longest"]["value"] == 1
     assert [row["host"] for row in part(found, "ranks")["rows"]] == ["node0", "node1", "node2"]
     rows_: dict[str, list[Any]] = series(part(found, "map-0"))
     assert min(rows_["rank 1"]) == max(rows_["rank 1"]) == 11

@@ -126,6 +126,7 @@ class RankMap(Struct, frozen=True):
     steps (numbers): First step of each column.
     excess_ms: Rows of columns: the mean of the steps of a column, beyond the middle one of the peers; missing where
         nothing was recorded.
+    notable_ms: The smallest effect that a verdict would name: less stays pale.
     """
 
     title: str
@@ -135,6 +136,7 @@ class RankMap(Struct, frozen=True):
     stages: tuple[int, ...] | None
     steps: tuple[int, ...]
     excess_ms: tuple[tuple[float | None, ...], ...]
+    notable_ms: float | None = None
 
 
 class RanksRead(Struct, frozen=True):

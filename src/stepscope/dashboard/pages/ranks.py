@@ -34,7 +34,7 @@ FACTS = (
     "Mean step: step_ms; Smallest effect that would show: least_ms"
 )
 IN_FULL = (
-    "Steps side by side: steps; Works longest: slowest number; Longer than the others: excess_ms; "
+    "Steps side by side: steps; Rank that works longest: slowest number; Longer than the others by: excess_ms; "
     "The others wait: waited_ms; Longest of all in: slowest_share"
 )
 _LATE = blocks.columns(
@@ -162,7 +162,7 @@ def _view(context: PageContext, verdict: RanksVerdict, found: Sequence[RankMap],
     if found and len(options) > 1:
         yield blocks.choice("Rows", PARAM, chosen, options)
     for number, one in enumerate(found):
-        yield _map(f"map-{number}", one, _rows(one, verdict, chosen), verdict.least_ms)
+        yield _map(f"map-{number}", one, _rows(one, verdict, chosen))
     shown = sum(one.startswith(HOST) for one, _ in options)
     if found and context.embedded and shown < len(set(found[0].hosts)):
         text = f"This file has the ranks of {words.things(shown, 'host')}; `stepscope view RUN` shows those of all."
@@ -219,8 +219,8 @@ def _grouped(keys: Sequence[object], name: Callable[[object], str]) -> list[MapR
     return [MapRow(name(key), rows) for key, rows in sorted(members.items(), key=lambda item: natural(name(item[0])))]
 
 
-def _map(id: str, one: RankMap, rows: Sequence[MapRow], least_ms: float | None = None) -> Block:
-    """A map whose colours begin at "as long as the peers"; what is less than `least_ms` stays pale."""
+def _map(id: str, one: RankMap, rows: Sequence[MapRow]) -> Block:
+    """A map whose colours begin at "as long as the peers"."""
     left_out = len(rows) - ROWS
     if left_out > 0:  # those that stand out at all
         rows = sorted(
@@ -239,7 +239,7 @@ def _map(id: str, one: RankMap, rows: Sequence[MapRow], least_ms: float | None =
         y=("ms a step beyond the peers", "ms"),
         series=[blocks.series(row.name, "ms", [_most(one, row, at) for at in range(len(one.steps))]) for row in rows],
         y_min=0,
-        y_max=least_ms,
+        y_max=one.notable_ms,
         help=blocks.meaning("RankMap", "excess_ms"),
         notes=[f"{words.things(left_out, 'row')} in which less happens are left out."] if left_out > 0 else (),
     )
