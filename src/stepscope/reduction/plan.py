@@ -19,17 +19,12 @@ from stepscope.errors import UnreadableInputError, UsageError, readable
 from stepscope.read import jsonl
 from stepscope.read.raw import Losses, RawRun
 from stepscope.read.run_folder import machines_of, parts_of, read_rank_traces
-from stepscope.read.traces import read_traces
+from stepscope.read.traces import host_of_name, read_traces
 from stepscope.schema import REDUCED_SCHEMA
 
 LAYOUT = 1  # of what is kept; a change reduces every run again
 UNKNOWN_HOST = "unknown"  # of traces whose names tell no host
 _LATER = re.compile(r"(rank-\d{1,9})\.\d{1,9}")
-# As tensorboard_trace_handler names a trace: by host and process. In other names a number may be a step's or a rank's.
-_WORKER = re.compile(
-    r"(?P<host>.+?)(?<!step)(?<!iter)(?<!iteration)(?<!epoch)(?<!rank)(?<!worker)_\d+(?:\.\d+)?\.pt\.trace\.json(?:\.gz)?",
-    re.IGNORECASE,
-)
 
 
 class TracePlan(Struct, frozen=True):
@@ -147,7 +142,7 @@ def _of_others(run: Path, wanted: tuple[str, ...]) -> list[HostPlan]:
     raw: RawRun = read_traces([run])
     by_host: dict[str, list[TracePlan]] = {}
     for rank in raw.ranks:
-        told = [match["host"] for ref in rank.traces if (match := _WORKER.fullmatch(ref.path.name))]
+        told = [host for ref in rank.traces if (host := host_of_name(ref.path.name)) is not None]
         traces = [TracePlan(rank.name, str(ref.path), ref.name, ref.owner, rank.rank) for ref in rank.traces]
         by_host.setdefault(told[0] if told else UNKNOWN_HOST, []).extend(traces)
     for host in wanted:

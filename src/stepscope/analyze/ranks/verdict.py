@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from stepscope.analyze.ranks import cost
 from stepscope.analyze.ranks import thresholds as at
 from stepscope.analyze.ranks.case import Case, gather
+from stepscope.analyze.ranks.clocks import clocks
 from stepscope.analyze.ranks.fixed import drafts, straggler
 from stepscope.analyze.ranks.layout import layout_of
 from stepscope.analyze.ranks.own_work import middle, own_steps
@@ -28,7 +29,7 @@ def judge(reduced: Reduced) -> RanksVerdict:
     present = int(np.isfinite(steps.wall[rows]).any(axis=0).sum()) if len(rows) else 0
     empty = RanksVerdict(
         NOT_ENOUGH, "", (), present, reduced.world_size, reduced.missing, len(steady), len(steps.windows),
-        None, None, layout.text,
+        None, None, layout.text, clocks=clocks(reduced).table,
     )  # fmt: skip
     if present < at.MIN_RANKS:
         return replace(empty, reason=f"{present} rank has steps that count, at least {at.MIN_RANKS} are needed")
@@ -56,11 +57,11 @@ def _slowdown(case: Case) -> float | None:
 
 def _stragglers(case: Case) -> list[Straggler]:
     """All that keeps others waiting, largest cost first."""
-    saves, clocks = checkpoints(case), throttled(case)
-    told = np.array([rank for one in (*saves, *clocks) if one.kind != "global" for rank in one.ranks], np.int64)
+    saves, slowed = checkpoints(case), throttled(case)
+    told = np.array([rank for one in (*saves, *slowed) if one.kind != "global" for rank in one.ranks], np.int64)
     fixed = drafts(case, case.layout.at(told).tolist())
     late = np.unique(np.concatenate([np.zeros(0, np.int64), *(draft.part for draft in fixed)])).astype(np.int64)
-    found = [*saves, *clocks, *(straggler(case, draft, late) for draft in fixed)]
+    found = [*saves, *slowed, *(straggler(case, draft, late) for draft in fixed)]
     found += rotating_causes(case, late)
     found += [one for one in (sequence_length(case, late),) if one is not None]
     found += stages(case)
