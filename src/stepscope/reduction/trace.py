@@ -71,6 +71,8 @@ class TraceRows(Struct, frozen=True):
     device: str | None = None
     steps: list[dict[str, Any]] = field(default_factory=list)
     left_out: tuple[str, ...] = ()
+    start_ns: int | None = None
+    offset_ns: int = 0  # what its clock was moved by to be the journal's
 
     def frame(self, name: str) -> pl.DataFrame:
         """Raises PolarsError where the part is damaged."""
@@ -177,6 +179,8 @@ def reduce_trace(ref: TraceRef, rank: RawRank, host: str, *, recorded: bool) -> 
         device=read.index.device,
         steps=read.steps,
         left_out=tuple(left_out),
+        start_ns=int(span.start_ns.min()),
+        offset_ns=read.offset_ns,
     )
 
 
