@@ -9,7 +9,7 @@ from stepscope.analyze.ranks import thresholds as at
 from stepscope.analyze.ranks.arrivals import Arrivals
 from stepscope.analyze.ranks.layout import Layout
 from stepscope.analyze.ranks.own_work import Matrix, Steps, beyond
-from stepscope.analyze.ranks.pieces import worker_of
+from stepscope.analyze.ranks.pieces import BEFORE_CALL, worker_of
 
 
 def beyond_in_windows(
@@ -49,7 +49,13 @@ def _with(excess: Matrix, other: Matrix, step_ms: float) -> Matrix:
 
 
 def _worked(rows: pl.DataFrame, steps: Steps, layout: Layout) -> Matrix:
-    """All pieces of a rank together, beyond its peers'; those of tensor slots hold waits for each other."""
+    """All pieces of a rank together, beyond its peers'; those of tensor slots hold waits for each other.
+
+    A wait in a call that was not recorded most of the peers have as well, where there are several, so what one is idle
+    beyond them before its calls is its host's own; in a pipeline stages wait for each other, and it tells nothing.
+    """
+    if layout.stages > 1 or min(map(len, layout.peer_groups())) < at.MIN_PEERS:
+        rows = rows.filter(pl.col("kind") != BEFORE_CALL)
     sums = rows.group_by("column", "step").agg(pl.col("ms").sum())
     numbers = steps.numbers[steps.windows]
     found = np.full((len(numbers), len(layout.ranks)), np.nan, np.float32)
