@@ -11,9 +11,10 @@ from stepscope.engine.collective_names import POINT_TO_POINT
 from stepscope.tables.arrays import Int64
 from stepscope.tables.reduced import Index, Reduced
 
-HOST, BEHIND = 2, 3  # kinds beside forward (0) and backward (1): of the host in between, and from the optimizer on
+# Kinds beside forward (0) and backward (1): of the host in between, from the optimizer on, and idle before a call
+HOST, BEHIND, BEFORE_CALL = 2, 3, 4
 CHUNKS, _MICROBATCHES = 2**8, 2**16
-_CALL, _MESSAGE = 4, 5
+_CALL, _MESSAGE = 5, 6
 _KINDS = {"forward": 0, "backward": 1, "optimizer": BEHIND, "data": HOST, "gc": HOST, "other": HOST}
 _MAX_NS = 3_600_000_000_000  # an hour in one piece is damage
 
@@ -32,8 +33,8 @@ def pieces(reduced: Reduced, layout: Layout) -> pl.DataFrame | None:
 
     Columns: rank, step, kind, number (of passes of the step before it), code (which pass; -1 of others), ms, and the
     rank's column, worker, stage and slot. Time before work in which neither work nor a call ran is the host's own,
-    where calls were recorded: who waits for others does so inside one. Before a call it may be a wait in another one
-    that was not recorded.
+    where calls were recorded: who waits for others does so inside one. Before a call it may be that, too, or a wait in
+    another call that was not recorded.
     """
     total = sum(host.tables["work"].rows for host in reduced.hosts)
     if not total:
@@ -105,7 +106,7 @@ def _of_host(reduced: Reduced, host: Index, steps: list[int], layout: Layout) ->
             # from the optimizer on, gradients have been exchanged
             behind=(kind == BEHIND).cum_max().over(of),
             ms=own.clip(0) / 1e6,
-            idle=pl.when(waits & is_work).then((pl.col("start_ns") - ran).clip(0, _MAX_NS) / 1e6).otherwise(0.0),
+            idle=pl.when(waits).then((pl.col("start_ns") - ran).clip(0, _MAX_NS) / 1e6).otherwise(0.0),
         )
         .with_columns(code=pl.when(is_pass).then(code).otherwise(-1))
         .collect()
@@ -114,5 +115,6 @@ def _of_host(reduced: Reduced, host: Index, steps: list[int], layout: Layout) ->
     names = ["rank", "step", "kind", "number", "code", "ms"]
     did = frame.filter(is_work).with_columns(kind=pl.when(kind == HOST).then(of_host).otherwise("kind"))
     none = pl.lit(-1, pl.Int64)
-    idle = frame.filter(pl.col("idle") > 0).with_columns(kind=of_host, code=none, ms=pl.col("idle"))
+    of_idle = pl.when(is_work).then(of_host).otherwise(BEFORE_CALL).cast(pl.Int8)
+    idle = frame.filter(pl.col("idle") > 0).with_columns(kind=of_idle, code=none, ms=pl.col("idle"))
     return pl.concat([part.select(names) for part in (did, idle)])

@@ -321,12 +321,12 @@ def _hops(reduced: Reduced, layout: Layout, replica: Int64, numbers: Int64) -> F
 
 
 def _shortest(reduced: Reduced, numbers: Int64) -> float:
-    """Where nothing tells which two belong together: most messages wait, but the shortest tenth hardly do."""
+    """Where nothing tells which two belong together: most messages wait, but the shortest ones hardly do."""
     spent = (pl.col("end_ns") - pl.col("start_ns")) / 1e6
     sent = pl.col("kind").is_in(list(POINT_TO_POINT)) & pl.col("step").is_in(
         numbers[:: len(numbers) // 10 + 1].tolist()
     )
-    found = reduced.scan("collectives").filter(sent & (spent >= 0)).select(spent.quantile(0.1)).collect().item()
+    found = reduced.scan("collectives").filter(sent & (spent >= 0)).select(spent.quantile(0.01)).collect().item()
     return float(found or 0.0)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from stepscope.analyze.ranks import cost
 from stepscope.analyze.ranks import thresholds as at
 from stepscope.analyze.ranks.case import Case, cells_of
-from stepscope.analyze.ranks.causes import STEPS_SOURCE
+from stepscope.analyze.ranks.causes import STEPS_SOURCE, of_data
 from stepscope.analyze.ranks.own_work import Matrix
 from stepscope.analyze.ranks.stragglers import Rotating, Spikes, rotating, spikes, together
 from stepscope.model.findings import Evidence, Place
@@ -71,7 +71,7 @@ def rotating_causes(case: Case, late: Int64) -> list[Straggler]:
 def _of_spikes(case: Case, one: Rotating) -> Straggler | None:
     layout = case.layout
     lost = float(cost.of_cells(_with(case.host, one.spikes), one.spikes).mean())
-    if case.device is not None:
+    if case.device is not None and (case.pipes is not None or not case.steps.waits_inside):
         values = case.steps.gc if one.component == "gc" else case.steps.phases[one.component]
         assert values is not None
         cells = spikes(values[case.steps.windows], layout, at.LEAST_SHARE * case.step_ms / 2)
@@ -87,14 +87,15 @@ def _of_spikes(case: Case, one: Rotating) -> Straggler | None:
     ranks = one.ranks[: at.MAX_STRAGGLERS]
     part = one.ranks[:4]
     place = None
-    source = {"gc": "Python's collections, recorded in every step", "data": "the wait for data in every step"}.get(
-        cause, f"{one.component} takes longer on the host"
-    )
+    gc = cause == "gc"
+    source = "Python's collections, recorded in every step" if gc else f"{one.component} takes longer on the host"
     if cause != "gc":
-        place, said = case.recorded.place(part, one.component, case.step_ms, lost / len(layout.ranks))
-        if cause == "unknown" and place is not None:
-            cause = "python"
-        source = f"{source}; {said}"
+        line = case.recorded.line(part, one.component, case.step_ms, lost / len(layout.ranks))
+        if cause == "data":
+            cause, place, source = of_data(line, case.steps.loader_alone(part))
+        else:
+            cause, place = "unknown" if line.place is None else "python", line.place
+            source = f"{source}; {line.source}"
     return Straggler(
         kind="rotating",
         ranks=tuple(layout.ranks[ranks].tolist()),
