@@ -71,7 +71,7 @@ def test_one_hosts_ranks_are_shown_when_asked_for(thousand: api.Run) -> None:
 def test_other_pages_say_of_which_ranks_they_are(thousand: api.Run) -> None:
     for key in ("steps", "timeline"):
         first = page(thousand, key)["blocks"][0]
-        assert first["text"].startswith("All other figures are of ranks 13, "), key
+        assert first["text"].startswith("This page is of ranks 13, "), key
         assert first["link"]["page"] == "ranks"
     assert "992 of 1,000 ranks judged" in said(page(thousand, "findings"))
     (card,) = [card for block in parts(page(thousand, "findings"), "findings") for card in block["findings"]]

@@ -43,7 +43,7 @@ class Input:
 
 
 def made_up(folder: Path) -> list[Input]:
-    """Written below `folder`: recordings, reduced tables, traces of both kinds, stacks, a snapshot, reports of torch_xla."""
+    """Written below `folder`: recordings, reduced tables, traces, stacks, a snapshot, reports of torch_xla."""
     made = [make(folder) for make in (served_runs.small, served_runs.fuzzed, served_runs.empty, _other)]
     made.append(reduced_run(folder / "reduced_run", Made(ranks=24, steps=60, windows=20, missing=range(16, 20))))
     traces = folder / "traces"
