@@ -49,7 +49,8 @@ def test_a_thousand_ranks_stand_by_host_and_by_stage(thousand: api.Run) -> None:
     assert "node2" in every_step["sentence"]
     assert windows["x"]["values"][0] == 100
     first = part(found, "hosts")["rows"][0]
-    assert (first["host"], first["rank"], first["ranks"]) == ("node2", 13, 8)
+    assert (first["host"], first["host_rank"], first["ranks"]) == ("node2", 13, 8)
+    assert first["host_ms"] > 15 > first["device_ms"]
     stages = series(part(page(thousand, "ranks", by="stages"), "map-0"))
     assert [*stages] == [f"stage {number}" for number in range(5)]
     assert min(stages["stage 1"]) > 15

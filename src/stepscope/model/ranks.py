@@ -115,10 +115,11 @@ class RanksVerdict(Struct, frozen=True):
     slowdown: float | None = None
 
 
-class RankMap(Struct, frozen=True):
+class RankMap(Struct, frozen=True, kw_only=True):
     """How much longer each rank works than its peers, along the run.
 
-    title (text): Of what: work of the host in every step, or of host and device in the steps of windows.
+    of (text): Whose work: the host's, in every step, or the device's, in the steps of windows.
+    title (text): The same as a heading.
     source (text): What it is made from.
     ranks (numbers): Number of each row.
     hosts (names): Of each row.
@@ -129,6 +130,7 @@ class RankMap(Struct, frozen=True):
     notable_ms: The smallest effect that a verdict would name: less stays pale.
     """
 
+    of: str  # "host" | "device"
     title: str
     source: str
     ranks: tuple[int, ...]

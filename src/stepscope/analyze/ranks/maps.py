@@ -17,7 +17,7 @@ from stepscope.tables.arrays import Int64
 from stepscope.tables.reduced import Reduced
 
 COLUMNS = 80  # wide enough to be pointed at on a screen; a file of a thousand ranks stays small
-_EVERY_STEP, _WINDOWS = "Work of the host in every step", "Work of the device in windows"
+_TITLES = {"host": "Work of the host in every step", "device": "Work of the device in windows"}
 _SOURCE = "phases in which no rank waits for another ({}), steady steps"
 
 
@@ -37,10 +37,10 @@ def _of_reduced(reduced: Reduced) -> Iterator[RankMap]:
     if len(steps.steady) and steps.phases:
         values = beyond(steps.own[steps.steady], layout)
         source = _SOURCE.format(", ".join(steps.phases).replace("_", " "))
-        yield _map(_EVERY_STEP, source, rows, steps.numbers[steps.steady], values, notable_ms)
+        yield _map("host", source, rows, steps.numbers[steps.steady], values, notable_ms)
     if steps.compute is not None and len(steps.windows):
         values = beyond(steps.compute, layout)
-        yield _map(_WINDOWS, "device slices of windows", rows, steps.numbers[steps.windows], values, notable_ms)
+        yield _map("device", "device slices of windows", rows, steps.numbers[steps.windows], values, notable_ms)
 
 
 def map_of_steps(context: Context, facts: RanksFacts | None) -> tuple[RankMap, ...]:
@@ -54,19 +54,20 @@ def map_of_steps(context: Context, facts: RanksFacts | None) -> tuple[RankMap, .
     phases = ", ".join(facts.excess_by_phase_ms).replace("_", " ")
     rows = ranks, [host_of.get(rank, "") for rank in ranks], None
     notable_ms = at.LEAST_SHARE * sum(work.wall_ms for work in facts.ranks) / len(facts.ranks)
-    return (_map(_EVERY_STEP, _SOURCE.format(phases), rows, numbers, values - middle(values)[:, None], notable_ms),)
+    return (_map("host", _SOURCE.format(phases), rows, numbers, values - middle(values)[:, None], notable_ms),)
 
 
 _Rows = tuple[list[int], list[str], list[int] | None]  # number, host and stage of each rank
 
 
-def _map(title: str, source: str, rows: _Rows, numbers: Int64, values: Matrix, notable_ms: float | None) -> RankMap:
+def _map(of: str, source: str, rows: _Rows, numbers: Int64, values: Matrix, notable_ms: float | None) -> RankMap:
     edges = np.unique(np.linspace(0, len(values), min(COLUMNS, len(values)) + 1).astype(np.int64))[:-1]
     rounded = np.round(block_means(values, COLUMNS).T.astype(np.float64), 3)
     cells = [[None if cell != cell else cell for cell in row] for row in rounded.tolist()]
     ranks, hosts, stages = rows
     return RankMap(
-        title=title,
+        of=of,
+        title=_TITLES[of],
         source=source,
         ranks=tuple(ranks),
         hosts=tuple(hosts),

@@ -42,13 +42,11 @@ _LATE = blocks.columns(
     "Comes last in: share_of_steps share; Line: place; Cause known by: cause_source",
     cause=lambda row: words.term(row["cause"]),
 )
+_OF_HOST = "The one of its ranks that works longest beyond its peers, in a mean step of the whole run, and by how much."
 _BEHIND = blocks.columns(
-    "Host: host; Ranks: ranks count; Longest of its ranks: most_ms ms bar signed; Rank: rank number; "
-    "Mean of its ranks: mean_ms ms signed",
-    help={
-        "most_ms": "How much longer the rank works than its peers, in a mean step of the whole run.",
-        "mean_ms": "The same as the mean over the ranks of the host.",
-    },
+    "Host: host; Ranks: ranks count; Longest on the host: host_ms ms bar signed; Its rank: host_rank number; "
+    "Longest on the device: device_ms ms bar signed; The rank: device_rank number",
+    help=dict.fromkeys(("host_ms", "device_ms"), _OF_HOST),
 )
 _CLOCK = blocks.columns(
     "Host: host; From step: window number; Ahead by (µs): offset_us number signed; Known to ± (µs): bound_us number; "
@@ -127,7 +125,7 @@ def _many(context: PageContext, verdict: RanksVerdict) -> Iterator[Block]:
     yield from _stragglers(context, verdict)
     yield from _view(context, verdict, found, chosen)
     if found:
-        yield from _hosts(context, found[0])
+        yield from _hosts(context, found)
     rows = [asdict(clock) for clock in verdict.clocks]
     title = "Clocks of hosts, against that of the first"
     yield from blocks.rows_table(context, "clocks", title, "HostClock", _CLOCK, rows)
@@ -265,18 +263,23 @@ def _longest(one: RankMap, members: Sequence[int]) -> tuple[float, int | None]:
     return max(known, default=(float("-inf"), None))
 
 
-def _hosts(context: PageContext, one: RankMap) -> list[Block]:
-    """Every host with the one of its ranks that works longest, over the whole run."""
-    rows: list[dict[str, Any]] = []
-    for name, members in _by_host(one):
-        means = [fmean(cells) for row in members if (cells := _known(one.excess_ms[row]))]
-        if means:
-            most_ms, rank = _longest(one, members)
-            row = {"host": name, "ranks": len(members), "most_ms": most_ms, "rank": rank, "mean_ms": fmean(means)}
-            rows.append(row)
-    rows.sort(key=itemgetter("most_ms"), reverse=True)
-    title = f"Hosts, by {one.title[0].lower()}{one.title[1:]}"
-    return blocks.rows_table(context, "hosts", title, "RankMap", _BEHIND, rows, sorted_by="most_ms")
+def _hosts(context: PageContext, found: Sequence[RankMap]) -> list[Block]:
+    """Every host with the one of its ranks that works longest, over the whole run, by each map."""
+    rows: list[dict[str, Any]] = [
+        {"host": name, "ranks": len(members)} | _longest_by_map(found, members) for name, members in _by_host(found[0])
+    ]
+    rows.sort(key=lambda row: -max(row.get("host_ms") or 0.0, row.get("device_ms") or 0.0))
+    title = "Hosts, by the longest work of their ranks beyond the peers'"
+    return blocks.rows_table(context, "hosts", title, "RankMap", _BEHIND, rows)
+
+
+def _longest_by_map(found: Sequence[RankMap], members: Sequence[int]) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for one in found:
+        most_ms, rank = _longest(one, members)
+        if rank is not None:
+            row |= {f"{one.of}_ms": most_ms, f"{one.of}_rank": rank}
+    return row
 
 
 def _known(cells: Sequence[float | None]) -> list[float]:
