@@ -44,8 +44,8 @@ _LATE = blocks.columns(
 )
 _OF_HOST = "The one of its ranks that works longest beyond its peers, in a mean step of the whole run, and by how much."
 _BEHIND = blocks.columns(
-    "Host: host; Ranks: ranks count; Longest on the host: host_ms ms bar signed; Its rank: host_rank number; "
-    "Longest on the device: device_ms ms bar signed; The rank: device_rank number",
+    "Host: host; Ranks: ranks count; Longest on the host: host_ms ms bar signed; Rank (host): host_rank number; "
+    "Longest on the device: device_ms ms bar signed; Rank (device): device_rank number",
     help=dict.fromkeys(("host_ms", "device_ms"), _OF_HOST),
 )
 _CLOCK = blocks.columns(
