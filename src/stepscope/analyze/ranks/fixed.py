@@ -108,7 +108,9 @@ def _lost_ms(case: Case, draft: Draft, late: Int64) -> float:
     if draft.in_windows and case.device is not None:
         lost = cost.of_ranks(case.device, part, late) if played is None else played
         in_windows = float(np.nanmean(case.device[:, part]))
-        return float(lost.mean()) * (draft.excess_ms / in_windows if in_windows > 0 else 1.0)
+        lost_ms = float(lost.mean()) * (draft.excess_ms / in_windows if in_windows > 0 else 1.0)
+        # no step is longer by more than what one rank does beyond the others
+        return min(lost_ms, draft.excess_ms) if len(part) == 1 else lost_ms
     lost_ms = float(cost.of_ranks(case.host, part, late).mean())
     if case.device is None or (played is None and case.steps.waits_inside):
         return lost_ms

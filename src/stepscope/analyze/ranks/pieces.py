@@ -28,6 +28,17 @@ def worker_of(layout: Layout) -> Int64:
     return replica * stages + np.maximum(layout.pp, 0)
 
 
+def groups_inside(layout: Layout) -> list[str]:
+    """Groups all recorded members of which are tensor slots of one worker."""
+    worker = worker_of(layout)
+    found = []
+    for group in layout.groups.values():
+        members = layout.at(np.array(group.ranks, np.int64))
+        if len(np.unique(worker[members[members >= 0]])) == 1:
+            found.append(group.id)
+    return found
+
+
 def pieces(reduced: Reduced, layout: Layout) -> pl.DataFrame | None:
     """What each rank did itself in steps of windows; None where no work was recorded.
 
@@ -51,7 +62,9 @@ def pieces(reduced: Reduced, layout: Layout) -> pl.DataFrame | None:
             "slot": np.maximum(layout.tp, 0).astype(np.int32),
         }
     )
-    rows = pl.concat([_of_host(reduced, host, steps, layout).join(places, on="rank") for host in hosts])
+    inside = groups_inside(layout) if layout.slots > 1 else []
+    rows = pl.concat([_of_host(reduced, host, steps, inside, messages=layout.stages > 1) for host in hosts])
+    rows = rows.join(places, on="rank")
     return None if rows.is_empty() else rows
 
 
@@ -60,7 +73,8 @@ _IN_TIME = (pl.col("step") >= 0) & (_LASTED > 0) & (_LASTED < _MAX_NS)
 _SOUND = pl.col("kind").is_in(list(_KINDS)) & _IN_TIME
 
 
-def _of_host(reduced: Reduced, host: Index, steps: list[int], layout: Layout) -> pl.DataFrame:
+def _of_host(reduced: Reduced, host: Index, steps: list[int], inside: list[str], *, messages: bool) -> pl.DataFrame:
+    """`inside`: groups whose calls lie inside passes. `messages`: without some, nothing tells waits from idle time."""
     of, kind = ["rank", "step"], pl.col("kind")
     chosen = pl.col("step").is_in(steps)
     work = (
@@ -79,7 +93,7 @@ def _of_host(reduced: Reduced, host: Index, steps: list[int], layout: Layout) ->
     message = kind.is_in(list(POINT_TO_POINT))
     calls = (
         reduced.part("collectives", host)
-        .filter(_IN_TIME & chosen)
+        .filter(_IN_TIME & chosen & ~pl.col("group").is_in(inside).fill_null(False))
         .select(
             "rank", "step", "start_ns", "end_ns", kind=pl.when(message).then(_MESSAGE).otherwise(_CALL).cast(pl.Int8)
         )
@@ -90,7 +104,7 @@ def _of_host(reduced: Reduced, host: Index, steps: list[int], layout: Layout) ->
         .select("rank", "step", begin_ns=pl.col("start_us") * 1000)
     )
     is_pass, is_work = kind < HOST, kind <= BEHIND
-    waits = (kind == _MESSAGE if layout.stages > 1 else ~is_work).any().over(of)
+    waits = (kind == _MESSAGE if messages else ~is_work).any().over(of)
     counted = pl.int_range(pl.len()).over(*of, "kind", "chunk")
     worked = pl.when(is_work).then("end_ns").cum_max().shift(1).over(of).fill_null(0)
     ran = pl.coalesce(pl.col("end_ns").cum_max().shift(1).over(of), "begin_ns", "start_ns")

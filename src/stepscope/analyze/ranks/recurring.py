@@ -80,7 +80,7 @@ def _of_spikes(case: Case, one: Rotating) -> Straggler | None:
         if case.pipes is not None and one.component == "data_wait":
             numbers = case.steps.numbers[case.steps.windows][cells.row]
             played = case.pipes.without_waits(numbers, cells.column, cells.excess)
-        lost *= cost.in_earnest(shown, played)
+        lost *= cost.in_earnest(shown, played) * _arrived_late(case, cells)
     if lost < at.LEAST_SHARE * case.step_ms:
         return None
     cause = _CAUSES.get(one.component, "unknown")
@@ -112,6 +112,25 @@ def _of_spikes(case: Case, one: Rotating) -> Straggler | None:
             Evidence("times a rank was late", len(one.spikes.row), "count", STEPS_SOURCE),
         ),
     )
+
+
+def _arrived_late(case: Case, cells: Spikes) -> float:
+    """Which part of these spikes (rows: windows) makes a rank come later to its collectives; 1 where that is not known.
+
+    A host that launches ahead of its device may collect while the device still has work: nobody waits for it.
+    """
+    if case.arrivals is None or case.steps.waits_inside or len(cells.row) < at.MIN_WINDOWED:
+        return 1.0
+    numbers = case.steps.numbers[case.steps.windows][cells.row]
+    steps, row = np.unique(numbers, return_inverse=True)
+    groups = list(case.layout.groups)
+    # at the end of a step it delays the next one's calls
+    both = [case.arrivals.of_groups(groups, steps + behind)[row, cells.column] for behind in (0, 1)]
+    late = np.fmax(*both)
+    known = np.isfinite(late)
+    # who comes late to one call comes late to those that are queued behind it, too: no more than the spike is counted
+    shown, whole = np.clip(late[known], 0, cells.excess[known]).sum(), cells.excess[known].sum()
+    return float(shown / whole) if whole > 0 else 1.0
 
 
 def _with(excess: Matrix, cells: Spikes) -> Matrix:

@@ -50,4 +50,3 @@ BUSY_CORES = 0.2  # more of the host's processors in use than on other hosts
 
 MAX_STRAGGLERS = 16
 MAX_SUSPECTS = 20
-GRID_ROWS, GRID_COLUMNS = 1000, 100
