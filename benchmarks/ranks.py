@@ -1,6 +1,6 @@
 """Scores the verdict over many ranks on simulated runs whose truth is known, and writes its sections of RESULTS.md.
 
-    python benchmarks/ranks.py [scale] [accuracy] [large] [clocks] [--quick] [--runs N] [--keep DIR]
+    python benchmarks/ranks.py [scale] [accuracy] [large] [clocks] [--quick] [--only NAME...] [--keep DIR]
 
 `scale` judges 250 and 1,000 ranks of 10,000 steps, each in a process of its own. `accuracy` counts who is blamed, for
 what, and at which cost, in runs with each planted cause, and in healthy ones; `large` the same at 1,000 ranks. `clocks`
@@ -11,6 +11,7 @@ shares nothing with it.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import shutil
@@ -86,26 +87,37 @@ class Judged:
     def explained(self) -> bool:
         return self.first is not None and self.first.cause in self.planted["causes"]
 
+    def wrong(self) -> bool:
+        if not self.truth["plants"]:
+            return bool(self.verdict.stragglers)
+        return self.planted["loss_share"] >= LEAST_SHARE and not (self.found() and self.explained())
+
     def cost_error(self) -> float | None:
         """Relative to the loss by playing the run without its cause."""
         return None if self.first is None else self.first.cost_ms / self.planted["loss_ms"] - 1
 
 
-def judged(scenario: Scenario) -> Judged:
-    """Simulate a run, judge it, and remove it."""
+def judged(scenario: Scenario, keep: Path | None = None) -> Judged:
+    """Simulate a run, judge it, and remove it; `keep`: but for one that is judged wrongly."""
     with tempfile.TemporaryDirectory(prefix="stepscope-ranks-") as folder:
         run = Path(folder) / "run"
         run.mkdir()
         simulate(scenario, run)
-        return Judged(scenario, json.loads(truth_file(run).read_text()), judge(load(run / "reduced")))
+        each = Judged(scenario, json.loads(truth_file(run).read_text()), judge(load(run / "reduced")))
+        if keep is not None and each.wrong():
+            kept = keep / f"{scenario.layout}-{scenario.seed}"
+            shutil.copytree(run, kept, dirs_exist_ok=True)
+            shutil.copy(truth_file(run), truth_file(kept))
+        return each
 
 
-def _all(scenarios: Sequence[Scenario], workers: int) -> Iterator[Judged]:
-    if workers == 1:
-        yield from map(judged, scenarios)
+def _all(scenarios: Sequence[Scenario], args: argparse.Namespace) -> Iterator[Judged]:
+    one = functools.partial(judged, keep=args.keep)
+    if args.workers == 1:
+        yield from map(one, scenarios)
         return
-    with ProcessPoolExecutor(workers) as pool:
-        yield from pool.map(judged, scenarios, chunksize=4)
+    with ProcessPoolExecutor(args.workers) as pool:
+        yield from pool.map(one, scenarios, chunksize=4)
 
 
 def _hard_clocks(seed: int) -> Clocks:
@@ -138,6 +150,8 @@ def planted_scenarios(sizes: Sequence[float], seeds: int, missing: Sequence[floa
             "whole_hosts": bool(rng.random() < 0.5),
             "clocks": _hard_clocks(seed),
             "places_told": bool(rng.random() < 0.5),
+            "tp": int(rng.choice([4, 8])),
+            "pp": int(rng.choice([2, 4])),
             "seed": seed,
         }
         found.append(Scenario(**{**given, **settings}))
@@ -153,6 +167,8 @@ def healthy_scenarios(runs: int) -> list[Scenario]:
             whole_hosts=number % 2 == 0,
             clocks=_hard_clocks(number),
             places_told=number % 3 > 0,
+            tp=8 if number % 8 < 4 else 4,
+            pp=4 if number % 16 < 8 else 2,
             seed=900_000 + number,
         )
         for number in range(runs)
@@ -171,7 +187,7 @@ def accuracy(args: argparse.Namespace) -> str:
 
     def rows_of(wanted: list[Scenario]) -> list[Judged]:
         wanted = [scenario for scenario in wanted if not args.only or scenario.plants[0].name in args.only]
-        return list(_watched(_all(wanted, args.workers), len(wanted)))
+        return list(_watched(_all(wanted, args), len(wanted)))
 
     rows = rows_of(planted_scenarios(sizes, seeds, missing))
     lines = [*HEAD, *(_row(name, [each for each in rows if name in (each.planted["name"], "all")]) for name in
@@ -188,13 +204,13 @@ def accuracy(args: argparse.Namespace) -> str:
     if args.only:
         return "\n".join(lines)
     healthy = healthy_scenarios(20 if args.quick else 200)
-    blamed = [each for each in _all(healthy, args.workers) if each.verdict.stragglers]
+    blamed = [each for each in _all(healthy, args) if each.verdict.stragglers]
     for each in blamed:
         print("  healthy but blamed:", _words(each), file=sys.stderr)
     lines.append(f"Healthy runs in which somebody is blamed: {len(blamed)} of {len(healthy)} (limit 1 %).")
     absent = [scenario for scenario in planted_scenarios((0.2,), 1, (0.05,), culprit_missing=True)
               if scenario.plants[0].name in _ON_ONE]  # fmt: skip
-    wrong = [each for each in _all(absent, args.workers) if _on_node(each)]
+    wrong = [each for each in _all(absent, args) if _on_node(each)]
     for each in wrong:
         print("  culprit missing, another blamed:", _words(each), file=sys.stderr)
     lines.append(f"The planted rank or host itself missing: another is blamed in {len(wrong)} of {len(absent)}.")
@@ -209,10 +225,10 @@ def large(args: argparse.Namespace) -> str:
         if scenario.layout == "3d" or (scenario.layout == "fsdp" and not args.quick)
     ]
     wanted = [scenario for scenario in wanted if not args.only or scenario.plants[0].name in args.only]
-    rows = list(_watched(_all(wanted, args.workers), len(wanted)))
+    rows = list(_watched(_all(wanted, args), len(wanted)))
     healthy = [replace(scenario, hosts=125, tp=8, pp=5, steps=400, windows=2)
                for scenario in healthy_scenarios(2 if args.quick else 8)]  # fmt: skip
-    blamed = [each for each in _all(healthy, args.workers) if each.verdict.stragglers]
+    blamed = [each for each in _all(healthy, args) if each.verdict.stragglers]
     lines = [*HEAD, *(_row(f"1,000 ranks, {layout}", [each for each in rows if each.scenario.layout == layout])
                       for layout in LAYOUTS), _row("1,000 ranks", rows)]  # fmt: skip
     return "\n".join([*lines, "", f"Healthy runs in which somebody is blamed: {len(blamed)} of {len(healthy)}."])
@@ -220,7 +236,7 @@ def large(args: argparse.Namespace) -> str:
 
 def _watched(found: Iterable[Judged], count: int) -> Iterator[Judged]:
     for number, each in enumerate(found):
-        if each.planted["loss_share"] >= LEAST_SHARE and not (each.found() and each.explained()):
+        if each.wrong():
             print("  wrong:", _words(each), file=sys.stderr)
         if number % 50 == 49:
             print(f"{number + 1} of {count}", file=sys.stderr)
@@ -344,7 +360,7 @@ def clocks(args: argparse.Namespace) -> str:
         "| layout | hosts and windows | no offset | error p50 | p99 | inside the bound | bound p50 | rate p50 | p95 |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    everything = list(_all(scenarios, args.workers))
+    everything = list(_all(scenarios, args))
     for layout in (*LAYOUTS, "all"):
         errors = ClockErrors([], [], [], [])
         for each in everything:
@@ -417,7 +433,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=2, help="seeds of each planted scenario")
     parser.add_argument("--only", nargs="*", default=[], choices=PLANTS, help="these causes alone; writes nothing")
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--keep", type=Path, help="keep the runs of `scale` there, and take them from there")
+    parser.add_argument(
+        "--keep", type=Path, help="for runs of `scale`, taken from there again, and those judged wrongly"
+    )
     args = parser.parse_args()
     for name in args.parts or PARTS:
         before = results.machine("stepscope", "numpy", "polars")
