@@ -196,7 +196,7 @@ class _Windowed:
             if layout.spans_hosts[axis] and kind not in ("send", "recv"):
                 # the stamp alone is late: the rank goes on when it was let go
                 end += (rng.random(len(end)) < outliers) * rng.uniform(1e3, 3e3, len(end))
-            same = {"step": step, "sequence": number}
+            same = {"step": step, "sequence": number, "bytes": size}
             yield {
                 "rank": ranks,
                 **{name: np.full(len(ranks), value) for name, value in same.items()},
@@ -204,7 +204,6 @@ class _Windowed:
                 "kind": np.full(len(ranks), kind, object),
                 "start": start.ravel() + rng.uniform(0, 2, len(ranks)),
                 "end": end,
-                "bytes": size.ravel(),
             }
 
     def _pieces(self) -> Iterator[dict[str, np.ndarray]]:
