@@ -11,7 +11,6 @@ cannot be told from a clock by ends alone; so no bound is below three times the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 from msgspec import Struct
@@ -29,6 +28,7 @@ from stepscope.engine.clock_fit import (
     medians,
     middles,
 )
+from stepscope.engine.clock_pieces import GROWTH_PPM, RESIDUALS, Piece, linked
 from stepscope.tables.arrays import Bools, Floats, Int64
 
 # Every member's end comes after every member's start. Of broadcast, reduce, scatter and gather that holds between the
@@ -39,7 +39,6 @@ SMALL_BYTES = 2**20  # up to here latency decides, not bandwidth; rings of large
 SMALL_NS = 1_000_000  # the shortest stay in a call of unknown size that counts as small
 MIN_CALLS = 4  # of a host in a window, for a claim: of fewer no scatter can be told
 SURE_CALLS = 20  # a host's own scatter is believed from here on; below, that of all hosts counts as well
-RESIDUALS = 3.0  # no claim is smaller than so many robust deviations of single ends
 DEVICE_FLOOR_NS = 2_000.0  # ends of one collective on devices of one host differ by 1 to 7 us
 HOST_FLOOR_NS = 100_000.0  # a call that returns on the host includes its thread's waking
 CALL_FLOOR_NS = 50_000.0  # small calls take 10 to 50 us; what takes longer waits or is a range around one
@@ -48,9 +47,7 @@ WORK_NS = 50_000.0  # ranks and kinds of a host agree within 10 to 20 us, kinds 
 WORK_SIGMAS = 6.0
 AGREEING = 0.25  # of the distance of two camps: so near must be what decides between them
 USUAL_PPM = 100.0  # free oscillators differ by up to 30 ppm, ntpd slews by up to 500: what short windows assume
-GROWTH_PPM = 500.0  # how fast a bound grows beyond what was recorded: ntpd's fastest slew
 RATE_BOUND_PPM = 1.0  # a rate that is less well known is not told
-STEP_NS = 200_000.0  # a smaller step of a clock is not told
 TOGETHER = 0.1  # of half a window: breaks of two clocks so near each other may be one clock's
 ROUNDS = 3  # of looking for steps, for work and for mismatches; each needs the fit of the last
 MISMATCHED = 0.2  # part of a host's collectives that may contradict order, by outliers
@@ -88,38 +85,6 @@ class Members(Struct, frozen=True):
     def at(self, rows: Int64 | Bools) -> Members:
         arrays = {name: getattr(self, name)[rows] for name in self.__struct_fields__ if name != "kinds"}
         return Members(**arrays, kinds=self.kinds)
-
-
-class Piece(Struct, frozen=True):
-    """A host's clock in a window, or in a part of one that a step of the clock begins or ends.
-
-    It is ahead of the reference's by `offset_ns` + `rate_ppm` x (time - `middle_ns`); None where nothing connects it.
-    Without `claimed` the offset is the middle of what order allows, and `bound_ns` reaches to its edges.
-
-    host: position; of the reference itself the offset is 0.
-    window: as in `Members`.
-    start_ns, end_ns: of its calls, like `middle_ns` on its own clock.
-    calls: it was estimated from.
-    bound_ns: The true offset at `middle_ns` lies within so much of `offset_ns`.
-    residual_ns: robust deviation of its single ends from those of others; of ranks of one host where it is alone.
-    step_ns: what the clock leapt by at its start, in step `step` of the run or since the window before.
-    """
-
-    host: int
-    window: int
-    start_ns: int
-    end_ns: int
-    middle_ns: int
-    calls: int
-    offset_ns: float | None = None
-    bound_ns: float | None = None
-    rate_ppm: float = 0.0
-    rate_bound_ppm: float = GROWTH_PPM
-    residual_ns: float | None = None
-    claimed: bool = False
-    step_ns: float | None = None
-    step: int | None = None
-    reason: str = ""
 
 
 class Clocks(Struct, frozen=True):
@@ -175,7 +140,7 @@ def estimate(members: Members, hosts: Sequence[str]) -> Clocks:
         reference[window.number] = chosen
         pieces += window.pieces(found, chosen)
     pieces.sort(key=lambda piece: (piece.host, piece.window, piece.start_ns))
-    return Clocks(tuple(hosts), reference, tuple(_linked(pieces, reference)))
+    return Clocks(tuple(hosts), reference, tuple(linked(pieces, reference)))
 
 
 def _references(windows: Sequence[_Window], lowest: Int64) -> list[int]:
@@ -583,116 +548,3 @@ def _connected(ends: Ends, units: int, claimed: Bools) -> Int64:
     graph = coo_matrix((np.ones(len(unit)), (unit, units + call)), shape=(size, size))
     found: Int64 = connected_components(graph, directed=False)[1][:units].astype(np.int64)
     return found
-
-
-def _linked(pieces: Sequence[Piece], reference: dict[int, int]) -> list[Piece]:
-    """The same pieces with steps between them, and with rates from window to window where no step is between."""
-    result = list(pieces)
-    chains: dict[int, list[int]] = {}
-    for at, piece in enumerate(result):
-        if piece.claimed:
-            chains.setdefault(piece.host, []).append(at)
-    # unexplained changes (ns, and what of them the bounds explain) from piece to piece of a host
-    against_reference = {
-        pair: _change(result[pair[0]], result[pair[1]])
-        for chain in chains.values()
-        for pair in pairwise(chain)
-        if reference[result[pair[0]].window] == reference[result[pair[1]].window]
-    }
-    changes = _told_by_all(result, against_reference, chains, reference)
-    for chain in chains.values():
-        segment = chain[:1]
-        for before, after in pairwise(chain):
-            change, explained = changes.get((before, after), (0.0, 0.0))
-            same = result[before].window == result[after].window
-            if abs(change) > max(explained, STEP_NS):
-                step = result[after].step
-                how = f"stepped by {change / 1e6:+.3g} ms"
-                if not same:  # what came between was not recorded
-                    how = f"stepped or was slewed by {change / 1e6:+.3g} ms since the window before"
-                elif step is not None and step >= 0:
-                    how += f" in step {step}"
-                result[after] = _with_reason(replace(result[after], step_ns=change), f"its clock {how}")
-            elif same:
-                result[after] = _with_reason(result[after], "the rate of its clock changed in this window")
-            if same or abs(against_reference.get((before, after), (np.inf, 0.0))[0]) > max(explained, STEP_NS):
-                _rated(result, segment)
-                segment = []
-            segment.append(after)
-        _rated(result, segment)
-    return result
-
-
-def _with_reason(piece: Piece, reason: str) -> Piece:
-    return replace(piece, reason="; ".join(part for part in (piece.reason, reason) if part))
-
-
-def _change(before: Piece, after: Piece) -> tuple[float, float]:
-    """What a clock leapt by from one claimed piece to the next, beyond its rate, and what the bounds explain of it."""
-    assert before.offset_ns is not None
-    assert before.bound_ns is not None
-    assert after.offset_ns is not None
-    assert after.bound_ns is not None
-    ns = float(after.middle_ns - before.middle_ns)
-    if before.window == after.window:  # at the very moment: each rate holds on its side
-        left, right = float(after.start_ns - before.middle_ns), float(after.middle_ns - after.start_ns)
-    else:
-        left = right = ns / 2
-    drift = 1e-6 * (before.rate_ppm * left + after.rate_ppm * right)
-    open_ns = 1e-6 * (before.rate_bound_ppm * left + after.rate_bound_ppm * right)
-    return after.offset_ns - before.offset_ns - drift, before.bound_ns + after.bound_ns + open_ns
-
-
-def _told_by_all(
-    result: list[Piece],
-    changes: dict[tuple[int, int], tuple[float, float]],
-    chains: dict[int, list[int]],
-    reference: dict[int, int],
-) -> dict[tuple[int, int], tuple[float, float]]:
-    """The same changes, each clock's own: what most hosts have at once is the reference's, the other way round."""
-    changes = dict(changes)
-    between: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for pair in changes:
-        windows = result[pair[0]].window, result[pair[1]].window
-        if windows[0] != windows[1] and result[pair[0]].host != reference[windows[0]]:
-            between.setdefault(windows, []).append(pair)
-    for windows, pairs in between.items():
-        values, explained = np.array([changes[pair] for pair in pairs]).T
-        common = float(np.median(values))
-        if len(pairs) < 3 or abs(common) <= max(STEP_NS, float(np.median(explained))):
-            continue
-        chain = chains.get(reference[windows[0]], [])
-        own = [pair for pair in pairwise(chain) if result[pair[1]].window == windows[1]]
-        for pair in pairs:
-            changes[pair] = changes[pair][0] - common, changes[pair][1]
-        for pair in own[:1]:
-            changes[pair] = -common, changes[pair][1]
-    return changes
-
-
-def _rated(result: list[Piece], segment: Sequence[int]) -> None:
-    """Give pieces of a clock without a step between them the rate from the first to the last, where it is surer."""
-    if len(segment) < 2:
-        return
-    pieces = [result[at] for at in segment]
-    times = np.array([piece.middle_ns - pieces[0].middle_ns for piece in pieces], np.float64)
-    offsets = np.array([piece.offset_ns for piece in pieces], np.float64)
-    bound = float(np.median([piece.bound_ns for piece in pieces]))
-    rate, start = np.polyfit(times, offsets, 1)
-    missed = np.abs(offsets - start - rate * times)
-    at_break = broken(times, offsets)
-    cut = None if at_break is None else at_break[0]
-    if cut is None and len(segment) > 2 and float(missed.max()) > bound + STEP_NS / 2:
-        cut = int(np.argmax(np.abs(np.diff(offsets) - rate * np.diff(times)))) + 1
-    if cut is not None:  # its rate changed between windows
-        result[segment[cut]] = _with_reason(
-            result[segment[cut]], "the rate of its clock changed, or it stepped, since the window before"
-        )
-        _rated(result, segment[:cut])
-        _rated(result, segment[cut:])
-        return
-    error = max(float(np.sqrt(np.mean(missed**2))), bound / RESIDUALS)
-    rate_bound = RESIDUALS * error / float(np.sqrt(((times - times.mean()) ** 2).sum())) * 1e6
-    for at, piece in zip(segment, pieces, strict=True):
-        if rate_bound < piece.rate_bound_ppm:
-            result[at] = replace(piece, rate_ppm=float(rate) * 1e6, rate_bound_ppm=rate_bound)
