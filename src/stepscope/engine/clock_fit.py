@@ -19,10 +19,11 @@ _TURNS, _LAST_TURNS = 10, 3
 _FIRST_SCALE_NS = 100_000.0
 _LEAST_SCALE_NS = 500.0  # of clocks that count microseconds
 _ITERATIONS = 200
+_DAMPING, _SETTLED_NS = 1e-7, 0.01
 
 BREAK_NS = 100_000.0  # by so much one line must miss what two lines meet
-BREAK_SIGMAS = 6.0
-BREAK_GAIN = 4.0  # and by this factor its squares must be larger
+BREAK_SIGMAS = 6.0  # of single values, by the distances of neighbours, which no line decides
+BREAK_GAIN = 2.0  # and by this factor its squares must be larger
 _BINS = 64
 _LEAST_BINS = 4  # on either side of a break
 
@@ -128,14 +129,18 @@ def _solved(
         offset, slope = np.reshape(vector, (2, units)) * free
         found = onto(offset[unit] + slope[unit] * tau)
         found[units:] += ridge * slope
-        return found
+        return found + damping * np.ravel(vector)
 
     diagonal = np.concatenate(
         [np.bincount(unit, weight, minlength=units), np.bincount(unit, weight * tau**2, minlength=units) + ridge]
     )
     inverse = 1.0 / np.where(diagonal > 0, diagonal, 1.0)
+    # all clocks together may be anywhere: without this, rounding errors would take them far
+    damping = _DAMPING * diagonal
     wanted = onto(apart)
     wanted[units:] -= ridge * rate * free
+    if float(np.abs(wanted * inverse).max()) < _SETTLED_NS:
+        return np.zeros(units), np.zeros(units)
     shape = (2 * units, 2 * units)
     operator = LinearOperator(shape, matvec=product, dtype=np.float64)
     conditioner = LinearOperator(shape, matvec=lambda vector: inverse * np.ravel(vector), dtype=np.float64)
@@ -153,6 +158,7 @@ def broken(x: Floats, y: Floats) -> tuple[int, float] | None:
         return None
     place = np.arange(len(x)) * bins // len(x)
     at, series = medians(place, x, bins), medians(place, y, bins)
+    noise = DEVIATION * float(np.median(np.abs(np.diff(series)))) / np.sqrt(2)
     # a lone outlier is no step
     series[1:-1] = np.median(np.stack([series[:-2], series[1:-1], series[2:]]), axis=0)
     series = series - series.mean()
@@ -160,8 +166,8 @@ def broken(x: Floats, y: Floats) -> tuple[int, float] | None:
     splits = np.arange(_LEAST_BINS, bins - _LEAST_BINS + 1)
     two = forward[splits - 1] + backward[splits]
     best = int(splits[np.argmin(two)])
-    squares = max(float(two.min()), 0.0)
-    noise = np.sqrt(squares / (bins - 4))
+    squares = float(two.min())
+    noise = max(noise, np.sqrt(squares / (bins - 4)) / 3)
     one = np.polyval(np.polyfit(at, series, 1), at)
     both = np.concatenate(
         [np.polyval(np.polyfit(at[part], series[part], 1), at[part]) for part in (slice(best), slice(best, None))]

@@ -1,4 +1,4 @@
-"""What is known of clocks in pieces of time, and what connects these: rates from window to window, and steps between."""
+"""What is known of clocks, in pieces of time; rates from window to window, and steps between them."""
 
 from __future__ import annotations
 

@@ -158,7 +158,8 @@ class _Hull(Struct, frozen=True):
 
     offset: Floats  # arrays by unit, as in a fit
     rate: Floats
-    half: Floats
+    half: Floats  # of what order allows, inf where it says nothing, NaN where it contradicts itself
+    within: Floats  # what the clocks that move together are not known to
     count: Int64
 
 
@@ -202,7 +203,7 @@ class _Window:
     def fitted(self) -> Fit:
         for _ in range(3 * ROUNDS):
             found = self._fit(self._ends(self.small))
-            if not (self._cut(found) or self._refuse(found) or self._leave_work(found)):
+            if not (self._cut(found) or self._leave_work(found) or self._refuse(found)):
                 break
         claimed = found.known & (found.count >= MIN_CALLS)
         self.part = _connected(found.ends, len(claimed), claimed)
@@ -394,7 +395,7 @@ class _Window:
                 piece = replace(
                     piece,
                     offset_ns=float(hull.offset[unit] - found.offset[to] + (hull.rate[unit] - found.rate[to]) * tau),
-                    bound_ns=float(hull.half[unit]),
+                    bound_ns=float(hull.half[unit] + hull.within[unit]),
                     rate_ppm=float(hull.rate[unit] - found.rate[to]) * 1e6 / self.half,
                     rate_bound_ppm=0.0,
                     calls=int(hull.count[unit]),
@@ -483,10 +484,14 @@ class _Window:
         open_rate = np.where(rough.count > 0, RESIDUALS * np.nan_to_num(rough.rate_error), usual)
         open_rate = np.minimum(open_rate, usual)
         empty = low - high > 2 * (MISMATCH_NS + open_rate)
-        half = np.where(empty, np.nan, np.abs(high - low) / 2 + open_rate)  # inf where nothing bounds it
+        # order is compared at all times, and by all clocks that move together
+        known = self.main & found.known
+        within = np.nan_to_num(RESIDUALS * (found.sigma + found.rate_error))
+        within += float(np.median(within[known])) if known.any() else 0.0
+        half = np.where(empty, np.nan, np.abs(high - low) / 2 + open_rate)
         told = np.isfinite(half)
         middle = np.where(told, low, 0.0) / 2 + np.where(told, high, 0.0) / 2
-        return _Hull(offset + middle[part], rate, half[part], rough.count[part])
+        return _Hull(offset + middle[part], rate, half[part], within, rough.count[part])
 
     def _order(self, part: Int64, offset: Floats, rate: Floats, used: Bools) -> tuple[Floats, Floats]:
         """How far parts can be ahead (at least, at most) of where they are put, part 0 staying: nobody leaves before
