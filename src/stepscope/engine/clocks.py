@@ -372,9 +372,11 @@ class _Window:
                 self.base + int(self.middle[host] + tau * self.half), int(found.count[unit]), step=self.step.get(unit),
             )  # fmt: skip
             if host == reference:
-                bound = 0.0 if np.isnan(within[host]) else RESIDUALS * float(within[host])
-                piece = replace(piece, offset_ns=0.0, bound_ns=bound, rate_bound_ppm=0.0, claimed=True)
-                piece = replace(piece, residual_ns=None if np.isnan(within[host]) else float(within[host]))
+                deviation = None if np.isnan(within[host]) else float(within[host])
+                piece = replace(piece, offset_ns=0.0, rate_bound_ppm=0.0, claimed=True, residual_ns=deviation)
+                piece = replace(piece, bound_ns=RESIDUALS * deviation if deviation is not None else 0.0)
+                if not piece.calls:
+                    piece = replace(piece, calls=len(np.unique(self.call[rows[self.blocking[self.call[rows]]]])))
             elif self.refused[host]:
                 pass
             elif self.main[unit]:

@@ -146,7 +146,12 @@ def _row(name: str, piece: Piece, middle: int, pieces: list[Piece], reference: s
         span = f"{(offset_us - bound_us) / 1e3:+.3g} to {(offset_us + bound_us) / 1e3:+.3g} ms ahead"
         return HostClock(name, piece.window, None, None, None, calls, "; ".join([*reasons, span]))
     if name == reference:
-        reasons.insert(0, "the reference")
+        own = (
+            ""
+            if piece.residual_ns is None
+            else f", the ends of whose ranks deviate by {piece.residual_ns / 1e3:.3g} us"
+        )
+        reasons.insert(0, f"the reference{own}")
     rate = piece.rate_ppm if piece.rate_bound_ppm <= RATE_BOUND_PPM else None
     return HostClock(name, piece.window, offset_us, rate, bound_us, calls, "; ".join(reasons))
 
