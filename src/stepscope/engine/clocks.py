@@ -244,14 +244,20 @@ class _Window:
                 # a call's members leave at once; between two calls is room
                 moment = float(ends.tau[rows[at[0]]] + ends.tau[rows[at[0] - 1]]) / 2
                 breaks.append((at[1], unit, moment, int(ends.step[rows[at[0]]])))
-        cut: list[float] = []
-        for _, unit, moment, step in sorted(breaks, reverse=True):
-            # the others of its calls may only seem to step; the next fit tells
-            if all(abs(moment - other) > TOGETHER for other in cut):
-                self.unit[(self.unit == unit) & (self.tau >= moment)] = len(self.unit_host)
-                self.step[len(self.unit_host)] = step
-                self.unit_host.append(self.unit_host[unit])
-                cut.append(moment)
+        # the others of its calls may only seem to step: the next fit tells. Of two hosts alone nothing tells which it
+        # was; then it is the later one
+        cut: list[tuple[float, int, float, int]] = []
+        for one in sorted(breaks, reverse=True):
+            beside = next((other for other in cut if abs(one[2] - other[2]) <= TOGETHER), None)
+            if beside is not None and one[0] > 0.8 * beside[0] and one[1] > beside[1]:
+                cut.remove(beside)
+                beside = None
+            if beside is None:
+                cut.append(one)
+        for _, unit, moment, step in cut:
+            self.unit[(self.unit == unit) & (self.tau >= moment)] = len(self.unit_host)
+            self.step[len(self.unit_host)] = step
+            self.unit_host.append(self.unit_host[unit])
         return bool(cut)
 
     def _corrected(self, found: Fit, rows: Int64) -> tuple[Floats, Floats]:
