@@ -17,7 +17,7 @@ from ranks_simulated.scenario import AXES, Floats, Layout, Scenario
 from ranks_simulated.work import Block
 
 BUCKETS, BLOCKS, TP_CALLS = 4, 6, 2  # of DDP; of layers, of FSDP; in a pass of a microbatch
-LAUNCH = 0.35  # of the device's time, for the host to launch it
+LAUNCH = 0.35  # of the device's usual time, for the host to launch its work
 PHASES = ("data_wait", "before_forward", "forward", "backward", "optimizer", "other")
 Part = slice  # of the stages
 EVERY = slice(None)
@@ -66,15 +66,15 @@ class Noise:
 class Player:
     """Plays step after step; `phases` of the last one are world 0's, shape (pp, dp, tp)."""
 
-    def __init__(self, scenario: Scenario, layout: Layout, worlds: int) -> None:
+    def __init__(self, scenario: Scenario, layout: Layout, nominal: dict[str, float], worlds: int) -> None:
         self.scenario, self.layout = scenario, layout
+        self.launch = {part: LAUNCH * usual for part, usual in nominal.items()}
         self.noise = Noise(scenario.seed)
         self.shape = (worlds, *layout.shape)
         self.host, self.device, self.stream, self.second = (np.zeros(self.shape) for _ in range(4))
         self.mark = np.zeros(layout.shape)
         self.phases = {phase: np.zeros(layout.shape) for phase in PHASES}
         self.computed = np.zeros(layout.shape)
-        self.waited = np.zeros(layout.shape)  # for others, in calls that hold a rank up
         self.tape: Tape | None = None
         self.count: dict[str, Floats] = {}
         self._order = _schedule(layout.shape[0], scenario.microbatches)
@@ -95,7 +95,6 @@ class Player:
         for values in self.phases.values():
             values[:] = 0
         self.computed[:] = 0
-        self.waited[:] = 0
         self.mark = self.host[0].copy()
         begun = self.host
         self.host = self.host + self.w["data"]
@@ -130,13 +129,18 @@ class Player:
     def _pause(self, part: str) -> None:
         self.host = self.host + self.p[part]
 
-    def _compute(self, kind: str, work: Floats) -> None:
+    def _compute(self, kind: str, work: Floats, pieces: int = 1) -> None:
         begun = np.maximum(self.device, self.host)
+        work = work / pieces
         self.device = begun + work
-        self.host = self.host + LAUNCH * work if self.scenario.ahead else self.device
+        self.host = self.host + self._launch(kind, EVERY) / pieces if self.scenario.ahead else self.device
         self.computed += work[0]
         if self.tape is not None:
             self.tape.work.append((kind, 0, EVERY, begun[0], self.device[0]))
+
+    def _launch(self, kind: str, part: Part) -> Floats:
+        """Of the host, whatever its device is like."""
+        return self.launch[kind] * (1 + 0.03 * self.noise.normal(self.mark[part].shape))
 
     def _wait_for_device(self) -> None:
         self.host = np.maximum(self.host, self.device)
@@ -180,9 +184,7 @@ class Player:
 
     def _blocking(self, call: Call) -> None:
         """A collective that the compute stream waits for, and the host with it where it does not run ahead."""
-        start = np.maximum(self.device, self.host)
-        self.device = self._call(call, start)
-        self.waited += self.device[0] - start[0]
+        self.device = self._call(call, np.maximum(self.device, self.host))
         if not self.scenario.ahead:
             self._wait_for_device()
 
@@ -208,9 +210,8 @@ class Player:
         self._spend("forward")
         self._pause("backward")
         for call in DP_BUCKETS:
-            self._compute("backward", self.w["backward"] / BUCKETS)
+            self._compute("backward", self.w["backward"], BUCKETS)
             self.stream = self._call(call, np.maximum(self.stream, self.device))
-        self.waited += np.maximum(self.stream - self.device, 0)[0]
         self.device = np.maximum(self.device, self.stream)
         self._optimize(self._small())
 
@@ -227,14 +228,12 @@ class Player:
             ready = self._call(gather, np.maximum(self.stream, self.host))
             self.stream = ready
             for block in range(BLOCKS):
-                free = np.maximum(self.device, self.host)
-                self.waited += np.maximum(ready - free, 0)[0]
-                self.device = np.maximum(free, ready)
+                self.device = np.maximum(np.maximum(self.device, self.host), ready)
                 if not self.scenario.ahead:
                     self.host = self.device
                 if block < BLOCKS - 1:
                     ready = self.stream = self._call(gather, np.maximum(self.stream, self.device))
-                self._compute(name, self.w[name] / BLOCKS)
+                self._compute(name, self.w[name], BLOCKS)
                 if name == "backward":
                     self.stream = self._call(scatter, np.maximum(self.stream, self.device))
                     if reduce is not None:
@@ -243,7 +242,6 @@ class Player:
                 self._spend("forward")
                 self._pause("backward")
         last = np.maximum(self.stream, self.second) if reduce is not None else self.stream
-        self.waited += np.maximum(last - self.device, 0)[0]
         self.device = np.maximum(self.device, last)
         self._optimize(self._small())
 
@@ -260,12 +258,12 @@ class Player:
                 ready, given = self.device[:, part].copy(), sent.pop((kind, source, batch))
                 come = np.maximum(given + self._transfer(part, source), ready + 3.0)
                 self.device[:, part] = come
-                self.waited[part] += come[0] - ready[0]
                 if self.tape is not None:
                     self._exchanged(part, slice(source, source + 1), ready[0], given[0], come[0])
-            begun = self.device[:, part].copy()
+            begun = np.maximum(self.device[:, part], self.host[:, part])
             if batch == 0 and kind == "B":
-                begun += self.p["backward"][:, part]
+                self.host[:, part] += self.p["backward"][:, part]
+                begun = np.maximum(begun, self.host[:, part])
             now = begun
             piece = self.w[name][:, part] / (batches * TP_CALLS)
             for _ in range(TP_CALLS):
@@ -274,14 +272,15 @@ class Player:
                     now = self._call(TP_REDUCE, now, part)
             self.device[:, part] = now
             self.computed[part] += piece[0] * TP_CALLS
-            self.host = self.host if self.scenario.ahead else self.device
+            if self.scenario.ahead:
+                self.host[:, part] += self._launch(name, part) / batches
+            else:
+                self.host = self.device
             if self.tape is not None:
                 self.tape.work.append((name, batch, part, begun[0], now[0].copy()))
             if 0 <= (stage + 1 if kind == "F" else stage - 1) < stages:
                 sent[kind, stage, batch] = now.copy()
             self._spend(name, part)
-        if self.scenario.ahead:
-            self.host = self.host + LAUNCH * (self.w["forward"] + self.w["backward"])
         self.host, self.device = self.host.copy(), self.device.copy()
         self._blocking(DP_SCATTER)
         self._optimize(self._small())

@@ -29,8 +29,6 @@ class Run:
     gc: np.ndarray
     tokens: np.ndarray
     labels: np.ndarray
-    waited: Floats  # (ranks,): sum over steps
-    computed: Floats
     wall_us: Floats
     windowed: dict[int, Tape] = field(default_factory=dict)
     happenings: list[Happening] = field(default_factory=list)
@@ -51,7 +49,7 @@ def play(scenario: Scenario) -> Run:
     layout = Layout(scenario)
     work = Work(scenario, layout)
     worlds, ranks, steps = 1 + len(work.plants), scenario.ranks, scenario.steps
-    player = Player(scenario, layout, worlds)
+    player = Player(scenario, layout, work.nominal, worlds)
     windows = {first + number for first in scenario.window_starts() for number in range(scenario.window_steps)}
     run = Run(
         scenario=scenario,
@@ -62,8 +60,6 @@ def play(scenario: Scenario) -> Run:
         gc=np.zeros((steps, ranks), np.uint32),
         tokens=np.zeros((steps, ranks), np.uint32),
         labels=_labels(steps, windows),
-        waited=np.zeros(ranks),
-        computed=np.zeros(ranks),
         wall_us=np.zeros((worlds, steps)),
     )
     for block in work.blocks():
@@ -76,8 +72,6 @@ def play(scenario: Scenario) -> Run:
             run.start[step + 1] = player.host[0].ravel()
             for phase, values in player.phases.items():
                 run.phases[phase][step] = np.rint(values.ravel())
-            run.waited += player.waited.ravel()
-            run.computed += player.computed.ravel()
             if tape is not None:
                 tape.computed = player.computed.ravel().copy()
                 run.windowed[step] = tape

@@ -81,6 +81,7 @@ class Scenario:
     plants: tuple[Plant, ...] = ()
     missing: float = 0.0
     whole_hosts: bool = False  # half of the missing ranks are whole hosts
+    culprit_missing: bool = False  # also those that one rank's or one host's plant hits, which are there otherwise
     clocks: Clocks = Clocks()
     small_calls: bool = True  # a small all-reduce in each step, of the norm of gradients
     ahead: bool = False  # the host only launches, and waits for the device once a step

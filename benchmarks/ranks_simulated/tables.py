@@ -12,7 +12,7 @@ import polars as pl
 
 from ranks_simulated.play import PHASES, Tape
 from ranks_simulated.run import Run
-from ranks_simulated.scenario import PLANTS, Floats, Plant
+from ranks_simulated.scenario import AXES, PLANTS, Floats, Plant
 from stepscope.schema import REDUCED_SCHEMA
 from stepscope.tables.reduced import (
     BUCKET_NS,
@@ -92,11 +92,11 @@ def host_name(host: int) -> str:
 
 
 def missing(run: Run) -> set[int]:
-    """Ranks of which nothing was recorded: never those that one rank's or one host's plant hits."""
+    """Ranks of which nothing was recorded."""
     scenario, rng = run.scenario, np.random.default_rng([run.scenario.seed, 5])
     count = int(np.ceil(scenario.missing * scenario.ranks))
     kept = {int(rank) for _, hit in run.work.plants if len(hit) <= scenario.per_host for rank in hit}
-    gone: set[int] = set()
+    gone: set[int] = set(kept) if scenario.culprit_missing else set()
     if scenario.whole_hosts:
         for host in rng.permutation(scenario.hosts):
             ranks = set(range(host * scenario.per_host, (host + 1) * scenario.per_host))
@@ -455,8 +455,25 @@ def truth(run: Run, gone: set[int]) -> dict[str, Any]:
             for number, (plant, hit) in enumerate(run.work.plants)
         ],
         "clocks": _clocks(run),
-        "waited_ms": round(float(run.waited.mean()) / scenario.steps / 1000, 4),
+        "calls": _calls(run),
     }
+
+
+def _calls(run: Run) -> list[dict[str, Any]]:
+    """Of each kind of collective in windows: mean wait for the last member, and transfer, of a rank's call."""
+    waits: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for tape in run.windowed.values():
+        for kind, axis, _, _, _, start, end in tape.calls:
+            if kind not in ("send", "recv"):
+                latest = start.max(axis=tuple(number - 1 for number in AXES[axis]), keepdims=True)
+                waits.setdefault((axis, kind), []).append(
+                    (float((latest - start).mean()), float((end - latest).mean()))
+                )
+    return [
+        {"axis": axis, "kind": kind, "wait_ms": wait / 1000, "transfer_ms": transfer / 1000}
+        for (axis, kind), found in sorted(waits.items())
+        for wait, transfer in [np.mean(found, axis=0).tolist()]
+    ]
 
 
 def _told(run: Run, plant: Plant, hit: np.ndarray, loss_ms: float, share: float) -> dict[str, Any]:

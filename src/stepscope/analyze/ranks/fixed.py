@@ -76,7 +76,7 @@ def _hidden(case: Case, part: Int64) -> float:
 
 
 def straggler(case: Case, draft: Draft, late: Int64) -> Straggler:
-    part, steps = draft.part, case.steps
+    part = draft.part
     excess = case.device if draft.in_windows and case.device is not None else case.host
     cause = cause_of(part, _parts(case, part, draft), case.recorded, case.layout, case.step_ms)
     with np.errstate(all="ignore"):

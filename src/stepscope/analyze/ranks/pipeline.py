@@ -148,7 +148,7 @@ class Pipelines(Struct, frozen=True):
         return self.play() - self.play(work), 1 - left / was if was > 0 else 0.0
 
     def without_waits(self, numbers: Int64, columns: Int64, waits_ms: Floats) -> Floats:
-        """By step: what it is shorter when ranks (positions) wait so much less before their first pass in these steps."""
+        """By step: what it is shorter when ranks (positions) wait so much less before their first pass."""
         before = self.before.copy()
         kept = np.isin(numbers, self.numbers)
         replica, stage = np.divmod(self.worker[columns[kept]], self.work.shape[2])
@@ -208,23 +208,23 @@ def pipelines(reduced: Reduced, layout: Layout, steps: Steps, rows: pl.DataFrame
     work = np.full((len(numbers), replicas * stages, longest), np.nan)
     before = np.full((len(numbers), replicas * stages, longest + 1), np.nan)
     tail = np.full((len(numbers), replicas * stages), np.nan)
-    for one in np.unique(slot):  # the slots of a worker go on together: its longest counts
-        mine = slot == one
-        passed, hosted, behind = mine & (kind < HOST), mine & (kind == HOST), mine & (kind == BEHIND)
-        cells = step[passed], where[passed], number[passed]
-        work[cells] = np.fmax(work[cells], spent[passed])
-        for into, those, at_ in (
-            (before, hosted, (step[hosted], where[hosted], number[hosted])),
-            (tail, behind, (step[behind], where[behind])),
-        ):
-            summed = np.zeros_like(into)
-            np.add.at(summed, at_, spent[those])
-            seen = np.isfinite(work).any(axis=2)
-            into[seen] = np.fmax(into[seen], summed[seen])
+    for one in np.unique(slot):
+        passed, hosted, behind = (chosen & (slot == one) for chosen in (kind < HOST, kind == HOST, kind == BEHIND))
+        seen = np.zeros(tail.shape, bool)
+        seen[step[passed], where[passed]] = True
+        own, waited, last = np.full(work.shape, np.nan), np.zeros(before.shape), np.zeros(tail.shape)
+        own[step[passed], where[passed], number[passed]] = spent[passed]
+        np.add.at(waited, (step[hosted], where[hosted], number[hosted]), spent[hosted])
+        np.add.at(last, (step[behind], where[behind]), spent[behind])
+        # slots go on together: one that begins a pass late is waited for in the passes of the others
+        work = np.fmax(work, own + waited[:, :, :longest])
+        before[seen] = np.fmax(before[seen], waited[seen])
+        tail[seen] = np.fmax(tail[seen], last[seen])
+    work -= before[:, :, :longest]
     shape = len(numbers), replicas, stages
     filled = [_filled(values.reshape(*shape, -1)) for values in (work, before, tail)]
-    for stage, own in enumerate(passes):
-        filled[0][:, :, stage, len(own) :] = 0.0
+    for stage, mine in enumerate(passes):
+        filled[0][:, :, stage, len(mine) :] = 0.0
     if not (kind == HOST).any():
         _with_phases(filled[1], steps, numbers, replica, layout)
     if not all(np.isfinite(values).all() for values in filled):

@@ -115,7 +115,7 @@ def _of_spikes(case: Case, one: Rotating) -> Straggler | None:
 
 def _with(excess: Matrix, cells: Spikes) -> Matrix:
     """A collection delays in whatever phase it falls into, also in one of exchange."""
-    more = excess.copy()
+    more: Matrix = excess.copy()
     more[cells.row, cells.column] = np.fmax(more[cells.row, cells.column], cells.excess)
     return more
 
