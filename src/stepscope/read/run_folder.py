@@ -19,11 +19,12 @@ from stepscope.errors import UnreadableInputError
 from stepscope.files import open_regular, read_small
 from stepscope.model import PHASES, STEP_COLUMNS
 from stepscope.read import jsonl
+from stepscope.read.accounting import read_accounting
 from stepscope.read.metric_series import read_moments, read_series
 from stepscope.read.raw import Losses, RawHost, RawRank, RawRun, RawSegment, Row, Stretches, TraceRef
 from stepscope.read.stacks.pyspy_raw import PySpyRaw
 from stepscope.read.text import LONGEST_NS, boolean, integer, length_ns, moment_ns, number, string, within
-from stepscope.schema import RUN_PART
+from stepscope.schema import ACCOUNTING, RUN_PART
 
 MAX_USER_TRACE_BYTES = 500 * 10**6
 MAX_USER_TRACES = 20  # per rank: a script that traces every step must not make a report take hours
@@ -83,7 +84,8 @@ def read_run_folder(folder: Path, ranks_and_hosts: Chosen | None = None) -> RawR
         raise UnreadableInputError(
             f"{folder}: a run folder in which nothing can be read; record again with `stepscope run -- COMMAND`"
         )
-    return RawRun(folder=folder, hosts=hosts, ranks=ranks, losses=losses)
+    accounting = read_accounting(folder / ACCOUNTING, losses)
+    return RawRun(folder=folder, hosts=hosts, ranks=ranks, losses=losses, accounting=accounting)
 
 
 def read_parts(folder: Path, names: Iterable[str]) -> RawRun:

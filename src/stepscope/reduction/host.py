@@ -42,9 +42,12 @@ def reduce_host(plan: HostPlan, traces: Sequence[tuple[str, TraceRows]]) -> tupl
     """
     raw = _raw(plan, traces)
     tables = build(raw)
+    told = any(rank.info or rank.journal for rank in raw.ranks)
+    if not told and tables.steps.is_empty() and tables.system.is_empty() and tables.stacks.is_empty():
+        raise UnreadableInputError(f"{plan.run}: nothing of host {plan.host} can be read")
     compiled = _of_traces("compiles", traces)
-    told = tables.compiles.select("process").unique()
-    compiled = compiled.join(told, on="process", how="anti", maintain_order="left")
+    journaled = tables.compiles.select("process").unique()
+    compiled = compiled.join(journaled, on="process", how="anti", maintain_order="left")
     tables = replace(tables, compiles=pl.concat([tables.compiles, compiled]))
     context = Context(tables)
     cut = _of_traces("cut", traces).unique(["process", "start_ns"], keep="first", maintain_order=True)
@@ -105,18 +108,13 @@ def _raw(plan: HostPlan, traces: Sequence[tuple[str, TraceRows]]) -> RawRun:
         raw = RawRun(Path(plan.run), (), tuple(ranks.values()), Losses())
     own = {process: _marked(rows for name, rows in traces if name == process) for process in plan.processes}
     infos = {process: _told(rows for name, rows in traces if name == process) for process in plan.processes}
-    raw = replace(
+    return replace(
         raw,
         ranks=tuple(
             replace(rank, traces=(), steps=rank.steps or own[rank.name], info=rank.info or infos[rank.name])
             for rank in raw.ranks
         ),
     )
-    if not any(rank.steps or rank.info or rank.journal for rank in raw.ranks) and not any(
-        host.system or host.segments for host in raw.hosts
-    ):
-        raise UnreadableInputError(f"{plan.run}: nothing of host {plan.host} can be read")
-    return raw
 
 
 def _marked(traces: Iterable[TraceRows]) -> tuple[dict[str, Any], ...]:

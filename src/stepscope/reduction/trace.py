@@ -107,6 +107,11 @@ def _wanted(slices: Slices) -> Bools:
         for name, is_piece in zip(slices.name.values, piece, strict=True)
     ]
     told = slices.collective.codes >= 0
+    ends = np.zeros(len(slices), bool)  # of what the host did: they say which steps lie in the trace
+    of_host = np.flatnonzero(slices.stream == MISSING)
+    if len(of_host):
+        finished = slices.start_ns[of_host] + slices.duration_ns[of_host]
+        ends[of_host[[slices.start_ns[of_host].argmin(), finished.argmax()]]] = True
     starting = [_STARTS_WORK.search(name) is not None for name in slices.name.values]
     wanted: Bools = (
         device
@@ -114,6 +119,7 @@ def _wanted(slices: Slices) -> Bools:
         | (host & each(slices.name, marks))
         | (ranges & each(slices.name, piece))
         | told
+        | ends
     )
     return wanted
 

@@ -15,8 +15,10 @@ from msgspec.structs import replace
 from stepscope.errors import UnreadableInputError
 from stepscope.model.ranks import RanksRead
 from stepscope.read import Chosen, read_run
+from stepscope.read.accounting import read_accounting
 from stepscope.read.raw import RawRun
 from stepscope.read.run_folder import ranks_in
+from stepscope.schema import ACCOUNTING
 from stepscope.tables.reduced import Reduced, as_raw
 
 MOST_IN_FULL = 16  # ranks of a run that are read in full, verdict or not
@@ -42,12 +44,14 @@ def read(folder: Path, reduced: Reduced, ranks: Sequence[int]) -> RawRun:
     Raises UnreadableInputError where nothing of the ranks can be read.
     """
     here = ranks_in(folder).intersection(ranks)
+    told = as_raw(reduced, ranks)
+    told = replace(told, accounting=read_accounting(folder / ACCOUNTING, told.losses))
     if not here:
-        return as_raw(reduced, ranks)
+        return told
     try:
         raw = read_run(folder, Chosen(here, _hosts(folder, {reduced.host_of.get(rank) for rank in here})))
     except UnreadableInputError:
-        return as_raw(reduced, ranks)
+        return told
     told = as_raw(reduced, set(ranks) - here)
     names = {host.name for host in raw.hosts}
     return replace(
@@ -81,6 +85,7 @@ def stands_on(folder: Path, reduced: Reduced, ranks: Sequence[int]) -> RanksRead
         not_reduced=len(left),
         not_reduced_ranks=ranges(left),
         problems=(*reduced.problems, *told),
+        judged_hosts=tuple(host.host for host in reduced.hosts),
     )
 
 

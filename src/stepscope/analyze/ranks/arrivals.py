@@ -35,6 +35,7 @@ class Arrivals(Struct, frozen=True):
     calls: pl.DataFrame
     by_group: pl.DataFrame  # rank, step, group, late
     layout: Layout
+    on_device: bool = True  # some are kernels
 
     def of_groups(self, groups: Collection[str], numbers: Int64) -> Matrix:
         """By step (of `numbers`) and rank: how much later than the middle one it came to calls of these groups."""
@@ -62,7 +63,7 @@ def arrivals(reduced: Reduced, layout: Layout) -> Arrivals | None:
             & (pl.col("end_ns") - pl.col("start_ns") < _MAX_NS)
         )
         .with_columns(kind=pl.when(pl.col("kind").is_in(list(POINT_TO_POINT))).then(pl.lit(MESSAGE)).otherwise("kind"))
-        .select("rank", *_KEY, "bytes", stay)
+        .select("rank", *_KEY, "bytes", "basis", stay)
         .with_columns(pl.col("group", "kind").cast(pl.Categorical))
         .collect()
     )
@@ -82,7 +83,8 @@ def arrivals(reduced: Reduced, layout: Layout) -> Arrivals | None:
         return None
     late = by_group.group_by("rank", "step").agg(pl.col("late").sum())
     numbers = np.unique(late["step"].to_numpy()).astype(np.int64)
-    return Arrivals(numbers, _matrix(late, numbers, layout), calls, by_group, layout)
+    on_device = bool((known["basis"] == "device").any())
+    return Arrivals(numbers, _matrix(late, numbers, layout), calls, by_group, layout, on_device)
 
 
 def _matrix(late: pl.DataFrame, numbers: Int64, layout: Layout) -> Matrix:

@@ -57,7 +57,8 @@ HIDDEN = 0.25  # of what a rank does longer must show in its arrivals, or the de
 
 def _hidden(case: Case, part: Int64) -> float:
     """1 where windows show that these ranks come to collectives no later for it: what they do is hidden, else 0."""
-    if case.arrivals is None or case.layout.waits_inside:
+    # calls of the host hide behind no device's queue, and end late where it has no core for their threads
+    if case.arrivals is None or not case.arrivals.on_device or case.layout.waits_inside:
         return 0.0
     at_windows = np.flatnonzero(np.isin(case.steps.numbers, case.arrivals.numbers))
     row = np.searchsorted(case.arrivals.numbers, case.steps.numbers[at_windows])

@@ -6,7 +6,6 @@ nor a file grows with their number. Ranks that were all read in full are shown s
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from statistics import fmean
@@ -20,6 +19,7 @@ from stepscope.dashboard.blocks import Block
 from stepscope.dashboard.pages import PageContext, traced
 from stepscope.model.machine import RanksFacts
 from stepscope.model.ranks import RankMap, RanksVerdict, Straggler
+from stepscope.read.streams import natural
 from stepscope.report import sentences, words
 
 ROWS = 130  # of a map: a thousand ranks lie on so many hosts
@@ -41,7 +41,7 @@ IN_FULL = (
 )
 _LATE = blocks.columns(
     "What: what; Cause: cause; Costs a step: cost_ms ms bar; Works longer by: excess_ms ms; "
-    "Comes last in: share_of_steps share; Line: place; Compared with: peers; Cause known by: cause_source",
+    "Comes last in: share_of_steps share; Line: place; Cause known by: cause_source",
     cause=lambda row: words.term(row["cause"]),
 )
 _BEHIND = blocks.columns(
@@ -85,9 +85,10 @@ def build(context: PageContext) -> list[Block]:
 
 def choices(context: PageContext) -> Iterator[tuple[Mapping[str, str], list[Block]]]:
     """Of a file, what the choice of rows shows beside the first one, as far as there is room."""
-    verdict, found = context.base.many_ranks, _maps_of(context)
-    if verdict is None or not found:
+    verdict = context.base.many_ranks
+    if verdict is None:
         return
+    found = _maps_of(context)
     for key, _ in _options(context, verdict, found)[1:]:
         yield {PARAM: key}, list(_view(context, verdict, found, key))
 
@@ -172,7 +173,7 @@ def _view(context: PageContext, verdict: RanksVerdict, found: Sequence[RankMap],
     if found and len(options) > 1:
         yield blocks.choice("Rows", PARAM, chosen, options)
     for number, one in enumerate(found):
-        yield _map(f"map-{number}", one, _rows(one, verdict, chosen))
+        yield _map(f"map-{number}", one, _rows(one, verdict, chosen), verdict.least_ms)
     shown = sum(one.startswith(HOST) for one, _ in options)
     if found and context.embedded and shown < len(set(found[0].hosts)):
         text = f"This file has the ranks of {words.things(shown, 'host')}; `stepscope view RUN` shows those of all."
@@ -194,7 +195,8 @@ def _what(late: Straggler) -> str:
 
 def _stragglers(context: PageContext, verdict: RanksVerdict) -> list[Block]:
     rows = [{**asdict(late), "what": _what(late), "place": _place(late)} for late in verdict.stragglers]
-    return blocks.rows_table(context, "late", "What holds the others up", "Straggler", _LATE, rows)
+    notes = [f"Compared with {peers}." for peers in dict.fromkeys(late.peers for late in verdict.stragglers)]
+    return blocks.rows_table(context, "late", "What holds the others up", "Straggler", _LATE, rows, notes=notes)
 
 
 def _place(late: Straggler) -> dict[str, object] | None:
@@ -225,19 +227,15 @@ def _grouped(keys: Sequence[object], name: Callable[[object], str]) -> list[MapR
     members: dict[object, list[int]] = {}
     for row, key in enumerate(keys):
         members.setdefault(key, []).append(row)
-    return [MapRow(name(key), rows) for key, rows in sorted(members.items(), key=lambda item: _natural(name(item[0])))]
+    return [MapRow(name(key), rows) for key, rows in sorted(members.items(), key=lambda item: natural(name(item[0])))]
 
 
-def _natural(name: str) -> tuple[tuple[int, str], ...]:
-    """node2 before node10."""
-    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]{1,9})", name))
-
-
-def _map(id: str, one: RankMap, rows: Sequence[MapRow]) -> Block:
+def _map(id: str, one: RankMap, rows: Sequence[MapRow], least_ms: float | None = None) -> Block:
+    """A map whose colours begin at "as long as the peers"; what is less than `least_ms` stays pale."""
     left_out = len(rows) - ROWS
     if left_out > 0:  # those that stand out at all
         rows = sorted(
-            sorted(rows, key=lambda row: -(_summit(one, [row])[0] or 0.0))[:ROWS], key=lambda row: _natural(row.name)
+            sorted(rows, key=lambda row: -(_summit(one, [row])[0] or 0.0))[:ROWS], key=lambda row: natural(row.name)
         )
     several = any(len(row.members) > 1 for row in rows)
     what = "the one of its ranks that works longest" if several else "the rank"
@@ -251,6 +249,8 @@ def _map(id: str, one: RankMap, rows: Sequence[MapRow]) -> Block:
         x=("step", "number", one.steps),
         y=("ms a step beyond the peers", "ms"),
         series=[blocks.series(row.name, "ms", [_most(one, row, at) for at in range(len(one.steps))]) for row in rows],
+        y_min=0,
+        y_max=least_ms,
         help=blocks.meaning("RankMap", "excess_ms"),
         notes=[f"{words.things(left_out, 'row')} in which less happens are left out."] if left_out > 0 else (),
     )
