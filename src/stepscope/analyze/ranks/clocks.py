@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 from msgspec import Struct
+from msgspec.structs import replace
 
 from stepscope.engine.clock_pieces import Piece
 from stepscope.engine.clocks import RATE_BOUND_PPM, Clocks, Members, estimate
@@ -15,6 +16,7 @@ from stepscope.tables.reduced import Reduced
 
 MAX_STEPS = 100  # of a window whose clocks are straight lines between their steps
 GAP = 10  # times the usual distance of recorded steps: from here on a new window begins
+MOST_SET = 3  # times that a clock was set that are told of a window
 _PAIR = ("send", "recv")
 _CALL = ("step", "group", "matched", "sequence")
 
@@ -118,6 +120,7 @@ def _table(reduced: Reduced, found: Clocks, windows: dict[int, tuple[int, int]])
     for piece in found.pieces:
         of.setdefault((piece.window, piece.host), []).append(piece)
     middles = _middles(reduced, windows, found.hosts)
+    set_by, seen = _set(reduced), dict[str, int]()
     rows = []
     for window in sorted(windows):
         for host, name in enumerate(found.hosts):
@@ -130,8 +133,22 @@ def _table(reduced: Reduced, found: Clocks, windows: dict[int, tuple[int, int]])
             middle = middles.get((window, host), (pieces[0].start_ns + pieces[-1].end_ns) // 2)
             # the piece that holds in the middle, or comes nearest
             piece = min(pieces, key=lambda piece: max(piece.start_ns - middle, middle - piece.end_ns, 0))
-            rows.append(_row(name, piece, middle, pieces, found.hosts[found.reference[window]]))
+            row = _row(name, piece, middle, pieces, found.hosts[found.reference[window]])
+            recorded = [
+                text for at_ns, text in set_by.get(name, ()) if seen.get(name, at_ns) <= at_ns <= pieces[-1].end_ns
+            ]
+            seen[name] = pieces[-1].end_ns
+            rows.append(replace(row, reason="; ".join(filter(None, [row.reason, *recorded[:MOST_SET]]))))
     return rows
+
+
+def _set(reduced: Reduced) -> dict[str, list[tuple[int, str]]]:
+    """When hosts recorded that their clocks were set, ns, and the words of that, by host."""
+    rows = reduced.scan("events").filter((pl.col("kind") == "clock") & pl.col("start_us").is_not_null())
+    found: dict[str, list[tuple[int, str]]] = {}
+    for host, start_us, text in rows.select("host", "start_us", "text").sort("host", "start_us").collect().rows():
+        found.setdefault(host, []).append((start_us * 1000, f"recorded on it: {text or 'the clock was set'}"))
+    return found
 
 
 def _row(name: str, piece: Piece, middle: int, pieces: list[Piece], reference: str) -> HostClock:
