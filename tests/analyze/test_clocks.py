@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stepscope.engine.clock_pieces import Piece
 from stepscope.engine.clocks import Clocks, Members, estimate
-from tests.analyze.planted_clocks import LARGE, SMALL, START_NS, Hosts
+from tests.analyze.planted_clocks import KINDS, LARGE, SMALL, START_NS, Hosts
 
 US, MS = 1e3, 1e6
 
@@ -335,3 +335,29 @@ def test_small_is_told_by_bytes_or_by_the_stay() -> None:
             made.call((step + 0.7) * 1e9, "all_gather", size)
         pieces = others(estimate(made.members(), made.names))
         assert [piece.claimed for piece in pieces] == [claimed] * 2
+
+
+@given(seed=st.integers(0, 10**6), count=st.integers(0, 60))
+@settings(max_examples=100, deadline=None)
+def test_no_numbers_are_too_odd(seed: int, count: int) -> None:
+    rng = np.random.default_rng(seed)
+
+    def any_of(low: int, high: int) -> Any:
+        return rng.integers(low, high, count)
+
+    start = int(rng.choice([1, 10**18, 2**61])) + any_of(-10, 10 ** int(rng.integers(1, 17)))
+    odd = rng.random(count) < 0.1
+    start[odd] = rng.choice([0, -(2**62), 2**62, 2**63 - 1], int(odd.sum()))
+    end = np.minimum(start, 2**62) + any_of(-2, 10 ** int(rng.integers(1, 10)))
+    members = Members(
+        host=any_of(-1, 5), rank=any_of(0, 8), window=any_of(0, 3), step=any_of(-1, 9), call=any_of(0, 12),
+        group=any_of(0, 3), kind=any_of(0, len(KINDS)), bytes=any_of(-1, 2**21), start_ns=start, end_ns=end,
+        on_device=rng.random(count) < 0.7, kinds=KINDS,
+    )  # fmt: skip
+    clocks = estimate(members, ("a", "b", "c", "d"))
+    for piece in clocks.pieces:
+        assert piece.reason or piece.offset_ns is not None
+    for host in range(4):
+        offset, bound = clocks.ahead(host, np.array([1, 2**61]))
+        assert (np.isnan(offset) == np.isnan(bound)).all()
+        assert not (bound < 0).any()

@@ -168,14 +168,27 @@ def broken(x: Floats, y: Floats) -> tuple[int, float] | None:
     best = int(splits[np.argmin(two)])
     squares = float(two.min())
     noise = max(noise, np.sqrt(squares / (bins - 4)) / 3)
-    one = np.polyval(np.polyfit(at, series, 1), at)
-    both = np.concatenate(
-        [np.polyval(np.polyfit(at[part], series[part], 1), at[part]) for part in (slice(best), slice(best, None))]
+    one, both = (
+        np.concatenate([_on_line(at[part], series[part]) for part in parts])
+        for parts in ((slice(None),), (slice(best), slice(best, None)))
     )
     missed = float(np.abs(one - both).max())
     if forward[-1] < BREAK_GAIN * squares or missed < max(BREAK_NS, BREAK_SIGMAS * noise):
         return None
     return int(np.searchsorted(place, best)), missed
+
+
+def line(x: Floats, y: Floats) -> tuple[float, float]:
+    """Slope and value at 0 of the line by least squares; level where all `x` are the same."""
+    middle = float(x.mean())
+    spread = float(((x - middle) ** 2).sum())
+    slope = float(((x - middle) * y).sum()) / spread if spread > 0 else 0.0
+    return slope, float(y.mean()) - slope * middle
+
+
+def _on_line(x: Floats, y: Floats) -> Floats:
+    slope, start = line(x, y)
+    return slope * x + start
 
 
 def _squares(x: Floats, y: Floats) -> Floats:

@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stepscope.engine.clock_fit import broken
+from stepscope.engine.clock_fit import broken, line
 
 RESIDUALS = 3.0  # no claim is smaller than so many robust deviations of single ends
 GROWTH_PPM = 500.0  # how fast a bound grows beyond what was recorded: ntpd's fastest slew
@@ -157,8 +157,10 @@ def _rated(result: list[Piece], segment: Sequence[int]) -> None:
     pieces = [result[at] for at in segment]
     times = np.array([piece.middle_ns - pieces[0].middle_ns for piece in pieces], np.float64)
     offsets = np.array([piece.offset_ns for piece in pieces], np.float64)
+    if not np.ptp(times):
+        return
     bound = float(np.median([piece.bound_ns for piece in pieces]))
-    rate, start = np.polyfit(times, offsets, 1)
+    rate, start = line(times, offsets)
     missed = np.abs(offsets - start - rate * times)
     at_break = broken(times, offsets)
     cut = None if at_break is None else at_break[0]
@@ -173,4 +175,4 @@ def _rated(result: list[Piece], segment: Sequence[int]) -> None:
     rate_bound = RESIDUALS * error / float(np.sqrt(((times - times.mean()) ** 2).sum())) * 1e6
     for at, piece in zip(segment, pieces, strict=True):
         if rate_bound < piece.rate_bound_ppm:
-            result[at] = replace(piece, rate_ppm=float(rate) * 1e6, rate_bound_ppm=rate_bound)
+            result[at] = replace(piece, rate_ppm=rate * 1e6, rate_bound_ppm=rate_bound)

@@ -55,6 +55,7 @@ MISMATCH_NS = 1_000_000.0  # of contradiction is never scatter
 TRIMMED = 0.05  # of the hard bounds on either side, for the same outliers: without them a bound only widens
 HULL_ROUNDS = 12
 MAX_STAY_NS = 3_600_000_000_000  # a call of an hour is damage
+LATEST_NS = 2**62  # since the epoch
 MAX_SPREAD_NS = 2**52  # clocks of one run that are 52 days apart are damage; exact in a float
 MAX_FITTED = 100_000  # ends of hosts; more are thinned out evenly
 
@@ -124,7 +125,7 @@ def estimate(members: Members, hosts: Sequence[str]) -> Clocks:
     A host without collectives in a window has no piece there.
     """
     stay = members.end_ns - members.start_ns
-    usable = (members.start_ns > 0) & (members.end_ns >= members.start_ns) & (stay >= 0) & (stay < MAX_STAY_NS)
+    usable = (members.start_ns > 0) & (members.end_ns < LATEST_NS) & (stay >= 0) & (stay < MAX_STAY_NS)
     members = members.at(usable & (members.host >= 0) & (members.host < len(hosts)))
     members = members.at(np.lexsort((members.host, members.call, members.window)))
     edges = np.flatnonzero(np.diff(members.window)) + 1
@@ -170,7 +171,7 @@ class _Window:
     """
 
     def __init__(self, members: Members, hosts: int) -> None:
-        self.base = int(np.median(members.end_ns))
+        self.base = int(np.partition(members.end_ns, len(members.end_ns) // 2)[len(members.end_ns) // 2])
         self.members = members = members.at(np.abs(members.end_ns - self.base) < MAX_SPREAD_NS)
         self.number, self.hosts = int(members.window[0]), hosts
         self.start = (members.start_ns - self.base).astype(np.float64)
