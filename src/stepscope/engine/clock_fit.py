@@ -20,7 +20,7 @@ _FIRST_SCALE_NS = 100_000.0
 _LEAST_SCALE_NS = 500.0  # of clocks that count microseconds
 _ITERATIONS = 200
 _DAMPING, _SETTLED_NS = 1e-7, 0.01
-_ROBUST = 1.5  # times the error of least squares: what is robust, of ends that are late rather than early
+ROBUST = 1.5  # times the error of least squares: what is robust, of ends that are late rather than early
 
 BREAK_NS = 100_000.0  # by so much one line must miss what two lines meet
 BREAK_SIGMAS = 6.0  # of single values, by the distances of neighbours, which no line decides
@@ -98,7 +98,7 @@ def fit(ends: Ends, units: int, calls: int, usual_rate: float, fixed: Bools | No
     sigma = np.maximum(DEVIATION * medians(ends.unit, np.abs(residual), units), _LEAST_SCALE_NS)
     mean = np.bincount(ends.unit, ends.tau, minlength=units) / np.maximum(count, 1)
     base = np.bincount(ends.unit, (ends.tau - mean[ends.unit]) ** 2, minlength=units)
-    error = 1.0 / np.sqrt(1.0 / usual_rate**2 + base / (_ROBUST * np.nan_to_num(sigma, nan=np.inf)) ** 2)
+    error = 1.0 / np.sqrt(1.0 / usual_rate**2 + base / (ROBUST * np.nan_to_num(sigma, nan=np.inf)) ** 2)
     return Fit(ends, offset, rate, error, sigma, count, residual, left)
 
 

@@ -9,10 +9,11 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stepscope.engine.clock_fit import broken, line
+from stepscope.engine.clock_fit import ROBUST, broken, line
 
 RESIDUALS = 3.0  # no claim is smaller than so many robust deviations of single ends
 GROWTH_PPM = 500.0  # how fast a bound grows beyond what was recorded: ntpd's fastest slew
+LEAST_ERROR_NS = 5_000.0  # of an offset: hosts differ by as much in how they leave a call
 STEP_NS = 200_000.0  # a smaller step of a clock is not told
 CHANGED = "the rate of its clock changed, or it stepped, since the window before"
 
@@ -171,7 +172,11 @@ def _rated(result: list[Piece], segment: Sequence[int]) -> None:
         _rated(result, segment[:cut])
         _rated(result, segment[cut:])
         return
-    error = max(float(np.sqrt(np.mean(missed**2))), bound / RESIDUALS)
+    error = bound / RESIDUALS
+    if len(segment) > 2:  # the line itself shows how well they are known
+        ends = [(piece.residual_ns or 0.0) / max(piece.calls, 1) ** 0.5 for piece in pieces]
+        square = float((missed**2).sum()) / (len(segment) - 2)
+        error = max(square**0.5, ROBUST * float(np.median(ends)), LEAST_ERROR_NS)
     rate_bound = RESIDUALS * error / float(np.sqrt(((times - times.mean()) ** 2).sum())) * 1e6
     for at, piece in zip(segment, pieces, strict=True):
         if rate_bound < piece.rate_bound_ppm:
