@@ -13,6 +13,7 @@ import pytest
 from stepscope import cli
 from stepscope.analyze.ranks import judge
 from stepscope.analyze.ranks.clocks import clocks
+from stepscope.analyze.views import distributed
 from stepscope.model.ranks import HostClock
 from stepscope.schema import REDUCED_SCHEMA
 from stepscope.tables.operator_trace import read_operator_trace
@@ -29,6 +30,7 @@ from stepscope.tables.reduced import (
 )
 from tests.analyze.planted_clocks import KINDS, Hosts
 from tests.analyze.shared_traces import TRACES
+from tests.analyze.views.collective_traces import opened
 
 PARAM = TRACES / "ranks" / "param_dlrm" / "dlrm_kineto"
 OPERATORS = TRACES / "ranks" / "straggler_analysis"
@@ -154,6 +156,12 @@ def test_recorded_ranks_of_one_host_end_together_and_the_last_to_come_stays_shor
         own = calls.filter(pl.col("place") == place).with_columns(stay=pl.col("end_ns") - pl.col("start_ns"))
         assert own.sort("stay")["rank"][0] == last
         assert own.sort("start_ns")["rank"][-1] == last
+    # the traces themselves say the same to who looks at them without reducing
+    view = distributed.view(opened(PARAM))
+    assert view is not None
+    (note,) = (note for note in view.notes if "same collective ends within" in note)
+    assert "within 2.5 us" in note
+    assert "7 us at most" in note
 
 
 @pytest.mark.skipif(not OPERATORS.is_dir(), reason=f"the traces are not at {OPERATORS}")
