@@ -83,19 +83,52 @@ def test_a_killed_process_costs_what_it_was_at(
 def test_dask_makes_the_same_bytes_also_when_a_worker_is_killed(
     run: Path, expected: dict[str, bytes], tmp_path: Path
 ) -> None:
-    """One real cluster for both: it takes seconds to start. Any executor may be given, this one too."""
+    """A real cluster of our own, and one whose executor is handed in, as any may be."""
+    assert call("reduce", run, "--out", tmp_path / "ours", "--engine", "dask", "--jobs", "2") == 0
+    assert contents(tmp_path / "ours" / "reduced") == expected
     cluster = distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=50, local_directory=str(tmp_path)
     )
     with cluster, distributed.Client(cluster) as client:
-        made = reduce_run(run, out=tmp_path / "whole", executor=client.get_executor(pure=False))
-        assert [(one.problem, one.ranks) for one in made] == [(None, 2), (None, 2)]
-        assert contents(tmp_path / "whole" / "reduced") == expected
         with once_begun(tmp_path / "killed", lambda: psutil.Process(cluster.workers[0].pid).kill()) as met:
             made = reduce_run(run, out=tmp_path / "killed", executor=client.get_executor(pure=False))
         assert 0 < met[0] < 4 * TRACES
-        assert [one.problem for one in made] == [None, None]
+        assert [(one.problem, one.ranks) for one in made] == [(None, 2), (None, 2)]
         assert contents(tmp_path / "killed" / "reduced") == expected
+
+
+def test_jobs_of_slurm_make_the_same_bytes(
+    run: Path, expected: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for `sbatch` starts each job on this machine at once, and `scancel` ends it."""
+    pytest.importorskip("dask_jobqueue", reason="needs stepscope[cluster]")
+    programs = {
+        # the script is gone once `sbatch` has ended
+        "sbatch": f'cp "$1" {tmp_path}/job\nsh {tmp_path}/job >/dev/null 2>&1 &\n'
+        f'echo $! >>{tmp_path}/jobs\necho "Submitted batch job $!"',
+        "scancel": "exit 0",
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    try:
+        words = ("--engine", "dask", "--scheduler", "slurm", "--jobs", "1")
+        assert call("reduce", run, "--out", tmp_path / "out", *words) == 0
+        jobs = [int(line) for line in (tmp_path / "jobs").read_text().split()]
+        assert len(jobs) == 1
+        assert contents(tmp_path / "out" / "reduced") == expected
+    finally:
+        for job in (int(line) for line in (tmp_path / "jobs").read_text().split()):
+            for process in processes_below(job):
+                process.kill()
+
+
+def processes_below(pid: int) -> list[psutil.Process]:
+    try:
+        return [*psutil.Process(pid).children(recursive=True), psutil.Process(pid)]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def test_a_scheduler_that_is_not_there(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

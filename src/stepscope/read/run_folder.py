@@ -33,6 +33,7 @@ MAX_TIMES_BYTES = 64 * 2**20  # of a segment of some seconds
 MAX_RECORD = 2**31
 MAX_INDEX_BYTES = 1_000_000  # of the cells of a notebook
 MAX_CELLS = 1_000
+LINES_AT_ONCE = 1_000  # of telemetry: a line is a second, with some hundred readings
 TIMES_SCHEMA = "stepscope.times/1"
 LAST_WORD = "last-word.json"
 CELLS, CELLS_INDEX = "notebook", "cells.json"
@@ -71,7 +72,9 @@ def read_run_folder(folder: Path, ranks_and_hosts: Chosen | None = None) -> RawR
     names = parts_of(folder)
     machines = machines_of(names)
     hosts = tuple(
-        _host(folder / name, losses, chosen is not None and machine not in chosen.hosts)
+        _manifest(folder / name, losses)
+        if chosen is not None and machine not in chosen.hosts
+        else _with_telemetry(_host(folder / name, losses), folder / name, losses)
         for name, machine in machines.items()
     )
     wanted = (
@@ -89,11 +92,28 @@ def read_run_folder(folder: Path, ranks_and_hosts: Chosen | None = None) -> RawR
 
 
 def read_parts(folder: Path, names: Iterable[str]) -> RawRun:
-    """These host and rank folders of a run and no others, by name (`parts_of`); what is none of either is left out."""
+    """These host and rank folders of a run and no others, by name (`parts_of`); what is none of either is left out.
+
+    Of hosts all but their telemetry, which `read_telemetry` reads bit by bit.
+    """
     losses, names = Losses(), tuple(names)
-    hosts = tuple(_host(folder / name, losses, False) for name in names if _HOST.fullmatch(name) is not None)
+    hosts = tuple(_host(folder / name, losses) for name in names if _HOST.fullmatch(name) is not None)
     ranks = _ranks(folder, (name for name in names if _RANK.fullmatch(name) is not None), losses)
     return RawRun(folder=folder, hosts=hosts, ranks=ranks, losses=losses)
+
+
+def read_telemetry(folder: Path, losses: Losses) -> Iterator[RawHost]:
+    """The telemetry of a host's folder, some lines at a time."""
+    files, rows = _Files(folder, losses), list[Row]()
+    for value in jsonl.read_values(*files.named("system.jsonl")):
+        if isinstance(value, dict) and _has_time(value):
+            rows.append(value)
+        else:
+            losses.add("bad_lines", f"{folder.name}/system.jsonl")
+        if len(rows) >= LINES_AT_ONCE:
+            yield RawHost(_host_name(folder), system=tuple(rows))
+            rows = []
+    yield RawHost(_host_name(folder), system=tuple(rows))
 
 
 def parts_of(folder: Path) -> list[str]:
@@ -147,21 +167,31 @@ class _Files:
         return next(iter(jsonl.read_rows(*self.named(LAST_WORD))), None)
 
 
-def _host(folder: Path, losses: Losses, manifest_alone: bool) -> RawHost:
+def _host_name(folder: Path) -> str:
+    return folder.name.removeprefix("host-")
+
+
+def _manifest(folder: Path, losses: Losses) -> RawHost:
     files = _Files(folder, losses)
     manifest, last_word = files.object("manifest.json"), files.last_word()
     if last_word is not None and (manifest or {}).get("ended_ns") is None:
         manifest = {**(manifest or {}), **last_word}
-    if manifest_alone:
-        return RawHost(folder.name.removeprefix("host-"), manifest)
-    return RawHost(
-        name=folder.name.removeprefix("host-"),
-        manifest=manifest,
+    return RawHost(_host_name(folder), manifest)
+
+
+def _host(folder: Path, losses: Losses) -> RawHost:
+    files = _Files(folder, losses)
+    return msgspec.structs.replace(
+        _manifest(folder, losses),
         agents=tuple(files.rows("agents.jsonl", _has_pid)),
         processes=tuple(files.rows("processes.jsonl", _has_pid)),
-        system=tuple(files.rows("system.jsonl", _has_time)),
         segments=tuple(_segments(files)),
     )
+
+
+def _with_telemetry(host: RawHost, folder: Path, losses: Losses) -> RawHost:
+    rows = tuple(_Files(folder, losses).rows("system.jsonl", _has_time))
+    return msgspec.structs.replace(host, system=rows)
 
 
 def _has_pid(row: Row) -> bool:

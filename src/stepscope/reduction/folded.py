@@ -7,8 +7,9 @@ reduced.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -19,13 +20,14 @@ from stepscope.analyze.ranks.durations import may_wait
 from stepscope.engine import intervals
 from stepscope.engine.call_tree import UserPaths, at, rows_of
 from stepscope.engine.journal import event_data
-from stepscope.read.raw import Frame
+from stepscope.read.raw import Frame, RawHost
 from stepscope.read.text import integer, string
 from stepscope.schema import PHASES
 from stepscope.tables.arrays import NONE, Floats
+from stepscope.tables.journal import system_table
 from stepscope.tables.phases import DATA_WAIT, OTHER
 from stepscope.tables.reduced import BUCKET_NS, SCHEMAS, STEPS_OF_BLOCK
-from stepscope.tables.schema import Tables
+from stepscope.tables.schema import RankInfo, Tables
 from stepscope.tables.sketch import sketch
 
 LINES_OF_RANK = 200
@@ -35,7 +37,7 @@ MAX_EVENTS = 20_000  # of a rank; the longest stay
 MAX_TEXT = 500  # characters
 # Of processes; all that is read of the host and of its devices is kept, but for who computes on a device.
 _OF_RANKS = ("cpu_pct", "rss_bytes", "run_delay_ns", "major_faults")
-_OF_NOBODY = ("gpu_process", "gpu_process_bytes")
+_COMPUTES = "gpu_process"
 _DIGITS = 6  # of a mean of telemetry
 _COMPILING = ("compile", "recompile", "limit_hit", "failure")
 _PACKAGES = re.compile(r".*/(?:site|dist)-packages/|.*/lib/python3\.\d+/")
@@ -125,9 +127,11 @@ _OF_STEPS = ("file", "pid", "thread", "node")  # of a stack and of the stretches
 def _as_the_journal(rows: pl.DataFrame, context: Context) -> pl.DataFrame:
     """Stacks outside of torch's own phases, parted by the phase of the journal that they were met in.
 
-    Between a fetch and the backward pass all is the journal's forward pass, whatever the frames of a stack say. (The
-    backward pass and optimizers show in frames, so what shows neither was met in neither, however late a sampler
-    noticed.) In steps with several fetches phases follow each other more than once: there the stack's word is kept.
+    The table of stacks does so where a step is long beside the time between two samples. In shorter ones a sample
+    tells little, but many of a line together do. Between a fetch and the backward pass all is the journal's forward
+    pass, whatever the frames of a stack say. (The backward pass and optimizers show in frames: what shows neither was
+    met in neither, however late a sampler noticed.) In steps with several fetches phases follow each other more than
+    once: there the stack's word is kept.
     """
     unmarked = (pl.col("phase") == OTHER).fill_null(False)
     met = context.tables.stretches.filter(unmarked & pl.col("main_thread").fill_null(False))
@@ -170,49 +174,82 @@ def sampling_rate(tables: Tables, process: str) -> float | None:
     return None if rates.is_empty() else float(rates.max())  # type: ignore[arg-type]
 
 
-def devices(tables: Tables) -> dict[int, str]:
-    """The device that each rank alone computes on, by the driver's list of processes.
+class Telemetry:
+    """The readings of a machine, folded as they are read; whose a process or a device is, is known afterwards."""
 
-    Where it names none of ours (in a container it may tell numbers of the host), the n-th of all devices is the n-th
-    rank's if there are as many.
-    """
-    ranks = {info.pid: info.rank for info in tables.ranks if info.pid >= 0}
-    seen = tables.system.filter((pl.col("metric") == "gpu_process") & pl.col("pid").is_in(list(ranks)))
-    pairs = {(ranks[pid], device) for pid, device in seen.select("pid", "device").unique().rows() if device}
-    on = {device: [rank for rank, other in pairs if other == device] for _, device in pairs}
-    of = {rank: [device for other, device in pairs if other == rank] for rank, _ in pairs}
-    if pairs:
-        return {rank: own[0] for rank, own in of.items() if len(own) == 1 and len(on[own[0]]) == 1}
-    there = tables.system.filter(pl.col("device").str.contains(r"^gpu:\d{1,6}$"))["device"].unique().to_list()
-    there.sort(key=lambda device: int(device.partition(":")[2]))
-    numbers = sorted(info.rank for info in tables.ranks if info.device not in (None, "cpu"))
-    return dict(zip(numbers, there, strict=True)) if len(there) == len(numbers) else {}
+    _KEY = ("pid", "device", "metric", "unit", "start_us")
 
+    def __init__(self, parts: Iterable[RawHost]) -> None:
+        self._folded = [self._fold(frame) for part in parts if not (frame := system_table([part])).is_empty()]
 
-def telemetry(tables: Tables, devices: Mapping[int, str]) -> pl.DataFrame:
-    """Readings of the host, of its devices and of ranks' processes in stretches of ten seconds."""
-    owner = {device: rank for rank, device in devices.items()}
-    ranks = {info.pid: info.rank for info in tables.ranks if info.pid >= 0}
-    by_pid = pl.col("pid").replace_strict(ranks, default=None, return_dtype=pl.Int32)
-    by_device = pl.col("device").replace_strict(owner, default=None, return_dtype=pl.Int32)
-    of_rank = pl.col("pid").is_not_null()
-    frame = (
-        tables.system.lazy()
-        .filter(pl.col("time_ns").is_not_null() & pl.col("value").is_finite())
-        .filter(~pl.col("metric").is_in(_OF_NOBODY) & (~of_rank | pl.col("metric").is_in(_OF_RANKS)))
-        .with_columns(rank=pl.when(of_rank).then(by_pid).otherwise(by_device))
-        .filter(~of_rank | pl.col("rank").is_not_null())
-        .with_columns(start_us=pl.col("time_ns") // BUCKET_NS * (BUCKET_NS // 1000))
-        .sort("rank", "device", "metric", "unit", "start_us", "time_ns", "value", nulls_last=True)
-        .collect()
-    )
-    key = ["rank", "device", "metric", "unit", "start_us"]
-    found = frame.group_by(key, maintain_order=True).agg(
-        count=pl.len(), least=pl.col("value").min(), most=pl.col("value").max()
-    )
-    _, sums = _sums(frame.select(key), frame["value"])
-    found = found.with_columns(mean=(pl.Series(sums) / pl.col("count")).round_sig_figs(_DIGITS))
-    return found.select(pl.col(name).cast(kind) for name, kind in SCHEMAS["telemetry"].items())
+    def _fold(self, frame: pl.DataFrame) -> pl.DataFrame:
+        frame = (
+            frame.lazy()
+            .filter(pl.col("time_ns").is_not_null() & pl.col("value").is_finite())
+            .filter(pl.col("pid").is_null() | pl.col("metric").is_in([*_OF_RANKS, _COMPUTES]))
+            .with_columns(start_us=pl.col("time_ns") // BUCKET_NS * (BUCKET_NS // 1000))
+            .sort(*self._KEY, "time_ns", "value", nulls_last=True)
+            .collect()
+        )
+        found = frame.group_by(self._KEY, maintain_order=True).agg(
+            count=pl.len(), least=pl.col("value").min(), most=pl.col("value").max()
+        )
+        _, sums = _sums(frame.select(self._KEY), frame["value"])
+        return found.with_columns(sum=pl.Series(sums))
+
+    @cached_property
+    def _all(self) -> pl.DataFrame:
+        schema = {"pid": pl.Int64, "device": pl.String, "metric": pl.String, "unit": pl.String, "start_us": pl.Int64}
+        more = {"count": pl.UInt32, "least": pl.Float64, "most": pl.Float64, "sum": pl.Float64}
+        return pl.concat([pl.DataFrame(schema={**schema, **more}), *self._folded], how="vertical_relaxed")
+
+    @property
+    def is_empty(self) -> bool:
+        return self._all.is_empty()
+
+    def devices(self, infos: Iterable[RankInfo]) -> dict[int, str]:
+        """The device that each rank alone computes on, by the driver's list of processes.
+
+        Where it names none of ours (in a container it may tell numbers of the host), the n-th of all devices is the
+        n-th rank's if there are as many.
+        """
+        infos = tuple(infos)
+        ranks = {info.pid: info.rank for info in infos if info.pid >= 0}
+        seen = self._all.filter((pl.col("metric") == _COMPUTES) & pl.col("pid").is_in(list(ranks)))
+        pairs = {(ranks[pid], device) for pid, device in seen.select("pid", "device").unique().rows() if device}
+        on = {device: [rank for rank, other in pairs if other == device] for _, device in pairs}
+        of = {rank: [device for other, device in pairs if other == rank] for rank, _ in pairs}
+        if pairs:
+            return {rank: own[0] for rank, own in of.items() if len(own) == 1 and len(on[own[0]]) == 1}
+        named = self._all.filter(pl.col("device").str.contains(r"^gpu:\d{1,6}$"))["device"].unique().to_list()
+        there = sorted(named, key=lambda device: int(device.partition(":")[2]))
+        numbers = sorted(info.rank for info in infos if info.device not in (None, "cpu"))
+        return dict(zip(numbers, there, strict=True)) if len(there) == len(numbers) else {}
+
+    def table(self, infos: Iterable[RankInfo], devices: Mapping[int, str]) -> pl.DataFrame:
+        """Readings of the machine, of its devices and of ranks' processes in stretches of ten seconds."""
+        owner = {device: rank for rank, device in devices.items()}
+        ranks = {info.pid: info.rank for info in infos if info.pid >= 0}
+        of_process = pl.col("pid").is_not_null()
+        key = ["rank", "device", "metric", "unit", "start_us"]
+        frame = (
+            self._all.lazy()
+            .filter(pl.col("metric") != _COMPUTES)
+            .with_columns(
+                rank=pl.when(of_process)
+                .then(pl.col("pid").replace_strict(ranks, default=None, return_dtype=pl.Int32))
+                .otherwise(pl.col("device").replace_strict(owner, default=None, return_dtype=pl.Int32))
+            )
+            .filter(~of_process | pl.col("rank").is_not_null())
+            .sort(*key, maintain_order=True, nulls_last=True)
+            .collect()
+        )
+        found = frame.group_by(key, maintain_order=True).agg(
+            pl.col("count").sum(), least=pl.col("least").min(), most=pl.col("most").max()
+        )
+        _, sums = _sums(frame.select(key), frame["sum"])
+        found = found.with_columns(mean=(pl.Series(sums) / pl.col("count")).round_sig_figs(_DIGITS))
+        return found.select(pl.col(name).cast(kind) for name, kind in SCHEMAS["telemetry"].items())
 
 
 def metrics(tables: Tables) -> pl.DataFrame:
@@ -242,11 +279,11 @@ def metrics(tables: Tables) -> pl.DataFrame:
     return found.select(pl.col(name).cast(kind) for name, kind in SCHEMAS["metrics"].items())
 
 
-def events(tables: Tables) -> tuple[pl.DataFrame, list[str]]:
+def events(tables: Tables, clocks: Iterable[ClockOffset]) -> tuple[pl.DataFrame, list[str]]:
     """What happened once to ranks, in order of time, and in words what of it is not kept."""
     rows = [*_collections(tables), *_compiles(tables), *_saves(tables), *_retries(tables), *_alarms(tables)]
-    rows += _clock_steps(tables)
-    frame = pl.DataFrame(rows, schema=SCHEMAS["events"])
+rows += [*_clock_jumps(clocks), *_clock_steps(tables)]
+    frame = pl.DataFrame(rows, schema=SCHEMAS["events"]).unique(maintain_order=True)
     order = ("rank", "start_us", "kind", "step", "duration_us", "file", "line", "function", "text")
     longest = pl.col("duration_us").fill_null(0).rank("ordinal", descending=True).over("rank")
     frame = frame.sort(order, nulls_last=True).with_columns(place=longest)
@@ -330,3 +367,24 @@ def _retries(tables: Tables) -> list[dict[str, Any]]:
         if more > 0:
             rows.append(_event({**row, "duration_ns": None}, "retry", f"{more} on {key[1]} since the reading before"))
     return rows
+
+
+class ClockOffset(NamedTuple):
+    """By how much the system's clock had been moved when a window was recorded, against the journal's steady one."""
+
+    rank: int
+    time_ns: int
+    moved_ns: int
+
+
+def _clock_jumps(clocks: Iterable[ClockOffset]) -> list[dict[str, Any]]:
+    row = {"step": None, "duration_ns": None}
+    return [
+        _event(
+            {**row, "rank": one.rank, "time_ns": one.time_ns},
+            "clock",
+            f"moved by {one.moved_ns / 1e6:+.1f} ms since recording began",
+        )
+        for one in clocks
+        if one.moved_ns
+    ]

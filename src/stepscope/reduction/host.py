@@ -17,7 +17,7 @@ from stepscope.analyze.ranks.durations import exchange_phases
 from stepscope.engine import step_labels
 from stepscope.errors import UnreadableInputError
 from stepscope.read.raw import Losses, RawRank, RawRun
-from stepscope.read.run_folder import read_parts
+from stepscope.read.run_folder import read_parts, read_telemetry
 from stepscope.read.text import moment_ns
 from stepscope.reduction import folded
 from stepscope.reduction.plan import HostPlan, in_words
@@ -42,8 +42,10 @@ def reduce_host(plan: HostPlan, traces: Sequence[tuple[str, TraceRows]]) -> tupl
     """
     raw = _raw(plan, traces)
     tables = build(raw)
+    read = (part for name in plan.launchers for part in read_telemetry(Path(plan.run, name), raw.losses))
+    telemetry = folded.Telemetry(read)
     told = any(rank.info or rank.journal for rank in raw.ranks)
-    if not told and tables.steps.is_empty() and tables.system.is_empty() and tables.stacks.is_empty():
+    if not told and tables.steps.is_empty() and telemetry.is_empty and tables.stacks.is_empty():
         raise UnreadableInputError(f"{plan.run}: nothing of host {plan.host} can be read")
     compiled = _of_traces("compiles", traces)
     journaled = tables.compiles.select("process").unique()
@@ -54,10 +56,16 @@ def reduce_host(plan: HostPlan, traces: Sequence[tuple[str, TraceRows]]) -> tupl
     labelled = step_labels.label(tables, cut)
     context.__dict__["labelled"] = labelled
     exchange = exchange_phases(context, sites.facts(tables))
-    devices = folded.devices(tables)
+    devices = telemetry.devices(tables.ranks)
     steps, too_long = _steps(context, raw, _of_traces("step_sums", traces))
     collectives = _collectives(_of_traces("collectives", traces))
-    events, dropped = folded.events(tables)
+    numbers = {rank.name: rank.rank for rank in raw.ranks}
+    clocks = [
+        folded.ClockOffset(numbers[process], rows.start_ns, -rows.offset_ns)
+        for process, rows in traces
+        if rows.start_ns is not None and process in numbers
+    ]
+    events, dropped = folded.events(tables, clocks)
     ranks = tuple(
         ReducedRank(
             rank=info.rank,
@@ -93,7 +101,7 @@ def reduce_host(plan: HostPlan, traces: Sequence[tuple[str, TraceRows]]) -> tupl
         "folded": folded.collectives(collectives),
         "work": _work(_of_traces("work", traces), tables, steps),
         "lines": folded.lines(context),
-        "telemetry": folded.telemetry(tables, devices),
+        "telemetry": telemetry.table(tables.ranks, devices),
         "metrics": folded.metrics(tables),
         "events": events,
     }

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +27,13 @@ from stepscope.engine.device_work import FILL, KERNEL, work
 from stepscope.engine.spans import Span, spans
 from stepscope.read.kineto import KinetoTrace
 from stepscope.read.raw import Losses, RawHost, RawRank, RawRun, TraceRef
-from stepscope.read.trace import MISSING, Slices, Text, TraceChunk
+from stepscope.read.trace import MISSING, TraceChunk
 from stepscope.tables import build, categories
-from stepscope.tables.arrays import NONE, Bools, Int64
+from stepscope.tables.arrays import NONE, Int64
 from stepscope.tables.compile_spans import SPANS, span_rows
 from stepscope.tables.ingest import ingest
 from stepscope.tables.reduced import SCHEMAS, Group, group_id
 from stepscope.tables.schema import SCHEMAS as TABLES
-from stepscope.tables.step_range import rows_of_columns
 from stepscope.tables.trace_entry import load
 
 MAX_COLLECTIVES = 1_000_000  # of a trace; the first ones are kept
@@ -46,6 +47,9 @@ _KINDS = {"Forward": "forward", "Backward": "backward", "F": "forward", "B": "ba
 _STARTS_WORK = re.compile(r"launch|enqueue|copy|cpy|memset|fill", re.IGNORECASE)
 _FORWARD = ("DistributedDataParallel.forward", "FullyShardedDataParallel.forward")
 _LOADER = "enumerate(DataLoader)#"
+_WHOLE = "Trace"  # of the one slice that is as long as the recording
+_OF_HOST = categories.OPERATORS | {categories.ANNOTATION, categories.FUNCTION}
+MAX_NAMES = 10_000  # that are remembered: real traces have some hundred
 _UNUSED = ("external_id", "sequence", "forward_thread", "bytes", "python_module", "blocks", "threads", "registers",
            "shared_memory")  # fmt: skip
 _UNUSED_FLOATS = ("blocks_per_sm", "warps_per_sm", "occupancy")
@@ -71,6 +75,8 @@ class TraceRows(Struct, frozen=True):
     device: str | None = None
     steps: list[dict[str, Any]] = field(default_factory=list)
     left_out: tuple[str, ...] = ()
+    start_ns: int | None = None
+    offset_ns: int = 0  # what its clock was moved by to be the journal's
 
     def frame(self, name: str) -> pl.DataFrame:
         """Raises PolarsError where the part is damaged."""
@@ -78,50 +84,60 @@ class TraceRows(Struct, frozen=True):
 
 
 class _Essentials(KinetoTrace):
-    """A trace without what the host did, but for collectives, launches, and marks of steps and of compiling."""
+    """A trace without what the host did, but for collectives, launches, and marks of steps and of compiling.
+
+    What is left out is so before columns are made of it, which takes longer than decoding. Of each stretch the first
+    and the last slice of the host stay: they say which steps lie in the trace.
+    """
+
+    def _stretches(self) -> Iterator[list[Any]]:
+        wanted = _Wanted()
+        for events in super()._stretches():
+            slices = [event for event in events if event.ph == "X"]
+            kept = [event for event in slices if wanted[event.cat](event.name)]
+            rest = (event for event in slices if event.cat in _OF_HOST and not wanted[event.cat](event.name))
+            first = next(rest, None)
+            if first is not None:
+                kept += [first, *deque(rest, maxlen=1)]
+            yield kept
 
     def chunks(self) -> Iterator[TraceChunk]:
         for chunk in super().chunks():
-            kept = rows_of_columns(chunk.slices, _wanted(chunk.slices))
-            count = len(kept)
+            count = len(chunk.slices)
             unused: dict[str, Any] = {name: np.broadcast_to(np.int64(MISSING), count) for name in _UNUSED}
             unused |= {name: np.broadcast_to(np.float64("nan"), count) for name in _UNUSED_FLOATS}
-            flows = rows_of_columns(chunk.flows, np.zeros(len(chunk.flows), bool))
-            memory = rows_of_columns(chunk.memory, np.zeros(len(chunk.memory), bool))
-            yield TraceChunk(replace(kept, **unused), flows, memory)
+            yield TraceChunk(replace(chunk.slices, **unused), chunk.flows, chunk.memory)
 
 
-def _wanted(slices: Slices) -> Bools:
-    def each(text: Text, flags: list[bool]) -> Bools:
-        found: Bools = np.array([*flags, False], bool)[text.codes]
+class _Wanted(dict[Any, Callable[[Any], bool]]):
+    """For a category what says of a name whether slices of both are kept; each distinct name is looked at once."""
+
+    def __missing__(self, category: Any) -> Callable[[Any], bool]:
+        self[category] = found = _test_of(category if isinstance(category, str) else "")
         return found
 
-    kinds = slices.category.values
-    device = each(slices.category, [kind in categories.DEVICE for kind in kinds])
-    calls = each(slices.category, [categories.is_runtime(kind) for kind in kinds])
-    host = each(slices.category, [kind in categories.OPERATORS or kind == categories.ANNOTATION for kind in kinds])
-    ranges = each(slices.category, [kind == _DEVICE_ANNOTATION for kind in kinds])
-    piece = [_kind_of_piece(name) is not None for name in slices.name.values]
-    marks = [
-        is_piece or name.startswith(categories.STEP) or name in SPANS or is_collective_call(name)
-        for name, is_piece in zip(slices.name.values, piece, strict=True)
-    ]
-    told = slices.collective.codes >= 0
-    ends = np.zeros(len(slices), bool)  # of what the host did: they say which steps lie in the trace
-    of_host = np.flatnonzero(slices.stream == MISSING)
-    if len(of_host):
-        finished = slices.start_ns[of_host] + slices.duration_ns[of_host]
-        ends[of_host[[slices.start_ns[of_host].argmin(), finished.argmax()]]] = True
-    starting = [_STARTS_WORK.search(name) is not None for name in slices.name.values]
-    wanted: Bools = (
-        device
-        | (calls & each(slices.name, starting))
-        | (host & each(slices.name, marks))
-        | (ranges & each(slices.name, piece))
-        | told
-        | ends
-    )
-    return wanted
+
+def _test_of(category: str) -> Callable[[Any], bool]:
+    if category in categories.DEVICE or category == _WHOLE:
+        return lambda _: True
+    if categories.is_runtime(category):
+        return _by_name(lambda name: _STARTS_WORK.search(name) is not None)
+    if category == _DEVICE_ANNOTATION:
+        return _by_name(lambda name: _kind_of_piece(name) is not None)
+    if category in categories.OPERATORS or category == categories.ANNOTATION:
+        return _by_name(
+            lambda name: (
+                name.startswith(categories.STEP)
+                or name in SPANS
+                or is_collective_call(name)
+                or _kind_of_piece(name) is not None
+            )
+        )
+    return lambda _: False
+
+
+def _by_name(test: Callable[[str], bool]) -> Callable[[Any], bool]:
+    return lru_cache(MAX_NAMES)(lambda name: isinstance(name, str) and test(name))
 
 
 def _kind_of_piece(name: str) -> str | None:
@@ -177,6 +193,8 @@ def reduce_trace(ref: TraceRef, rank: RawRank, host: str, *, recorded: bool) -> 
         device=read.index.device,
         steps=read.steps,
         left_out=tuple(left_out),
+        start_ns=int(span.start_ns.min()),
+        offset_ns=read.offset_ns,
     )
 
 

@@ -144,7 +144,9 @@ def _table(reduced: Reduced, found: Clocks, windows: dict[int, tuple[int, int]])
 
 def _set(reduced: Reduced) -> dict[str, list[tuple[int, str]]]:
     """When hosts recorded that their clocks were set, ns, and the words of that, by host."""
-    rows = reduced.scan("events").filter((pl.col("kind") == "clock") & pl.col("start_us").is_not_null())
+    rows = reduced.scan("events").filter(
+        (pl.col("kind") == "clock") & pl.col("rank").is_null() & pl.col("start_us").is_not_null()
+    )
     found: dict[str, list[tuple[int, str]]] = {}
     for host, start_us, text in rows.select("host", "start_us", "text").sort("host", "start_us").collect().rows():
         found.setdefault(host, []).append((start_us * 1000, f"recorded on it: {text or 'the clock was set'}"))

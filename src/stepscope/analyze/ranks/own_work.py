@@ -47,6 +47,16 @@ class Steps(Struct, frozen=True):
     all_steps: int  # that could have been judged
 
     @property
+    def waits_inside(self) -> bool:
+        """Whether ranks wait for each other several times a step: then their work does not add up to its end."""
+        return "forward" in self.exchange
+
+    def loader_alone(self, part: Int64) -> bool:
+        """Whether what lies between the fetch and the forward pass of these ranks is known apart from the wait."""
+        before = self.phases.get("before_forward")
+        return before is not None and bool(np.isfinite(before[:, part]).any())
+
+    @property
     def steady(self) -> Int64:
         return np.flatnonzero(~self.windowed)
 

@@ -11,14 +11,15 @@ from stepscope.analyze.ranks.imbalance import heavy_stages
 from stepscope.analyze.ranks.links import SlowLink, slow_links
 from stepscope.model.findings import Evidence
 from stepscope.model.ranks import Straggler
+from stepscope.tables.arrays import Int64
 
 
-def stages(case: Case) -> list[Straggler]:
+def stages(case: Case, late: Int64) -> list[Straggler]:
     if case.steps.compute is None:
         return []
     layout = case.layout
     found = []
-    for one in heavy_stages(case.steps.compute, layout, case.pipes, case.step_ms):
+    for one in heavy_stages(case.steps.compute, layout, case.pipes, late, case.step_ms):
         ranks = np.flatnonzero(layout.pp == one.stage)
         source = "work of windows"
         found.append(

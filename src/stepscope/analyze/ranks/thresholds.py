@@ -5,6 +5,7 @@ from __future__ import annotations
 MIN_STEPS = 20  # steady or windowed ones: of fewer, quarters of a run cannot agree
 MIN_WINDOWED = 8  # steps of windows: of fewer, chance decides which stage or batch is longest
 MIN_RANKS = 2
+MIN_PEERS = 3  # of which the middle one tells a wait of all from what one does
 MISSING_SHARE = 0.25  # of the places in the layout: with more of them not recorded, "none" would be a guess
 MAX_CELLS = 24_000_000  # ranks x steps that are held at once, 100 MB a column; beyond, blocks spread over the run
 MAX_PLAYED = 4_000_000  # rows of work that pipelines are played again from: steps spread over the run, some 200 MB
@@ -49,4 +50,3 @@ BUSY_CORES = 0.2  # more of the host's processors in use than on other hosts
 
 MAX_STRAGGLERS = 16
 MAX_SUSPECTS = 20
-GRID_ROWS, GRID_COLUMNS = 1000, 100

@@ -64,7 +64,7 @@ def _stragglers(case: Case) -> list[Straggler]:
     found = [*saves, *slowed, *(straggler(case, draft, late) for draft in fixed)]
     found += rotating_causes(case, late)
     found += [one for one in (sequence_length(case, late),) if one is not None]
-    found += stages(case)
+    found += stages(case, late)
     found += links(case)
     # steps that are slow for all need no second, unknown cause where another explains them
     most = max((one.cost_ms for one in found), default=0.0)

@@ -33,7 +33,7 @@ RECORD = (
 )
 FACTS = (
     "Ranks judged: ranks; Ranks of the job: world_size; Steady steps: steps; Steps of windows: windowed_steps; "
-    "Mean step: step_ms; Smallest effect that would show: least_ms"
+    "Mean step: step_ms; Slowdown by uneven work: slowdown number; Smallest effect that would show: least_ms"
 )
 IN_FULL = (
     "Steps side by side: steps; Works longest: slowest number; Longer than the others: excess_ms; "
