@@ -282,7 +282,7 @@ def metrics(tables: Tables) -> pl.DataFrame:
 def events(tables: Tables, clocks: Iterable[ClockOffset]) -> tuple[pl.DataFrame, list[str]]:
     """What happened once to ranks, in order of time, and in words what of it is not kept."""
     rows = [*_collections(tables), *_compiles(tables), *_saves(tables), *_retries(tables), *_alarms(tables)]
-rows += [*_clock_jumps(clocks), *_clock_steps(tables)]
+    rows += [*_clock_jumps(clocks), *_clock_steps(tables)]
     frame = pl.DataFrame(rows, schema=SCHEMAS["events"]).unique(maintain_order=True)
     order = ("rank", "start_us", "kind", "step", "duration_us", "file", "line", "function", "text")
     longest = pl.col("duration_us").fill_null(0).rank("ordinal", descending=True).over("rank")
