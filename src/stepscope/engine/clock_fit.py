@@ -23,8 +23,8 @@ _DAMPING, _SETTLED_NS = 1e-7, 0.01
 ROBUST = 1.5  # times the error of least squares: what is robust, of ends that are late rather than early
 
 BREAK_NS = 100_000.0  # by so much one line must miss what two lines meet
-BREAK_SIGMAS = 6.0  # of single values, by the distances of neighbours, which no line decides
-BREAK_GAIN = 2.0  # and by this factor its squares must be larger
+BREAK_SIGMAS = 3.0  # of single values, by the distances of neighbours, which no line decides
+BREAK_SHARE = 40.0  # what two lines take off the squares, by the mean square that they leave: chance makes up to 25
 _BINS = 64
 _LEAST_BINS = 4  # on either side of a break
 
@@ -168,13 +168,13 @@ def broken(x: Floats, y: Floats) -> tuple[int, float] | None:
     two = forward[splits - 1] + backward[splits]
     best = int(splits[np.argmin(two)])
     squares = float(two.min())
-    noise = max(noise, np.sqrt(squares / (bins - 4)) / 3)
     one, both = (
         np.concatenate([_on_line(at[part], series[part]) for part in parts])
         for parts in ((slice(None),), (slice(best), slice(best, None)))
     )
     missed = float(np.abs(one - both).max())
-    if forward[-1] < BREAK_GAIN * squares or missed < max(BREAK_NS, BREAK_SIGMAS * noise):
+    taken = float(forward[-1]) - squares
+    if taken * (bins - 4) < BREAK_SHARE * squares or missed < max(BREAK_NS, BREAK_SIGMAS * noise):
         return None
     return int(np.searchsorted(place, best)), missed
 
