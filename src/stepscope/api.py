@@ -200,13 +200,14 @@ class Run:
 
         return None if self.reduced is None else in_full.stands_on(self.folder, self.reduced, self._chosen)
 
-    def rank_maps(self, columns: int) -> tuple[RankMap, ...]:
-        """How much longer each rank works than its peers, in so many parts of the run."""
+    @cached_property
+    def rank_maps(self) -> tuple[RankMap, ...]:
+        """How much longer each rank works than its peers, along the run; empty where ranks cannot be compared."""
         from stepscope.analyze.ranks import maps
 
         if self.reduced is not None:
-            return maps.rank_maps(self.reduced, columns)
-        return maps.map_of_steps(self._context, self.analysis.ranks, columns)
+            return maps.rank_maps(self.reduced)
+        return maps.map_of_steps(self._context, self.analysis.ranks)
 
     @cached_property
     def _inputs(self) -> tuple[tuple[MemoryRecording, ...], tuple[Path, ...]]:

@@ -121,7 +121,7 @@ COMMANDS: dict[str, Command] = {
     "reduce": Command(
         "Reduce a run near its data to small tables, from which many ranks are judged.",
         (
-            "srun --ntasks-per-node=1 stepscope reduce RUN   # each node what it recorded",
+            "stepscope reduce RUN   # behind `srun --ntasks-per-node=1` each node what it recorded",
             "stepscope reduce RUN --host node7 --force",
             "stepscope reduce RUN --engine dask --scheduler slurm --jobs 16",
         ),

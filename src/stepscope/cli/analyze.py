@@ -196,6 +196,8 @@ def analyze(
 
 
 def _show_table(run: Run, wanted: TableOptions, json_file: str | None) -> None:
+    from msgspec.structs import asdict
+
     from stepscope.analyze.views.select import TABLES, FirstRows, Selection
     from stepscope.report import sentences
     from stepscope.report.table import Choice, document
@@ -215,7 +217,8 @@ def _show_table(run: Run, wanted: TableOptions, json_file: str | None) -> None:
     )
     found = run.table(table, selection)
     slowed = sentences.profiled(run.profiled) if table in OF_PROFILED else None
-    notes = (*found.notes, slowed) if slowed else found.notes
+    some = None if run.ranks_read is None else f"this table is of {sentences.looked_at(asdict(run.ranks_read))}"
+    notes = (*found.notes, *filter(None, (slowed, some)))
     choice = Choice(wanted.sort, wanted.rows(json_file), None if own else wanted.filter_)
     total = found.total if isinstance(found, FirstRows) else None
     shown = document(table, found.rows, choice, notes=notes, absent=found.absent, total=total)
