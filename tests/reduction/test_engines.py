@@ -8,8 +8,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import BrokenExecutor, Executor, Future
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -20,7 +22,7 @@ from tests.reduction.jobs import contents, make_job, trace
 
 distributed = pytest.importorskip("distributed", reason="needs stepscope[cluster]")
 
-TRACES = 8  # of each of four ranks
+TRACES = 5  # of each of four ranks
 PATIENCE_S = 60
 
 
@@ -95,6 +97,22 @@ def test_dask_makes_the_same_bytes_also_when_a_worker_is_killed(
         assert 0 < met[0] < 4 * TRACES
         assert [(one.problem, one.ranks) for one in made] == [(None, 2), (None, 2)]
         assert contents(tmp_path / "killed" / "reduced") == expected
+
+
+class Broken(Executor):
+    """Takes no task."""
+
+    def submit(self, *_: Any, **__: Any) -> Future[Any]:
+        raise BrokenExecutor
+
+
+def test_what_an_engine_does_not_take_is_done_here(tmp_path: Path) -> None:
+    run = make_job(tmp_path, {"a": (0,)})
+    (made,) = reduce_run(run, executor=Broken())
+    assert (made.ranks, made.problem, made.left_out) == (1, None, ())
+    assert made.lost > 0
+    (again,) = reduce_run(run, out=tmp_path / "inline")
+    assert contents(again.folder) == contents(made.folder)
 
 
 def test_jobs_of_slurm_make_the_same_bytes(

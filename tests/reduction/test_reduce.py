@@ -216,6 +216,19 @@ def test_torn_journals_are_counted_and_the_rest_is_kept(tmp_path: Path) -> None:
     assert any("host-b/manifest.json" in text for text in found.hosts[1].left_out)
 
 
+def test_numbers_of_ranks_that_cannot_be(tmp_path: Path) -> None:
+    run = make_job(tmp_path, {"a": (0, 1, 2, 3)})
+    for rank, told in ((1, 0), (2, 2**30)):
+        path = run / f"rank-{rank}" / "rank.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"rank": told, "world_size": 2**40}))
+    assert call("reduce", run) == 0
+    found = load(run / "reduced")
+    assert found.ranks == (0, 3)
+    assert len(rows(found, "steps", rank=0)) == STEPS
+    assert {row["rank"] for row in rows(found, "collectives")} == {0, 3}
+    assert [text.partition(":")[0] for text in found.hosts[0].left_out] == ["rank-1", "rank-2"]
+
+
 def test_a_host_of_which_nothing_can_be_read(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run = make_job(tmp_path)
     for part in ("host-b", "rank-2", "rank-3"):

@@ -21,6 +21,7 @@ ENGINES = ("inline", "pool", "dask")
 LOCAL, SLURM = "local", "slurm"
 _MORE_ROUNDS = 1  # with a new executor, for what a worker that died has left
 _CONNECT_SECONDS = 30
+_KILLED = "the process that read it was killed each time, mostly for want of memory; reduce it where there is more"
 _DASK_MISSING = "--engine dask needs Dask; install it with: pip install 'stepscope[cluster]'"
 _WORKER = {"cores": 1, "processes": 1, "memory": "2GB"}  # of a job of SLURM, where the site's settings say nothing
 
@@ -34,7 +35,10 @@ class Inline(Executor):
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
-        future.set_result(fn(*args, **kwargs))
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - whoever asks for the result gets it, as from any executor
+            future.set_exception(error)
         return future
 
 
@@ -123,11 +127,13 @@ class Workers:
         self._executor = None
         self._stack.close()
 
-    def run(self, task: Task, texts: Sequence[str], killed: str, tell: Tell | None = None) -> tuple[list[str], int]:
+    def run(
+        self, task: Task, texts: Sequence[str], failed: Callable[[str], str], tell: Tell | None = None
+    ) -> tuple[list[str], int]:
         """The answer to each text, and how many of them had to be asked for again because a worker was lost.
 
-        What no worker answers runs once more in a process of its own; where that is killed, too, `killed` is the
-        answer.
+        What no worker answers runs once more in a process of its own; where it fails there, too, the answer is what
+        `failed` makes of the reason.
         """
         answers: dict[int, str] = {}
         lost = 0
@@ -150,15 +156,16 @@ class Workers:
             lost += sum(number not in answers for number in missing)
         for number in range(len(texts)):
             if number not in answers:
-                answers[number] = _alone(task, texts[number], killed)
+                answers[number] = _alone(task, texts[number], failed)
         return [answers[number] for number in range(len(texts))], lost
 
 
-def _alone(task: Task, text: str, killed: str) -> str:
+def _alone(task: Task, text: str, failed: Callable[[str], str]) -> str:
     if not main_is_guarded():
         return task(text)
-    try:
-        with pool(1) as executor:
-            return executor.submit(task, text).result()
-    except BrokenProcessPool:
-        return killed
+    with pool(1) as executor:
+        future = executor.submit(task, text)
+        error = future.exception()
+    if error is None:
+        return future.result()
+    return failed(_KILLED if isinstance(error, BrokenProcessPool) else f"{type(error).__name__}: {error}")

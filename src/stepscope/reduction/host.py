@@ -24,7 +24,7 @@ from stepscope.reduction.plan import HostPlan, in_words
 from stepscope.reduction.trace import TraceRows, nothing
 from stepscope.schema import PHASES, REDUCED_SCHEMA
 from stepscope.tables import build
-from stepscope.tables.reduced import LABELS, SCHEMAS, Index, ReducedRank
+from stepscope.tables.reduced import LABELS, MAX_RANK, SCHEMAS, Index, ReducedRank
 from stepscope.tables.schema import Tables
 
 MAX_US = 2**32 - 1  # of a part of a step, more than an hour; what is longer is null
@@ -41,6 +41,10 @@ def reduce_host(plan: HostPlan, traces: Sequence[tuple[str, TraceRows]]) -> tupl
         traces: each with the folder of its rank, in the order of the plan.
     """
     raw = _raw(plan, traces)
+    numbers = {rank.name: rank.rank for rank in _distinct(raw.ranks)}
+    damaged = [rank.name for rank in raw.ranks if rank.name not in numbers]
+    raw = replace(raw, ranks=tuple(rank for rank in raw.ranks if rank.name in numbers))
+    traces = [(process, rows) for process, rows in traces if process in numbers]
     tables = build(raw)
     read = (part for name in plan.launchers for part in read_telemetry(Path(plan.run, name), raw.losses))
     telemetry = folded.Telemetry(read)
@@ -59,11 +63,10 @@ def reduce_host(plan: HostPlan, traces: Sequence[tuple[str, TraceRows]]) -> tupl
     devices = telemetry.devices(tables.ranks)
     steps, too_long = _steps(context, raw, _of_traces("step_sums", traces))
     collectives = _collectives(_of_traces("collectives", traces))
-    numbers = {rank.name: rank.rank for rank in raw.ranks}
     clocks = [
         folded.ClockOffset(numbers[process], rows.start_ns, -rows.offset_ns)
         for process, rows in traces
-        if rows.start_ns is not None and process in numbers
+        if rows.start_ns is not None
     ]
     events, dropped = folded.events(tables, clocks)
     ranks = tuple(
@@ -83,11 +86,12 @@ def reduce_host(plan: HostPlan, traces: Sequence[tuple[str, TraceRows]]) -> tupl
     problems = [*plan.left_out, *(text for _, rows in traces for text in rows.left_out), *in_words(raw.losses)]
     problems += [f"{too_long:,} parts of steps longer than {MAX_US / 6e7:.0f} minutes"] if too_long else []
     problems += dropped
+    problems += [f"{name}: the number of its rank is damaged, or another's too" for name in damaged]
     index = Index(
         schema=REDUCED_SCHEMA,
         version=__version__,
         host=plan.host,
-        world_size=max((size for size in sizes if size is not None), default=None),
+        world_size=max((size for size in sizes if size is not None and 0 < size <= MAX_RANK), default=None),
         ranks=ranks,
         groups=tuple(groups[name] for name in sorted(groups)),
         tables={},
@@ -105,6 +109,15 @@ def reduce_host(plan: HostPlan, traces: Sequence[tuple[str, TraceRows]]) -> tupl
         "metrics": folded.metrics(tables),
         "events": events,
     }
+
+
+def _distinct(ranks: Iterable[RawRank]) -> list[RawRank]:
+    """Ranks with a number that can be one, each once: the first of a number, which in a sound run all are."""
+    found: dict[int, RawRank] = {}
+    for rank in ranks:
+        if rank.rank < MAX_RANK:
+            found.setdefault(rank.rank, rank)
+    return list(found.values())
 
 
 def _raw(plan: HostPlan, traces: Sequence[tuple[str, TraceRows]]) -> RawRun:

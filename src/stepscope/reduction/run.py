@@ -25,7 +25,6 @@ from stepscope.tables.reduced import PART, Index, read_host
 
 _TRACES = ".traces-"
 _STALE_SECONDS = 24 * 3600  # what is hidden in `reduced` and older was left by a process that was killed
-_KILLED = "the process that read it was killed each time, mostly for want of memory; reduce it where there is more"
 
 
 class HostReduced(Struct, frozen=True):
@@ -140,7 +139,6 @@ def _reduced(
     todo: Sequence[HostPlan], out: Path, parts: Path, workers: Workers, tell: Tell | None
 ) -> tuple[dict[str, Made], int]:
     """What became of each host, and how many tasks were done again."""
-    killed = msgspec.json.encode(Made(problem=_KILLED)).decode()
     traces = {
         plan.host: [
             TraceTask(plan.run, plan.host, plan.recorded, trace, str(parts / f"{number}-{place}"))
@@ -149,13 +147,17 @@ def _reduced(
         for number, plan in enumerate(todo)
     }
     texts = [msgspec.json.encode(task).decode() for tasks in traces.values() for task in tasks]
-    answers, lost = workers.run(trace_task, texts, killed, tell)
+    answers, lost = workers.run(trace_task, texts, _failed, tell)
     made = iter(msgspec.json.decode(answer, type=Made) for answer in answers)
     hosts = [
         HostTask(plan, tuple(traces[plan.host]), tuple(next(made) for _ in traces[plan.host]), str(out))
         for plan in todo
     ]
     texts = [msgspec.json.encode(task).decode() for task in hosts]
-    answers, more = workers.run(host_task, texts, killed)
+    answers, more = workers.run(host_task, texts, _failed)
     decoded = (msgspec.json.decode(answer, type=Made) for answer in answers)
     return {plan.host: answer for plan, answer in zip(todo, decoded, strict=True)}, lost + more
+
+
+def _failed(why: str) -> str:
+    return msgspec.json.encode(Made(problem=why)).decode()

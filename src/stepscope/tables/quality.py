@@ -139,7 +139,7 @@ def _host_notes(hosts: Iterable[RawHost]) -> Iterator[Note]:
         problems, sampler = manifest.get("problems"), manifest.get("sampler")
         for problem in problems[:_MAX_NAMED] if isinstance(problems, list) else ():
             yield Note(WARNING, f"on host {host.name}: {_quoted(problem)}", source)
-        if isinstance(sampler, dict) and sampler.get("source") in _SAMPLERS:
+        if isinstance(sampler, dict) and string(sampler.get("source")) in _SAMPLERS:
             level, text = _SAMPLERS[sampler["source"]]
             yield Note(level, f"{text}: {_quoted(sampler.get('reason'))}", source)
 
