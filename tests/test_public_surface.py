@@ -16,6 +16,7 @@ PUBLIC = [
     "mark",
     "open_run",
     "profile",
+    "reduce_run",
     "region",
     "step",
 ]

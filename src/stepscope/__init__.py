@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from stepscope.notebook import display
     from stepscope.record.agent.marks import log, mark, region, step
     from stepscope.record.profile import profile
+    from stepscope.reduction.run import reduce_run
 
 __version__ = "0.1.0"
 
@@ -27,6 +28,7 @@ __all__ = [
     "mark",
     "open_run",
     "profile",
+    "reduce_run",
     "region",
     "step",
 ]
@@ -41,6 +43,7 @@ _HOMES = {
     "mark": "stepscope.record.agent.marks",
     "open_run": "stepscope.api",
     "profile": "stepscope.record.profile",
+    "reduce_run": "stepscope.reduction.run",
     "region": "stepscope.record.agent.marks",
     "step": "stepscope.record.agent.marks",
     "unload_ipython_extension": "stepscope.notebook",

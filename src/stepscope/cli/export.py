@@ -12,6 +12,8 @@ from stepscope.cli import say
 from stepscope.cli.options import Force, NoSource, OptionGroup, Steps, argument, option, parse_steps
 from stepscope.errors import UsageError, refuse
 
+MOST_HOSTS = 16  # whose clocks are told on the terminal; the file tells all
+
 
 class SinkOptions(OptionGroup, frozen=True):
     to: Annotated[
@@ -107,6 +109,10 @@ def _cut(
         done = layer.export(paths, out, cut, force=force, progress=report)
     for problem in done.problems:
         say(problem)
+    for one in done.moves[:MOST_HOSTS]:
+        say(one.sentence)
+    if len(done.moves) > MOST_HOSTS:
+        say(f"{len(done.moves) - MOST_HOSTS} more hosts: stepscopeClocks in the file says what was done with them")
     ranks = f", {done.ranks} ranks" if done.ranks > 1 else ""
     lost = f"; {done.lost:,} could not be read" if done.lost else ""
     size = f"{done.bytes / 10**6:.1f} MB, {done.slices:,} slices{ranks}{lost}"

@@ -125,7 +125,7 @@ def flamegraph(
     )
     reading = Reading(source_root=source_root, map_=map_, library=library, no_cache=no_cache)
     with outputs.reading("reading") as progress:
-        options = reading.options(progress)
+        options = reading.options(progress, rank=rank)
         run = api.open_run(*paths, options=options)
         run.load()
         other = api.open_run(diff, options=options) if diff not in (None, OTHERS) else None

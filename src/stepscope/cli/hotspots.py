@@ -110,7 +110,7 @@ def hotspots(
         selection=StackSelection(phase=phase, rank=rank, process=process, parked=parked),
     )
     with outputs.reading("reading") as progress:
-        run = api.open_run(*given, options=Reading(source_root=source_root, map_=map_).options(progress))
+        run = api.open_run(*given, options=Reading(source_root=source_root, map_=map_).options(progress, rank=rank))
         segments = run.tables.segments.select("samples", "skipped_samples").fill_null(0)
         if not sum(segments.sum().row(0)):
             raise UnreadableInputError(f"{given[0]}: {NO_STACKS}")

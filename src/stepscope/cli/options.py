@@ -135,8 +135,12 @@ class Reading(OptionGroup, frozen=True):
         judged: bool = False,
         keep: bool = True,
         priced: Priced | None = None,
+        rank: int | None = None,
     ) -> ReadOptions:
-        """Raises `UsageError`. `judged`: rules are, but for those that the project's settings ignore."""
+        """Raises `UsageError`. `judged`: rules are, but for those that the project's settings ignore.
+
+        Of a run of many ranks that was reduced `rank` is read in full, beside those that the verdict points at.
+        """
         from stepscope.api import ReadOptions
         from stepscope.cli.settings import ignored_rules
         from stepscope.model.machine import NO_PRICES
@@ -151,6 +155,7 @@ class Reading(OptionGroup, frozen=True):
         return ReadOptions(
             tables=self.tables,
             cache=not self.no_cache,
+            ranks=() if rank is None else (rank,),
             steps=parse_steps(self.steps),
             source_roots=tuple(self.source_root or ()),
             maps=tuple((old, new) for old, _, new in maps),

@@ -6,7 +6,9 @@ import contextlib
 import os
 import shlex
 import signal
+import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
@@ -37,8 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from stepscope.api import Run
-    from stepscope.record.host.folder import Part
     from stepscope.record.host.launch import Outcome
+    from stepscope.record.host.members import Part
     from stepscope.record.host.openmetrics import Endpoint
 
 
@@ -104,10 +106,11 @@ def run(
 
     With `--fail-on`, a command that ended with 0 gives 1 if its run holds what was named, after the report, and 4 if
     there is no report to tell from; so does one that `--max-steps` has ended. Where several launchers share one job,
-    the last one to end reports and checks; the others keep their command's status.
+    the last one to end reports and checks; the others keep their command's status. Of more than 16 launchers each
+    machine first reduces what it recorded (docs/cluster.md).
     """
-    from stepscope.record.host.folder import part_in_report
     from stepscope.record.host.launch import launch
+    from stepscope.record.host.members import part_in_report, reduces, say_done
     from stepscope.record.host.signals import MAX_STEPS_MARKER
 
     if json_file == outputs.STDOUT:
@@ -135,6 +138,9 @@ def run(
     endpoint = None if metrics_port is None else _listen(metrics_port, quiet=quiet)
     outcome = launch(options, meanwhile=None if no_report else _import_the_report, endpoint=endpoint)
     sys.stderr = cast("TextIO", _MayGoUnread(sys.stderr))
+    if not (no_report or outcome.hurried) and reduces(outcome.run, outcome.host_dir):
+        outcome = _reduce(outcome, quiet=quiet)
+    say_done(outcome.host_dir)
     if no_report:
         if not quiet:
             say(outcome.problem or f"recorded; make the report with: stepscope analyze {outcome.run}")
@@ -171,6 +177,36 @@ def _listen(port: int, *, quiet: bool) -> Endpoint | None:
     return endpoint
 
 
+REDUCE_SECONDS = 600.0  # of a machine's recording: eight ranks with three windows of 50 MB each take some four minutes
+
+
+def _reduce(outcome: Outcome, *, quiet: bool) -> Outcome:
+    """Reduce what this machine recorded, in a process of its own; the outcome is hurried where a signal ends that."""
+    from stepscope.record.host.launch import package_folder, without_user_code
+    from stepscope.record.host.signals import Interrupted, interrupted_on_termination
+
+    host = outcome.host_dir.name.removeprefix("host-")
+    words = ["reduce", str(outcome.run), "--host", host]
+    try:
+        with interrupted_on_termination():
+            done = subprocess.run(
+                [sys.executable, "-m", "stepscope", *words, "--engine", "inline", "--quiet"],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=REDUCE_SECONDS,
+                cwd=str(Path(package_folder()).parent),  # `-m` puts the working directory on the path
+                env=without_user_code(os.environ), check=False,
+            )  # fmt: skip
+    except (Interrupted, KeyboardInterrupt):
+        return replace(outcome, hurried=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        why = "it took too long" if isinstance(error, subprocess.TimeoutExpired) else str(error)
+    else:
+        told = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        why = "" if done.returncode == 0 else told[-1] if told else f"status {done.returncode}"
+    if why and not quiet:
+        say(f"what this machine recorded was not reduced ({why}); try: {shlex.join(['stepscope', *words])}")
+    return outcome
+
+
 def _import_the_report() -> None:
     """What the report takes half a second to import is there by the time that the command ends."""
     import stepscope.analyze.pictures
@@ -186,7 +222,8 @@ def _report(
     """Show and write the report, where it is ours to make and there is time for it: then the run is returned."""
     from stepscope import api
     from stepscope.dashboard import single, terminal
-    from stepscope.record.host.folder import Part
+    from stepscope.record.host import accounting
+    from stepscope.record.host.members import Part
     from stepscope.record.host.signals import interrupted_on_termination
 
     if outcome.problem and not quiet:
@@ -200,6 +237,7 @@ def _report(
             say(f"recorded into {outcome.run}; when all its tasks have ended: stepscope analyze {outcome.run}")
         return None
     with interrupted_on_termination():
+        accounting.keep(outcome.run)
         run = api.open_run(outcome.run, options=api.ReadOptions(**reading))
         with contextlib.nullcontext() if quiet else outputs.progress("making the report"):
             report, render = run.report(source=source), single.renderer(run, source=source)
@@ -214,9 +252,9 @@ def _report(
 
 def _without_report(outcome: Outcome, part: Part, names: tuple[str, ...], *, quiet: bool) -> int:
     """The status of checks that were not made: a missing report passes none, unless another launcher makes it."""
-    from stepscope.record.host.folder import LARGEST_REPORTED_JOB, Part
+    from stepscope.record.host.members import Part
 
-    ours = part is Part.REPORT or outcome.hurried or len(list(outcome.run.glob("host-*"))) > LARGEST_REPORTED_JOB
+    ours = part is Part.REPORT or outcome.hurried
     if not names or not ours:
         return checks.PASSED
     if not quiet and part is not Part.SILENT:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stepscope.cli import say
-from stepscope.cli.options import Force, JsonFile, argument, option
+from stepscope.cli.options import CsvFile, Force, JsonFile, argument, option
 from stepscope.errors import EnvironmentRefusal, UnreadableInputError, UsageError, refuse
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 FIGURES = ("Frees", "Duration", "Steps", "Mean step")
 STATES = ("running", "finished", "failed", "vanished")
 DEFAULT = Path("stepscope-runs")
+HOSTS_SCHEMA = "stepscope.hosts/1"
 DAY_NS = 86_400 * 10**9
 MOST_DAYS = 100_000.0
 MOST_VERSIONS = 50  # of a history: each is read as a whole
@@ -50,7 +51,9 @@ def runs(
     history: Annotated[
         bool, option("--history", "Say of each run of one script what was changed, and which findings are left.")
     ] = False,
+    hosts: Annotated[bool, option("--hosts", "Say of each host in how many of the runs it was late, and why.")] = False,
     json_file: JsonFile = None,
+    csv: CsvFile = None,
     force: Force = False,
 ) -> None:
     """List runs, experiments and traces, newest first, or delete some of them.
@@ -64,14 +67,24 @@ def runs(
     `stepscope runs --search train.py --history` reads the runs of one script, the oldest first: which files, arguments,
     knobs and settings were changed since the run before, the mean step, and the findings that came, went and are left.
 
+    `stepscope runs --hosts` lists the nodes that the runs were on: in how many each was judged beside others, and late,
+    by how much and by what cause, when it was last seen. It is made of the verdicts in the runs' report.json; a run
+    without one is named as not judged.
+
     The exit status is 3 where something could not be deleted.
     """
     from stepscope.api import ReadOptions
     from stepscope.dashboard.server import catalog
     from stepscope.report import outputs
 
-    outputs.check_files({"--json": json_file}, force=force)
+    outputs.check_files({"--json": json_file, "--csv": csv}, force=force)
     _check(state, prune=prune, keep=keep, yes=yes, older_than=older_than, history=history)
+    refuse(
+        {
+            "--hosts is a table of its own; leave out --history and --prune": hosts and (history or prune),
+            "--csv writes the table of --hosts; give it too": csv is not None and not hosts,
+        }
+    )
     if prune and not (text or tag or knob or state or older_than is not None or keep):
         raise UsageError("--prune would take every run; say which: --older-than DAYS, --keep N, --tag, --knob, --state")
     if not paths and not DEFAULT.is_dir():
@@ -86,6 +99,9 @@ def runs(
             del rows[place]
     for place in list(rows)[:keep]:
         del rows[place]
+    if hosts:
+        _hosts([place for place in rows if place.recorded], json_file, csv)
+        return
     if history:
         _history([place for place in rows if place.recorded], json_file)
         return
@@ -151,6 +167,37 @@ def _history(places: Sequence[Place], json_file: str | None) -> None:
         outputs.emit(json_file, json_bytes(document))
     if json_file != outputs.STDOUT:
         terminal.show([list(history.table(Alone(), document, ""))], outputs.console(sys.stdout))
+
+
+def _hosts(places: Sequence[Place], json_file: str | None, csv: str | None) -> None:
+    from stepscope.comparison import hosts
+    from stepscope.dashboard import hosts as shown
+    from stepscope.dashboard import terminal
+    from stepscope.dashboard.blocks import Alone
+    from stepscope.model.comparison import HostHistory
+    from stepscope.report import outputs
+    from stepscope.report.table import csv_bytes
+    from stepscope.report.values import json_bytes, plain_mapping
+
+    if not places:
+        raise UnreadableInputError("no recorded run matches; name a folder of runs")
+    with outputs.progress("reading"):
+        found = [hosts.run_on_hosts(place.path, place.name) for place in places]
+    rows = [plain_mapping(row) for row in hosts.table(found)]
+    left = [{"run": name, "reason": reason} for name, reason in hosts.not_judged(found)]
+    document = {"schema": HOSTS_SCHEMA, "runs": len(found), "hosts": rows, "not_judged": left}
+    if json_file is not None:
+        outputs.emit(json_file, json_bytes(document))
+    if csv is not None:
+        keys = list(HostHistory.__struct_fields__)
+        cells = ([_joined(row[key]) for key in keys] for row in rows)
+        outputs.emit(csv, csv_bytes([keys, *cells]))
+    if outputs.STDOUT not in (json_file, csv):
+        terminal.show([list(shown.table(Alone(), document))], outputs.console(sys.stdout))
+
+
+def _joined(value: Any) -> Any:
+    return "; ".join(f"{name}: {count}" for name, count in value.items()) if isinstance(value, dict) else value
 
 
 def _show(document: Mapping[str, Any]) -> None:

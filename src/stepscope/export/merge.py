@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from stepscope.errors import EnvironmentRefusal, UnreadableInputError, UsageError
+from stepscope.export.clocks import HostMove, hosts_of, move
 from stepscope.export.entry import (
     DECODING_ERRORS,
     FLOWS,
@@ -38,7 +39,7 @@ _MAX_CACHED = 50_000  # names and categories as JSON
 
 
 class Exported(Struct, frozen=True):
-    """What was written; `problems` are sentences about what could not be taken along."""
+    """What was written; `problems` are sentences about what could not be taken along, `moves` of hosts' clocks."""
 
     path: Path
     bytes: int
@@ -46,6 +47,7 @@ class Exported(Struct, frozen=True):
     ranks: int
     lost: int
     problems: tuple[str, ...]
+    moves: tuple[HostMove, ...] = ()
 
 
 def export(
@@ -72,7 +74,8 @@ def export(
         return lambda consumed, size: progress((before + min(1.0, consumed / max(size, 1))) / total)
 
     traces = _surveyed(sources, cut, problems, next_pass)
-    start_ns = min(source.base_ns + source.first_ns for source in traces)
+    moves = move(traces, _steps_of)
+    start_ns = min(source.zero_ns + source.first_ns for source in traces)
     kept = traces if cut.whole else _cut(traces, cut, start_ns, problems, next_pass)
     ranks = list({id(source.rank): source.rank for source in kept}.values())
     for source in kept:
@@ -80,7 +83,7 @@ def export(
         source.rank.processes |= source.processes
         source.rank.labels.update(source.labels)
     with _replacing(out, force=force) as sink:
-        sink.write(_head(kept, start_ns, several=len(ranks) > 1))
+        sink.write(_head(kept, start_ns, moves, several=len(ranks) > 1))
         separator = b"\n"
         for event in _events(kept, ranks, start_ns, next_pass):
             sink.write(separator + event)
@@ -93,14 +96,16 @@ def export(
         ranks=len(ranks),
         lost=sum(source.lost for source in traces),
         problems=tuple(problems),
+        moves=moves,
     )
 
 
 def _surveyed(sources: list[Source], cut: Cut, problems: list[str], next_pass: Callable[[], Progress]) -> list[Source]:
     good = []
+    clocks = len(hosts_of(sources)) > 1
     for source in sources:
         try:
-            wrong = survey(source, launches=cut.steps is not None, progress=next_pass())
+            wrong = survey(source, launches=cut.steps is not None, clocks=clocks, progress=next_pass())
         except UnreadableInputError as error:
             if len(sources) == 1:
                 raise
@@ -135,7 +140,7 @@ def _cut(
     passes = [(source, window, next_pass()) for source, window in zip(traces, windows, strict=True)]
     kept = [source for source, window, advance in passes if window is not None and select(source, window, advance)]
     if not kept:
-        length_ms = (max(source.base_ns + source.last_ns for source in traces) - start_ns) / 10**6
+        length_ms = (max(source.zero_ns + source.last_ns for source in traces) - start_ns) / 10**6
         raise UsageError(f"no event is in that cut; the traces end {length_ms:.3f} ms after they start")
     return kept
 
@@ -145,7 +150,7 @@ def _window(source: Source, cut: Cut, start_ns: int) -> Window | None:
     categories = frozenset(name.casefold() for name in cut.categories) or None
     if cut.steps is None:
         start, end = cut.range_ns or (0, FOREVER_NS)
-        offset = start_ns - source.base_ns
+        offset = start_ns - source.zero_ns
         return Window(start + offset, min(end + offset, FOREVER_NS), categories=categories)
     known = _steps_of(source)
     asked = [times for number, times in known.items() if cut.steps[0] <= number <= cut.steps[1]]
@@ -171,7 +176,7 @@ def _span(steps: tuple[int, int]) -> str:
     return f"{steps[0]}" if steps[0] == steps[1] else f"{steps[0]}:{steps[1]}"
 
 
-def _head(kept: list[Source], base_ns: int, *, several: bool) -> bytes:
+def _head(kept: list[Source], base_ns: int, moves: tuple[HostMove, ...], *, several: bool) -> bytes:
     first, *others = (source.metadata for source in kept)
     agreed: dict[str, Any] = {
         key: value
@@ -179,6 +184,8 @@ def _head(kept: list[Source], base_ns: int, *, several: bool) -> bytes:
         if all(key in other and other[key] == value for other in others) and not (several and key in _ONE_RANK_ONLY)
     }
     agreed["baseTimeNanoseconds"] = base_ns
+    if moves:
+        agreed["stepscopeClocks"] = [msgspec.to_builtins(one) for one in moves]
     return msgspec.json.encode(safe_value(agreed)).removesuffix(b"}") + b',"traceEvents":['
 
 
@@ -205,7 +212,7 @@ def _events(kept: list[Source], ranks: list[Rank], base_ns: int, next_pass: Call
                 continue
             args = arguments(entry) if ids.unchanged else renumbered_arguments(entry, ID_ARGUMENTS, ids.number)
             identifier = ids.arrow(bytes(entry.id)) if entry.ph in FLOWS else b""
-            yield encoded(taken, base_ns - source.base_ns, places[entry.track], identifier, args, text)
+            yield encoded(taken, base_ns - source.zero_ns, places[entry.track], identifier, args, text)
         if index + 1 != source.entries:
             raise UnreadableInputError(f"{source.path}: changed while it was read; try again when it is complete")
 

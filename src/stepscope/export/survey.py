@@ -19,10 +19,13 @@ import msgspec
 from msgspec import Struct, field
 
 from stepscope.errors import UnreadableInputError, UsageError
+from stepscope.export.collectives import Collectives
 from stepscope.export.entry import DECODING_ERRORS, FLOWS, Entry, Timed, Track, safe, timed
 from stepscope.read import read_paths
 from stepscope.read.kineto import RawEvents
+from stepscope.read.run_folder import machines_of
 from stepscope.read.text import moment_ns, whole_number
+from stepscope.read.traces import host_of_name
 
 MEMORY = "[memory]"
 STEP = re.compile(r"ProfilerStep#(\d{1,18})")
@@ -84,7 +87,9 @@ class Rank(Struct):
     are the ends of those of them that an optimizer's step ended while a trace was recorded.
     """
 
+    number: int
     label: str  # "rank 0"
+    host: str | None  # the machine; None where nothing tells it
     steps: dict[int, tuple[int, int]]
     optimizer_ends: tuple[int, ...]
     tracks: set[Track] = field(default_factory=set)  # in the export
@@ -100,6 +105,7 @@ class Source(Struct):
     path: Path
     rank: Rank
     base_ns: int = 0
+    ahead_ns: int = 0  # what its host's clock is ahead of the export's
     metadata: dict[str, Any] = field(default_factory=dict)  # allow-listed keys only
     first_ns: int = 0
     last_ns: int = 0
@@ -114,6 +120,12 @@ class Source(Struct):
     labels: dict[tuple[str, bytes, bytes], str | int] = field(default_factory=dict)  # (kind, pid, tid) -> value
     launches: tuple[array[int], array[int]] = field(default_factory=lambda: (array("q"), array("q")))  # start, id
     kept: bytearray | None = None  # of a cut: 1 for each entry that stays
+    collectives: Collectives | None = None  # where clocks are compared
+
+    @property
+    def zero_ns(self) -> int:
+        """What to add to times of the file for times on the export's clock."""
+        return self.base_ns - self.ahead_ns
 
     def read(self, progress: Progress) -> Iterator[Timed]:
         """The entries, in the same order as the survey saw them."""
@@ -132,14 +144,20 @@ def find(paths: list[Path], wanted: tuple[int, ...]) -> tuple[list[Source], list
     there = sorted({rank.rank for rank in traced})
     missing = sorted(set(wanted) - set(there))
     if missing:
-        raise UsageError(f"--rank {missing[0]}: no trace of that rank; there are ranks {_numbers(there)}")
+        raise UsageError(f"--rank {missing[0]}: no trace of that rank; there are ranks {numbers(there)}")
+    machines = machines_of(f"host-{host.name}" for host in run.hosts)
     chosen = []
     for rank in traced:
         if not wanted or rank.rank in wanted:
             steps = {row["step"]: (row["start_ns"], row["start_ns"] + row["wall_ns"]) for row in rank.steps}
             ended = [row["step"] for row in rank.steps if row["in_window"] and row["signal"] == "optimizer"]
             label = rank.name.replace("rank-", "rank ", 1)
-            chosen.append((rank, Rank(label, steps, tuple(steps[number][1] for number in ended))))
+            told = (rank.info or {}).get("host")
+            host = machines.get(f"host-{told}", told if isinstance(told, str) else None)
+            if host is None:
+                host = next(filter(None, (host_of_name(ref.path.name) for ref in rank.traces)), None)
+            ends = tuple(steps[number][1] for number in ended)
+            chosen.append((rank, Rank(rank.rank, label, host, steps, ends)))
     problems = []
     if len(chosen) > 1:  # a trace's rank is not what its own metadata says
         said = {"duplicate_ranks": "names the rank of another trace", "guessed_ranks": "names no rank"}
@@ -148,7 +166,7 @@ def find(paths: list[Path], wanted: tuple[int, ...]) -> tuple[list[Source], list
     return [Source(ref.path, rank) for raw, rank in chosen for ref in raw.traces], problems
 
 
-def _numbers(numbers: list[int]) -> str:
+def numbers(numbers: list[int]) -> str:
     """`0 to 7`, or the first few of numbers with gaps."""
     if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
         return f"{numbers[0]} to {numbers[-1]}"
@@ -174,12 +192,15 @@ def clock_offset_ns(source: Source) -> int:
     return offset if _NEGLIGIBLE_NS < abs(offset) <= _MAX_OFFSET_NS else 0
 
 
-def survey(source: Source, *, launches: bool, progress: Progress) -> tuple[str, ...]:
+def survey(source: Source, *, launches: bool, clocks: bool, progress: Progress) -> tuple[str, ...]:
     """Fill in `source`; what is wrong with the file, in words. Without tracks nothing in it has a time.
+
+    `launches` and `clocks`: whether launches of device work are wanted, and collectives with them.
 
     Raises UnreadableInputError when the file has no event in it.
     """
     events = RawEvents(source.path, progress=progress)
+    source.collectives = Collectives() if clocks else None
     counts: Counter[str] = Counter()
     first_slice: int | None = None
     first_other: int | None = None
@@ -196,7 +217,9 @@ def survey(source: Source, *, launches: bool, progress: Progress) -> tuple[str, 
             source.slices += 1
             if first_slice is None or start < first_slice:
                 first_slice = start
-            _slice(source, entry, start, end, launches=launches)
+            _slice(source, entry, start, end, launches=launches or clocks)
+            if source.collectives is not None:
+                source.collectives.look(entry, start, end)
             continue
         if first_other is None or start < first_other:
             first_other = start

@@ -315,6 +315,37 @@ class Version(Struct, frozen=True):
     gone: tuple[str, ...] = ()
 
 
+class HostHistory(Struct, frozen=True):
+    """A host over several runs, by the verdicts that their reports hold; runs that were not judged say nothing of it.
+
+    A stage, a rotating cause and what slows all ranks together are no host's.
+
+    runs: In which it took part.
+    judged: Of them, those in which its ranks were compared with others'.
+    late: Of these, those in which a rank of it, the host or a link to it kept the others waiting.
+    late_share: The same as a part of the judged ones.
+    excess_ms: Own work of its late ranks beyond that of their peers, mean over the runs in which it was late; of each
+        the finding that cost most.
+    cost_ms: What a step would have been shorter without it, mean over the same runs.
+    most_cost_ms: The largest of these.
+    causes: Of its findings in these runs, how many have which cause.
+    last_seen_ns: Start of the last run with it, since the epoch.
+    last_late_ns: The same of the last one in which it was late.
+    """
+
+    host: str
+    runs: int
+    judged: int
+    late: int
+    late_share: float | None
+    excess_ms: float | None
+    cost_ms: float | None
+    most_cost_ms: float | None
+    causes: dict[str, int]
+    last_seen_ns: int | None
+    last_late_ns: int | None
+
+
 APPLIED, PARTLY, REFUSED = "applied", "partly", "not applied"
 
 

@@ -28,12 +28,12 @@ CAUSES = (
 class HostClock(Struct, frozen=True):
     """A host's clock against the reference host's, in one window of recording.
 
-    window: First step of the window.
+    window (step): First step of the window.
     offset_us: What its clock is ahead, in the middle of the window; missing where too little tells it.
     rate_ppm: How much faster it runs; missing where the window is too short.
     bound_us: The true offset lies within so much of `offset_us`; missing with it.
     calls (count): Collectives it was estimated from.
-    reason: Why there is no offset, or what is odd about it; else empty.
+    reason (text): Why there is no offset, or what is odd about it; else empty.
     """
 
     host: str
@@ -48,19 +48,20 @@ class HostClock(Struct, frozen=True):
 class Straggler(Struct, frozen=True):
     """One thing that holds the others up.
 
-    kind: Of LATE.
-    ranks: The late ranks; of a rotating cause those that were late at all, most often first, 16 at most.
-    hosts: Of those ranks.
-    group: Id of the group whose transfers are slow; missing otherwise.
-    stage: Number of the heavy pipeline stage; missing otherwise.
-    cause: Of CAUSES.
-    cause_source: What the cause is known by.
-    place: The line of the cause, where stacks tell it.
+    kind (text): What is late: rank, host, link, stage; rotating is another rank in each step, global all together.
+    ranks (numbers): The late ranks; of a rotating cause those that were late at all, most often first, 16 at most.
+    hosts (names): Of those ranks.
+    group (text): Id of the group whose transfers are slow; missing otherwise.
+    stage (number): Number of the heavy pipeline stage; missing otherwise.
+    cause (text): By what: data, python, gc, compute, clock, memory, other_processes, checkpoint, sequence_length,
+        stage, link or unknown.
+    cause_source (text): What the cause is known by.
+    place (line): The line of the cause, where stacks tell it.
     cost_ms: What a mean step would be shorter if this were as with the peers, by playing the steps again.
     excess_ms: Own work of the late ranks beyond that of their peers, in the steps in which they are late.
     share_of_steps: Part of the judged steps in which they, or this cause, came last.
-    peers: Whom they were compared with, in words.
-    evidence: Figures with their sources.
+    peers (text): Whom they were compared with, in words.
+    evidence (list): Figures with their sources.
     """
 
     kind: str
@@ -81,19 +82,21 @@ class Straggler(Struct, frozen=True):
 class RanksVerdict(Struct, frozen=True):
     """All that reduced tables tell of a run's ranks.
 
-    verdict: The kind of the first straggler, "none", or "not_enough".
-    reason: One sentence: why there is none, or what is missing to tell.
-    stragglers: Largest cost first.
+    verdict (text): The kind of the first straggler, "none", or "not_enough".
+    reason (text): One sentence: why there is none, or what is missing to tell.
+    stragglers (list): Largest cost first.
     ranks (count): Ranks that were judged.
     world_size (count): Ranks of the job; missing where unknown.
-    missing: Ranks of which nothing was recorded; missing where the world's size is unknown.
+    missing (numbers): Ranks of which nothing was recorded; missing where the world's size is unknown.
     steps (count): Steady training steps that were judged.
     windowed_steps (count): Of them, or beside them, steps of windows, whose collectives were matched.
     step_ms: The mean steady step.
     least_ms: An effect of a rank smaller than this would not have been seen.
-    layout: What is known of stages and slots, in words.
-    clocks: Of hosts and windows.
-    suspects: Ranks to look at in full, with a peer or two; 20 at most.
+    layout (text): What is known of stages and slots, in words.
+    clocks (list): Of hosts and windows.
+    suspects (numbers): Ranks to look at in full, with a peer or two; 20 at most.
+    slowdown (ratio): The mean step by that in which all ranks, stages and microbatches had the mean work of all, the
+        steps played again; missing where too little of their work is known.
     """
 
     verdict: str
@@ -109,21 +112,25 @@ class RanksVerdict(Struct, frozen=True):
     layout: str
     clocks: tuple[HostClock, ...] = ()
     suspects: tuple[int, ...] = ()
+    slowdown: float | None = None
 
 
-class RankMap(Struct, frozen=True):
+class RankMap(Struct, frozen=True, kw_only=True):
     """How much longer each rank works than its peers, along the run.
 
-    title: Of what: work of the host in every step, or of host and device in the steps of windows.
-    source: What it is made from.
-    ranks: Number of each row.
-    hosts: Of each row.
-    stages: Pipeline stage of each row; missing where no layout is known.
-    steps: First step of each column.
+    of (text): Whose work: the host's, in every step, or the device's, in the steps of windows.
+    title (text): The same as a heading.
+    source (text): What it is made from.
+    ranks (numbers): Number of each row.
+    hosts (names): Of each row.
+    stages (numbers): Pipeline stage of each row; missing where no layout is known.
+    steps (numbers): First step of each column.
     excess_ms: Rows of columns: the mean of the steps of a column, beyond the middle one of the peers; missing where
         nothing was recorded.
+    notable_ms: The smallest effect that a verdict would name: less stays pale.
     """
 
+    of: str  # "host" | "device"
     title: str
     source: str
     ranks: tuple[int, ...]
@@ -131,3 +138,33 @@ class RankMap(Struct, frozen=True):
     stages: tuple[int, ...] | None
     steps: tuple[int, ...]
     excess_ms: tuple[tuple[float | None, ...], ...]
+    notable_ms: float | None = None
+
+
+class RanksRead(Struct, frozen=True):
+    """What a report on many ranks stands on, beside the reduced tables of all.
+
+    `judged_hosts` are the names of those hosts.
+
+    hosts (count): Hosts whose reduced tables were read.
+    in_full (numbers): Ranks whose own recording was read: those that the verdict points at, with a peer or two, or of
+        a run without a straggler a few that are spread evenly.
+    by_steps (numbers): Ranks that were looked at by the steps of their reduced tables, because their own recording is
+        not here.
+    absent (count): Ranks of the job of which neither a recording nor a reduced table is here; missing where the
+        number of ranks is unknown.
+    absent_ranks (text): Their numbers.
+    not_reduced (count): Ranks that were recorded, but are in no reduced table, so nobody judged them.
+    not_reduced_ranks (text): Their numbers.
+    problems (texts): Why a host's tables were left out, and what a host left out of its tables.
+    """
+
+    hosts: int
+    in_full: tuple[int, ...]
+    by_steps: tuple[int, ...]
+    absent: int | None
+    absent_ranks: str
+    not_reduced: int
+    not_reduced_ranks: str
+    problems: tuple[str, ...]
+    judged_hosts: tuple[str, ...] = ()

@@ -30,6 +30,11 @@ _LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
 _ENTRY = re.compile(rb'\{[^{}]{0,400}"ph"\s*:')
 _SPAN = re.compile(r"\.\d{6,}(?=\.pt\.trace\.json|\.json)")
 _NAMED_RANK = re.compile(r"(?:^|[^a-z])(?:rank|worker|trainer|gpu|process|proc)[-_=. ]?(\d{1,7})(?!\d)", re.IGNORECASE)
+# As tensorboard_trace_handler names a trace: by host and process. In names of a script's own a number may be a step's.
+_OF_WORKER = re.compile(
+    r"(?P<host>.+?)(?<!step)(?<!iter)(?<!iteration)(?<!epoch)(?<!rank)(?<!worker)_\d+(?:\.\d+)?\.pt\.trace\.json(?:\.gz)?",
+    re.IGNORECASE,
+)
 # where things stand in a run folder of ours or in a report, which are no traces
 _PLACES = ("report.json", "experiment.json", "manifest.json", "rank.json")
 
@@ -72,6 +77,12 @@ def read_traces(paths: Sequence[Path]) -> RawRun:
 def holds_traces(folders: Sequence[Path]) -> bool:
     """Whether there is a trace in one of the folders; looks no further than to the first."""
     return any(_look(file, folder, Losses()) is not None for folder in folders for file in _candidates(folder))
+
+
+def host_of_name(name: str) -> str | None:
+    """The host that a trace's name tells, where it is one of tensorboard_trace_handler's."""
+    match = _OF_WORKER.fullmatch(name)
+    return match["host"] if match else None
 
 
 def _distinct(found: list[_Found]) -> list[_Found]:

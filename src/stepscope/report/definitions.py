@@ -20,7 +20,7 @@ from msgspec import Struct
 from stepscope.model import views
 
 UNITS = {  # by a word of a figure's name
-    **{word: word for word in ("ns", "ms", "s", "bytes", "share", "cores", "ratio")},
+    **{word: word for word in ("ns", "us", "ms", "s", "ppm", "bytes", "share", "cores", "ratio")},
     "seconds": "s",
     "pct": "percent",
     "shares": "share",

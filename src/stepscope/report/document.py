@@ -37,6 +37,7 @@ MAX_SERIES = 2_000  # points of the step series of one kind
 MAX_STEPS = 500  # of one span
 MAX_SPANS = 64  # shown one by one; traces of more ranks are shown together
 MAX_NOTES = 200
+MAX_HOSTS = 10_000  # by name
 MAX_PLACES = 20  # of one finding
 MAX_EVIDENCE = 40  # of one finding
 MAX_KNOBS = 100  # reports
@@ -138,6 +139,7 @@ def build(
         "fixed_costs": lambda: plain_mapping(analysis.fixed),
         **{name: partial(_part, analysis, name) for name in field_names(analysis) if name not in NOT_VIEWS},
         **_of_traces(analysis.views),
+        "ranks_read": lambda: _ranks_read(analysis),
         "compilers": lambda: _compilers(analysis.compilers, source=source),
         "trial": lambda: _trial(analysis.trial),
         "rules_judged": lambda: len(RULES) - sum(rule not in _RISK_RULES for rule in not_judged),
@@ -203,6 +205,14 @@ def _part(analysis: Analysis, name: str) -> Any:
     if isinstance(view, dict):
         return {key: value[:MAX_ROWS] if isinstance(value, list) else value for key, value in view.items()}
     return view[:MAX_ROWS] if isinstance(view, list) else view
+
+
+def _ranks_read(analysis: Analysis) -> Row | None:
+    """Names of hosts are kept of many, because tables over several runs are made of them."""
+    view, read = _part(analysis, "ranks_read"), analysis.ranks_read
+    if read is None:
+        return None
+    return {**view, "judged_hosts": [plain_value(host) for host in read.judged_hosts[:MAX_HOSTS]]}
 
 
 def _quoted(make: Callable[[], Any], reader: SourceReader) -> Any:

@@ -15,6 +15,7 @@ from stepscope.model import Note, Quality
 from stepscope.read.raw import RawHost, RawRank, RawRun
 from stepscope.read.text import integer, string
 from stepscope.tables.events import EventsTable
+from stepscope.tables.job import job_notes
 from stepscope.tables.links import METHODS
 from stepscope.tables.processes import RANK, HostProcesses
 
@@ -95,7 +96,7 @@ def quality(
     told = ((loss, level, text) for loss, (level, text) in _LOSSES.items() if text and lost.get(loss))
     notes = [Note(level, text.format(n=lost[loss]), _named(files[loss])) for loss, level, text in told]
     notes += [*_host_notes(raw.hosts), *_process_notes(processes), *_stack_notes(counts)]
-    notes += _foreign_notes(raw.hosts, raw.ranks)
+    notes += [*_foreign_notes(raw.hosts, raw.ranks), *job_notes(raw)]
     for rank in raw.ranks:
         notes += [*_rank_notes(rank, events), *_faults_at_window(rank)]
     notes += [*_read(events), *_links(events)]
@@ -138,7 +139,7 @@ def _host_notes(hosts: Iterable[RawHost]) -> Iterator[Note]:
         problems, sampler = manifest.get("problems"), manifest.get("sampler")
         for problem in problems[:_MAX_NAMED] if isinstance(problems, list) else ():
             yield Note(WARNING, f"on host {host.name}: {_quoted(problem)}", source)
-        if isinstance(sampler, dict) and sampler.get("source") in _SAMPLERS:
+        if isinstance(sampler, dict) and string(sampler.get("source")) in _SAMPLERS:
             level, text = _SAMPLERS[sampler["source"]]
             yield Note(level, f"{text}: {_quoted(sampler.get('reason'))}", source)
 

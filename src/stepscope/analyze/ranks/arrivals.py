@@ -1,6 +1,11 @@
-"""Who came last to collectives of windows, by durations alone: the rank that others wait for stays shortest."""
+"""Who came last to collectives of windows, by durations alone: the rank that others wait for stays shortest.
+
+Who comes last to a call waits for none, so the shortest stay of all members is the transfer itself.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 import numpy as np
 import polars as pl
@@ -8,23 +13,38 @@ from msgspec import Struct
 
 from stepscope.analyze.ranks.layout import Layout
 from stepscope.analyze.ranks.own_work import Matrix
+from stepscope.analyze.ranks.pieces import groups_inside
 from stepscope.engine.collective_names import POINT_TO_POINT
 from stepscope.tables.arrays import Int64
 from stepscope.tables.reduced import Reduced
 
 _KEY = ("step", "group", "kind", "sequence")
+MESSAGE = "message"  # from one rank to another, whichever of the two says so
 _MAX_NS = 3_600_000_000_000  # a call of an hour is damage
 
 
 class Arrivals(Struct, frozen=True):
     """`late`: steps x ranks, by how much each came later than the middle one, summed over a step's collectives (ms).
 
-    `calls`: a row for each collective: its key, bytes, members that were recorded, shortest and middle stay (ms).
+    `calls`: a row for each collective, and each message of a pair: its key, bytes, members that were recorded,
+    shortest and middle stay (ms).
     """
 
     numbers: Int64  # steps
     late: Matrix
     calls: pl.DataFrame
+    by_group: pl.DataFrame  # rank, step, group, late
+    layout: Layout
+    on_device: bool = True  # some are kernels
+
+    def of_groups(self, groups: Collection[str], numbers: Int64) -> Matrix:
+        """By step (of `numbers`) and rank: how much later than the middle one it came to calls of these groups."""
+        mine = self.by_group.filter(pl.col("group").cast(pl.String).is_in(list(groups)))
+        return _matrix(mine.group_by("rank", "step").agg(pl.col("late").sum()), numbers, self.layout)
+
+    def inside(self, numbers: Int64) -> Matrix:
+        """The same, of groups of tensor slots: all members in one worker."""
+        return self.of_groups(groups_inside(self.layout), numbers)
 
 
 def arrivals(reduced: Reduced, layout: Layout) -> Arrivals | None:
@@ -32,12 +52,12 @@ def arrivals(reduced: Reduced, layout: Layout) -> Arrivals | None:
     known = (
         reduced.scan("collectives")
         .filter(
-            ~pl.col("kind").is_in(list(POINT_TO_POINT))
-            & pl.col("sequence").is_not_null()
+            pl.col("sequence").is_not_null()
             & (pl.col("end_ns") > pl.col("start_ns"))
             & (pl.col("end_ns") - pl.col("start_ns") < _MAX_NS)
         )
-        .select("rank", *_KEY, "bytes", stay)
+        .with_columns(kind=pl.when(pl.col("kind").is_in(list(POINT_TO_POINT))).then(pl.lit(MESSAGE)).otherwise("kind"))
+        .select("rank", *_KEY, "bytes", "basis", stay)
         .with_columns(pl.col("group", "kind").cast(pl.Categorical))
         .collect()
     )
@@ -47,17 +67,26 @@ def arrivals(reduced: Reduced, layout: Layout) -> Arrivals | None:
         pl.col("bytes").max(), members=pl.len(), least=pl.col("ms").min(), middle=pl.col("ms").median()
     )
     calls = calls.filter(pl.col("members") > 1)
-    late = (
-        known.join(calls.select(*_KEY, "middle"), on=_KEY)
-        .group_by("rank", "step")
+    by_group = (
+        known.filter(pl.col("kind") != MESSAGE)
+        .join(calls.select(*_KEY, "middle"), on=_KEY)
+        .group_by("rank", "step", "group")
         .agg((pl.col("middle") - pl.col("ms")).sum().alias("late"))
     )
-    if late.is_empty():
+    if calls.is_empty():
         return None
+    late = by_group.group_by("rank", "step").agg(pl.col("late").sum())
     numbers = np.unique(late["step"].to_numpy()).astype(np.int64)
+    on_device = bool((known["basis"] == "device").any())
+    return Arrivals(numbers, _matrix(late, numbers, layout), calls, by_group, layout, on_device)
+
+
+def _matrix(late: pl.DataFrame, numbers: Int64, layout: Layout) -> Matrix:
     found = np.full((len(numbers), len(layout.ranks)), np.nan, np.float32)
+    if not len(numbers):
+        return found
     column = layout.at(late["rank"].cast(pl.Int64).to_numpy())
-    row = np.searchsorted(numbers, late["step"].to_numpy())
-    kept = column >= 0
+    row = np.minimum(np.searchsorted(numbers, late["step"].to_numpy()), len(numbers) - 1)
+    kept = (column >= 0) & (numbers[row] == late["step"].to_numpy())
     found[row[kept], column[kept]] = late["late"].to_numpy()[kept]
-    return Arrivals(numbers, found, calls)
+    return found

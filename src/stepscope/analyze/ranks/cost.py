@@ -42,3 +42,9 @@ def of_cells(excess: Matrix, cells: Spikes) -> Floats:
     np.subtract.at(without, (cells.row, cells.column), cells.excess.astype(np.float32))
     # a spike is taken away whole, with the noise in it: the rank is then as the middle one
     return np.maximum(latest(excess) - np.maximum(latest(without), 0.0), 0.0)
+
+
+def in_earnest(shown: Floats, played: Floats) -> float:
+    """What is lost by host and device together, by what the host alone shows: its work is not all that varies."""
+    alone, both = float(shown.mean()), float(played.mean())
+    return min(max(both / alone, 0.0), 1.0) if len(shown) and alone > 0 else 1.0

@@ -8,7 +8,6 @@ also when all of them start in the same moment.
 from __future__ import annotations
 
 import contextlib
-import enum
 import errno
 import json
 import os
@@ -105,7 +104,7 @@ def _after_restart(out: Path, scheduler: Scheduler | None) -> Path:
     """Where a job that was started again (requeued, restarted workers) records: refusing would end its training."""
     own, restarts = job_in_manifest({} if scheduler is None else scheduler.for_manifest())
     for path in out.glob("host-*") if own is not None and restarts else ():
-        job, attempt = job_in_manifest(_scheduler_of(read_json(path / "manifest.json")))
+        job, attempt = job_in_manifest(scheduler_of(read_json(path / "manifest.json")))
         if job == own and attempt < restarts:
             return out.with_name(f"{out.name}-restart{restarts}")
     return out
@@ -122,11 +121,12 @@ def _same_job(run: Path, scheduler: Scheduler | None) -> bool:
     manifests = [read_json(path / "manifest.json") for path in hosts]
     # One that is not there yet belongs to a member that has just claimed its folder; `_agree` has the last word.
     return bool(hosts) and all(
-        manifest is None or _identity(_scheduler_of(manifest)) == scheduler.identity for manifest in manifests
+        manifest is None or _identity(scheduler_of(manifest)) == scheduler.identity for manifest in manifests
     )
 
 
-def _scheduler_of(manifest: dict[str, Any] | None) -> dict[str, Any]:
+def scheduler_of(manifest: dict[str, Any] | None) -> dict[str, Any]:
+    """What a manifest says of its launcher's job; empty where it says nothing."""
     found = (manifest or {}).get("scheduler")
     return found if isinstance(found, dict) else {}
 
@@ -213,37 +213,6 @@ def _unwritable(run: Path, error: OSError) -> EnvironmentRefusal:
 def safe_name(text: str) -> str:
     """`text` reduced to what is a plain file name everywhere."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", text).strip("._")[:80] or "run"
-
-
-LARGEST_REPORTED_JOB = 16  # launchers; beyond it, reading all their recordings can take minutes of every node's time
-
-
-class Part(enum.Enum):
-    """What this launcher does at its end: make the report, say one line, or be silent."""
-
-    REPORT = "report"
-    WORD = "word"
-    SILENT = "silent"
-
-
-def part_in_report(run: Path, host_dir: Path) -> Part:
-    """The part of the launcher that owns `host_dir`, after its manifest has been completed; never raises OSError."""
-    scheduler = _scheduler_of(read_json(host_dir / "manifest.json"))
-    if not scheduler.get("identity"):
-        return Part.REPORT
-    folders: list[Path] = []
-    with contextlib.suppress(OSError):
-        folders = [path for path in run.glob("host-*") if path.is_dir()]
-    if len(folders) <= 1 and (scheduler.get("members") or 1) <= 1:
-        return Part.REPORT
-    ended = ((read_json(folder / "manifest.json") or {}).get("ended_ns") for folder in folders)
-    if len(folders) <= LARGEST_REPORTED_JOB and all(time is not None for time in ended):
-        # Taken once per number of ended launchers, so that two that end together make one report. Where the claim fails
-        # another has it, or nothing can be written, the report neither.
-        with contextlib.suppress(OSError):
-            (run / f".reported-by-{len(folders)}").open("x").close()
-            return Part.REPORT
-    return Part.SILENT if scheduler.get("index") else Part.WORD
 
 
 _CHUNK = 1 << 20
