@@ -288,6 +288,7 @@ def test_traces_of_others_are_reduced_beside_their_folder(tmp_path: Path, monkey
     [
         (["nothing"], 3, "no such folder"),
         (["."], 3, "no trace in it"),
+        ([".."], 3, "holds 1 runs, name one of them"),
         (["run", "--host", "c"], 2, "recorded nothing of"),
         (["run", "--engine", "spark"], 2, "there are inline, pool, dask"),
         (["run", "--scheduler", "slurm"], 2, "add --engine dask"),
@@ -306,7 +307,8 @@ def test_refusals_say_what_to_do(
 ) -> None:
     (tmp_path / "place").mkdir()
     make_job(tmp_path / "place", {"a": (0,)})
-    monkeypatch.chdir(tmp_path / "place" if words[0] != "." else tmp_path / "place" / "run" / "host-a")
+    monkeypatch.chdir(tmp_path / "place" if words[0][0] != "." else tmp_path / "place" / "run" / "host-a")
+    words = [str(tmp_path / "place") if word == ".." else word for word in words]  # a folder of runs
     capfd.readouterr()
     assert call("reduce", *words) == status
     error = capfd.readouterr().err
