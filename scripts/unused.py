@@ -47,9 +47,9 @@ ALLOWED = {
         *("library_function", "trainer", "self_samples", "attributed_share", "guessed_share", "kind_ns"),
         *("max_threads_per_multiprocessor", "warp_size", "tensor_core_plugin_pct", "algorithm_bytes_per_s"),
         *("backward_host_self_ns", "backward_device_self_ns", "peak_recorded_bytes", "total_allocations"),
-        "blocks_in_use",
+        *("blocks_in_use", "most_cost_ms"),
     ),
-    "how far a replay can be trusted, to which tests hold it on real traces": ("recorded_median_ns", "residual"),
+    "how far a replay can be trusted, to which tests hold it on real traces": ("recorded_median_ns",),
     "of the arguments of a trace's entry, taken by key": ("sort_index",),
 }
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 READABLE = (
     "a run folder that `stepscope run` or `stepscope.profile` wrote, traces of torch.profiler, files of sampled "
-    "stacks, event files of TensorBoard, reports or logs of torch_xla, or a folder of them"
+    "stacks, event files of TensorBoard, reports or logs of torch_xla, or a folder of them; or a trace of operators"
 )
 # of a run, of its folder `reduced`, and of one host of it: the last two may be copied away alone
 REDUCED_FILES = (f"{REDUCED}/host-*/{REDUCED_INDEX}", f"host-*/{REDUCED_INDEX}", REDUCED_INDEX)
@@ -200,13 +200,14 @@ class Run:
 
         return None if self.reduced is None else in_full.stands_on(self.folder, self.reduced, self._chosen)
 
-    def rank_maps(self, columns: int) -> tuple[RankMap, ...]:
-        """How much longer each rank works than its peers, in so many parts of the run."""
+    @cached_property
+    def rank_maps(self) -> tuple[RankMap, ...]:
+        """How much longer each rank works than its peers, along the run; empty where ranks cannot be compared."""
         from stepscope.analyze.ranks import maps
 
         if self.reduced is not None:
-            return maps.rank_maps(self.reduced, columns)
-        return maps.map_of_steps(self._context, self.analysis.ranks, columns)
+            return maps.rank_maps(self.reduced)
+        return maps.map_of_steps(self._context, self.analysis.ranks)
 
     @cached_property
     def _inputs(self) -> tuple[tuple[MemoryRecording, ...], tuple[Path, ...]]:

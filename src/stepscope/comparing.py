@@ -163,11 +163,15 @@ def _longer(first: Path, second: Path) -> list[str] | None:
 
 
 def _side(opened: _Opened, label: str, selection: Selection) -> Side:
+    from msgspec.structs import asdict
+
     from stepscope.comparison.profile import profile
     from stepscope.comparison.sides import Side
+    from stepscope.report import sentences
 
     profiles: list[Profile] = []
     left_out: list[tuple[Run, UnreadableInputError]] = []
+    parts: list[str] = []
     several = len(opened.runs) > 1
     for run in opened.runs:
         # of several, opened anew: what each of them has read need not be held until the last one is
@@ -176,9 +180,13 @@ def _side(opened: _Opened, label: str, selection: Selection) -> Side:
             profiles.append(profile(one, f"{label}/{_name(run)}" if several else label, selection, side=label))
         except UnreadableInputError as error:
             left_out.append((run, error))
+            continue
+        if one.ranks_read is not None:
+            parts.append(f"{_name(run)}: figures are of {sentences.looked_at(asdict(one.ranks_read))}")
     if not profiles:
         raise left_out[0][1]
-    return Side(label, tuple(profiles), tuple(f"{_name(run)} is left out: {error}" for run, error in left_out))
+    gone = (f"{_name(run)} is left out: {error}" for run, error in left_out)
+    return Side(label, tuple(profiles), (*gone, *parts))
 
 
 def _name(run: Run) -> str:

@@ -40,7 +40,7 @@ def test_a_thousand_ranks_stand_by_host_and_by_stage(thousand: api.Run) -> None:
     (late,) = part(found, "late")["rows"]
     assert (late["what"], late["cause"], late["place"]["line"]) == ("rank 13", "data", 12)
     every_step, windows = parts(found, "chart")
-    assert (every_step["type"], every_step["y"]["min"]) == ("heat", 0)
+    assert (every_step["type"], every_step["y"]["min"], every_step["y"]["max"]) == ("heat", 0, 4.8)
     rows = series(every_step)
     assert [*rows][:3] == ["node1", "node2", "node3"]
     assert len(rows) == 124
@@ -49,7 +49,8 @@ def test_a_thousand_ranks_stand_by_host_and_by_stage(thousand: api.Run) -> None:
     assert "node2" in every_step["sentence"]
     assert windows["x"]["values"][0] == 100
     first = part(found, "hosts")["rows"][0]
-    assert (first["host"], first["rank"], first["ranks"]) == ("node2", 13, 8)
+    assert (first["host"], first["host_rank"], first["ranks"]) == ("node2", 13, 8)
+    assert first["host_ms"] > 15 > first["device_ms"]
     stages = series(part(page(thousand, "ranks", by="stages"), "map-0"))
     assert [*stages] == [f"stage {number}" for number in range(5)]
     assert min(stages["stage 1"]) > 15
@@ -71,7 +72,7 @@ def test_one_hosts_ranks_are_shown_when_asked_for(thousand: api.Run) -> None:
 def test_other_pages_say_of_which_ranks_they_are(thousand: api.Run) -> None:
     for key in ("steps", "timeline"):
         first = page(thousand, key)["blocks"][0]
-        assert first["text"].startswith("All other figures are of ranks 13, "), key
+        assert first["text"].startswith("This page is of ranks 13, "), key
         assert first["link"]["page"] == "ranks"
     assert "992 of 1,000 ranks judged" in said(page(thousand, "findings"))
     (card,) = [card for block in parts(page(thousand, "findings"), "findings") for card in block["findings"]]
@@ -98,7 +99,7 @@ def test_a_file_of_too_many_ranks_has_those_of_the_latest_hosts(
     from stepscope.dashboard.pages import ranks
 
     run = opened(reduced_run(tmp_path / "run", Made(ranks=64)))
-    monkeypatch.setattr(ranks, "EMBEDDED_CELLS", 8 * 60 * 3)
+    monkeypatch.setattr(ranks, "EMBEDDED_CELLS", 8 * 60 * 3)  # 60 steps
     found = page(run, "ranks", embedded=True)
     (choice,) = parts(found, "choice")
     labels = [option["label"] for option in choice["options"]]
@@ -137,7 +138,7 @@ def test_a_few_ranks_read_in_full_stand_side_by_side(tmp_path: Path) -> None:
     run = api.open_run(tmp_path / "run", options=OPTIONS)
     assert not is_empty(run, "ranks")
     found = page(run, "ranks")
-    assert figures(found)["Works longest"]["value"] == 1
+    assert figures(found)["Rank that works longest"]["value"] == 1
     assert [row["host"] for row in part(found, "ranks")["rows"]] == ["node0", "node1", "node2"]
     rows_: dict[str, list[Any]] = series(part(found, "map-0"))
     assert min(rows_["rank 1"]) == max(rows_["rank 1"]) == 11

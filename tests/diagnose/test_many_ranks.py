@@ -16,7 +16,7 @@ from stepscope.dashboard import single, terminal
 from stepscope.errors import UnreadableInputError
 from stepscope.model import Report
 from stepscope.report.document import report_bytes
-from tests.cli.calls import json_of
+from tests.cli.calls import call, json_of
 from tests.reduced_runs import LINE, Made, reduced_run
 from tests.run_folders import make_run_folder
 
@@ -209,3 +209,11 @@ def test_hotspots_of_a_rank_that_nobody_suspects_are_read_when_asked_for(
         make_run_folder(tmp_path, name="run", rank=rank, pid=1000 + rank, host=f"node{rank + 1}", stacks_raw=stacks)
     document = json_of(capfd, "hotspots", run, "--rank", "30")
     assert [row["library_function_line"] for row in document["rows"]] == [31]
+
+
+def test_tables_and_comparisons_say_of_which_ranks_they_are(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    runs = [reduced_run(tmp_path / name) for name in ("first", "second")]
+    said = "of ranks 0, 1, 13, of which only the reduced steps are here"
+    assert call("analyze", runs[0], "--table", "metrics", "--group", "curve") == 0
+    assert f"this table is {said}" in " ".join(capfd.readouterr().out.split())
+    assert f"first: figures are {said}" in json_of(capfd, "compare", *runs)["baseline"]["notes"]

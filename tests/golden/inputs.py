@@ -13,6 +13,7 @@ from stepscope.api import is_run_folder
 from tests import gpu_traces
 from tests.dashboard import served_runs
 from tests.fuzz import cases
+from tests.reduced_runs import Made, reduced_run
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
 REAL = (
@@ -42,8 +43,9 @@ class Input:
 
 
 def made_up(folder: Path) -> list[Input]:
-    """Written below `folder`: recordings, traces of both kinds, stacks, a snapshot, reports of torch_xla."""
+    """Written below `folder`: recordings, reduced tables, traces, stacks, a snapshot, reports of torch_xla."""
     made = [make(folder) for make in (served_runs.small, served_runs.fuzzed, served_runs.empty, _other)]
+    made.append(reduced_run(folder / "reduced_run", Made(ranks=24, steps=60, windows=20, missing=range(16, 20))))
     traces = folder / "traces"
     traces.mkdir()
     files: dict[str, Callable[[Path], object]] = {

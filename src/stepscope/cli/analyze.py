@@ -129,7 +129,8 @@ def analyze(
 
     Takes a run folder of stepscope; or one or more traces (.json, .json.gz), folders of ranks, or a log folder of
     tensorboard_trace_handler; or files of sampled stacks; or event files of TensorBoard, for their metrics; or reports
-    and logs of torch_xla (a metrics report, XLA_METRICS_FILE, PT_XLA_DEBUG), those of one run together. Beside a run
+    and logs of torch_xla (a metrics report, XLA_METRICS_FILE, PT_XLA_DEBUG), those of one run together; or a trace of
+    operators (.parquet), as StragglerAnalysis publishes them. Beside a run
     folder's files, RUN/report.json and RUN/report.html are brought up to date where it can be written; nothing is
     written beside other files. With `--json -` or `--html -`, stdout holds that document alone.
 
@@ -195,6 +196,8 @@ def analyze(
 
 
 def _show_table(run: Run, wanted: TableOptions, json_file: str | None) -> None:
+    from msgspec.structs import asdict
+
     from stepscope.analyze.views.select import TABLES, FirstRows, Selection
     from stepscope.report import sentences
     from stepscope.report.table import Choice, document
@@ -214,7 +217,8 @@ def _show_table(run: Run, wanted: TableOptions, json_file: str | None) -> None:
     )
     found = run.table(table, selection)
     slowed = sentences.profiled(run.profiled) if table in OF_PROFILED else None
-    notes = (*found.notes, slowed) if slowed else found.notes
+    some = None if run.ranks_read is None else f"this table is of {sentences.looked_at(asdict(run.ranks_read))}"
+    notes = (*found.notes, *filter(None, (slowed, some)))
     choice = Choice(wanted.sort, wanted.rows(json_file), None if own else wanted.filter_)
     total = found.total if isinstance(found, FirstRows) else None
     shown = document(table, found.rows, choice, notes=notes, absent=found.absent, total=total)

@@ -112,9 +112,7 @@ def _cut(
     for one in done.moves[:MOST_HOSTS]:
         say(one.sentence)
     if len(done.moves) > MOST_HOSTS:
-        say(
-            f"{len(done.moves) - MOST_HOSTS} more hosts: stepscopeClocks in the file says what was done with their clocks"
-        )
+        say(f"{len(done.moves) - MOST_HOSTS} more hosts: stepscopeClocks in the file says what was done with them")
     ranks = f", {done.ranks} ranks" if done.ranks > 1 else ""
     lost = f"; {done.lost:,} could not be read" if done.lost else ""
     size = f"{done.bytes / 10**6:.1f} MB, {done.slices:,} slices{ranks}{lost}"

@@ -106,7 +106,8 @@ def run(
 
     With `--fail-on`, a command that ended with 0 gives 1 if its run holds what was named, after the report, and 4 if
     there is no report to tell from; so does one that `--max-steps` has ended. Where several launchers share one job,
-    the last one to end reports and checks; the others keep their command's status.
+    the last one to end reports and checks; the others keep their command's status. Of more than 16 launchers each
+    machine first reduces what it recorded (docs/cluster.md).
     """
     from stepscope.record.host.launch import launch
     from stepscope.record.host.members import part_in_report, reduces, say_done

@@ -19,10 +19,12 @@ _TURNS, _LAST_TURNS = 10, 3
 _FIRST_SCALE_NS = 100_000.0
 _LEAST_SCALE_NS = 500.0  # of clocks that count microseconds
 _ITERATIONS = 200
+_DAMPING, _SETTLED_NS = 1e-7, 0.01
+ROBUST = 1.5  # times the error of least squares: what is robust, of ends that are late rather than early
 
 BREAK_NS = 100_000.0  # by so much one line must miss what two lines meet
-BREAK_SIGMAS = 6.0
-BREAK_GAIN = 4.0  # and by this factor its squares must be larger
+BREAK_SIGMAS = 3.0  # of single values, by the distances of neighbours, which no line decides
+BREAK_SHARE = 40.0  # what two lines take off the squares, by the mean square that they leave: chance makes up to 25
 _BINS = 64
 _LEAST_BINS = 4  # on either side of a break
 
@@ -96,7 +98,7 @@ def fit(ends: Ends, units: int, calls: int, usual_rate: float, fixed: Bools | No
     sigma = np.maximum(DEVIATION * medians(ends.unit, np.abs(residual), units), _LEAST_SCALE_NS)
     mean = np.bincount(ends.unit, ends.tau, minlength=units) / np.maximum(count, 1)
     base = np.bincount(ends.unit, (ends.tau - mean[ends.unit]) ** 2, minlength=units)
-    error = 1.0 / np.sqrt(1.0 / usual_rate**2 + base / np.nan_to_num(sigma, nan=np.inf) ** 2)
+    error = 1.0 / np.sqrt(1.0 / usual_rate**2 + base / (ROBUST * np.nan_to_num(sigma, nan=np.inf)) ** 2)
     return Fit(ends, offset, rate, error, sigma, count, residual, left)
 
 
@@ -128,14 +130,18 @@ def _solved(
         offset, slope = np.reshape(vector, (2, units)) * free
         found = onto(offset[unit] + slope[unit] * tau)
         found[units:] += ridge * slope
-        return found
+        return found + damping * np.ravel(vector)
 
     diagonal = np.concatenate(
         [np.bincount(unit, weight, minlength=units), np.bincount(unit, weight * tau**2, minlength=units) + ridge]
     )
     inverse = 1.0 / np.where(diagonal > 0, diagonal, 1.0)
+    # all clocks together may be anywhere: without this, rounding errors would take them far
+    damping = _DAMPING * diagonal
     wanted = onto(apart)
     wanted[units:] -= ridge * rate * free
+    if float(np.abs(wanted * inverse).max()) < _SETTLED_NS:
+        return np.zeros(units), np.zeros(units)
     shape = (2 * units, 2 * units)
     operator = LinearOperator(shape, matvec=product, dtype=np.float64)
     conditioner = LinearOperator(shape, matvec=lambda vector: inverse * np.ravel(vector), dtype=np.float64)
@@ -153,6 +159,7 @@ def broken(x: Floats, y: Floats) -> tuple[int, float] | None:
         return None
     place = np.arange(len(x)) * bins // len(x)
     at, series = medians(place, x, bins), medians(place, y, bins)
+    noise = DEVIATION * float(np.median(np.abs(np.diff(series)))) / np.sqrt(2)
     # a lone outlier is no step
     series[1:-1] = np.median(np.stack([series[:-2], series[1:-1], series[2:]]), axis=0)
     series = series - series.mean()
@@ -160,16 +167,29 @@ def broken(x: Floats, y: Floats) -> tuple[int, float] | None:
     splits = np.arange(_LEAST_BINS, bins - _LEAST_BINS + 1)
     two = forward[splits - 1] + backward[splits]
     best = int(splits[np.argmin(two)])
-    squares = max(float(two.min()), 0.0)
-    noise = np.sqrt(squares / (bins - 4))
-    one = np.polyval(np.polyfit(at, series, 1), at)
-    both = np.concatenate(
-        [np.polyval(np.polyfit(at[part], series[part], 1), at[part]) for part in (slice(best), slice(best, None))]
+    squares = float(two.min())
+    one, both = (
+        np.concatenate([_on_line(at[part], series[part]) for part in parts])
+        for parts in ((slice(None),), (slice(best), slice(best, None)))
     )
     missed = float(np.abs(one - both).max())
-    if forward[-1] < BREAK_GAIN * squares or missed < max(BREAK_NS, BREAK_SIGMAS * noise):
+    taken = float(forward[-1]) - squares
+    if taken * (bins - 4) < BREAK_SHARE * squares or missed < max(BREAK_NS, BREAK_SIGMAS * noise):
         return None
     return int(np.searchsorted(place, best)), missed
+
+
+def line(x: Floats, y: Floats) -> tuple[float, float]:
+    """Slope and value at 0 of the line by least squares; level where all `x` are the same."""
+    middle = float(x.mean())
+    spread = float(((x - middle) ** 2).sum())
+    slope = float(((x - middle) * y).sum()) / spread if spread > 0 else 0.0
+    return slope, float(y.mean()) - slope * middle
+
+
+def _on_line(x: Floats, y: Floats) -> Floats:
+    slope, start = line(x, y)
+    return slope * x + start
 
 
 def _squares(x: Floats, y: Floats) -> Floats:

@@ -11,7 +11,6 @@ cannot be told from a clock by ends alone; so no bound is below three times the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 from msgspec import Struct
@@ -29,6 +28,7 @@ from stepscope.engine.clock_fit import (
     medians,
     middles,
 )
+from stepscope.engine.clock_pieces import GROWTH_PPM, RESIDUALS, Piece, linked
 from stepscope.tables.arrays import Bools, Floats, Int64
 
 # Every member's end comes after every member's start. Of broadcast, reduce, scatter and gather that holds between the
@@ -39,7 +39,6 @@ SMALL_BYTES = 2**20  # up to here latency decides, not bandwidth; rings of large
 SMALL_NS = 1_000_000  # the shortest stay in a call of unknown size that counts as small
 MIN_CALLS = 4  # of a host in a window, for a claim: of fewer no scatter can be told
 SURE_CALLS = 20  # a host's own scatter is believed from here on; below, that of all hosts counts as well
-RESIDUALS = 3.0  # no claim is smaller than so many robust deviations of single ends
 DEVICE_FLOOR_NS = 2_000.0  # ends of one collective on devices of one host differ by 1 to 7 us
 HOST_FLOOR_NS = 100_000.0  # a call that returns on the host includes its thread's waking
 CALL_FLOOR_NS = 50_000.0  # small calls take 10 to 50 us; what takes longer waits or is a range around one
@@ -47,10 +46,8 @@ HOST_WEIGHT = 0.1
 WORK_NS = 50_000.0  # ranks and kinds of a host agree within 10 to 20 us, kinds of 16 hosts within 50
 WORK_SIGMAS = 6.0
 AGREEING = 0.25  # of the distance of two camps: so near must be what decides between them
-USUAL_PPM = 200.0  # free oscillators differ by up to 30 ppm, ntpd slews by up to 500: what short windows assume
-GROWTH_PPM = 500.0  # how fast a bound grows beyond what was recorded: ntpd's fastest slew
-RATE_BOUND_PPM = 1.0  # a rate that is less well known is not told
-STEP_NS = 200_000.0  # a smaller step of a clock is not told
+USUAL_PPM = 100.0  # free oscillators differ by up to 30 ppm, ntpd slews by up to 500: what short windows assume
+RATE_BOUND_PPM = 0.5  # a rate that is less well known is not told
 TOGETHER = 0.1  # of half a window: breaks of two clocks so near each other may be one clock's
 ROUNDS = 3  # of looking for steps, for work and for mismatches; each needs the fit of the last
 MISMATCHED = 0.2  # part of a host's collectives that may contradict order, by outliers
@@ -58,6 +55,7 @@ MISMATCH_NS = 1_000_000.0  # of contradiction is never scatter
 TRIMMED = 0.05  # of the hard bounds on either side, for the same outliers: without them a bound only widens
 HULL_ROUNDS = 12
 MAX_STAY_NS = 3_600_000_000_000  # a call of an hour is damage
+LATEST_NS = 2**62  # since the epoch
 MAX_SPREAD_NS = 2**52  # clocks of one run that are 52 days apart are damage; exact in a float
 MAX_FITTED = 100_000  # ends of hosts; more are thinned out evenly
 
@@ -88,38 +86,6 @@ class Members(Struct, frozen=True):
     def at(self, rows: Int64 | Bools) -> Members:
         arrays = {name: getattr(self, name)[rows] for name in self.__struct_fields__ if name != "kinds"}
         return Members(**arrays, kinds=self.kinds)
-
-
-class Piece(Struct, frozen=True):
-    """A host's clock in a window, or in a part of one that a step of the clock begins or ends.
-
-    It is ahead of the reference's by `offset_ns` + `rate_ppm` x (time - `middle_ns`); None where nothing connects it.
-    Without `claimed` the offset is the middle of what order allows, and `bound_ns` reaches to its edges.
-
-    host: position; of the reference itself the offset is 0.
-    window: as in `Members`.
-    start_ns, end_ns: of its calls, like `middle_ns` on its own clock.
-    calls: it was estimated from.
-    bound_ns: The true offset at `middle_ns` lies within so much of `offset_ns`.
-    residual_ns: robust deviation of its single ends from those of others; of ranks of one host where it is alone.
-    step_ns: what the clock leapt by at its start, in step `step` of the run or since the window before.
-    """
-
-    host: int
-    window: int
-    start_ns: int
-    end_ns: int
-    middle_ns: int
-    calls: int
-    offset_ns: float | None = None
-    bound_ns: float | None = None
-    rate_ppm: float = 0.0
-    rate_bound_ppm: float = GROWTH_PPM
-    residual_ns: float | None = None
-    claimed: bool = False
-    step_ns: float | None = None
-    step: int | None = None
-    reason: str = ""
 
 
 class Clocks(Struct, frozen=True):
@@ -159,7 +125,7 @@ def estimate(members: Members, hosts: Sequence[str]) -> Clocks:
     A host without collectives in a window has no piece there.
     """
     stay = members.end_ns - members.start_ns
-    usable = (members.start_ns > 0) & (members.end_ns >= members.start_ns) & (stay >= 0) & (stay < MAX_STAY_NS)
+    usable = (members.start_ns > 0) & (members.end_ns < LATEST_NS) & (stay >= 0) & (stay < MAX_STAY_NS)
     members = members.at(usable & (members.host >= 0) & (members.host < len(hosts)))
     members = members.at(np.lexsort((members.host, members.call, members.window)))
     edges = np.flatnonzero(np.diff(members.window)) + 1
@@ -175,7 +141,7 @@ def estimate(members: Members, hosts: Sequence[str]) -> Clocks:
         reference[window.number] = chosen
         pieces += window.pieces(found, chosen)
     pieces.sort(key=lambda piece: (piece.host, piece.window, piece.start_ns))
-    return Clocks(tuple(hosts), reference, tuple(_linked(pieces, reference)))
+    return Clocks(tuple(hosts), reference, tuple(linked(pieces, reference)))
 
 
 def _references(windows: Sequence[_Window], lowest: Int64) -> list[int]:
@@ -193,7 +159,8 @@ class _Hull(Struct, frozen=True):
 
     offset: Floats  # arrays by unit, as in a fit
     rate: Floats
-    half: Floats
+    half: Floats  # of what order allows, inf where it says nothing, NaN where it contradicts itself
+    within: Floats  # what the clocks that move together are not known to
     count: Int64
 
 
@@ -204,7 +171,7 @@ class _Window:
     """
 
     def __init__(self, members: Members, hosts: int) -> None:
-        self.base = int(np.median(members.end_ns))
+        self.base = int(np.partition(members.end_ns, len(members.end_ns) // 2)[len(members.end_ns) // 2])
         self.members = members = members.at(np.abs(members.end_ns - self.base) < MAX_SPREAD_NS)
         self.number, self.hosts = int(members.window[0]), hosts
         self.start = (members.start_ns - self.base).astype(np.float64)
@@ -237,7 +204,7 @@ class _Window:
     def fitted(self) -> Fit:
         for _ in range(3 * ROUNDS):
             found = self._fit(self._ends(self.small))
-            if not (self._cut(found) or self._refuse(found) or self._leave_work(found)):
+            if not (self._cut(found) or self._leave_work(found) or self._refuse(found)):
                 break
         claimed = found.known & (found.count >= MIN_CALLS)
         self.part = _connected(found.ends, len(claimed), claimed)
@@ -278,14 +245,20 @@ class _Window:
                 # a call's members leave at once; between two calls is room
                 moment = float(ends.tau[rows[at[0]]] + ends.tau[rows[at[0] - 1]]) / 2
                 breaks.append((at[1], unit, moment, int(ends.step[rows[at[0]]])))
-        cut: list[float] = []
-        for _, unit, moment, step in sorted(breaks, reverse=True):
-            # the others of its calls may only seem to step; the next fit tells
-            if all(abs(moment - other) > TOGETHER for other in cut):
-                self.unit[(self.unit == unit) & (self.tau >= moment)] = len(self.unit_host)
-                self.step[len(self.unit_host)] = step
-                self.unit_host.append(self.unit_host[unit])
-                cut.append(moment)
+        # the others of its calls may only seem to step: the next fit tells. Of two hosts alone nothing tells which it
+        # was; then it is the later one
+        cut: list[tuple[float, int, float, int]] = []
+        for one in sorted(breaks, reverse=True):
+            beside = next((other for other in cut if abs(one[2] - other[2]) <= TOGETHER), None)
+            if beside is not None and one[0] > 0.8 * beside[0] and one[1] > beside[1]:
+                cut.remove(beside)
+                beside = None
+            if beside is None:
+                cut.append(one)
+        for _, unit, moment, step in cut:
+            self.unit[(self.unit == unit) & (self.tau >= moment)] = len(self.unit_host)
+            self.step[len(self.unit_host)] = step
+            self.unit_host.append(self.unit_host[unit])
         return bool(cut)
 
     def _corrected(self, found: Fit, rows: Int64) -> tuple[Floats, Floats]:
@@ -406,9 +379,11 @@ class _Window:
                 self.base + int(self.middle[host] + tau * self.half), int(found.count[unit]), step=self.step.get(unit),
             )  # fmt: skip
             if host == reference:
-                bound = 0.0 if np.isnan(within[host]) else RESIDUALS * float(within[host])
-                piece = replace(piece, offset_ns=0.0, bound_ns=bound, rate_bound_ppm=0.0, claimed=True)
-                piece = replace(piece, residual_ns=None if np.isnan(within[host]) else float(within[host]))
+                deviation = None if np.isnan(within[host]) else float(within[host])
+                piece = replace(piece, offset_ns=0.0, rate_bound_ppm=0.0, claimed=True, residual_ns=deviation)
+                piece = replace(piece, bound_ns=RESIDUALS * deviation if deviation is not None else 0.0)
+                if not piece.calls:
+                    piece = replace(piece, calls=len(np.unique(self.call[rows[self.blocking[self.call[rows]]]])))
             elif self.refused[host]:
                 pass
             elif self.main[unit]:
@@ -429,7 +404,7 @@ class _Window:
                 piece = replace(
                     piece,
                     offset_ns=float(hull.offset[unit] - found.offset[to] + (hull.rate[unit] - found.rate[to]) * tau),
-                    bound_ns=float(hull.half[unit]),
+                    bound_ns=float(hull.half[unit] + hull.within[unit]),
                     rate_ppm=float(hull.rate[unit] - found.rate[to]) * 1e6 / self.half,
                     rate_bound_ppm=0.0,
                     calls=int(hull.count[unit]),
@@ -518,10 +493,14 @@ class _Window:
         open_rate = np.where(rough.count > 0, RESIDUALS * np.nan_to_num(rough.rate_error), usual)
         open_rate = np.minimum(open_rate, usual)
         empty = low - high > 2 * (MISMATCH_NS + open_rate)
-        half = np.where(empty, np.nan, np.abs(high - low) / 2 + open_rate)  # inf where nothing bounds it
+        # order is compared at all times, and by all clocks that move together
+        known = self.main & found.known
+        within = np.nan_to_num(RESIDUALS * (found.sigma + found.rate_error))
+        within += float(np.median(within[known])) if known.any() else 0.0
+        half = np.where(empty, np.nan, np.abs(high - low) / 2 + open_rate)
         told = np.isfinite(half)
         middle = np.where(told, low, 0.0) / 2 + np.where(told, high, 0.0) / 2
-        return _Hull(offset + middle[part], rate, half[part], rough.count[part])
+        return _Hull(offset + middle[part], rate, half[part], within, rough.count[part])
 
     def _order(self, part: Int64, offset: Floats, rate: Floats, used: Bools) -> tuple[Floats, Floats]:
         """How far parts can be ahead (at least, at most) of where they are put, part 0 staying: nobody leaves before
@@ -583,116 +562,3 @@ def _connected(ends: Ends, units: int, claimed: Bools) -> Int64:
     graph = coo_matrix((np.ones(len(unit)), (unit, units + call)), shape=(size, size))
     found: Int64 = connected_components(graph, directed=False)[1][:units].astype(np.int64)
     return found
-
-
-def _linked(pieces: Sequence[Piece], reference: dict[int, int]) -> list[Piece]:
-    """The same pieces with steps between them, and with rates from window to window where no step is between."""
-    result = list(pieces)
-    chains: dict[int, list[int]] = {}
-    for at, piece in enumerate(result):
-        if piece.claimed:
-            chains.setdefault(piece.host, []).append(at)
-    # unexplained changes (ns, and what of them the bounds explain) from piece to piece of a host
-    against_reference = {
-        pair: _change(result[pair[0]], result[pair[1]])
-        for chain in chains.values()
-        for pair in pairwise(chain)
-        if reference[result[pair[0]].window] == reference[result[pair[1]].window]
-    }
-    changes = _told_by_all(result, against_reference, chains, reference)
-    for chain in chains.values():
-        segment = chain[:1]
-        for before, after in pairwise(chain):
-            change, explained = changes.get((before, after), (0.0, 0.0))
-            same = result[before].window == result[after].window
-            if abs(change) > max(explained, STEP_NS):
-                step = result[after].step
-                how = f"stepped by {change / 1e6:+.3g} ms"
-                if not same:  # what came between was not recorded
-                    how = f"stepped or was slewed by {change / 1e6:+.3g} ms since the window before"
-                elif step is not None and step >= 0:
-                    how += f" in step {step}"
-                result[after] = _with_reason(replace(result[after], step_ns=change), f"its clock {how}")
-            elif same:
-                result[after] = _with_reason(result[after], "the rate of its clock changed in this window")
-            if same or abs(against_reference.get((before, after), (np.inf, 0.0))[0]) > max(explained, STEP_NS):
-                _rated(result, segment)
-                segment = []
-            segment.append(after)
-        _rated(result, segment)
-    return result
-
-
-def _with_reason(piece: Piece, reason: str) -> Piece:
-    return replace(piece, reason="; ".join(part for part in (piece.reason, reason) if part))
-
-
-def _change(before: Piece, after: Piece) -> tuple[float, float]:
-    """What a clock leapt by from one claimed piece to the next, beyond its rate, and what the bounds explain of it."""
-    assert before.offset_ns is not None
-    assert before.bound_ns is not None
-    assert after.offset_ns is not None
-    assert after.bound_ns is not None
-    ns = float(after.middle_ns - before.middle_ns)
-    if before.window == after.window:  # at the very moment: each rate holds on its side
-        left, right = float(after.start_ns - before.middle_ns), float(after.middle_ns - after.start_ns)
-    else:
-        left = right = ns / 2
-    drift = 1e-6 * (before.rate_ppm * left + after.rate_ppm * right)
-    open_ns = 1e-6 * (before.rate_bound_ppm * left + after.rate_bound_ppm * right)
-    return after.offset_ns - before.offset_ns - drift, before.bound_ns + after.bound_ns + open_ns
-
-
-def _told_by_all(
-    result: list[Piece],
-    changes: dict[tuple[int, int], tuple[float, float]],
-    chains: dict[int, list[int]],
-    reference: dict[int, int],
-) -> dict[tuple[int, int], tuple[float, float]]:
-    """The same changes, each clock's own: what most hosts have at once is the reference's, the other way round."""
-    changes = dict(changes)
-    between: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for pair in changes:
-        windows = result[pair[0]].window, result[pair[1]].window
-        if windows[0] != windows[1] and result[pair[0]].host != reference[windows[0]]:
-            between.setdefault(windows, []).append(pair)
-    for windows, pairs in between.items():
-        values, explained = np.array([changes[pair] for pair in pairs]).T
-        common = float(np.median(values))
-        if len(pairs) < 3 or abs(common) <= max(STEP_NS, float(np.median(explained))):
-            continue
-        chain = chains.get(reference[windows[0]], [])
-        own = [pair for pair in pairwise(chain) if result[pair[1]].window == windows[1]]
-        for pair in pairs:
-            changes[pair] = changes[pair][0] - common, changes[pair][1]
-        for pair in own[:1]:
-            changes[pair] = -common, changes[pair][1]
-    return changes
-
-
-def _rated(result: list[Piece], segment: Sequence[int]) -> None:
-    """Give pieces of a clock without a step between them the rate from the first to the last, where it is surer."""
-    if len(segment) < 2:
-        return
-    pieces = [result[at] for at in segment]
-    times = np.array([piece.middle_ns - pieces[0].middle_ns for piece in pieces], np.float64)
-    offsets = np.array([piece.offset_ns for piece in pieces], np.float64)
-    bound = float(np.median([piece.bound_ns for piece in pieces]))
-    rate, start = np.polyfit(times, offsets, 1)
-    missed = np.abs(offsets - start - rate * times)
-    at_break = broken(times, offsets)
-    cut = None if at_break is None else at_break[0]
-    if cut is None and len(segment) > 2 and float(missed.max()) > bound + STEP_NS / 2:
-        cut = int(np.argmax(np.abs(np.diff(offsets) - rate * np.diff(times)))) + 1
-    if cut is not None:  # its rate changed between windows
-        result[segment[cut]] = _with_reason(
-            result[segment[cut]], "the rate of its clock changed, or it stepped, since the window before"
-        )
-        _rated(result, segment[:cut])
-        _rated(result, segment[cut:])
-        return
-    error = max(float(np.sqrt(np.mean(missed**2))), bound / RESIDUALS)
-    rate_bound = RESIDUALS * error / float(np.sqrt(((times - times.mean()) ** 2).sum())) * 1e6
-    for at, piece in zip(segment, pieces, strict=True):
-        if rate_bound < piece.rate_bound_ppm:
-            result[at] = replace(piece, rate_ppm=float(rate) * 1e6, rate_bound_ppm=rate_bound)

@@ -89,7 +89,9 @@ def _moved(host: str, number: int, sources: Sequence[Source], clocks: Clocks, re
         if not pieces:
             reasons.append("no collective in it could be matched with one of another host")
             continue
-        offset, bound = clocks.ahead(number, np.array([first, (first + last) // 2, last], np.int64))
+        # a rate that was told in a few milliseconds says nothing of the rest
+        middle = min(max((first + last) // 2, pieces[0].start_ns), pieces[0].end_ns)
+        offset, bound = clocks.ahead(number, np.array([first, middle, last], np.int64))
         ahead = float(offset[1])
         off = float(np.max(bound + np.abs(offset - ahead)))
         if len(pieces) > 1:
@@ -117,7 +119,9 @@ def _members(sources: Sequence[Source], hosts: Sequence[int], steps_of: Steps) -
 
     kinds: dict[str, int] = {}
     groups: dict[str, int] = {}
-    columns: dict[str, list[Any]] = {name: [] for name in Members.__struct_fields__ if name not in ("kinds", "call")}
+    columns: dict[str, list[Any]] = {
+        name: [] for name in Members.__struct_fields__ if name not in ("kinds", "call", "window")
+    }
     sequences, owners = [], []
     for at, (source, host) in enumerate(zip(sources, hosts, strict=True)):
         found = source.collectives

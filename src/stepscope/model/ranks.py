@@ -115,10 +115,11 @@ class RanksVerdict(Struct, frozen=True):
     slowdown: float | None = None
 
 
-class RankMap(Struct, frozen=True):
+class RankMap(Struct, frozen=True, kw_only=True):
     """How much longer each rank works than its peers, along the run.
 
-    title (text): Of what: work of the host in every step, or of host and device in the steps of windows.
+    of (text): Whose work: the host's, in every step, or the device's, in the steps of windows.
+    title (text): The same as a heading.
     source (text): What it is made from.
     ranks (numbers): Number of each row.
     hosts (names): Of each row.
@@ -126,8 +127,10 @@ class RankMap(Struct, frozen=True):
     steps (numbers): First step of each column.
     excess_ms: Rows of columns: the mean of the steps of a column, beyond the middle one of the peers; missing where
         nothing was recorded.
+    notable_ms: The smallest effect that a verdict would name: less stays pale.
     """
 
+    of: str  # "host" | "device"
     title: str
     source: str
     ranks: tuple[int, ...]
@@ -135,6 +138,7 @@ class RankMap(Struct, frozen=True):
     stages: tuple[int, ...] | None
     steps: tuple[int, ...]
     excess_ms: tuple[tuple[float | None, ...], ...]
+    notable_ms: float | None = None
 
 
 class RanksRead(Struct, frozen=True):

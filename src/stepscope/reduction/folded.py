@@ -32,6 +32,7 @@ from stepscope.tables.sketch import sketch
 
 LINES_OF_RANK = 200
 LEAST_GC_NS = 10_000_000  # collections shorter than this are in their steps' sum alone
+CLOCK_STEP_NS = 100_000  # two clocks cannot be read at the very same moment; on a busy host that is some microseconds
 MAX_EVENTS = 20_000  # of a rank; the longest stay
 MAX_TEXT = 500  # characters
 # Of processes; all that is read of the host and of its devices is kept, but for who computes on a device.
@@ -281,7 +282,7 @@ def metrics(tables: Tables) -> pl.DataFrame:
 def events(tables: Tables, clocks: Iterable[ClockOffset]) -> tuple[pl.DataFrame, list[str]]:
     """What happened once to ranks, in order of time, and in words what of it is not kept."""
     rows = [*_collections(tables), *_compiles(tables), *_saves(tables), *_retries(tables), *_alarms(tables)]
-    rows += _clock_jumps(clocks)
+    rows += [*_clock_jumps(clocks), *_clock_steps(tables)]
     frame = pl.DataFrame(rows, schema=SCHEMAS["events"]).unique(maintain_order=True)
     order = ("rank", "start_us", "kind", "step", "duration_us", "file", "line", "function", "text")
     longest = pl.col("duration_us").fill_null(0).rank("ordinal", descending=True).over("rank")
@@ -306,6 +307,18 @@ def _event(row: Mapping[str, Any], kind: str, text: object = None, **place: Any)
         "function": string(place.get("function")),
         "text": str(text)[:MAX_TEXT] if text is not None else None,
     }
+
+
+def _clock_steps(tables: Tables) -> list[dict[str, Any]]:
+    """When the host's clock was set, by telemetry; of no rank."""
+    told = tables.system.filter(pl.col("metric") == "clock_set_ns").sort("host", "time_ns")
+    told = told.with_columns(by_ns=pl.col("value").diff().over("host")).filter(pl.col("by_ns").is_finite())
+    none = {"rank": None, "step": None, "duration_ns": None}
+    return [
+        _event({**none, "time_ns": time_ns}, "clock", f"the clock was set by {by_ns / 1e6:+.3f} ms")
+        for time_ns, by_ns in told.select("time_ns", "by_ns").rows()
+        if abs(by_ns) >= CLOCK_STEP_NS
+    ]
 
 
 def _collections(tables: Tables) -> list[dict[str, Any]]:

@@ -123,18 +123,17 @@ def many_ranks(report: Report) -> list[str]:
         said.append(f"Of {words.things(read['absent'], 'rank')} nothing that can be read is here: {named}")
     elif read["absent"] is None:
         said.append("How many ranks there should be is not known, so none can be called missing")
-    return [*said, figures_of(report)]
+    return [*said, f"All other figures are of {looked_at(read)}"]
 
 
-def figures_of(report: Report) -> str:
-    """Of which ranks everything is that is not said of all of them."""
-    read = report.views["ranks_read"]
+def looked_at(read: Mapping[str, Any]) -> str:
+    """The ranks of which everything is that is not said of all; `read` is the view `ranks_read`."""
     full, by_steps = (", ".join(map(str, read[key])) for key in ("in_full", "by_steps"))
     parts = [f"rank{'s' * (len(read['in_full']) > 1)} {full}, read in full"] if full else []
     if by_steps:
         plural = "s" * (len(read["by_steps"]) > 1)
         parts.append(f"rank{plural} {by_steps}, of which only the reduced steps are here")
-    return f"All other figures are of {'; and of '.join(parts)}"
+    return "; and of ".join(parts)
 
 
 def _cut(ranges: str) -> str:

@@ -27,12 +27,13 @@ _SENT = {"forward-send": "send", "forward-recv": "recv", "backward-send": "send"
 # Kinds of collectives and who takes part: the replicas of a stage, all, or the first and last stage of a replica.
 # That of layer norms stays inside a tensor group, of which one rank is recorded.
 _REPLICAS, _ALL, _ENDS = "DATA_PARALLEL_GROUP", "default_pg", "EMBEDDING_GROUP"
+_CLIP = "optimizer-clip-main-grad"  # ends with an all-reduce of one number: the norm
 _COLLECTIVES = {
     "params-all-gather": ("all_gather", _REPLICAS),
     "grads-reduce-scatter": ("reduce_scatter", _REPLICAS),
     "separate-grads-all-reduce": ("all_reduce", _REPLICAS),
     "embedding-grads-all-reduce": ("all_reduce", _ENDS),
-    "optimizer-clip-main-grad": ("all_reduce", _ALL),
+    _CLIP: ("all_reduce", _ALL),
 }
 _IGNORED = ("layernorm-grads-all-reduce",)
 _META = re.compile(rb"^([a-z_]{1,32}): +(\d{1,7})[ \r]*$", re.MULTILINE)
@@ -238,6 +239,7 @@ def _calls(rows: pl.DataFrame, places: pl.DataFrame, world: int | None) -> tuple
         .then(2 * pl.col("seq_id") + pl.col("back"))
         .otherwise(pl.col("seq_id")),
         basis=pl.lit("device"),
+        bytes=pl.when(pl.col("optype") == _CLIP).then(4),
     ).join(known, on=["name", "dp_rank", "pair"])
     return groups, _shaped("collectives", calls.sort("step", "rank", "start_ns"))
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from stepscope.analyze.ranks.layout import Layout
 from stepscope.analyze.ranks.own_work import Matrix
-from stepscope.analyze.ranks.pieces import worker_of
+from stepscope.analyze.ranks.pieces import groups_inside
 from stepscope.engine.collective_names import POINT_TO_POINT
 from stepscope.tables.arrays import Int64
 from stepscope.tables.reduced import Reduced
@@ -44,13 +44,7 @@ class Arrivals(Struct, frozen=True):
 
     def inside(self, numbers: Int64) -> Matrix:
         """The same, of groups of tensor slots: all members in one worker."""
-        worker = worker_of(self.layout)
-        found = []
-        for group in self.layout.groups.values():
-            members = self.layout.at(np.array(group.ranks, np.int64))
-            if len(np.unique(worker[members[members >= 0]])) == 1:
-                found.append(group.id)
-        return self.of_groups(found, numbers)
+        return self.of_groups(groups_inside(self.layout), numbers)
 
 
 def arrivals(reduced: Reduced, layout: Layout) -> Arrivals | None:

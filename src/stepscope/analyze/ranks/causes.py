@@ -12,6 +12,7 @@ from stepscope.model.findings import Evidence, Place
 from stepscope.tables.arrays import Int64
 from stepscope.tables.reduced import Reduced
 
+_LOADER = r"torch/utils/data/"  # in which file a rank stands while its loader works or waits for workers
 STEPS_SOURCE = "steps of reduced tables"
 
 
@@ -20,6 +21,14 @@ class Cause(Struct, frozen=True):
     source: str
     place: Place | None = None
     evidence: tuple[Evidence, ...] = ()
+
+
+class Line(Struct, frozen=True):
+    """On which line ranks spend more than their peers. `waits`: in the loader or asleep there, not at work."""
+
+    place: Place | None
+    source: str  # by what it is known, or why it is not
+    waits: bool = False
 
 
 class Recorded:
@@ -39,8 +48,8 @@ class Recorded:
         column = self._layout.at(wanted["rank"].fill_null(-1).cast(pl.Int64).to_numpy())
         return wanted.with_columns(column=pl.Series(column)).filter(pl.col("column") >= 0)
 
-    def place(self, part: Int64, phase: str | None, step_ms: float, excess_ms: float) -> tuple[Place | None, str]:
-        """The line on which these ranks spend more than their peers, and by what it is known or why it is not."""
+    def line(self, part: Int64, phase: str | None, step_ms: float, excess_ms: float) -> Line:
+        """Of a phase, or of all; where a rank waits for data it is asleep in its loader, elsewhere for other ranks."""
         peers = self._some_peers(part)
         ranks = self._layout.ranks
         both = [*ranks[part].tolist(), *ranks[peers].tolist()]
@@ -50,10 +59,14 @@ class Recorded:
         mine = [rank for rank in ranks[part].tolist() if rank in known]
         others = [rank for rank in ranks[peers].tolist() if rank in known]
         if not mine or not others:
-            return None, "no stacks were sampled"
-        key = ["phase", "file", "line", "function"]
+            return Line(None, "no stacks were sampled")
+        rows = rows.with_columns(
+            pl.col("waiting").fill_null(False) | pl.col("leaf").str.contains(_LOADER).fill_null(False)
+        )
+        key = ["phase", "file", "line", "function", "waiting"]
+        asleep = pl.col("waiting") & (phase != "data_wait")
         shares = rows.join(enough.rename({"samples": "all"}), on="rank").filter(
-            ~pl.col("waiting").fill_null(False) & pl.col("file").is_not_null() & pl.col("line").is_not_null()
+            ~asleep & pl.col("file").is_not_null() & pl.col("line").is_not_null()
         )
         if phase is not None:
             shares = shares.filter(pl.col("phase") == phase)
@@ -66,11 +79,17 @@ class Recorded:
         beyond = late.join(usual, on=key, how="left", nulls_equal=True).with_columns(
             more=pl.col("mine") - pl.col("usual").fill_null(0.0)
         )
-        top = beyond.sort(["more", *key], descending=[True, False, False, False, False], nulls_last=True).head(1)
-        if top.is_empty() or float(top["more"][0]) * step_ms < at.LINE_PART * excess_ms:
-            return None, "sampled stacks show no line on which it spends more than its peers"
-        place = Place(top["file"][0], top["line"][0], top["function"][0], share=float(top["more"][0]))
-        return place, f"sampled stacks of these ranks against {len(others)} of their peers"
+        top = beyond.sort(["more", *key], descending=[True, *(False for _ in key)], nulls_last=True).head(1)
+        more = 0.0 if top.is_empty() else float(top["more"][0])
+        # a share of so many samples moves by chance
+        counted = int(enough.filter(pl.col("rank").is_in(mine))["samples"].sum())
+        share = 0.0 if top.is_empty() else float(top["mine"][0])
+        chance = at.SHARE_ERRORS * np.sqrt(max(share, 1 / counted) / counted)
+        if more * step_ms < at.LINE_PART * excess_ms or more < chance:
+            return Line(None, "sampled stacks show no line on which it spends more than its peers")
+        place = Place(top["file"][0], top["line"][0], top["function"][0], share=more)
+        source = f"sampled stacks of these ranks against {len(others)} of their peers"
+        return Line(place, source, bool(top["waiting"][0]))
 
     def _some_peers(self, part: Int64, most: int = 16) -> Int64:
         alike = np.flatnonzero(np.isin(self._layout.peers, self._layout.peers[part]))
@@ -124,6 +143,15 @@ class Parts(Struct, frozen=True):
     retries: float
     tokens: float | None  # what more tokens make the rank's work longer
     total: float
+    loader_alone: bool = True  # the wait for data ends with the fetch; else it reaches to the forward pass
+
+
+def of_data(line: Line, loader_alone: bool) -> tuple[str, Place | None, str]:
+    """Cause, line and source of a longer wait for data; where it may hold what comes behind the fetch, too, a line of
+    Python at which the rank works, not one at which it waits for its loader, is the cause itself."""
+    if not loader_alone and line.place is not None and not line.waits:
+        return "python", line.place, f"the time before the forward pass in every step; {line.source}"
+    return "data", line.place, f"the wait for data in every step; {line.source}"
 
 
 def cause_of(part: Int64, parts: Parts, recorded: Recorded, layout: Layout, step_ms: float) -> Cause:
@@ -151,8 +179,8 @@ def cause_of(part: Int64, parts: Parts, recorded: Recorded, layout: Layout, step
             source = "its ranks take longer while more of its processors are in use"
             return Cause("other_processes", source, None, evidence + cores)
     if data >= need:
-        place, source = recorded.place(part, "data_wait", step_ms, data)
-        return Cause("data", f"the wait for data in every step; {source}", place, evidence)
+        name, place, source = of_data(recorded.line(part, "data_wait", step_ms, data), parts.loader_alone)
+        return Cause(name, source, place, evidence)
     if parts.tokens is not None and parts.tokens >= need:
         return Cause("sequence_length", "tokens of its batches", None, evidence)
     if device >= need:
@@ -193,10 +221,12 @@ def _of_host(
             None,
             evidence + cores,
         )
-    place, source = recorded.place(part, None if phase == "passes" else phase, step_ms, host[phase])
-    if place is None:
-        return Cause("unknown", f"{phase} takes longer on the host; {source}", None, evidence)
-    return Cause("python", f"{phase} in every step; {source}", place, evidence)
+    if host[phase] < at.PART_OF_EXCESS * sum(host.values()):
+        return Cause("unknown", "several phases take longer on the host, none of them most of it", None, evidence)
+    line = recorded.line(part, None if phase == "passes" else phase, step_ms, host[phase])
+    if line.place is None:
+        return Cause("unknown", f"{phase} takes longer on the host; {line.source}", None, evidence)
+    return Cause("python", f"{phase} in every step; {line.source}", line.place, evidence)
 
 
 def _others_at_work(part: Int64, recorded: Recorded, layout: Layout) -> tuple[Evidence, ...]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 from msgspec import Struct
+from msgspec.structs import replace
 
-from stepscope.engine.clocks import RATE_BOUND_PPM, Clocks, Members, Piece, estimate
+from stepscope.engine.clock_pieces import Piece
+from stepscope.engine.clocks import RATE_BOUND_PPM, Clocks, Members, estimate
 from stepscope.engine.collective_names import UNKNOWN
 from stepscope.model.ranks import HostClock
 from stepscope.tables.arrays import Floats, Int64
@@ -14,6 +16,7 @@ from stepscope.tables.reduced import Reduced
 
 MAX_STEPS = 100  # of a window whose clocks are straight lines between their steps
 GAP = 10  # times the usual distance of recorded steps: from here on a new window begins
+MOST_SET = 3  # times that a clock was set that are told of a window
 _PAIR = ("send", "recv")
 _CALL = ("step", "group", "matched", "sequence")
 
@@ -117,6 +120,7 @@ def _table(reduced: Reduced, found: Clocks, windows: dict[int, tuple[int, int]])
     for piece in found.pieces:
         of.setdefault((piece.window, piece.host), []).append(piece)
     middles = _middles(reduced, windows, found.hosts)
+    set_by, seen = _set(reduced), dict[str, int]()
     rows = []
     for window in sorted(windows):
         for host, name in enumerate(found.hosts):
@@ -129,8 +133,24 @@ def _table(reduced: Reduced, found: Clocks, windows: dict[int, tuple[int, int]])
             middle = middles.get((window, host), (pieces[0].start_ns + pieces[-1].end_ns) // 2)
             # the piece that holds in the middle, or comes nearest
             piece = min(pieces, key=lambda piece: max(piece.start_ns - middle, middle - piece.end_ns, 0))
-            rows.append(_row(name, piece, middle, pieces, found.hosts[found.reference[window]]))
+            row = _row(name, piece, middle, pieces, found.hosts[found.reference[window]])
+            recorded = [
+                text for at_ns, text in set_by.get(name, ()) if seen.get(name, at_ns) <= at_ns <= pieces[-1].end_ns
+            ]
+            seen[name] = pieces[-1].end_ns
+            rows.append(replace(row, reason="; ".join(filter(None, [row.reason, *recorded[:MOST_SET]]))))
     return rows
+
+
+def _set(reduced: Reduced) -> dict[str, list[tuple[int, str]]]:
+    """When hosts recorded that their clocks were set, ns, and the words of that, by host."""
+    rows = reduced.scan("events").filter(
+        (pl.col("kind") == "clock") & pl.col("rank").is_null() & pl.col("start_us").is_not_null()
+    )
+    found: dict[str, list[tuple[int, str]]] = {}
+    for host, start_us, text in rows.select("host", "start_us", "text").sort("host", "start_us").collect().rows():
+        found.setdefault(host, []).append((start_us * 1000, f"recorded on it: {text or 'the clock was set'}"))
+    return found
 
 
 def _row(name: str, piece: Piece, middle: int, pieces: list[Piece], reference: str) -> HostClock:
@@ -145,7 +165,12 @@ def _row(name: str, piece: Piece, middle: int, pieces: list[Piece], reference: s
         span = f"{(offset_us - bound_us) / 1e3:+.3g} to {(offset_us + bound_us) / 1e3:+.3g} ms ahead"
         return HostClock(name, piece.window, None, None, None, calls, "; ".join([*reasons, span]))
     if name == reference:
-        reasons.insert(0, "the reference")
+        own = (
+            ""
+            if piece.residual_ns is None
+            else f", the ends of whose ranks deviate by {piece.residual_ns / 1e3:.3g} us"
+        )
+        reasons.insert(0, f"the reference{own}")
     rate = piece.rate_ppm if piece.rate_bound_ppm <= RATE_BOUND_PPM else None
     return HostClock(name, piece.window, offset_us, rate, bound_us, calls, "; ".join(reasons))
 

@@ -108,9 +108,11 @@ def _lost_ms(case: Case, draft: Draft, late: Int64) -> float:
     if draft.in_windows and case.device is not None:
         lost = cost.of_ranks(case.device, part, late) if played is None else played
         in_windows = float(np.nanmean(case.device[:, part]))
-        return float(lost.mean()) * (draft.excess_ms / in_windows if in_windows > 0 else 1.0)
+        lost_ms = float(lost.mean()) * (draft.excess_ms / in_windows if in_windows > 0 else 1.0)
+        # no step is longer by more than what one rank does beyond the others
+        return min(lost_ms, draft.excess_ms) if len(part) == 1 else lost_ms
     lost_ms = float(cost.of_ranks(case.host, part, late).mean())
-    if case.device is None:
+    if case.device is None or (played is None and case.steps.waits_inside):
         return lost_ms
     shown = cost.of_ranks(case.host_in_windows, part, late)
     return lost_ms * cost.in_earnest(shown, cost.of_ranks(case.device, part, late) if played is None else played)
@@ -147,4 +149,4 @@ def _parts(case: Case, part: Int64, draft: Draft) -> Parts:
     if case.has_pieces:  # what windows show beyond all that is the host's, inside passes
         rest = draft.excess_ms - sum(phases.values()) - (compute or 0.0) - (gc or 0.0) - retries
         phases["passes"] = max(rest, 0.0)
-    return Parts(phases, gc, compute, retries, tokens, draft.excess_ms)
+    return Parts(phases, gc, compute, retries, tokens, draft.excess_ms, steps.loader_alone(part))

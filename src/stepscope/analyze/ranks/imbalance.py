@@ -20,15 +20,23 @@ class HeavyStage(Struct, frozen=True):
     cost_ms: float
 
 
-def heavy_stages(compute: Matrix, layout: Layout, pipes: Pipelines | None, step_ms: float) -> list[HeavyStage]:
+def heavy_stages(
+    compute: Matrix, layout: Layout, pipes: Pipelines | None, late: Int64, step_ms: float
+) -> list[HeavyStage]:
     """Stages of which the middle worker does more than the mean of the other stages, by the work of windows.
+
+    Args:
+        late: ranks that are late themselves, which tell nothing of their stage where others are there.
 
     Without microbatches to play again, a step is as much longer as its longest stage works beyond the mean.
     """
     stages = layout.stages
     if stages < 2 or not len(compute):
         return []
-    own = np.stack([middle(compute[:, layout.pp == stage]) for stage in range(stages)], axis=1).astype(np.float64)
+    usual_ranks = ~np.isin(np.arange(len(layout.ranks)), late)
+    of_stage = [np.flatnonzero(layout.pp == stage) for stage in range(stages)]
+    of_stage = [ranks[usual_ranks[ranks]] if usual_ranks[ranks].any() else ranks for ranks in of_stage]
+    own = np.stack([middle(compute[:, ranks]) for ranks in of_stage], axis=1).astype(np.float64)
     own = own[np.isfinite(own).all(axis=1)]
     if len(own) < at.MIN_WINDOWED:
         return []
@@ -39,7 +47,7 @@ def heavy_stages(compute: Matrix, layout: Layout, pipes: Pipelines | None, step_
         if usual <= 0 or mine < (1 + at.STAGE_SHARE) * usual:
             continue
         if pipes is not None:
-            lost = float(pipes.without_heavy(stage).mean())
+            lost = float(pipes.without_heavy(stage, late).mean())
         else:
             lost = float(np.maximum(own[:, stage] - others.max(axis=1), 0).mean())
         if lost >= at.LEAST_SHARE * step_ms:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from stepscope.analyze.context import Context
+from stepscope.analyze.ranks import thresholds as at
 from stepscope.analyze.ranks.durations import own_together
 from stepscope.analyze.ranks.layout import layout_of
 from stepscope.analyze.ranks.own_work import Matrix, beyond, block_means, middle, own_steps
@@ -15,32 +16,34 @@ from stepscope.model.ranks import RankMap
 from stepscope.tables.arrays import Int64
 from stepscope.tables.reduced import Reduced
 
-COLUMNS = 100  # more are narrower than a screen shows
-_EVERY_STEP, _WINDOWS = "Work of the host in every step", "Work of the device in windows"
+COLUMNS = 80  # wide enough to be pointed at on a screen; a file of a thousand ranks stays small
+_TITLES = {"host": "Work of the host in every step", "device": "Work of the device in windows"}
 _SOURCE = "phases in which no rank waits for another ({}), steady steps"
 
 
-def rank_maps(reduced: Reduced, columns: int = COLUMNS) -> tuple[RankMap, ...]:
+def rank_maps(reduced: Reduced) -> tuple[RankMap, ...]:
     """The map of every step, by what hosts recorded, and that of windows, by their devices; those that there are."""
-    return tuple(_of_reduced(reduced, columns))
+    return tuple(_of_reduced(reduced))
 
 
-def _of_reduced(reduced: Reduced, columns: int) -> Iterator[RankMap]:
+def _of_reduced(reduced: Reduced) -> Iterator[RankMap]:
     layout = layout_of(reduced)
     steps = own_steps(reduced, layout)
     hosts = [layout.hosts[host] for host in layout.host.tolist()]
     known = layout.stages > 0 and bool((layout.pp >= 0).all())
     rows = layout.ranks.tolist(), hosts, layout.pp.tolist() if known else None
+    counted = steps.steady if len(steps.steady) else steps.windows
+    notable_ms = at.LEAST_SHARE * float(np.nanmean(steps.wall[counted])) if len(counted) else None
     if len(steps.steady) and steps.phases:
         values = beyond(steps.own[steps.steady], layout)
         source = _SOURCE.format(", ".join(steps.phases).replace("_", " "))
-        yield _map(_EVERY_STEP, source, rows, steps.numbers[steps.steady], values, columns)
+        yield _map("host", source, rows, steps.numbers[steps.steady], values, notable_ms)
     if steps.compute is not None and len(steps.windows):
         values = beyond(steps.compute, layout)
-        yield _map(_WINDOWS, "device slices of windows", rows, steps.numbers[steps.windows], values, columns)
+        yield _map("device", "device slices of windows", rows, steps.numbers[steps.windows], values, notable_ms)
 
 
-def map_of_steps(context: Context, facts: RanksFacts | None, columns: int = COLUMNS) -> tuple[RankMap, ...]:
+def map_of_steps(context: Context, facts: RanksFacts | None) -> tuple[RankMap, ...]:
     """The same of ranks that were all read in full: the map of every step, where their steps stand side by side."""
     if facts is None:
         return ()
@@ -50,23 +53,26 @@ def map_of_steps(context: Context, facts: RanksFacts | None, columns: int = COLU
     ranks = [work.rank for work in facts.ranks]
     phases = ", ".join(facts.excess_by_phase_ms).replace("_", " ")
     rows = ranks, [host_of.get(rank, "") for rank in ranks], None
-    return (_map(_EVERY_STEP, _SOURCE.format(phases), rows, numbers, values - middle(values)[:, None], columns),)
+    notable_ms = at.LEAST_SHARE * sum(work.wall_ms for work in facts.ranks) / len(facts.ranks)
+    return (_map("host", _SOURCE.format(phases), rows, numbers, values - middle(values)[:, None], notable_ms),)
 
 
 _Rows = tuple[list[int], list[str], list[int] | None]  # number, host and stage of each rank
 
 
-def _map(title: str, source: str, rows: _Rows, numbers: Int64, values: Matrix, columns: int) -> RankMap:
-    edges = np.unique(np.linspace(0, len(values), min(columns, len(values)) + 1).astype(np.int64))[:-1]
-    rounded = np.round(block_means(values, columns).T.astype(np.float64), 3)
+def _map(of: str, source: str, rows: _Rows, numbers: Int64, values: Matrix, notable_ms: float | None) -> RankMap:
+    edges = np.unique(np.linspace(0, len(values), min(COLUMNS, len(values)) + 1).astype(np.int64))[:-1]
+    rounded = np.round(block_means(values, COLUMNS).T.astype(np.float64), 3)
     cells = [[None if cell != cell else cell for cell in row] for row in rounded.tolist()]
     ranks, hosts, stages = rows
     return RankMap(
-        title=title,
+        of=of,
+        title=_TITLES[of],
         source=source,
         ranks=tuple(ranks),
         hosts=tuple(hosts),
         stages=None if stages is None else tuple(stages),
         steps=tuple(numbers[edges].tolist()),
         excess_ms=tuple(map(tuple, cells)),
+        notable_ms=notable_ms,
     )

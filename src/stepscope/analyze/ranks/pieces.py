@@ -11,9 +11,10 @@ from stepscope.engine.collective_names import POINT_TO_POINT
 from stepscope.tables.arrays import Int64
 from stepscope.tables.reduced import Index, Reduced
 
-HOST, BEHIND = 2, 3  # kinds beside forward (0) and backward (1): of the host in between, and from the optimizer on
+# Kinds beside forward (0) and backward (1): of the host in between, from the optimizer on, and idle before a call
+HOST, BEHIND, BEFORE_CALL = 2, 3, 4
 CHUNKS, _MICROBATCHES = 2**8, 2**16
-_CALL, _MESSAGE = 4, 5
+_CALL, _MESSAGE = 5, 6
 _KINDS = {"forward": 0, "backward": 1, "optimizer": BEHIND, "data": HOST, "gc": HOST, "other": HOST}
 _MAX_NS = 3_600_000_000_000  # an hour in one piece is damage
 
@@ -27,13 +28,24 @@ def worker_of(layout: Layout) -> Int64:
     return replica * stages + np.maximum(layout.pp, 0)
 
 
+def groups_inside(layout: Layout) -> list[str]:
+    """Groups all recorded members of which are tensor slots of one worker."""
+    worker = worker_of(layout)
+    found = []
+    for group in layout.groups.values():
+        members = layout.at(np.array(group.ranks, np.int64))
+        if len(np.unique(worker[members[members >= 0]])) == 1:
+            found.append(group.id)
+    return found
+
+
 def pieces(reduced: Reduced, layout: Layout) -> pl.DataFrame | None:
     """What each rank did itself in steps of windows; None where no work was recorded.
 
     Columns: rank, step, kind, number (of passes of the step before it), code (which pass; -1 of others), ms, and the
     rank's column, worker, stage and slot. Time before work in which neither work nor a call ran is the host's own,
-    where calls were recorded: who waits for others does so inside one. Before a call it may be a wait in another one
-    that was not recorded.
+    where calls were recorded: who waits for others does so inside one. Before a call it may be that, too, or a wait in
+    another call that was not recorded.
     """
     total = sum(host.tables["work"].rows for host in reduced.hosts)
     if not total:
@@ -50,7 +62,9 @@ def pieces(reduced: Reduced, layout: Layout) -> pl.DataFrame | None:
             "slot": np.maximum(layout.tp, 0).astype(np.int32),
         }
     )
-    rows = pl.concat([_of_host(reduced, host, steps, layout).join(places, on="rank") for host in hosts])
+    inside = groups_inside(layout) if layout.slots > 1 else []
+    rows = pl.concat([_of_host(reduced, host, steps, inside, messages=layout.stages > 1) for host in hosts])
+    rows = rows.join(places, on="rank")
     return None if rows.is_empty() else rows
 
 
@@ -59,7 +73,8 @@ _IN_TIME = (pl.col("step") >= 0) & (_LASTED > 0) & (_LASTED < _MAX_NS)
 _SOUND = pl.col("kind").is_in(list(_KINDS)) & _IN_TIME
 
 
-def _of_host(reduced: Reduced, host: Index, steps: list[int], layout: Layout) -> pl.DataFrame:
+def _of_host(reduced: Reduced, host: Index, steps: list[int], inside: list[str], *, messages: bool) -> pl.DataFrame:
+    """`inside`: groups whose calls lie inside passes. `messages`: without some, nothing tells waits from idle time."""
     of, kind = ["rank", "step"], pl.col("kind")
     chosen = pl.col("step").is_in(steps)
     work = (
@@ -78,7 +93,7 @@ def _of_host(reduced: Reduced, host: Index, steps: list[int], layout: Layout) ->
     message = kind.is_in(list(POINT_TO_POINT))
     calls = (
         reduced.part("collectives", host)
-        .filter(_IN_TIME & chosen)
+        .filter(_IN_TIME & chosen & ~pl.col("group").is_in(inside).fill_null(False))
         .select(
             "rank", "step", "start_ns", "end_ns", kind=pl.when(message).then(_MESSAGE).otherwise(_CALL).cast(pl.Int8)
         )
@@ -89,7 +104,7 @@ def _of_host(reduced: Reduced, host: Index, steps: list[int], layout: Layout) ->
         .select("rank", "step", begin_ns=pl.col("start_us") * 1000)
     )
     is_pass, is_work = kind < HOST, kind <= BEHIND
-    waits = (kind == _MESSAGE if layout.stages > 1 else ~is_work).any().over(of)
+    waits = (kind == _MESSAGE if messages else ~is_work).any().over(of)
     counted = pl.int_range(pl.len()).over(*of, "kind", "chunk")
     worked = pl.when(is_work).then("end_ns").cum_max().shift(1).over(of).fill_null(0)
     ran = pl.coalesce(pl.col("end_ns").cum_max().shift(1).over(of), "begin_ns", "start_ns")
@@ -105,7 +120,7 @@ def _of_host(reduced: Reduced, host: Index, steps: list[int], layout: Layout) ->
             # from the optimizer on, gradients have been exchanged
             behind=(kind == BEHIND).cum_max().over(of),
             ms=own.clip(0) / 1e6,
-            idle=pl.when(waits & is_work).then((pl.col("start_ns") - ran).clip(0, _MAX_NS) / 1e6).otherwise(0.0),
+            idle=pl.when(waits).then((pl.col("start_ns") - ran).clip(0, _MAX_NS) / 1e6).otherwise(0.0),
         )
         .with_columns(code=pl.when(is_pass).then(code).otherwise(-1))
         .collect()
@@ -114,5 +129,6 @@ def _of_host(reduced: Reduced, host: Index, steps: list[int], layout: Layout) ->
     names = ["rank", "step", "kind", "number", "code", "ms"]
     did = frame.filter(is_work).with_columns(kind=pl.when(kind == HOST).then(of_host).otherwise("kind"))
     none = pl.lit(-1, pl.Int64)
-    idle = frame.filter(pl.col("idle") > 0).with_columns(kind=of_host, code=none, ms=pl.col("idle"))
+    of_idle = pl.when(is_work).then(of_host).otherwise(BEFORE_CALL).cast(pl.Int8)
+    idle = frame.filter(pl.col("idle") > 0).with_columns(kind=of_idle, code=none, ms=pl.col("idle"))
     return pl.concat([part.select(names) for part in (did, idle)])

@@ -89,16 +89,24 @@ class Pipelines(Struct, frozen=True):
                 values[:, replica, stage] = np.roll(source[:, twin, stage], shift, axis=0)
         return self.play() - self.play(work, before, tail)
 
-    def without_heavy(self, stage: int) -> Floats:
-        """By step: what it is shorter when a stage's passes are as long as those of the others in the mean."""
+    def without_heavy(self, stage: int, late: Int64) -> Floats:
+        """By step: what it is shorter when a stage's passes are as long as those of the others in the mean, workers of
+        `late` ranks left out of both."""
         work = self.work.copy()
+        replicas, stages = work.shape[1:3]
+        odd = set(self.worker[late].tolist())
+
+        def usual_of(at: int, passes: list[int]) -> float:
+            rows = [row for row in range(replicas) if row * stages + at not in odd] or list(range(replicas))
+            return float(self.work[:, rows, at][:, :, passes].sum(axis=2).mean())
+
         others = [other for other in range(len(self.passes)) if other != stage]
         for backward in (False, True):
             of = [[number for number, one in enumerate(passes) if one.backward is backward] for passes in self.passes]
             if not of[stage] or not any(of[other] for other in others):
                 continue
-            usual = np.mean([self.work[:, :, other, of[other]].sum(axis=2).mean() for other in others if of[other]])
-            mine = self.work[:, :, stage, of[stage]].sum(axis=2).mean()
+            usual = np.mean([usual_of(other, of[other]) for other in others if of[other]])
+            mine = usual_of(stage, of[stage])
             if mine > 0:
                 work[:, :, stage, of[stage]] *= float(usual) / float(mine)
         return self.play() - self.play(work)
@@ -321,12 +329,12 @@ def _hops(reduced: Reduced, layout: Layout, replica: Int64, numbers: Int64) -> F
 
 
 def _shortest(reduced: Reduced, numbers: Int64) -> float:
-    """Where nothing tells which two belong together: most messages wait, but the shortest tenth hardly do."""
+    """Where nothing tells which two belong together: most messages wait, but the shortest ones hardly do."""
     spent = (pl.col("end_ns") - pl.col("start_ns")) / 1e6
     sent = pl.col("kind").is_in(list(POINT_TO_POINT)) & pl.col("step").is_in(
         numbers[:: len(numbers) // 10 + 1].tolist()
     )
-    found = reduced.scan("collectives").filter(sent & (spent >= 0)).select(spent.quantile(0.1)).collect().item()
+    found = reduced.scan("collectives").filter(sent & (spent >= 0)).select(spent.quantile(0.01)).collect().item()
     return float(found or 0.0)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from stepscope.analyze.ranks import cost
 from stepscope.analyze.ranks import thresholds as at
 from stepscope.analyze.ranks.case import Case, cells_of
-from stepscope.analyze.ranks.causes import STEPS_SOURCE
+from stepscope.analyze.ranks.causes import STEPS_SOURCE, of_data
 from stepscope.analyze.ranks.own_work import Matrix
 from stepscope.analyze.ranks.stragglers import Rotating, Spikes, rotating, spikes, together
 from stepscope.model.findings import Evidence, Place
@@ -71,7 +71,7 @@ def rotating_causes(case: Case, late: Int64) -> list[Straggler]:
 def _of_spikes(case: Case, one: Rotating) -> Straggler | None:
     layout = case.layout
     lost = float(cost.of_cells(_with(case.host, one.spikes), one.spikes).mean())
-    if case.device is not None:
+    if case.device is not None and (case.pipes is not None or not case.steps.waits_inside):
         values = case.steps.gc if one.component == "gc" else case.steps.phases[one.component]
         assert values is not None
         cells = spikes(values[case.steps.windows], layout, at.LEAST_SHARE * case.step_ms / 2)
@@ -80,21 +80,22 @@ def _of_spikes(case: Case, one: Rotating) -> Straggler | None:
         if case.pipes is not None and one.component == "data_wait":
             numbers = case.steps.numbers[case.steps.windows][cells.row]
             played = case.pipes.without_waits(numbers, cells.column, cells.excess)
-        lost *= cost.in_earnest(shown, played)
+        lost *= cost.in_earnest(shown, played) * _arrived_late(case, cells)
     if lost < at.LEAST_SHARE * case.step_ms:
         return None
     cause = _CAUSES.get(one.component, "unknown")
     ranks = one.ranks[: at.MAX_STRAGGLERS]
     part = one.ranks[:4]
     place = None
-    source = {"gc": "Python's collections, recorded in every step", "data": "the wait for data in every step"}.get(
-        cause, f"{one.component} takes longer on the host"
-    )
+    gc = cause == "gc"
+    source = "Python's collections, recorded in every step" if gc else f"{one.component} takes longer on the host"
     if cause != "gc":
-        place, said = case.recorded.place(part, one.component, case.step_ms, lost / len(layout.ranks))
-        if cause == "unknown" and place is not None:
-            cause = "python"
-        source = f"{source}; {said}"
+        line = case.recorded.line(part, one.component, case.step_ms, lost / len(layout.ranks))
+        if cause == "data":
+            cause, place, source = of_data(line, case.steps.loader_alone(part))
+        else:
+            cause, place = "unknown" if line.place is None else "python", line.place
+            source = f"{source}; {line.source}"
     return Straggler(
         kind="rotating",
         ranks=tuple(layout.ranks[ranks].tolist()),
@@ -111,6 +112,55 @@ def _of_spikes(case: Case, one: Rotating) -> Straggler | None:
             Evidence("times a rank was late", len(one.spikes.row), "count", STEPS_SOURCE),
         ),
     )
+
+
+def rotating_work(case: Case, late: Int64) -> list[Straggler]:
+    """Work in windows that makes another rank last in each step, where nothing else that was recorded tells why."""
+    if case.device is None or case.layout.stages > 1:
+        return []
+    excess = np.delete(case.device, late, axis=1)
+    ranks = np.delete(np.arange(case.device.shape[1]), late)
+    excess = excess[np.isfinite(excess).any(axis=1)]
+    if len(excess) < at.MIN_STEPS or excess.shape[1] < at.ROTATING_RANKS:
+        return []
+    lost = float((cost.latest(excess) - np.nanmean(excess, axis=1)).mean())
+    last = np.bincount(np.nan_to_num(excess, nan=-np.inf).argmax(axis=1), minlength=excess.shape[1])
+    if lost < at.ROTATING_WORK * case.step_ms or last.max() > at.ROTATING_ONE * last.sum():
+        return []
+    order = ranks[np.argsort(-last, kind="stable")[: min(at.MAX_STRAGGLERS, int((last > 0).sum()))]]
+    return [
+        Straggler(
+            kind="rotating",
+            ranks=tuple(case.layout.ranks[order].tolist()),
+            hosts=tuple(sorted({case.layout.hosts[host] for host in case.layout.host[order]})),
+            cause="unknown",
+            cause_source="own work in windows differs from step to step; no tokens and no collections explain it",
+            cost_ms=lost,
+            excess_ms=lost,
+            share_of_steps=1.0,
+            peers=case.layout.peers_text,
+            evidence=(Evidence("ranks that were last", int((last > 0).sum()), "count", "steps of windows"),),
+        )
+    ]
+
+
+def _arrived_late(case: Case, cells: Spikes) -> float:
+    """Which part of these spikes (rows: windows) makes a rank come later to its collectives; 1 where that is not known.
+
+    A host that launches ahead of its device may collect while the device still has work: nobody waits for it.
+    """
+    if case.arrivals is None or case.steps.waits_inside or len(cells.row) < at.MIN_WINDOWED:
+        return 1.0
+    numbers = case.steps.numbers[case.steps.windows][cells.row]
+    steps, row = np.unique(numbers, return_inverse=True)
+    groups = list(case.layout.groups)
+    # at the end of a step it delays the next one's calls
+    both = [case.arrivals.of_groups(groups, steps + behind)[row, cells.column] for behind in (0, 1)]
+    late = np.fmax(*both)
+    known = np.isfinite(late)
+    # who comes late to one call comes late to those that are queued behind it, too: no more than the spike is counted
+    shown, whole = np.clip(late[known], 0, cells.excess[known]).sum(), cells.excess[known].sum()
+    return float(shown / whole) if whole > 0 else 1.0
 
 
 def _with(excess: Matrix, cells: Spikes) -> Matrix:

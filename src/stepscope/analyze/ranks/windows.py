@@ -9,8 +9,7 @@ from stepscope.analyze.ranks import thresholds as at
 from stepscope.analyze.ranks.arrivals import Arrivals
 from stepscope.analyze.ranks.layout import Layout
 from stepscope.analyze.ranks.own_work import Matrix, Steps, beyond
-from stepscope.analyze.ranks.pieces import worker_of
-from stepscope.tables.arrays import Floats
+from stepscope.analyze.ranks.pieces import BEFORE_CALL, worker_of
 
 
 def beyond_in_windows(
@@ -19,29 +18,44 @@ def beyond_in_windows(
     """Own work of host and device beyond the peers', rows: `steps.windows`; None where devices were not recorded."""
     if steps.compute is None:
         return None
-    compute = beyond(steps.compute, layout)
+    excess = beyond(steps.compute, layout)
     own = steps.own[steps.windows]
     forward = steps.phases.get("forward")
     if forward is not None:
         # the host waits for its device in it, or it does not: the longer of both is what delays
-        compute = np.fmax(compute, beyond(forward[steps.windows], layout))
+        excess = _with(excess, beyond(forward[steps.windows], layout), step_ms)
         own = own - forward[steps.windows]
-    excess: Matrix = compute + np.nan_to_num(beyond(own, layout))
+    excess = excess + np.nan_to_num(beyond(own, layout))
     if rows is None:
         return excess
-    gap = _worked(rows, steps, layout) - excess
+    worked = _worked(rows, steps, layout)
     if layout.slots > 1:
-        gap = _of_slots(gap, steps, layout, found)
-    # what pieces tell beyond device and phases is the host's inside passes; else both say the same, noise apart
-    with np.errstate(all="ignore"):
-        count = np.maximum(np.isfinite(gap).sum(axis=0), 1)
-        mean, error = np.nanmean(gap, axis=0), np.nanstd(gap, axis=0) / np.sqrt(count)
-    more = np.nan_to_num(mean) >= np.maximum(at.LEAST_STEADY_SHARE / 2 * step_ms, at.ERRORS * np.nan_to_num(error))
-    return excess + np.where(more[None, :], np.nan_to_num(gap), 0).astype(np.float32)
+        worked = excess + _of_slots(worked - excess, steps, layout, found)
+    # pieces tell what hosts do inside passes, too; else both say the same
+    return _with(excess, worked, step_ms)
+
+
+def _with(excess: Matrix, other: Matrix, step_ms: float) -> Matrix:
+    """The second measure of the same ranks where it keeps telling more than the first, noise apart."""
+    gap = other - excess
+    known = np.isfinite(gap)
+    count = np.maximum(known.sum(axis=0), 1)
+    gap = np.where(known, gap, 0)
+    mean = gap.sum(axis=0) / count
+    error = np.sqrt((np.where(known, gap - mean, 0) ** 2).sum(axis=0)) / count
+    more = mean >= np.maximum(at.LEAST_STEADY_SHARE / 2 * step_ms, at.ERRORS * error)
+    found: Matrix = (excess + np.where(more[None, :], gap, 0)).astype(np.float32)
+    return found
 
 
 def _worked(rows: pl.DataFrame, steps: Steps, layout: Layout) -> Matrix:
-    """All pieces of a rank together, beyond its peers'; those of tensor slots hold waits for each other."""
+    """All pieces of a rank together, beyond its peers'; those of tensor slots hold waits for each other.
+
+    A wait in a call that was not recorded most of the peers have as well, where there are several, so what one is idle
+    beyond them before its calls is its host's own; in a pipeline stages wait for each other, and it tells nothing.
+    """
+    if layout.stages > 1 or min(map(len, layout.peer_groups())) < at.MIN_PEERS:
+        rows = rows.filter(pl.col("kind") != BEFORE_CALL)
     sums = rows.group_by("column", "step").agg(pl.col("ms").sum())
     numbers = steps.numbers[steps.windows]
     found = np.full((len(numbers), len(layout.ranks)), np.nan, np.float32)
@@ -64,10 +78,9 @@ def _of_slots(gap: Matrix, steps: Steps, layout: Layout, found: Arrivals | None)
     least = np.fmin.reduceat(gap[:, order], edges, axis=1)
     late = None if found is None else found.inside(steps.numbers[steps.windows])
     for number, members in enumerate(np.split(order, edges[1:])):
-        late_ones: Floats | None = None if late is None else np.nan_to_num(np.nanmean(late[:, members], axis=0))
-        part = members
-        if late_ones is not None and len(members) > 1:
-            stand_out = late_ones >= at.HOST_PART * max(float(np.nanmean(least[:, number])), 1e-9)
+        part, mean = members, np.nan_to_num(least[:, number]).mean()
+        if late is not None and len(members) > 1:
+            stand_out = np.nan_to_num(late[:, members]).mean(axis=0) >= at.HOST_PART * max(float(mean), 1e-9)
             part = members[stand_out] if stand_out.any() else members
         unexplained[:, part] = least[:, number : number + 1]
     return unexplained

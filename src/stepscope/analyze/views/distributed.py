@@ -31,6 +31,7 @@ from stepscope.tables.arrays import NONE, Int64
 
 NO_COLLECTIVES = "no worker ran a collective while recording"
 _NAMED = 8  # ranks in a note
+_LEAST_ENDS = 5  # collectives whose ends tell how far workers' clocks agree
 
 # What calls of the same collective have in common on all workers.
 _SAME = ("kind", "group", "sequence", "size", "span", "step")
@@ -152,6 +153,7 @@ def _match(workers: Sequence[_Worker]) -> _Matches:
             pl.col("length").min().alias("shortest"),
             (pl.col("length").sum() - pl.col("length").min() * pl.len()).alias("wait"),
             pl.col("rank").sort_by("length", "rank").first().alias("last"),
+            ((pl.col("begin") + pl.col("length")).max() - (pl.col("begin") + pl.col("length")).min()).alias("apart"),
         )
         .filter(pl.col("workers") > 1)
     )
@@ -244,6 +246,13 @@ def _notes(found: Peers, missing: tuple[int, ...], workers: Sequence[_Worker], m
     if matches.unmatched:
         calls_of_all = sum(len(worker.found) for worker in workers)
         yield f"{matches.unmatched} of {calls_of_all} calls have no match on another worker: neither wait nor transfer"
+    apart = matches.table.filter(pl.col("kind").is_in(list(words.SAME_SIZE | {words.ALL_TO_ALL})))["apart"]
+    if len(apart) >= _LEAST_ENDS:
+        middle_us, most_us = float(apart.median() or 0) / 1e3, float(apart.max() or 0) / 1e3  # type: ignore[arg-type]
+        yield (
+            f"the same collective ends within {middle_us:.3g} us on its workers in the middle one, {most_us:.3g} us at "
+            "most: by so much clocks and departures differ"
+        )
     partial = matches.table.filter(pl.col("workers") < len(found.workers)).height
     groups = {message.group for message in messages}
     if partial and len(groups) == 1:

@@ -116,8 +116,11 @@ class Page(Struct, frozen=True):
             or all(each["kind"] == "empty" for each in made)
         ):
             return made
-        said = sentences.figures_of(context.base.report(source=context.source))
-        return [blocks.text(blocks.sentence(said), "note", blocks.link("Ranks has all of them", "ranks")), *made]
+        looked_at = sentences.looked_at(context.base.report(source=context.source).views["ranks_read"])
+        return [
+            blocks.text(f"This page is of {looked_at}.", "note", blocks.link("Ranks has all of them", "ranks")),
+            *made,
+        ]
 
     def choices(self, context: PageContext) -> Iterable[tuple[Mapping[str, str], list[Block]]]:
         """What a file holds of the page beside what it shows first: parameters, and the blocks that they ask for."""

@@ -13,18 +13,16 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import asdict
 
-from stepscope.analyze.ranks import maps
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
-from stepscope.dashboard.pages import PageContext, traced
+from stepscope.dashboard.pages import PageContext
 from stepscope.model.machine import RanksFacts
 from stepscope.model.ranks import RankMap, RanksVerdict, Straggler
 from stepscope.read.streams import natural
 from stepscope.report import sentences, words
 
 ROWS = 130  # of a map: a thousand ranks lie on so many hosts
-EMBEDDED_COLUMNS = 60
-EMBEDDED_CELLS = 130_000  # of all hosts' ranks in a file: a thousand ranks have 120,000 in two maps, some 300 KB
+EMBEDDED_CELLS = 165_000  # of all hosts' ranks in a file: a thousand ranks have 160,000 in two maps, some 400 KB
 PARAM = "by"
 HOSTS, STAGES, LATE, HOST = "", "stages", "late", "host-"
 RECORD = (
@@ -33,10 +31,10 @@ RECORD = (
 )
 FACTS = (
     "Ranks judged: ranks; Ranks of the job: world_size; Steady steps: steps; Steps of windows: windowed_steps; "
-    "Mean step: step_ms; Smallest effect that would show: least_ms"
+    "Mean step: step_ms; Slowdown by uneven work: slowdown number; Smallest effect that would show: least_ms"
 )
 IN_FULL = (
-    "Steps side by side: steps; Works longest: slowest number; Longer than the others: excess_ms; "
+    "Steps side by side: steps; Rank that works longest: slowest number; Longer than the others by: excess_ms; "
     "The others wait: waited_ms; Longest of all in: slowest_share"
 )
 _LATE = blocks.columns(
@@ -44,13 +42,11 @@ _LATE = blocks.columns(
     "Comes last in: share_of_steps share; Line: place; Cause known by: cause_source",
     cause=lambda row: words.term(row["cause"]),
 )
+_OF_HOST = "The one of its ranks that works longest beyond its peers, in a mean step of the whole run, and by how much."
 _BEHIND = blocks.columns(
-    "Host: host; Ranks: ranks count; Longest of its ranks: most_ms ms bar signed; Rank: rank number; "
-    "Mean of its ranks: mean_ms ms signed",
-    help={
-        "most_ms": "How much longer the rank works than its peers, in a mean step of the whole run.",
-        "mean_ms": "The same as the mean over the ranks of the host.",
-    },
+    "Host: host; Ranks: ranks count; Longest on the host: host_ms ms bar signed; Rank (host): host_rank number; "
+    "Longest on the device: device_ms ms bar signed; Rank (device): device_rank number",
+    help=dict.fromkeys(("host_ms", "device_ms"), _OF_HOST),
 )
 _CLOCK = blocks.columns(
     "Host: host; From step: window number; Ahead by (µs): offset_us number signed; Known to ± (µs): bound_us number; "
@@ -88,7 +84,7 @@ def choices(context: PageContext) -> Iterator[tuple[Mapping[str, str], list[Bloc
     verdict = context.base.many_ranks
     if verdict is None:
         return
-    found = _maps_of(context)
+    found = context.base.rank_maps
     for key, _ in _options(context, verdict, found)[1:]:
         yield {PARAM: key}, list(_view(context, verdict, found, key))
 
@@ -112,14 +108,13 @@ def _few(context: PageContext, facts: RanksFacts) -> Iterator[Block]:
     yield blocks.text(text, "note", blocks.link("Findings say whether that is a loss", "findings"))
     host_of = {rank.rank: rank.host for rank in context.base.tables.ranks}
     rows = [{**asdict(work), "host": host_of.get(work.rank)} for work in facts.ranks]
-    yield from (
-        _map(f"map-{number}", one, _by_rank(one, range(len(one.ranks)))) for number, one in enumerate(_maps_of(context))
-    )
+    for number, one in enumerate(context.base.rank_maps):
+        yield _map(f"map-{number}", one, _by_rank(one, range(len(one.ranks))))
     yield from blocks.rows_table(context, "ranks", "Ranks side by side", "RankWork", _WORK, rows)
 
 
 def _many(context: PageContext, verdict: RanksVerdict) -> Iterator[Block]:
-    found = _maps_of(context)
+    found = context.base.rank_maps
     options = _options(context, verdict, found)
     chosen = context.choice(PARAM, [key for key, _ in options])
     for number, text in enumerate(sentences.many_ranks(context.base.report(source=context.source))):
@@ -130,20 +125,12 @@ def _many(context: PageContext, verdict: RanksVerdict) -> Iterator[Block]:
     yield from _stragglers(context, verdict)
     yield from _view(context, verdict, found, chosen)
     if found:
-        yield from _hosts(context, found[0])
+        yield from _hosts(context, found)
     rows = [asdict(clock) for clock in verdict.clocks]
     title = "Clocks of hosts, against that of the first"
     yield from blocks.rows_table(context, "clocks", title, "HostClock", _CLOCK, rows)
     if not rows:
         yield blocks.text("Clocks of hosts were not compared: no windows in which they met in collectives.", "note")
-
-
-def _maps_of(context: PageContext) -> tuple[RankMap, ...]:
-    columns = EMBEDDED_COLUMNS if context.embedded else maps.COLUMNS
-    made: tuple[RankMap, ...] = traced.kept(
-        context.base, ("rank_maps", columns), lambda: context.base.rank_maps(columns)
-    )
-    return made
 
 
 def _options(context: PageContext, verdict: RanksVerdict, found: Sequence[RankMap]) -> list[tuple[str, str]]:
@@ -173,7 +160,7 @@ def _view(context: PageContext, verdict: RanksVerdict, found: Sequence[RankMap],
     if found and len(options) > 1:
         yield blocks.choice("Rows", PARAM, chosen, options)
     for number, one in enumerate(found):
-        yield _map(f"map-{number}", one, _rows(one, verdict, chosen), verdict.least_ms)
+        yield _map(f"map-{number}", one, _rows(one, verdict, chosen))
     shown = sum(one.startswith(HOST) for one, _ in options)
     if found and context.embedded and shown < len(set(found[0].hosts)):
         text = f"This file has the ranks of {words.things(shown, 'host')}; `stepscope view RUN` shows those of all."
@@ -230,8 +217,8 @@ def _grouped(keys: Sequence[object], name: Callable[[object], str]) -> list[MapR
     return [MapRow(name(key), rows) for key, rows in sorted(members.items(), key=lambda item: natural(name(item[0])))]
 
 
-def _map(id: str, one: RankMap, rows: Sequence[MapRow], least_ms: float | None = None) -> Block:
-    """A map whose colours begin at "as long as the peers"; what is less than `least_ms` stays pale."""
+def _map(id: str, one: RankMap, rows: Sequence[MapRow]) -> Block:
+    """A map whose colours begin at "as long as the peers"."""
     left_out = len(rows) - ROWS
     if left_out > 0:  # those that stand out at all
         rows = sorted(
@@ -250,7 +237,7 @@ def _map(id: str, one: RankMap, rows: Sequence[MapRow], least_ms: float | None =
         y=("ms a step beyond the peers", "ms"),
         series=[blocks.series(row.name, "ms", [_most(one, row, at) for at in range(len(one.steps))]) for row in rows],
         y_min=0,
-        y_max=least_ms,
+        y_max=one.notable_ms,
         help=blocks.meaning("RankMap", "excess_ms"),
         notes=[f"{words.things(left_out, 'row')} in which less happens are left out."] if left_out > 0 else (),
     )
@@ -276,18 +263,23 @@ def _longest(one: RankMap, members: Sequence[int]) -> tuple[float, int | None]:
     return max(known, default=(float("-inf"), None))
 
 
-def _hosts(context: PageContext, one: RankMap) -> list[Block]:
-    """Every host with the one of its ranks that works longest, over the whole run."""
-    rows: list[dict[str, Any]] = []
-    for name, members in _by_host(one):
-        means = [fmean(cells) for row in members if (cells := _known(one.excess_ms[row]))]
-        if means:
-            most_ms, rank = _longest(one, members)
-            row = {"host": name, "ranks": len(members), "most_ms": most_ms, "rank": rank, "mean_ms": fmean(means)}
-            rows.append(row)
-    rows.sort(key=itemgetter("most_ms"), reverse=True)
-    title = f"Hosts, by {one.title[0].lower()}{one.title[1:]}"
-    return blocks.rows_table(context, "hosts", title, "RankMap", _BEHIND, rows, sorted_by="most_ms")
+def _hosts(context: PageContext, found: Sequence[RankMap]) -> list[Block]:
+    """Every host with the one of its ranks that works longest, over the whole run, by each map."""
+    rows: list[dict[str, Any]] = [
+        {"host": name, "ranks": len(members)} | _longest_by_map(found, members) for name, members in _by_host(found[0])
+    ]
+    rows.sort(key=lambda row: -max(row.get("host_ms") or 0.0, row.get("device_ms") or 0.0))
+    title = "Hosts, by the longest work of their ranks beyond the peers'"
+    return blocks.rows_table(context, "hosts", title, "RankMap", _BEHIND, rows)
+
+
+def _longest_by_map(found: Sequence[RankMap], members: Sequence[int]) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for one in found:
+        most_ms, rank = _longest(one, members)
+        if rank is not None:
+            row |= {f"{one.of}_ms": most_ms, f"{one.of}_rank": rank}
+    return row
 
 
 def _known(cells: Sequence[float | None]) -> list[float]:

@@ -26,6 +26,7 @@ from stepscope.record.host.jsonlines import JsonLines, JsonLinesTail
 from stepscope.record.host.meters import CoresMeter, ProcessMeter, Rapl, StorageLooks, machine_metrics
 from stepscope.record.host.processes import Process, ProcessTree, read_stat
 from stepscope.record.host.pyspy import Sampler, mark_fallback
+from stepscope.record.host.system_clock import SystemClock
 
 _TICK_SECONDS = 0.25  # a process that lives shorter may go unseen
 _YOUNG_NS = 1_500_000_000
@@ -90,6 +91,7 @@ class Telemetry:
         self._meters: dict[int, ProcessMeter] = {}
         self._cgroups, self._cpus = find_cgroups(), affinity()
         self._cores, self._storage = CoresMeter(self._cpus), StorageLooks(str(folder.parent))
+        self._clock = SystemClock()
         self._serve: Callable[[list[Metric]], None] | None = None
         if config.metrics_descriptor is not None:
             from stepscope.record.host import openmetrics
@@ -161,7 +163,7 @@ class Telemetry:
         """One row of system.jsonl, and every process whose description has changed."""
         now = self._now()
         metrics = self._energy(now) + machine_metrics(self._cgroups, self._cpus) + self._gpus.metrics()
-        metrics += self._cores.metrics(time.monotonic_ns())
+        metrics += self._cores.metrics(time.monotonic_ns()) + self._clock.metrics()
         loading: list[int] = []
         for process in self.tree.members.values():
             if not process.alive:

@@ -1,0 +1,364 @@
+"""Clocks of hosts by the ends of collectives: what was planted is found within the stated bound, or not claimed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope.engine.clock_pieces import Piece
+from stepscope.engine.clocks import Clocks, Members, estimate
+from tests.analyze.planted_clocks import KINDS, LARGE, SMALL, START_NS, Hosts
+
+US, MS = 1e3, 1e6
+
+
+def of(clocks: Clocks, host: int, window: int = 0) -> Piece:
+    """The piece of a host in a window, where it is one."""
+    (piece,) = (piece for piece in clocks.pieces if (piece.host, piece.window) == (host, window))
+    return piece
+
+
+def others(clocks: Clocks) -> list[Piece]:
+    return [piece for piece in clocks.pieces if piece.host != clocks.reference[piece.window]]
+
+
+@given(
+    hosts=st.integers(2, 8),
+    per_host=st.integers(2, 8),
+    seed=st.integers(0, 10**6),
+    offset_ns=st.sampled_from([0.0, 1e5, 5e7, 3.6e12]),
+    missing=st.sampled_from([0.0, 0.1, 0.3]),
+)
+@settings(max_examples=40, deadline=None)
+def test_offsets_and_rates_are_found_within_their_bounds(
+    hosts: int, per_host: int, seed: int, offset_ns: float, missing: float
+) -> None:
+    made = Hosts(hosts, per_host, seed=seed, offset_ns=offset_ns).window(steps=30)
+    gone = np.random.default_rng(seed).random(len(made.rank)) < missing
+    clocks = estimate(made.members(lambda table: ~gone[table["rank"]]), made.names)
+    there = {int(host) for host in made.host[~gone]}
+    if len(there) < 2:
+        return
+    assert {piece.host for piece in clocks.pieces} == there
+    reference = clocks.reference[0]
+    assert of(clocks, reference).offset_ns == 0
+    for piece in others(clocks):
+        assert piece.claimed, piece.reason
+        assert piece.bound_ns is not None
+        error = abs(made.error(clocks, piece))
+        assert error <= min(piece.bound_ns, 60 * US)
+        assert piece.bound_ns <= 400 * US
+        rate_error = abs(piece.rate_ppm - 1e6 * (made.rate[piece.host] - made.rate[reference]))
+        assert rate_error <= piece.rate_bound_ppm
+
+
+def test_the_bound_is_no_smaller_than_three_residuals() -> None:
+    made = Hosts(8, 4, seed=1).window()
+    for piece in others(estimate(made.members(), made.names)):
+        assert piece.residual_ns is not None
+        assert piece.bound_ns is not None
+        assert piece.bound_ns >= 3 * piece.residual_ns > 0
+
+
+def test_rates_are_known_to_half_a_ppm_over_a_minute() -> None:
+    made = Hosts(6, 4, seed=2)
+    for window in range(3):
+        made.window(window, steps=10, at_s=60.0 * window)
+    clocks = estimate(made.members(), made.names)
+    for piece in others(clocks):
+        true_ppm = 1e6 * (made.rate[piece.host] - made.rate[clocks.reference[piece.window]])
+        assert abs(piece.rate_ppm - true_ppm) <= min(0.5, piece.rate_bound_ppm)
+
+
+@pytest.mark.parametrize("hosts", [2, 8])
+@pytest.mark.parametrize("by_ns", [5e6, -5e6])
+def test_a_step_in_a_window_is_found_and_dated(hosts: int, by_ns: float) -> None:
+    made = Hosts(hosts, 4, seed=3)
+    made.steps.append((1, 11.5e9, by_ns))
+    clocks = estimate(made.window().members(), made.names)
+    before, after = (piece for piece in clocks.pieces if piece.host == 1)
+    assert after.step_ns == pytest.approx(by_ns, abs=200 * US)
+    assert after.step is not None
+    assert abs(after.step - 11.5) <= 1
+    assert f"its clock stepped by {'+' if by_ns > 0 else '-'}" in after.reason
+    for piece in others(clocks):
+        assert piece.bound_ns is not None
+        assert abs(made.error(clocks, piece)) <= piece.bound_ns
+    assert not before.reason
+    assert len(clocks.pieces) == hosts + 1
+
+
+def test_a_step_between_windows_is_told_with_the_window_after_it() -> None:
+    made = Hosts(4, 4, seed=4)
+    made.steps.append((2, 60e9, 5e6))
+    for window in range(3):
+        made.window(window, at_s=40.0 * window)
+    clocks = estimate(made.members(), made.names)
+    assert of(clocks, 2, 2).step_ns == pytest.approx(5e6, abs=300 * US)
+    assert [piece.host for piece in clocks.pieces if piece.reason] == [2]
+
+
+def test_a_step_of_the_reference_is_its_own() -> None:
+    made = Hosts(5, 4, seed=5)
+    made.steps.append((0, 60e9, 5e6))
+    for window in range(3):
+        made.window(window, at_s=40.0 * window)
+    clocks = estimate(made.members(), made.names)
+    assert set(clocks.reference.values()) == {0}
+    assert [(piece.host, piece.window) for piece in clocks.pieces if piece.step_ns] == [(0, 2)]
+    # in a window another host serves better
+    made = Hosts(5, 4, seed=5)
+    made.steps.append((0, 11.5e9, 5e6))
+    clocks = estimate(made.window().members(), made.names)
+    assert clocks.reference[0] == 1
+    assert [piece.host for piece in clocks.pieces if piece.step_ns] == [0]
+
+
+@pytest.mark.parametrize(("from_s", "to_s", "ppm"), [(8, 14, 500), (13, 25, -200)])
+def test_a_slew_in_a_window_is_a_change_of_the_rate(from_s: int, to_s: int, ppm: float) -> None:
+    made = Hosts(4, 4, seed=6)
+    made.steps += [(3, at_ns, ppm * 1e2) for at_ns in np.arange(from_s * 1e9, to_s * 1e9, 1e8)]
+    clocks = estimate(made.window().members(), made.names)
+    pieces = [piece for piece in clocks.pieces if piece.host == 3]
+    assert len(pieces) > 1
+    assert any("rate of its clock changed" in piece.reason for piece in pieces)
+    assert max(abs(piece.rate_ppm) for piece in pieces) > 0.7 * abs(ppm)
+    for piece in others(clocks):
+        assert piece.bound_ns is not None
+        assert abs(made.error(clocks, piece)) <= piece.bound_ns
+
+
+def test_large_collectives_alone_give_a_bound_and_no_claim() -> None:
+    made = Hosts(4, 4, seed=7)
+    for step in range(20):
+        made.call((step + 0.5) * 1e9, "all_gather", LARGE)
+    clocks = estimate(made.members(), made.names)
+    for piece in others(clocks):
+        assert not piece.claimed
+        assert "order alone bounds it" in piece.reason
+        assert piece.bound_ns is not None
+        assert abs(made.error(clocks, piece)) <= piece.bound_ns
+
+
+def test_large_collectives_do_not_move_what_small_ones_tell() -> None:
+    made = Hosts(4, 4, seed=8)
+    with_large = Hosts(4, 4, seed=8)
+    made.window()
+    with_large.window()
+    for step in range(20):
+        with_large.call((step + 0.8) * 1e9, "all_gather", LARGE)
+    alone, both = (estimate(one.members(), one.names) for one in (made, with_large))
+    moment = np.array([of(alone, 0).middle_ns])
+    for host in range(1, 4):
+        assert both.ahead(host, moment)[0] == pytest.approx(alone.ahead(host, moment)[0], abs=1 * US)
+
+
+@pytest.mark.parametrize("per_host", [2, 8])
+@pytest.mark.parametrize("which", ["always", "late", "now and then"])
+def test_a_rank_that_works_inside_its_collectives_is_no_clock(per_host: int, which: str) -> None:
+    made = Hosts(8, per_host, seed=9)
+    for step in range(20):
+        works = which == "always" or (which == "late" and step >= 12) or (which == "now and then" and step % 3 == 0)
+        late = (lambda rank: 9.8e6 * (rank == per_host)) if works else None
+        made.call((step + 0.5) * 1e9, work_ns=late)
+        made.call((step + 0.8) * 1e9, "all_gather", LARGE)
+    clocks = estimate(made.members(), made.names)
+    for piece in others(clocks):
+        assert piece.claimed
+        assert piece.step_ns is None
+        assert piece.bound_ns is not None
+        assert abs(made.error(clocks, piece)) <= min(piece.bound_ns, 100 * US)
+        assert piece.bound_ns < 2 * MS
+    if which == "always":
+        (reason,) = {piece.reason for piece in clocks.pieces if piece.reason}
+        assert f"rank {per_host} ends all_reduce" in reason
+        assert "work, not its clock" in reason
+
+
+def test_where_two_kinds_of_a_host_disagree_the_bound_reaches_both() -> None:
+    made = Hosts(8, 4, seed=10)
+    for step in range(20):
+        made.call((step + 0.3) * 1e9, "all_reduce", work_ns=lambda rank: 5e6 * (rank // 4 == 3))
+        made.call((step + 0.6) * 1e9, "all_gather")
+    clocks = estimate(made.members(), made.names)
+    odd = of(clocks, 3)
+    assert odd.bound_ns is not None
+    assert abs(made.error(clocks, odd)) <= 60 * US  # work makes an end later, never earlier
+    assert odd.bound_ns > 4.8 * MS
+    assert "all_reduce" in odd.reason
+    assert all(piece.bound_ns is not None and piece.bound_ns < 300 * US for piece in others(clocks) if piece.host != 3)
+
+
+def test_one_rank_and_one_kind_of_collective_are_bounded_by_order() -> None:
+    """Nothing tells them from work; that nobody leaves before the last has come holds of them, too."""
+    made = Hosts(3, 1, seed=11)
+    for step in range(20):
+        made.call((step + 0.5) * 1e9, work_ns=lambda rank: 2e6 * (rank == 2))
+    clocks = estimate(made.members(), made.names)
+    late = of(clocks, 2)
+    assert late.bound_ns is not None
+    assert abs(made.error(clocks, late)) <= late.bound_ns
+    assert "one rank and one kind" in late.reason
+
+
+def test_hosts_are_connected_through_others() -> None:
+    made = Hosts(6, 2, seed=12)
+    for step in range(20):
+        for left in range(5):  # a chain of pairs of hosts
+            for kind in ("all_reduce", "all_gather"):
+                made.call((step + 0.1 * left) * 1e9, kind, ranks=range(2 * left, 2 * left + 4), group=left)
+    clocks = estimate(made.members(), made.names)
+    bounds = []
+    for piece in others(clocks):
+        assert piece.claimed
+        assert piece.bound_ns is not None
+        assert abs(made.error(clocks, piece)) <= piece.bound_ns
+        bounds.append(piece.bound_ns)
+    assert bounds[-1] > 3 * bounds[0]  # it adds up along the way
+
+
+def test_hosts_that_nothing_connects_are_named() -> None:
+    made = Hosts(4, 2, seed=13)
+    for step in range(20):
+        for pair in (range(4), range(4, 8)):
+            for kind in ("all_reduce", "all_gather"):
+                made.call((step + 0.5) * 1e9, kind, ranks=pair, group=pair.start)
+        made.call((step + 0.7) * 1e9, "broadcast")  # whose root nothing tells
+    clocks = estimate(made.members(), made.names)
+    assert of(clocks, 1).claimed
+    for host in (2, 3):
+        piece = of(clocks, host)
+        assert piece.offset_ns is None
+        assert "connects it with the reference" in piece.reason
+        assert all(np.isnan(clocks.ahead(host, np.array([piece.middle_ns]))[0]))
+
+
+def test_messages_to_and_fro_bound_what_collectives_do_not_connect() -> None:
+    made = Hosts(4, 2, seed=14)
+    made.rate[:] = 0
+    for step in range(20):
+        for pair in (range(4), range(4, 8)):
+            for kind in ("all_reduce", "all_gather"):
+                made.call((step + 0.5) * 1e9, kind, ranks=pair, group=pair.start)
+        for kinds in (("send", "recv"), ("recv", "send")):
+            sent = (step + 0.6 + 0.1 * (kinds[0] == "recv")) * 1e9
+            start = np.array([sent, sent]) - made.rng.uniform(0, 1e6, 2)
+            made.add(np.array([1, 4]), start, start.max() + np.array([2e5, 2e5]), kinds, LARGE, window=0, group=9)
+    clocks = estimate(made.members(), made.names)
+    for host in (2, 3):
+        piece = of(clocks, host)
+        assert not piece.claimed
+        assert piece.bound_ns is not None
+        assert abs(made.error(clocks, piece)) <= piece.bound_ns < 10 * MS
+
+
+@pytest.mark.parametrize("hosts", [2, 6])
+def test_mismatched_data_are_refused(hosts: int) -> None:
+    made = Hosts(hosts, 4, seed=15).window()
+    members = made.members()
+    mixed = members.host == 1
+    call = members.call.copy()
+    call[mixed] = made.rng.permutation(made.calls)[call[mixed]]
+    clocks = estimate(
+        Members(**{name: getattr(members, name) for name in members.__struct_fields__} | {"call": call}), made.names
+    )
+    refused = of(clocks, 1)
+    assert refused.offset_ns is None
+    assert "mismatched data" in refused.reason
+    if hosts > 2:
+        assert [piece.host for piece in clocks.pieces if piece.claimed] == [0, 2, 3, 4, 5]
+
+
+def test_ends_that_the_host_stamps_have_a_wide_bound() -> None:
+    made = Hosts(3, 2, seed=16).window(on_device=False)
+    for piece in others(estimate(made.members(), made.names)):
+        assert piece.bound_ns is not None
+        assert piece.bound_ns >= 100 * US
+
+
+def test_a_bound_grows_beyond_what_was_recorded() -> None:
+    made = Hosts(2, 4, seed=17).window()
+    clocks = estimate(made.members(), made.names)
+    piece = of(clocks, 1)
+    times = np.array([piece.middle_ns, piece.end_ns, piece.end_ns + 10**9, piece.start_ns - 10**10])
+    offset, bound = clocks.ahead(1, times)
+    true = times - START_NS - made.offset[1]
+    error = np.abs(offset - made.ahead(1, true) + made.ahead(0, true))
+    assert (error <= bound).all()
+    assert bound[2] > bound[1] + 400 * US
+    assert bound[3] > 4 * MS
+    assert clocks.ahead(0, times)[0].tolist() == [0.0] * 4
+
+
+def test_one_host_has_a_residual_and_nothing_to_correct() -> None:
+    made = Hosts(1, 8, seed=18)
+    for step in range(20):
+        made.call((step + 0.5) * 1e9)
+    (piece,) = estimate(made.members(), made.names).pieces
+    assert piece.offset_ns == 0
+    assert piece.residual_ns is not None
+    assert 1 * US < piece.residual_ns < 30 * US
+
+
+def test_damaged_members_are_passed_over() -> None:
+    made = Hosts(3, 4, seed=19).window()
+    good = made.members()
+    fields: dict[str, Any] = {name: getattr(good, name) for name in good.__struct_fields__ if name != "kinds"}
+    odd = {
+        "host": [99, -1, 0, 0, 1, 1, 2], "start_ns": [1, 1, -5, 2**62, 0, 10, START_NS],
+        "end_ns": [2, 2, 10, -(2**62), 2**62, 5, 2**63 - 1],
+    }  # fmt: skip
+    more = {name: np.array(odd.get(name, [0] * 7)).astype(values.dtype) for name, values in fields.items()}
+    damaged = Members(**{name: np.concatenate([fields[name], more[name]]) for name in fields}, kinds=good.kinds)
+    assert estimate(damaged, made.names) == estimate(good, made.names)
+    nothing = estimate(good.at(np.zeros(len(good.call), bool)), made.names)
+    assert nothing.pieces == ()
+    assert estimate(good.at(np.arange(1)), made.names).pieces[0].offset_ns == 0
+
+
+def test_clocks_of_different_ages_do_not_disturb_each_other() -> None:
+    made = Hosts(3, 4, seed=20)
+    made.offset[2] = 60 * 86_400e9  # two months: a date that was never set
+    clocks = estimate(made.window().members(), made.names)
+    assert of(clocks, 1).claimed
+    assert not any(piece.host == 2 and piece.claimed for piece in clocks.pieces)
+
+
+def test_small_is_told_by_bytes_or_by_the_stay() -> None:
+    for size, claimed in ((SMALL, True), (-1, True), (LARGE, False)):
+        made = Hosts(3, 4, seed=21)
+        for step in range(20):
+            made.call((step + 0.5) * 1e9, size=size)
+            made.call((step + 0.7) * 1e9, "all_gather", size)
+        pieces = others(estimate(made.members(), made.names))
+        assert [piece.claimed for piece in pieces] == [claimed] * 2
+
+
+@given(seed=st.integers(0, 10**6), count=st.integers(0, 60))
+@settings(max_examples=100, deadline=None)
+def test_no_numbers_are_too_odd(seed: int, count: int) -> None:
+    rng = np.random.default_rng(seed)
+
+    def any_of(low: int, high: int) -> Any:
+        return rng.integers(low, high, count)
+
+    start = int(rng.choice([1, 10**18, 2**61])) + any_of(-10, 10 ** int(rng.integers(1, 17)))
+    odd = rng.random(count) < 0.1
+    start[odd] = rng.choice([0, -(2**62), 2**62, 2**63 - 1], int(odd.sum()))
+    end = np.minimum(start, 2**62) + any_of(-2, 10 ** int(rng.integers(1, 10)))
+    members = Members(
+        host=any_of(-1, 5), rank=any_of(0, 8), window=any_of(0, 3), step=any_of(-1, 9), call=any_of(0, 12),
+        group=any_of(0, 3), kind=any_of(0, len(KINDS)), bytes=any_of(-1, 2**21), start_ns=start, end_ns=end,
+        on_device=rng.random(count) < 0.7, kinds=KINDS,
+    )  # fmt: skip
+    clocks = estimate(members, ("a", "b", "c", "d"))
+    for piece in clocks.pieces:
+        assert piece.reason or piece.offset_ns is not None
+    for host in range(4):
+        offset, bound = clocks.ahead(host, np.array([1, 2**61]))
+        assert (np.isnan(offset) == np.isnan(bound)).all()
+        assert not (bound < 0).any()
