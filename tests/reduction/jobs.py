@@ -17,6 +17,7 @@ STEPS, WINDOW = 30, range(20, 24)
 WORLD = 4
 MESSAGE = 4096  # elements of float32
 GEMM_US, COLLECTIVE_US = 3000, 1000
+CLOCK_SET_AT = 7  # second of telemetry in which the clock had been set, by 5 ms
 
 
 def make_job(
@@ -76,6 +77,7 @@ def reading(second: int, pid: int) -> dict[str, Any]:
             ["gpu_process", "count", 1.0, pid, f"gpu:{pid - 100}"],
             ["rss_bytes", "bytes", 2**30, pid, None],
             ["cpu_pct", "%", 50, 99999, None],
+            ["clock_set_ns", "ns", 0 if second < CLOCK_SET_AT else 5 * MS, None, None],
         ],
     }
 

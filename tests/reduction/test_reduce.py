@@ -18,6 +18,7 @@ from tests.cli.calls import call
 from tests.gpu_traces import host
 from tests.gpu_traces import write as write_trace
 from tests.reduction.jobs import (
+    CLOCK_SET_AT,
     COLLECTIVE_US,
     GEMM_US,
     MESSAGE,
@@ -98,7 +99,9 @@ def test_telemetry_lines_metrics_and_events(reduced: Reduced) -> None:
         (10, 1000, 1009, 1004.5),
         (2, 1010, 1011, 1010.5),
     ]
-    assert {row["metric"] for row in rows(reduced, "telemetry")} == {"busy_cores", "gpu_sm_clock_mhz", "rss_bytes"}
+    assert {row["metric"] for row in rows(reduced, "telemetry")} == {
+        *("busy_cores", "clock_set_ns", "gpu_sm_clock_mhz", "rss_bytes")
+    }
     lines = rows(reduced, "lines", rank=0)
     assert [(row["line"], row["function"], row["samples"], row["waiting"]) for row in lines] == [
         (5, "main", 90, False),
@@ -111,6 +114,9 @@ def test_telemetry_lines_metrics_and_events(reduced: Reduced) -> None:
         ("gc", 3, 12_000, 8),
         ("checkpoint", 5, 3_000, 8),
     ]
+    (jump,) = rows(reduced, "events", kind="clock", host="a")
+    assert (jump["rank"], jump["start_us"]) == (None, T0 // 1000 + CLOCK_SET_AT * 10**6)
+    assert "+5.000 ms" in jump["text"]
 
 
 def test_the_tables_alone_are_judged(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -288,6 +294,7 @@ def test_traces_of_others_are_reduced_beside_their_folder(tmp_path: Path, monkey
     [
         (["nothing"], 3, "no such folder"),
         (["."], 3, "no trace in it"),
+        ([".."], 3, "holds 1 runs, name one of them"),
         (["run", "--host", "c"], 2, "recorded nothing of"),
         (["run", "--engine", "spark"], 2, "there are inline, pool, dask"),
         (["run", "--scheduler", "slurm"], 2, "add --engine dask"),
@@ -306,7 +313,8 @@ def test_refusals_say_what_to_do(
 ) -> None:
     (tmp_path / "place").mkdir()
     make_job(tmp_path / "place", {"a": (0,)})
-    monkeypatch.chdir(tmp_path / "place" if words[0] != "." else tmp_path / "place" / "run" / "host-a")
+    monkeypatch.chdir(tmp_path / "place" if words[0][0] != "." else tmp_path / "place" / "run" / "host-a")
+    words = [str(tmp_path / "place") if word == ".." else word for word in words]  # a folder of runs
     capfd.readouterr()
     assert call("reduce", *words) == status
     error = capfd.readouterr().err

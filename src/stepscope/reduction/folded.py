@@ -27,7 +27,7 @@ from stepscope.tables.arrays import NONE, Floats
 from stepscope.tables.journal import system_table
 from stepscope.tables.phases import DATA_WAIT, OTHER
 from stepscope.tables.reduced import BUCKET_NS, SCHEMAS, STEPS_OF_BLOCK
-from stepscope.tables.schema import RankInfo, Tables
+from stepscope.tables.schema import RankInfo, Tables, empty
 from stepscope.tables.sketch import sketch
 
 LINES_OF_RANK = 200
@@ -38,6 +38,7 @@ MAX_TEXT = 500  # characters
 # Of processes; all that is read of the host and of its devices is kept, but for who computes on a device.
 _OF_RANKS = ("cpu_pct", "rss_bytes", "run_delay_ns", "major_faults")
 _COMPUTES = "gpu_process"
+_CLOCK_SET = "clock_set_ns"
 _DIGITS = 6  # of a mean of telemetry
 _COMPILING = ("compile", "recompile", "limit_hit", "failure")
 _PACKAGES = re.compile(r".*/(?:site|dist)-packages/|.*/lib/python3\.\d+/")
@@ -180,7 +181,16 @@ class Telemetry:
     _KEY = ("pid", "device", "metric", "unit", "start_us")
 
     def __init__(self, parts: Iterable[RawHost]) -> None:
-        self._folded = [self._fold(frame) for part in parts if not (frame := system_table([part])).is_empty()]
+        self._folded: list[pl.DataFrame] = []
+        settings = [empty("system")]
+        for part in parts:
+            frame = system_table([part])
+            if frame.height:
+                self._folded.append(self._fold(frame))
+                settings.append(frame.filter(pl.col("metric") == _CLOCK_SET))
+        told = pl.concat(settings)
+        # launchers of one machine tell the same clock
+        self.clock_set = told.filter(pl.col("host") == pl.col("host").min()).sort("time_ns", "value")
 
     def _fold(self, frame: pl.DataFrame) -> pl.DataFrame:
         frame = (
@@ -279,10 +289,14 @@ def metrics(tables: Tables) -> pl.DataFrame:
     return found.select(pl.col(name).cast(kind) for name, kind in SCHEMAS["metrics"].items())
 
 
-def events(tables: Tables, clocks: Iterable[ClockOffset]) -> tuple[pl.DataFrame, list[str]]:
-    """What happened once to ranks, in order of time, and in words what of it is not kept."""
+def events(tables: Tables, clocks: Iterable[ClockOffset], clock_set: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
+    """What happened once to ranks, in order of time, and in words what of it is not kept.
+
+    Args:
+        clock_set: readings (`Telemetry.clock_set`) of by how much the host's clock had been set.
+    """
     rows = [*_collections(tables), *_compiles(tables), *_saves(tables), *_retries(tables), *_alarms(tables)]
-    rows += [*_clock_jumps(clocks), *_clock_steps(tables)]
+    rows += [*_clock_jumps(clocks), *_clock_steps(clock_set)]
     frame = pl.DataFrame(rows, schema=SCHEMAS["events"]).unique(maintain_order=True)
     order = ("rank", "start_us", "kind", "step", "duration_us", "file", "line", "function", "text")
     longest = pl.col("duration_us").fill_null(0).rank("ordinal", descending=True).over("rank")
@@ -309,10 +323,10 @@ def _event(row: Mapping[str, Any], kind: str, text: object = None, **place: Any)
     }
 
 
-def _clock_steps(tables: Tables) -> list[dict[str, Any]]:
+def _clock_steps(clock_set: pl.DataFrame) -> list[dict[str, Any]]:
     """When the host's clock was set, by telemetry; of no rank."""
-    told = tables.system.filter(pl.col("metric") == "clock_set_ns").sort("host", "time_ns")
-    told = told.with_columns(by_ns=pl.col("value").diff().over("host")).filter(pl.col("by_ns").is_finite())
+    told = clock_set.drop_nulls("time_ns").with_columns(by_ns=pl.col("value").diff())
+    told = told.filter(pl.col("by_ns").is_finite())
     none = {"rank": None, "step": None, "duration_ns": None}
     return [
         _event({**none, "time_ns": time_ns}, "clock", f"the clock was set by {by_ns / 1e6:+.3f} ms")

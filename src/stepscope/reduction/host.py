@@ -68,7 +68,7 @@ def reduce_host(plan: HostPlan, traces: Sequence[tuple[str, TraceRows]]) -> tupl
         for process, rows in traces
         if rows.start_ns is not None
     ]
-    events, dropped = folded.events(tables, clocks)
+    events, dropped = folded.events(tables, clocks, telemetry.clock_set)
     ranks = tuple(
         ReducedRank(
             rank=info.rank,

@@ -139,6 +139,9 @@ def _plan_of(run: Path, host: str, machines: dict[str, str], mine: list[str], ra
 
 
 def _of_others(run: Path, wanted: tuple[str, ...]) -> list[HostPlan]:
+    below = [child for child in sorted(run.iterdir()) if child.is_dir() and machines_of(parts_of(child))]
+    if below:
+        raise UnreadableInputError(f"{run}: holds {len(below)} runs, name one of them, e.g. {below[-1]}")
     raw: RawRun = read_traces([run])
     by_host: dict[str, list[TracePlan]] = {}
     for rank in raw.ranks:
