@@ -1,16 +1,17 @@
 """Scores the verdict over many ranks on simulated runs whose truth is known, and writes its sections of RESULTS.md.
 
-    python benchmarks/ranks.py [scale] [accuracy] [large] [clocks] [--quick] [--runs N] [--keep DIR]
+    python benchmarks/ranks.py [scale] [accuracy] [healthy] [large] [clocks] [--quick] [--only NAME...] [--keep DIR]
 
 `scale` judges 250 and 1,000 ranks of 10,000 steps, each in a process of its own. `accuracy` counts who is blamed, for
-what, and at which cost, in runs with each planted cause, and in healthy ones; `large` the same at 1,000 ranks. `clocks`
-compares offsets, rates and bounds of hosts' clocks. What is judged comes from the public call alone; `ranks_simulated`
-shares nothing with it.
+what, and at which cost, in runs with each planted cause, `healthy` who is where nothing is planted; `large` both at
+1,000 ranks. `clocks` compares offsets, rates and bounds of hosts' clocks. What is judged comes from the public call
+alone; `ranks_simulated` shares nothing with it.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import shutil
@@ -32,7 +33,7 @@ from ranks_simulated.scenario import PLANTS, Clocks, Plant, Scenario
 from ranks_simulated.tables import truth_file
 
 from stepscope.analyze.ranks import judge
-from stepscope.model.ranks import RanksVerdict, Straggler
+from stepscope.model.ranks import HostClock, RanksVerdict, Straggler
 from stepscope.tables.reduced import load, reduced_folder
 
 LAYOUTS = ("dp", "fsdp", "hsdp", "3d")
@@ -86,26 +87,37 @@ class Judged:
     def explained(self) -> bool:
         return self.first is not None and self.first.cause in self.planted["causes"]
 
+    def wrong(self) -> bool:
+        if not self.truth["plants"]:
+            return bool(self.verdict.stragglers)
+        return self.planted["loss_share"] >= LEAST_SHARE and not (self.found() and self.explained())
+
     def cost_error(self) -> float | None:
         """Relative to the loss by playing the run without its cause."""
         return None if self.first is None else self.first.cost_ms / self.planted["loss_ms"] - 1
 
 
-def judged(scenario: Scenario) -> Judged:
-    """Simulate a run, judge it, and remove it."""
+def judged(scenario: Scenario, keep: Path | None = None) -> Judged:
+    """Simulate a run, judge it, and remove it; `keep`: but for one that is judged wrongly."""
     with tempfile.TemporaryDirectory(prefix="stepscope-ranks-") as folder:
         run = Path(folder) / "run"
         run.mkdir()
         simulate(scenario, run)
-        return Judged(scenario, json.loads(truth_file(run).read_text()), judge(load(run / "reduced")))
+        each = Judged(scenario, json.loads(truth_file(run).read_text()), judge(load(run / "reduced")))
+        if keep is not None and each.wrong():
+            kept = keep / f"{scenario.layout}-{scenario.seed}"
+            shutil.copytree(run, kept, dirs_exist_ok=True)
+            shutil.copy(truth_file(run), truth_file(kept))
+        return each
 
 
-def _all(scenarios: Sequence[Scenario], workers: int) -> Iterator[Judged]:
-    if workers == 1:
-        yield from map(judged, scenarios)
+def _all(scenarios: Sequence[Scenario], args: argparse.Namespace) -> Iterator[Judged]:
+    one = functools.partial(judged, keep=args.keep)
+    if args.workers == 1:
+        yield from map(one, scenarios)
         return
-    with ProcessPoolExecutor(workers) as pool:
-        yield from pool.map(judged, scenarios, chunksize=4)
+    with ProcessPoolExecutor(args.workers) as pool:
+        yield from pool.map(one, scenarios, chunksize=4)
 
 
 def _hard_clocks(seed: int) -> Clocks:
@@ -124,8 +136,9 @@ def planted_scenarios(sizes: Sequence[float], seeds: int, missing: Sequence[floa
     """Each cause in each layout that can have it, recorded and not, with all ranks there and with some missing."""
     found = []
     cases = [(name, layout) for name in PLANTS for layout in _ELSEWHERE.get(name, LAYOUTS)]
-    for (name, layout), size, _, share in itertools.product(cases, sizes, range(seeds), missing):
+    for (name, layout), size, _ in itertools.product(cases, sizes, range(seeds)):
         seed = len(found) + 1
+        share = missing[(len(found) + len(found) // len(sizes)) % len(missing)]
         rng = np.random.default_rng(seed)
         plant = Plant(name, size, recorded=bool(rng.random() < 0.75))
         if name == "slow_link" and rng.random() < 0.5:
@@ -138,6 +151,8 @@ def planted_scenarios(sizes: Sequence[float], seeds: int, missing: Sequence[floa
             "whole_hosts": bool(rng.random() < 0.5),
             "clocks": _hard_clocks(seed),
             "places_told": bool(rng.random() < 0.5),
+            "tp": int(rng.choice([4, 8])),
+            "pp": int(rng.choice([2, 4])),
             "seed": seed,
         }
         found.append(Scenario(**{**given, **settings}))
@@ -153,6 +168,8 @@ def healthy_scenarios(runs: int) -> list[Scenario]:
             whole_hosts=number % 2 == 0,
             clocks=_hard_clocks(number),
             places_told=number % 3 > 0,
+            tp=8 if number % 8 < 4 else 4,
+            pp=4 if number % 16 < 8 else 2,
             seed=900_000 + number,
         )
         for number in range(runs)
@@ -167,11 +184,11 @@ HEAD = (
 
 
 def accuracy(args: argparse.Namespace) -> str:
-    sizes, seeds, missing = ((0.1,), 1, (0.0, 0.1)) if args.quick else ((0.05, 0.1, 0.3), args.runs, (0.0, 0.01, 0.1))
+    sizes, seeds, missing = ((0.1,), 1, (0.0, 0.1)) if args.quick else ((0.06, 0.12, 0.3), args.runs, (0.0, 0.01, 0.1))
 
     def rows_of(wanted: list[Scenario]) -> list[Judged]:
         wanted = [scenario for scenario in wanted if not args.only or scenario.plants[0].name in args.only]
-        return list(_watched(_all(wanted, args.workers), len(wanted)))
+        return list(_watched(_all(wanted, args), len(wanted)))
 
     rows = rows_of(planted_scenarios(sizes, seeds, missing))
     lines = [*HEAD, *(_row(name, [each for each in rows if name in (each.planted["name"], "all")]) for name in
@@ -185,20 +202,22 @@ def accuracy(args: argparse.Namespace) -> str:
     ]  # fmt: skip
     lines += ["", f"Stage imbalance and sequence length blamed on a node: {sum(map(_on_node, elsewhere))} of "
               f"{len(elsewhere)} (limit 1 %)."]  # fmt: skip
-    if args.only:
-        return "\n".join(lines)
-    healthy = healthy_scenarios(20 if args.quick else 200)
-    blamed = [each for each in _all(healthy, args.workers) if each.verdict.stragglers]
-    for each in blamed:
-        print("  healthy but blamed:", _words(each), file=sys.stderr)
-    lines.append(f"Healthy runs in which somebody is blamed: {len(blamed)} of {len(healthy)} (limit 1 %).")
+    return "\n".join(lines)
+
+
+def healthy(args: argparse.Namespace) -> str:
+    """Nobody is to blame: in runs where nothing is planted, and in those where whoever is was not recorded."""
+    wanted = healthy_scenarios(20 if args.quick else 200)
+    blamed = [each for each in _all(wanted, args) if each.verdict.stragglers]
     absent = [scenario for scenario in planted_scenarios((0.2,), 1, (0.05,), culprit_missing=True)
               if scenario.plants[0].name in _ON_ONE]  # fmt: skip
-    wrong = [each for each in _all(absent, args.workers) if _on_node(each)]
-    for each in wrong:
-        print("  culprit missing, another blamed:", _words(each), file=sys.stderr)
-    lines.append(f"The planted rank or host itself missing: another is blamed in {len(wrong)} of {len(absent)}.")
-    return "\n".join(lines)
+    others = [each for each in _all(absent, args) if _on_node(each)]
+    for each in (*blamed, *others):
+        print("  blamed:", _words(each), file=sys.stderr)
+    return (
+        f"Healthy runs in which somebody is blamed: {len(blamed)} of {len(wanted)} (limit 1 %). Where the planted rank "
+        f"or host itself is missing, another one is blamed in {len(others)} of {len(absent)}."
+    )
 
 
 def large(args: argparse.Namespace) -> str:
@@ -209,18 +228,18 @@ def large(args: argparse.Namespace) -> str:
         if scenario.layout == "3d" or (scenario.layout == "fsdp" and not args.quick)
     ]
     wanted = [scenario for scenario in wanted if not args.only or scenario.plants[0].name in args.only]
-    rows = list(_watched(_all(wanted, args.workers), len(wanted)))
-    healthy = [replace(scenario, hosts=125, tp=8, pp=5, steps=400, windows=2)
-               for scenario in healthy_scenarios(2 if args.quick else 8)]  # fmt: skip
-    blamed = [each for each in _all(healthy, args.workers) if each.verdict.stragglers]
+    rows = list(_watched(_all(wanted, args), len(wanted)))
+    sound = [replace(scenario, hosts=125, tp=8, pp=5, steps=400, windows=2)
+             for scenario in healthy_scenarios(2 if args.quick else 8)]  # fmt: skip
+    blamed = [each for each in _all(sound, args) if each.verdict.stragglers]
     lines = [*HEAD, *(_row(f"1,000 ranks, {layout}", [each for each in rows if each.scenario.layout == layout])
                       for layout in LAYOUTS), _row("1,000 ranks", rows)]  # fmt: skip
-    return "\n".join([*lines, "", f"Healthy runs in which somebody is blamed: {len(blamed)} of {len(healthy)}."])
+    return "\n".join([*lines, "", f"Healthy runs in which somebody is blamed: {len(blamed)} of {len(sound)}."])
 
 
 def _watched(found: Iterable[Judged], count: int) -> Iterator[Judged]:
     for number, each in enumerate(found):
-        if each.planted["loss_share"] >= LEAST_SHARE and not (each.found() and each.explained()):
+        if each.wrong():
             print("  wrong:", _words(each), file=sys.stderr)
         if number % 50 == 49:
             print(f"{number + 1} of {count}", file=sys.stderr)
@@ -274,9 +293,17 @@ class ClockErrors:
     silent: int = 0  # hosts and windows without an offset
 
 
+def _by_window(each: Judged) -> dict[tuple[str, int], HostClock]:
+    """By host and true window: a step of evaluation at its begin does not count as its first."""
+    starts = each.scenario.window_starts()
+    return {
+        (clock.host, min(starts, key=lambda start: abs(start - clock.window))): clock for clock in each.verdict.clocks
+    }
+
+
 def clock_errors(each: Judged, into: ClockErrors) -> None:
     """Errors against the reference host: the one whose offset is told as exactly 0."""
-    said = {(clock.host, clock.window): clock for clock in each.verdict.clocks}
+    said = _by_window(each)
     true = {(row["host"], row["window"]): row for row in each.truth["clocks"]}
     for window in sorted({window for _, window in said}):
         rows = [(clock, true[host, window]) for (host, at), clock in said.items() if at == window]
@@ -304,7 +331,7 @@ def found_steps(each: Judged) -> list[bool]:
     What the clock's rate makes of the time between two windows is taken from the truth: a set clock stands out from it.
     """
     outcomes = []
-    said = {(clock.host, clock.window): clock.offset_us for clock in each.verdict.clocks}
+    said = {key: clock.offset_us for key, clock in _by_window(each).items()}
     for _, group in itertools.groupby(each.truth["clocks"], key=lambda row: row["host"]):
         for before, after in itertools.pairwise(group):
             if len(after["set_us"]) == len(before["set_us"]):
@@ -336,6 +363,7 @@ def clocks(args: argparse.Namespace) -> str:
             windows=4,
             missing=(0.0, 0.1)[number % 2],
             clocks=_hard_clocks(number),
+            small_calls=number % 8 < 7,
             seed=700_000 + number,
         )
         for number in range(runs)
@@ -344,11 +372,12 @@ def clocks(args: argparse.Namespace) -> str:
         "| layout | hosts and windows | no offset | error p50 | p99 | inside the bound | bound p50 | rate p50 | p95 |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    everything = list(_all(scenarios, args.workers))
-    for layout in (*LAYOUTS, "all"):
+    everything = list(_all(scenarios, args))
+    without = "large collectives alone"
+    for layout in (*LAYOUTS, "all", without):
         errors = ClockErrors([], [], [], [])
         for each in everything:
-            if layout in (each.scenario.layout, "all"):
+            if layout in (each.scenario.layout, "all") if each.scenario.small_calls else layout == without:
                 clock_errors(each, errors)
         if not errors.offsets:
             lines.append(f"| {layout} | 0 | {errors.silent} | – | – | – | – | – | – |")
@@ -407,23 +436,26 @@ def scale(args: argparse.Namespace) -> str:
     return "\n".join(lines)
 
 
-PARTS = {"scale": scale, "accuracy": accuracy, "large": large, "clocks": clocks}
+PARTS = {"scale": scale, "accuracy": accuracy, "healthy": healthy, "large": large, "clocks": clocks}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=[], help="all where none is named")
     parser.add_argument("--quick", action="store_true", help="few and small runs; writes nothing")
+    parser.add_argument("--dry", action="store_true", help="writes nothing")
     parser.add_argument("--runs", type=int, default=2, help="seeds of each planted scenario")
     parser.add_argument("--only", nargs="*", default=[], choices=PLANTS, help="these causes alone; writes nothing")
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--keep", type=Path, help="keep the runs of `scale` there, and take them from there")
+    parser.add_argument(
+        "--keep", type=Path, help="for runs of `scale`, taken from there again, and those judged wrongly"
+    )
     args = parser.parse_args()
     for name in args.parts or PARTS:
         before = results.machine("stepscope", "numpy", "polars")
         text = PARTS[name](args)
         print(text)
-        if not (args.quick or args.only):
+        if not (args.quick or args.only or args.dry):
             told = ", ".join(f"{key} {value}" for key, value in before.items())
             results.put_between_markers(results.RESULTS, f"ranks-{name}", f"{told}.\n\n{text}")
 

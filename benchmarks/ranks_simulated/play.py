@@ -40,9 +40,13 @@ class Call:
 
 @dataclass
 class Tape:
-    """What a window records of a step. Rows are arrays over the ranks of the stages they name."""
+    """What a window records of a step; times are arrays over the ranks of the stages that are named.
 
-    calls: list[tuple[str, str, int, Part, Floats, Floats, Floats]] = field(default_factory=list)
+    calls: kind, axis, number in its group, stages, bytes, starts, ends.
+    work: kind, microbatch, stages, begins, ends.
+    """
+
+    calls: list[tuple[str, str, int, Part, int, Floats, Floats]] = field(default_factory=list)
     work: list[tuple[str, int, Part, Floats, Floats]] = field(default_factory=list)
     computed: Floats | None = None  # of the step, shape (ranks,)
 
@@ -168,12 +172,9 @@ class Player:
                 most = min(wave_us, 0.25 * call.share * self.scenario.step_ms * 1000) * noise.uniform()
                 late = late + most * 0.5 * (1 + np.sin(2 * np.pi * turn))
         end = latest + np.maximum(transfer + late, 2.0)
+        number = self._number(call.axis, part)
         if self.tape is not None:
-            number = self._number(call.axis, part)
-            bytes_ = np.full(start.shape[1:], call.bytes)
-            self.tape.calls.append((call.kind, call.axis, number, part, bytes_, start[0], end[0]))
-        else:
-            self._number(call.axis, part)
+            self.tape.calls.append((call.kind, call.axis, number, part, call.bytes, start[0], end[0]))
         return end
 
     def _number(self, axis: str, part: Part) -> int:
@@ -299,8 +300,7 @@ class Player:
         """A message as both ends see it: each is there from its own time on, and both are let go together."""
         assert self.tape is not None
         for kind, stages, start in (("recv", part, ready), ("send", source, given)):
-            number, size = self._number("p2p", stages), np.full(start.shape, 2**25)
-            self.tape.calls.append((kind, "pp", number, stages, size, start, come))
+            self.tape.calls.append((kind, "pp", self._number("p2p", stages), stages, MESSAGE_BYTES, start, come))
 
 
 def _schedule(stages: int, batches: int) -> list[tuple[str, int, int]]:
@@ -329,6 +329,7 @@ def _schedule(stages: int, batches: int) -> list[tuple[str, int, int]]:
 
 
 _MB = 2**20
+MESSAGE_BYTES = 32 * _MB  # between stages
 SMALL = (Call("all_reduce", "all", 0.0004, 4), Call("all_gather", "all", 0.0005, 512))
 DP_BUCKETS = tuple(Call("all_reduce", "all", share, size * _MB, 0.25) for share, size in
                    ((0.03, 128), (0.05, 200), (0.05, 200), (0.03, 128)))  # fmt: skip

@@ -13,6 +13,7 @@ import polars as pl
 from ranks_simulated.play import PHASES, Tape
 from ranks_simulated.run import Run
 from ranks_simulated.scenario import AXES, PLANTS, Floats, Plant
+from ranks_simulated.work import python_part
 from stepscope.schema import REDUCED_SCHEMA
 from stepscope.tables.reduced import (
     BUCKET_NS,
@@ -121,7 +122,7 @@ def _rank(run: Run, rank: int) -> ReducedRank:
         tp=None if not told else 0 if run.scenario.layout == "hsdp" else int(layout.t[rank]),
         exchange=EXCHANGE[run.scenario.layout],
         exchange_source="collectives in windows",
-        samples_per_second=SAMPLES_PER_SECOND,
+        samples_per_second=SAMPLES_PER_SECOND if _recorded(run, "python_line") else None,
     )
 
 
@@ -195,7 +196,7 @@ class _Windowed:
             if layout.spans_hosts[axis] and kind not in ("send", "recv"):
                 # the stamp alone is late: the rank goes on when it was let go
                 end += (rng.random(len(end)) < outliers) * rng.uniform(1e3, 3e3, len(end))
-            same = {"step": step, "sequence": number}
+            same = {"step": step, "sequence": number, "bytes": size}
             yield {
                 "rank": ranks,
                 **{name: np.full(len(ranks), value) for name, value in same.items()},
@@ -203,7 +204,6 @@ class _Windowed:
                 "kind": np.full(len(ranks), kind, object),
                 "start": start.ravel() + rng.uniform(0, 2, len(ranks)),
                 "end": end,
-                "bytes": size.ravel(),
             }
 
     def _pieces(self) -> Iterator[dict[str, np.ndarray]]:
@@ -300,13 +300,15 @@ def _folded(collectives: pl.DataFrame) -> pl.DataFrame:
 
 def _lines(run: Run, ranks: np.ndarray) -> pl.DataFrame:
     """Samples of the line of each phase; of a planted line, its part of its phase."""
+    if not _recorded(run, "python_line"):
+        return pl.DataFrame(schema=SCHEMAS["lines"])
     rng = np.random.default_rng([run.scenario.seed, 9, int(ranks[0])])
     planted: dict[int, float] = {}
     for plant, hit in run.work.plants:
-        if plant.name == "python_line" and plant.recorded:
+        if plant.name == "python_line":
             lost = plant.size * run.scenario.step_ms * 1e3 * run.scenario.steps * (1 - plant.since)
             planted.update({int(rank): lost for rank in hit})
-    phase_of_plant = "other" if run.scenario.seed % 2 else None
+    phase_of_plant = {"other": "other", "before": "before_forward"}[python_part(run.scenario)]
     rows: list[tuple[Any, ...]] = []
     for rank in ranks.tolist():
         loads = bool(run.work.loads[rank])
@@ -316,7 +318,7 @@ def _lines(run: Run, ranks: np.ndarray) -> pl.DataFrame:
                 phase_told = "data_wait"  # the phase reaches to the first forward pass
             else:
                 phase_told = phase if phase != "data_wait" or loads else "before_forward"
-            own = planted.get(rank, 0.0) if phase == (phase_of_plant or "before_forward") else 0.0
+            own = planted.get(rank, 0.0) if phase == phase_of_plant else 0.0
             rows.append((rank, phase_told, "train.py", line, function, leaf, waiting, spent - own))
             if own:
                 rows.append((rank, phase_told, "train.py", *_PLANTED_LINE, own))
@@ -478,6 +480,8 @@ def _calls(run: Run) -> list[dict[str, Any]]:
 
 def _told(run: Run, plant: Plant, hit: np.ndarray, loss_ms: float, share: float) -> dict[str, Any]:
     kinds, recorded, unrecorded = PLANTS[plant.name]
+    if plant.name == "python_line" and python_part(run.scenario) == "before":
+        unrecorded = (*unrecorded, "data")  # the phase reaches from the fetch to the forward pass
     one = len(hit) <= run.scenario.per_host
     crossing = {axis for axis, spans in run.layout.spans_hosts.items() if spans}
     return {

@@ -104,7 +104,8 @@ class Work:
         slower = self.rng.random(ranks) < 0.03  # devices differ by a percent or two for good
         self.device = device + slower * self.rng.uniform(0.01, 0.02, ranks)
         self.loads = (layout.p == 0) | (layout.p == layout.shape[0] - 1)
-        self.hot_period = max(40, min(600, scenario.steps // 6))
+        self.hot_period = max(40, min(600, scenario.steps // 7))
+        self.hot_phase = int(np.random.default_rng([scenario.seed, 12]).integers(self.hot_period))
         self.spread = self._spread()
 
     def _spread(self) -> float:
@@ -118,7 +119,7 @@ class Work:
 
     def hot(self, step: np.ndarray, plant: Plant) -> np.ndarray:
         """Whether a throttled device's clock is low in a step."""
-        return self._on(step, plant) & (step // (self.hot_period // 2) % 2 == 1)
+        return self._on(step, plant) & ((step + self.hot_phase) % self.hot_period < self.hot_period // 2)
 
     def _on(self, step: np.ndarray, plant: Plant) -> np.ndarray:
         return step >= plant.since * self.scenario.steps
@@ -185,6 +186,11 @@ class Work:
 def evaluation(step: np.ndarray) -> np.ndarray:
     """Whether a step is one of evaluation."""
     return (step >= EVAL_EVERY) & (step % EVAL_EVERY < EVAL_STEPS)
+
+
+def python_part(scenario: Scenario) -> str:
+    """Where a planted line of Python stands: behind the optimizer, or between a fetch and the forward pass."""
+    return "other" if scenario.seed % 2 else "before"
 
 
 def _lengths(rng: np.random.Generator, steps: int, replicas: int) -> Floats:
@@ -288,8 +294,7 @@ class _Change:
             self.happenings.append(Happening(int(self.step[row]), int(rank), "checkpoint", took))
 
     def python_line(self) -> None:
-        part = "other" if self.work.scenario.seed % 2 else "before"
-        self.parts[part] = self.on * self.excess * self._jitter(0.2)
+        self.parts[python_part(self.work.scenario)] = self.on * self.excess * self._jitter(0.2)
 
     def other_processes(self) -> None:
         for part, share in (("data", 0.2), ("before", 0.2), ("forward", 0.2), ("backward", 0.2), ("other", 0.2)):

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 READABLE = (
     "a run folder that `stepscope run` or `stepscope.profile` wrote, traces of torch.profiler, files of sampled "
-    "stacks, event files of TensorBoard, reports or logs of torch_xla, or a folder of them"
+    "stacks, event files of TensorBoard, reports or logs of torch_xla, or a folder of them; or a trace of operators"
 )
 # of a run, of its folder `reduced`, and of one host of it: the last two may be copied away alone
 REDUCED_FILES = (f"{REDUCED}/host-*/{REDUCED_INDEX}", f"host-*/{REDUCED_INDEX}", REDUCED_INDEX)

@@ -129,7 +129,8 @@ def analyze(
 
     Takes a run folder of stepscope; or one or more traces (.json, .json.gz), folders of ranks, or a log folder of
     tensorboard_trace_handler; or files of sampled stacks; or event files of TensorBoard, for their metrics; or reports
-    and logs of torch_xla (a metrics report, XLA_METRICS_FILE, PT_XLA_DEBUG), those of one run together. Beside a run
+    and logs of torch_xla (a metrics report, XLA_METRICS_FILE, PT_XLA_DEBUG), those of one run together; or a trace of
+    operators (.parquet), as StragglerAnalysis publishes them. Beside a run
     folder's files, RUN/report.json and RUN/report.html are brought up to date where it can be written; nothing is
     written beside other files. With `--json -` or `--html -`, stdout holds that document alone.
 

@@ -80,9 +80,14 @@ class Recorded:
             more=pl.col("mine") - pl.col("usual").fill_null(0.0)
         )
         top = beyond.sort(["more", *key], descending=[True, *(False for _ in key)], nulls_last=True).head(1)
-        if top.is_empty() or float(top["more"][0]) * step_ms < at.LINE_PART * excess_ms:
+        more = 0.0 if top.is_empty() else float(top["more"][0])
+        # a share of so many samples moves by chance
+        counted = int(enough.filter(pl.col("rank").is_in(mine))["samples"].sum())
+        share = 0.0 if top.is_empty() else float(top["mine"][0])
+        chance = at.SHARE_ERRORS * np.sqrt(max(share, 1 / counted) / counted)
+        if more * step_ms < at.LINE_PART * excess_ms or more < chance:
             return Line(None, "sampled stacks show no line on which it spends more than its peers")
-        place = Place(top["file"][0], top["line"][0], top["function"][0], share=float(top["more"][0]))
+        place = Place(top["file"][0], top["line"][0], top["function"][0], share=more)
         source = f"sampled stacks of these ranks against {len(others)} of their peers"
         return Line(place, source, bool(top["waiting"][0]))
 
@@ -216,6 +221,8 @@ def _of_host(
             None,
             evidence + cores,
         )
+    if host[phase] < at.PART_OF_EXCESS * sum(host.values()):
+        return Cause("unknown", "several phases take longer on the host, none of them most of it", None, evidence)
     line = recorded.line(part, None if phase == "passes" else phase, step_ms, host[phase])
     if line.place is None:
         return Cause("unknown", f"{phase} takes longer on the host; {line.source}", None, evidence)

@@ -69,8 +69,11 @@ def clocks(reduced: Reduced) -> RunClocks:
 
 def _calls(reduced: Reduced) -> pl.DataFrame:
     """Members of collectives with `host` and the number of their `call`, of groups whose members are known."""
-    pairs, unknown = [], []
+    pairs, unknown, inside = [], [], []
+    host_of = reduced.host_of
     for group in {group.id: group for host in reduced.hosts for group in host.groups}.values():
+        if len({host_of.get(rank) for rank in group.ranks}) == 1 and len(reduced.hosts) > 1:
+            inside.append(group.id)  # most calls are such, and tell nothing of one host's clock beside another's
         if len(set(group.ranks)) == 2:
             pairs.append(group.id)
         elif not group.ranks:
@@ -83,6 +86,7 @@ def _calls(reduced: Reduced) -> pl.DataFrame:
             & (pl.col("kind") != UNKNOWN)
             # in larger groups a message's number is its rank's own, and says nothing of the other side
             & (~message | pl.col("group").is_in(pairs))
+            & ~pl.col("group").is_in(inside)
         )
         .select("host", "rank", "step", "group", "kind", "sequence", "bytes", "start_ns", "end_ns", "basis")
         .with_columns(pl.col("host", "group", "kind").cast(pl.Categorical))

@@ -11,6 +11,7 @@ from collections import defaultdict
 import numpy as np
 import polars as pl
 from msgspec import Struct
+from msgspec.structs import replace
 
 from stepscope.analyze.ranks import thresholds as at
 from stepscope.analyze.ranks.layout import Layout, axis_of
@@ -68,7 +69,27 @@ def slow_links(calls: pl.DataFrame, layout: Layout, step_ms: float) -> list[Slow
         found = [one for one in members_of if one.usual_ms >= level]
         if found and len(found) <= len(members_of) / 2:
             slow.append(_told(sorted(found, key=lambda one: -one.usual_ms), members_of, usual, layout, alike[3]))
-    return sorted(slow, key=lambda one: -one.excess_ms)
+    return sorted(_merged(slow), key=lambda one: -one.excess_ms)
+
+
+def _merged(found: list[SlowLink]) -> list[SlowLink]:
+    """Several kinds of calls of the same groups are one link."""
+    kept: dict[str, SlowLink] = {}
+    for one in sorted(found, key=lambda one: -one.excess_ms):
+        worst = one.groups[0].id
+        if worst in kept:
+            first = kept[worst]
+            groups = tuple({group.id: group for group in (*first.groups, *one.groups)}.values())
+            kept[worst] = replace(
+                first,
+                groups=groups,
+                host=first.host if first.host is not None else one.host,
+                members=np.union1d(first.members, one.members),
+                excess_ms=first.excess_ms + one.excess_ms,
+            )
+        else:
+            kept[worst] = one
+    return list(kept.values())
 
 
 def _told(slow: list[_Transfers], all_: list[_Transfers], usual: float, layout: Layout, leave: bool) -> SlowLink:

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from stepscope.analyze.ranks import thresholds as at
 from stepscope.analyze.ranks.layout import Layout
-from stepscope.tables.arrays import Bools, Int64
+from stepscope.tables.arrays import Bools, Floats, Int64
 from stepscope.tables.reduced import LABELS, STEPS_OF_BLOCK, Index, Reduced
 
 Matrix = npt.NDArray[np.float32]  # steps x ranks
@@ -32,7 +32,10 @@ class Steps(Struct, frozen=True):
     """Steps that count, in order: steady ones, and those of windows. NaN where nothing was recorded."""
 
     numbers: Int64
-    start_us: npt.NDArray[np.float64]  # by step, of the first rank that has it
+    start_us: Floats  # by step, of the first host that has it
+    ahead_us: dict[
+        str, float
+    ]  # by host: its clock before that of the first, as steps begin together but for their waits
     windowed: Bools  # by step
     wall: Matrix
     own: Matrix  # the host's phases without exchange, together
@@ -71,6 +74,7 @@ def own_steps(reduced: Reduced, layout: Layout) -> Steps:
     wall = np.full(shape, np.nan, np.float32)
     made: dict[str, Matrix] = {}
     start = np.full(len(numbers), np.nan)
+    ahead_us: dict[str, float] = {}
     windowed = np.zeros(len(numbers), np.int32)
     for host in reduced.hosts:
         if not host.tables["steps"].rows or not len(numbers):
@@ -78,8 +82,7 @@ def own_steps(reduced: Reduced, layout: Layout) -> Steps:
         frame, row, column = _cells(reduced, host, layout, numbers, [*columns.values()])
         walls = frame["wall_us"].cast(pl.Float32).to_numpy() / np.float32(1000)
         wall[row, column] = walls
-        known = frame["start_us"].is_not_null().to_numpy()
-        start[row[known]] = frame["start_us"].drop_nulls().to_numpy()
+        ahead_us[host.host] = _begun(start, row, frame["start_us"])
         np.add.at(windowed, row, np.where(frame["label"].to_numpy() == _WINDOW, 1, -1))
         for name, source_column in columns.items():
             values = frame[source_column]
@@ -108,9 +111,19 @@ def own_steps(reduced: Reduced, layout: Layout) -> Steps:
         windows = np.flatnonzero(np.isfinite(compute).any(axis=1))
         compute = compute[windows]
     return Steps(
-        numbers, start, windowed > 0, wall, total, phases, gc, tokens, compute, by_slices, windows, exchange, source,
-        all_steps,
+        numbers, start, ahead_us, windowed > 0, wall, total, phases, gc, tokens, compute, by_slices, windows, exchange,
+        source, all_steps,
     )  # fmt: skip
+
+
+def _begun(start: Floats, row: Int64, values: pl.Series) -> float:
+    """Fill in when steps began that no host told yet; returns how much later this one tells it of the others."""
+    known = values.is_not_null().to_numpy()
+    row, told = row[known], values.drop_nulls().to_numpy().astype(np.float64)
+    before = told - start[row]
+    new = ~np.isfinite(before)
+    start[row[new]] = told[new]
+    return float(np.median(before[~new])) if not new.all() else 0.0
 
 
 def _cells(

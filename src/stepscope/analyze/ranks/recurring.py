@@ -114,6 +114,36 @@ def _of_spikes(case: Case, one: Rotating) -> Straggler | None:
     )
 
 
+def rotating_work(case: Case, late: Int64) -> list[Straggler]:
+    """Work in windows that makes another rank last in each step, where nothing else that was recorded tells why."""
+    if case.device is None or case.layout.stages > 1:
+        return []
+    excess = np.delete(case.device, late, axis=1)
+    ranks = np.delete(np.arange(case.device.shape[1]), late)
+    excess = excess[np.isfinite(excess).any(axis=1)]
+    if len(excess) < at.MIN_STEPS or excess.shape[1] < at.ROTATING_RANKS:
+        return []
+    lost = float((cost.latest(excess) - np.nanmean(excess, axis=1)).mean())
+    last = np.bincount(np.nan_to_num(excess, nan=-np.inf).argmax(axis=1), minlength=excess.shape[1])
+    if lost < at.ROTATING_WORK * case.step_ms or last.max() > at.ROTATING_ONE * last.sum():
+        return []
+    order = ranks[np.argsort(-last, kind="stable")[: min(at.MAX_STRAGGLERS, int((last > 0).sum()))]]
+    return [
+        Straggler(
+            kind="rotating",
+            ranks=tuple(case.layout.ranks[order].tolist()),
+            hosts=tuple(sorted({case.layout.hosts[host] for host in case.layout.host[order]})),
+            cause="unknown",
+            cause_source="own work in windows differs from step to step; no tokens and no collections explain it",
+            cost_ms=lost,
+            excess_ms=lost,
+            share_of_steps=1.0,
+            peers=case.layout.peers_text,
+            evidence=(Evidence("ranks that were last", int((last > 0).sum()), "count", "steps of windows"),),
+        )
+    ]
+
+
 def _arrived_late(case: Case, cells: Spikes) -> float:
     """Which part of these spikes (rows: windows) makes a rank come later to its collectives; 1 where that is not known.
 

@@ -102,7 +102,7 @@ def spikes(values: Matrix, layout: Layout, least: float) -> Spikes:
         mine = values if len(group) == values.shape[1] else values[:, group]
         some = mine[:, :: -(-len(group) // 33)]
         centre = middle(some)
-        noise = 1.4826 * float(np.nanmedian(np.abs(some - centre[:, None]))) if some.size else np.nan
+        noise = 1.4826 * float(np.nanmedian(np.abs(some - centre[:, None]))) if np.isfinite(some).any() else np.nan
         level = max(least, at.SPIKE_SIGMAS * noise) if np.isfinite(noise) else least
         row, column = np.nonzero(mine > (centre + np.float32(level))[:, None])
         rows.append(row)

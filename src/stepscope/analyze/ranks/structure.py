@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from stepscope.analyze.ranks import thresholds as at
-from stepscope.analyze.ranks.arrivals import Arrivals
+from stepscope.analyze.ranks.arrivals import MESSAGE, Arrivals
 from stepscope.analyze.ranks.case import Case
 from stepscope.analyze.ranks.imbalance import heavy_stages
 from stepscope.analyze.ranks.links import SlowLink, slow_links
@@ -83,7 +83,7 @@ def _lost_ms(case: Case, found: Arrivals, one: SlowLink) -> float:
         mine = np.isin(ranks, one.members)
         if group.id not in slow and mine.any() and not mine.all():
             wider.append(group.id)
-    if case.pipes is not None and len(one.members) == 2:
+    if case.pipes is not None and one.kind == MESSAGE:
         replica, stage = divmod(int(case.pipes.worker[one.members].min()), layout.stages)
         return float(case.pipes.without_slow_hop(replica, stage).mean())
     late = found.of_groups(wider, found.numbers)

@@ -29,12 +29,13 @@ SAME_HOST_SPREAD = 2.0  # the latest of a host's ranks at most so much later tha
 SPIKE_SIGMAS = 8.0
 ROTATING_STEPS = 0.1  # part of the steps in which some rank must spike
 ROTATING_RANKS = 3  # different ones, none with more than ...
+ROTATING_WORK = 0.06  # of the step, that is lost to work of unknown kind: noise of a thousand ranks alone makes 3
 ROTATING_ONE = 0.5  # ... of the spikes: else it is that rank's own
 TOKENS_SPREAD = 0.03  # mean over steps of largest over mean tokens, less 1: less does not lengthen a step notably
 TOKENS_FIT = 0.5  # part of the variance of the work between ranks that tokens must explain
 
 STAGE_SHARE = 0.05  # a stage's own work beyond the mean of the others
-GLOBAL_RATIO = 1.25  # a step so much longer than the median step is one in which something happened to all
+GLOBAL_RATIO = 1.15  # a step so much longer than the median step is one in which something happened to all
 GLOBAL_OWN = 0.5  # at most this part of the extra time may be one rank's own work
 GLOBAL_EVENTS = 3  # times it must have happened
 
@@ -44,6 +45,7 @@ MIN_LINK_STEPS = 5  # with calls of the group: a retransmission now and then is 
 
 PART_OF_EXCESS = 0.5  # that a component must explain to be the cause
 LINE_PART = 0.25  # of the excess that a line must explain to be named
+SHARE_ERRORS = 4.0  # standard errors of a line's share: the largest of some hundred lines reaches 3 by chance
 MIN_SAMPLES = 50  # of a rank's stacks: with fewer, chance alone moves a share of a fifth by a quarter of it
 CLOCK_DROP = 0.04  # of the peers' clock: less is what devices of one kind differ by
 BUSY_CORES = 0.2  # more of the host's processors in use than on other hosts

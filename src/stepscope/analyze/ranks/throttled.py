@@ -79,20 +79,20 @@ def _deficits(case: Case) -> tuple[float, Matrix] | None:
             (pl.col("metric") == "gpu_sm_clock_mhz") & pl.col("rank").is_not_null() & pl.col("mean").is_finite()
             & (pl.col("mean") > 0) & pl.col("start_us").is_not_null()
         )
-        .group_by("rank", pl.col("start_us") // _BUCKET_US)
-        .agg(pl.col("mean").mean())
+        .select("host", "rank", "start_us", "mean")
         .collect()
     )  # fmt: skip
-    if rows.is_empty():
+    # readings of a host by the clock of the first: its own steps tell how far both are apart
+    ahead = rows["host"].replace_strict(case.steps.ahead_us, default=0.0, return_dtype=pl.Float64).to_numpy()
+    at_us, column = rows["start_us"].to_numpy() - ahead, case.layout.at(rows["rank"].cast(pl.Int64).to_numpy())
+    kept = (column >= 0) & (np.abs(at_us - np.nanmedian(case.steps.start_us)) < _MAX_BUCKETS * _BUCKET_US)
+    if not kept.any():
         return None
-    number, column = rows["start_us"].to_numpy(), case.layout.at(rows["rank"].cast(pl.Int64).to_numpy())
-    first, last = int(number.min()), int(number.max())
-    if last - first >= _MAX_BUCKETS:
-        return None
-    clock = np.full((last - first + 1, len(case.layout.ranks)), np.nan, np.float32)
-    kept = column >= 0
-    clock[number[kept] - first, column[kept]] = rows["mean"].to_numpy()[kept]
+    first = float(at_us[kept].min())
+    number = np.rint((at_us[kept] - first) / _BUCKET_US).astype(np.int64)
+    clock = np.full((int(number.max()) + 1, len(case.layout.ranks)), np.nan, np.float32)
+    clock[number, column[kept]] = rows["mean"].to_numpy()[kept]
     usual = middle(clock)[:, None]
     with np.errstate(all="ignore"):
         deficit: Matrix = np.nan_to_num(1 - clock / usual)
-    return float(first * _BUCKET_US), deficit
+    return first, deficit

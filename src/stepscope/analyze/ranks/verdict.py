@@ -12,7 +12,7 @@ from stepscope.analyze.ranks.clocks import clocks
 from stepscope.analyze.ranks.fixed import drafts, straggler
 from stepscope.analyze.ranks.layout import layout_of
 from stepscope.analyze.ranks.own_work import middle, own_steps
-from stepscope.analyze.ranks.recurring import all_together, checkpoints, rotating_causes
+from stepscope.analyze.ranks.recurring import all_together, checkpoints, rotating_causes, rotating_work
 from stepscope.analyze.ranks.stragglers import lateness
 from stepscope.analyze.ranks.structure import links, stages
 from stepscope.analyze.ranks.throttled import throttled
@@ -66,9 +66,9 @@ def _stragglers(case: Case) -> list[Straggler]:
     found += [one for one in (sequence_length(case, late),) if one is not None]
     found += stages(case, late)
     found += links(case)
-    # steps that are slow for all need no second, unknown cause where another explains them
+    # what is slow for all, or for another rank each time, needs no second, unknown cause where one explains it
     most = max((one.cost_ms for one in found), default=0.0)
-    shared = all_together(case, bool(saves))
+    shared = all_together(case, bool(saves)) + rotating_work(case, late)
     found += [one for one in shared if one.cause != "unknown" or most < at.PART_OF_EXCESS * one.cost_ms]
     least = at.LEAST_STEADY_SHARE / 2 * case.step_ms
     return sorted((one for one in found if one.cost_ms >= least), key=lambda one: -one.cost_ms)[: at.MAX_STRAGGLERS]
