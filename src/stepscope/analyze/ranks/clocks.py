@@ -131,7 +131,15 @@ def _table(reduced: Reduced, found: Clocks, windows: dict[int, tuple[int, int]])
             pieces = of.get((window, host), [])
             if not pieces:
                 rows.append(
-                    HostClock(name, window, None, None, None, 0, "no collective of it was recorded in this window")
+                    HostClock(
+                        name,
+                        window,
+                        None,
+                        None,
+                        None,
+                        0,
+                        "no collective with other hosts was recorded on it in this window",
+                    )
                 )
                 continue
             middle = middles.get((window, host), (pieces[0].start_ns + pieces[-1].end_ns) // 2)
