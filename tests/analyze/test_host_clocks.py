@@ -98,7 +98,7 @@ def test_a_host_that_recorded_nothing_in_a_window_is_named() -> None:
     rows = by_host(clocks(reduced(made)).table, 800)
     assert rows["node1"].offset_us is not None
     assert rows["node2"].offset_us is None
-    assert rows["node2"].reason == "no collective of it was recorded in this window"
+    assert rows["node2"].reason == "no collective with other hosts was recorded on it in this window"
 
 
 def test_large_collectives_give_no_offset_and_say_the_range() -> None:

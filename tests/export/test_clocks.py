@@ -223,6 +223,7 @@ def test_odd_arguments_of_collectives_are_passed_over(tmp_path: Path) -> None:
     for rank, events in job.events.items():
         for more in odd:
             events.append(slice_(KERNELS["allreduce"], 600_000 + rank, 10, "kernel", pid=0, tid=9, args=more))
+        events.append(slice_(KERNELS["allreduce"], 600_050, 10, ["kernel"], pid=0, tid=9))  # type: ignore[arg-type]
         events.append(slice_("ncclKernel", 600_100, 10, "kernel", pid=0, tid=9, args="text"))
     job.save(tmp_path / "traces")
     done = merge([tmp_path / "traces"], tmp_path / "out.json")

@@ -162,6 +162,7 @@ def broken(x: Floats, y: Floats) -> tuple[int, float] | None:
     noise = DEVIATION * float(np.median(np.abs(np.diff(series)))) / np.sqrt(2)
     # a lone outlier is no step
     series[1:-1] = np.median(np.stack([series[:-2], series[1:-1], series[2:]]), axis=0)
+    series[[0, -1]] = series[[1, -2]]
     series = series - series.mean()
     forward, backward = _squares(at, series), _squares(at[::-1], series[::-1])[::-1]
     splits = np.arange(_LEAST_BINS, bins - _LEAST_BINS + 1)

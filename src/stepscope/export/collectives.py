@@ -11,7 +11,9 @@ from msgspec import Struct, field
 from stepscope.engine import collective_names as words
 from stepscope.export.entry import DECODING_ERRORS, Entry
 
-MAX_CALLS = 200_000  # of a source: as many tell a clock as well as more
+MAX_CALLS = 50_000  # of a source: 3 MB; more tell a clock no better
+MAX_NAMES = 20_000  # of slices; real traces have some thousand
+MAX_GROUPS = 4_000
 _KERNEL = frozenset(("kernel", "Kernel"))
 _ON_HOST = frozenset(("user_annotation", "cpu_op"))
 NO_GROUP = ""
@@ -47,19 +49,21 @@ class Collectives(Struct):
     correlation: array[int] = field(default_factory=lambda: array("q"))
     on_device: array[int] = field(default_factory=lambda: array("b"))
     names: dict[str, int] = field(default_factory=dict)
-    kernels: dict[str, str | None] = field(default_factory=dict)  # name -> kind, None of other kernels
+    kinds: dict[tuple[str, bool], str | None] = field(default_factory=dict)  # of slices by name; None of no collective
 
     def look(self, entry: Entry, start: int, end: int) -> None:
         """Keep a slice that is a collective."""
         category = entry.cat
-        on_device = category in _KERNEL
-        if (not on_device and category not in _ON_HOST) or len(self.start) >= MAX_CALLS:
+        if not isinstance(category, str) or len(self.start) >= MAX_CALLS:
             return
-        name = entry.name
-        if name not in self.kernels and len(self.kernels) < MAX_CALLS:
-            is_one = words.is_collective_kernel(name) if on_device else words.runs_on_host(name)
-            self.kernels[name] = words.kind_of(name) or words.UNKNOWN if is_one else None
-        kind = self.kernels.get(name)
+        on_device = category in _KERNEL
+        if not on_device and category not in _ON_HOST:
+            return
+        name = entry.name, on_device
+        if name not in self.kinds and len(self.kinds) < MAX_NAMES:
+            is_one = words.is_collective_kernel(entry.name) if on_device else words.runs_on_host(entry.name)
+            self.kinds[name] = words.kind_of(entry.name) or words.UNKNOWN if is_one else None
+        kind = self.kinds.get(name)
         if kind is None:
             return
         try:
@@ -71,7 +75,7 @@ class Collectives(Struct):
         if kind == words.UNKNOWN or kind in words.POINT_TO_POINT:
             return
         group = NO_GROUP
-        if any(value is not None for value in (told.group, told.description, told.ranks)):
+        if len(self.names) < MAX_GROUPS and any(one is not None for one in (told.group, told.description, told.ranks)):
             # ranks and description tell a group apart on all its members; where ranks are cut short, all that there is
             whole = isinstance(told.ranks, list) or (isinstance(told.ranks, str) and told.ranks.endswith("]"))
             rest = () if whole else (told.group, told.size, told.first, told.stride)

@@ -69,8 +69,11 @@ def clocks(reduced: Reduced) -> RunClocks:
 
 def _calls(reduced: Reduced) -> pl.DataFrame:
     """Members of collectives with `host` and the number of their `call`, of groups whose members are known."""
-    pairs, unknown = [], []
+    pairs, unknown, inside = [], [], []
+    host_of = reduced.host_of
     for group in {group.id: group for host in reduced.hosts for group in host.groups}.values():
+        if len({host_of.get(rank) for rank in group.ranks}) == 1 and len(reduced.hosts) > 1:
+            inside.append(group.id)  # most calls are such, and tell nothing of one host's clock beside another's
         if len(set(group.ranks)) == 2:
             pairs.append(group.id)
         elif not group.ranks:
@@ -83,6 +86,7 @@ def _calls(reduced: Reduced) -> pl.DataFrame:
             & (pl.col("kind") != UNKNOWN)
             # in larger groups a message's number is its rank's own, and says nothing of the other side
             & (~message | pl.col("group").is_in(pairs))
+            & ~pl.col("group").is_in(inside)
         )
         .select("host", "rank", "step", "group", "kind", "sequence", "bytes", "start_ns", "end_ns", "basis")
         .with_columns(pl.col("host", "group", "kind").cast(pl.Categorical))
@@ -127,7 +131,15 @@ def _table(reduced: Reduced, found: Clocks, windows: dict[int, tuple[int, int]])
             pieces = of.get((window, host), [])
             if not pieces:
                 rows.append(
-                    HostClock(name, window, None, None, None, 0, "no collective of it was recorded in this window")
+                    HostClock(
+                        name,
+                        window,
+                        None,
+                        None,
+                        None,
+                        0,
+                        "no collective with other hosts was recorded on it in this window",
+                    )
                 )
                 continue
             middle = middles.get((window, host), (pieces[0].start_ns + pieces[-1].end_ns) // 2)
