@@ -85,7 +85,9 @@ class Judged:
         return same.get(kind, True)
 
     def explained(self) -> bool:
-        return self.first is not None and self.first.cause in self.planted["causes"]
+        if self.first is None:
+            return "none" in self.planted["kinds"]
+        return self.first.cause in self.planted["causes"]
 
     def wrong(self) -> bool:
         if not self.truth["plants"]:
