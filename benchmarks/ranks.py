@@ -392,7 +392,7 @@ def clocks(args: argparse.Namespace) -> str:
         )
     lines += [
         "",
-        f"Clocks set by 5 ms, told in every window: {_share(ok for each in everything for ok in found_steps(each))}.",
+        f"Clocks that were set by 5 ms: found to within a window {_share(ok for each in everything for ok in found_steps(each))}.",
     ]
     return "\n".join(lines)
 
