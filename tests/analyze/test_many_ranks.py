@@ -394,7 +394,7 @@ def test_damaged_values_change_no_verdict() -> None:
     assert first(found).cost_ms == pytest.approx(first(usual).cost_ms)
 
 
-ALIBABA = TRACES / "ranks" / "straggler_analysis"
+JOBS = TRACES / "ranks" / "straggler_analysis"
 UNCACHED = ReadOptions(cache=False, keep=False)
 
 
@@ -406,7 +406,7 @@ UNCACHED = ReadOptions(cache=False, keep=False)
 def test_published_answers_to_real_jobs(
     name: str, kind: str, ranks: tuple[int, ...], stage: int | None, slowdown: float
 ) -> None:
-    run = open_run(ALIBABA / f"trace-{name}.parquet", options=UNCACHED)
+    run = open_run(JOBS / f"trace-{name}.parquet", options=UNCACHED)
     found = run.many_ranks
     assert found is not None
     late = first(found)
@@ -417,6 +417,7 @@ def test_published_answers_to_real_jobs(
         assert found.missing is not None
         assert len(found.missing) == 48
         assert all(abs(one.offset_us) < 2000 for one in found.clocks if one.offset_us is not None)
+        assert any("rank 0 ends" in one.reason and "not its clock" in one.reason for one in found.clocks)
     assert any(finding.rule == "communication.late_ranks" for finding in run.diagnosis.findings)
 
 

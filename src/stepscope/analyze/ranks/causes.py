@@ -12,6 +12,7 @@ from stepscope.model.findings import Evidence, Place
 from stepscope.tables.arrays import Int64
 from stepscope.tables.reduced import Reduced
 
+_LAYERS, _BACKWARD, _OPTIMIZER = "torch/nn/", "torch/autograd/", "torch/optim/"
 _LOADER = r"torch/utils/data/"  # in which file a rank stands while its loader works or waits for workers
 STEPS_SOURCE = "steps of reduced tables"
 
@@ -29,6 +30,7 @@ class Line(Struct, frozen=True):
     place: Place | None
     source: str  # by what it is known, or why it is not
     waits: bool = False
+    in_layers: bool = False  # inside PyTorch's own layers, backward pass or optimizer, which every rank has
 
 
 class Recorded:
@@ -70,9 +72,15 @@ class Recorded:
         )
         if phase is not None:
             shares = shares.filter(pl.col("phase") == phase)
-        by_rank = shares.group_by("rank", *key).agg(share=(pl.col("samples") / pl.col("all")).sum())
+        by_rank = shares.group_by("rank", *key).agg(
+            share=(pl.col("samples") / pl.col("all")).sum(), leaf=pl.col("leaf").sort_by("samples").last()
+        )
         # the middle of those without the line is 0: sums over the count of ranks, not over those that have it
-        late = by_rank.filter(pl.col("rank").is_in(mine)).group_by(key).agg(mine=pl.col("share").sum() / len(mine))
+        late = (
+            by_rank.filter(pl.col("rank").is_in(mine))
+            .group_by(key)
+            .agg(mine=pl.col("share").sum() / len(mine), leaf=pl.col("leaf").sort_by("share").last())
+        )
         usual = (
             by_rank.filter(pl.col("rank").is_in(others)).group_by(key).agg(usual=pl.col("share").sum() / len(others))
         )
@@ -89,7 +97,8 @@ class Recorded:
             return Line(None, "sampled stacks show no line on which it spends more than its peers")
         place = Place(top["file"][0], top["line"][0], top["function"][0], share=more)
         source = f"sampled stacks of these ranks against {len(others)} of their peers"
-        return Line(place, source, bool(top["waiting"][0]))
+        leaf = str(top["leaf"][0] or "")
+        return Line(place, source, bool(top["waiting"][0]), _LAYERS in leaf or _BACKWARD in leaf or _OPTIMIZER in leaf)
 
     def _some_peers(self, part: Int64, most: int = 16) -> Int64:
         alike = np.flatnonzero(np.isin(self._layout.peers, self._layout.peers[part]))
@@ -186,7 +195,7 @@ def cause_of(part: Int64, parts: Parts, recorded: Recorded, layout: Layout, step
     if device >= need:
         return _of_device(part, recorded, evidence)
     if sum(host.values()) >= need:
-        return _of_host(part, host, recorded, layout, step_ms, evidence)
+        return _of_host(part, host, parts.total, recorded, layout, step_ms, evidence)
     return Cause("unknown", "nothing that was recorded explains it", None, evidence)
 
 
@@ -207,6 +216,7 @@ def _of_device(part: Int64, recorded: Recorded, evidence: tuple[Evidence, ...]) 
 def _of_host(
     part: Int64,
     host: dict[str, float],
+    total_ms: float,
     recorded: Recorded,
     layout: Layout,
     step_ms: float,
@@ -221,11 +231,12 @@ def _of_host(
             None,
             evidence + cores,
         )
-    if host[phase] < at.PART_OF_EXCESS * sum(host.values()):
+    if host[phase] < at.PART_OF_EXCESS * total_ms:
         return Cause("unknown", "several phases take longer on the host, none of them most of it", None, evidence)
     line = recorded.line(part, None if phase == "passes" else phase, step_ms, host[phase])
-    if line.place is None:
-        return Cause("unknown", f"{phase} takes longer on the host; {line.source}", None, evidence)
+    if line.place is None or line.in_layers:
+        where = " inside PyTorch's own layers" if line.in_layers else ""
+        return Cause("unknown", f"{phase} takes longer on the host{where}; {line.source}", line.place, evidence)
     return Cause("python", f"{phase} in every step; {line.source}", line.place, evidence)
 
 

@@ -7,6 +7,7 @@ the one behind, and all workers for each other once a step, when gradients are e
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 
 import numpy as np
@@ -230,6 +231,7 @@ def pipelines(reduced: Reduced, layout: Layout, steps: Steps, rows: pl.DataFrame
         tail[seen] = np.fmax(tail[seen], last[seen])
     work -= before[:, :, :longest]
     shape = len(numbers), replicas, stages
+    work = _by_batch(work.reshape(*shape, -1), passes)
     filled = [_filled(values.reshape(*shape, -1)) for values in (work, before, tail)]
     for stage, mine in enumerate(passes):
         filled[0][:, :, stage, len(mine) :] = 0.0
@@ -250,10 +252,28 @@ def _with_phases(before: Floats, steps: Steps, numbers: Int64, replica: Int64, l
         before[cells] = np.maximum(before[cells], np.nan_to_num(steps.own[rows, rank]))
 
 
+def _by_batch(work: Floats, passes: tuple[tuple[Pass, ...], ...]) -> Floats:
+    """Workers of which nothing was recorded have the passes of their stage, as long as the same batch is elsewhere."""
+    found: Floats = work.copy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a slice of nothing stays NaN
+        usual = np.nanmedian(work, axis=(0, 1))
+        ratio = work / usual
+        for stage, own in enumerate(passes):
+            gaps = ~np.isfinite(work[:, :, stage])
+            if not gaps.any():
+                continue
+            for number, one in enumerate(own):
+                same = [(at, row) for at, other in enumerate(passes) for row, its in enumerate(other)
+                        if (its.backward, its.microbatch) == (one.backward, one.microbatch)]  # fmt: skip
+                batch = np.nanmedian(np.stack([ratio[:, :, at, row] for at, row in same]), axis=0)
+                known = np.isfinite(work[:, :, stage, number])
+                found[:, :, stage, number] = np.where(known, work[:, :, stage, number], batch * usual[stage, number])
+    return found
+
+
 def _filled(values: Floats) -> Floats:
     """Without gaps: the middle one of the other replicas in the same step, else of all steps."""
-    import warnings
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a slice of nothing stays NaN
         for axis in (1, (0, 1)):

@@ -94,7 +94,7 @@ def _of_spikes(case: Case, one: Rotating) -> Straggler | None:
         if cause == "data":
             cause, place, source = of_data(line, case.steps.loader_alone(part))
         else:
-            cause, place = "unknown" if line.place is None else "python", line.place
+            cause, place = "unknown" if line.place is None or line.in_layers else "python", line.place
             source = f"{source}; {line.source}"
     return Straggler(
         kind="rotating",
@@ -125,7 +125,8 @@ def rotating_work(case: Case, late: Int64) -> list[Straggler]:
         return []
     lost = float((cost.latest(excess) - np.nanmean(excess, axis=1)).mean())
     last = np.bincount(np.nan_to_num(excess, nan=-np.inf).argmax(axis=1), minlength=excess.shape[1])
-    if lost < at.ROTATING_WORK * case.step_ms or last.max() > at.ROTATING_ONE * last.sum():
+    # a rank that is last far more often than by chance is so itself, if only in a part of the windows
+    if lost < at.ROTATING_WORK * case.step_ms or last.max() > max(3 / len(last), at.ROTATING_MOST) * last.sum():
         return []
     order = ranks[np.argsort(-last, kind="stable")[: min(at.MAX_STRAGGLERS, int((last > 0).sum()))]]
     return [

@@ -30,6 +30,7 @@ SPIKE_SIGMAS = 8.0
 ROTATING_STEPS = 0.1  # part of the steps in which some rank must spike
 ROTATING_RANKS = 3  # different ones, none with more than ...
 ROTATING_WORK = 0.06  # of the step, that is lost to work of unknown kind: noise of a thousand ranks alone makes 3
+ROTATING_MOST = 0.2  # of the steps in which one rank may be last for it
 ROTATING_ONE = 0.5  # ... of the spikes: else it is that rank's own
 TOKENS_SPREAD = 0.03  # mean over steps of largest over mean tokens, less 1: less does not lengthen a step notably
 TOKENS_FIT = 0.5  # part of the variance of the work between ranks that tokens must explain
