@@ -29,6 +29,7 @@ _STEPS = 8_192  # opcodes between two looks at the budget
 _CONTAINER_BYTES = 96
 _ITEM_BYTES = 16
 _UNSET: Any = object()
+_TEXTS = {str}
 _KEYS = frozenset({str, int, float, bool, bytes, type(None)})
 _SHORT_RUN = re.compile(rb"(?:h.){1,4096}", re.DOTALL)
 _LONG_RUN = re.compile(rb"(?:j....){1,4096}", re.DOTALL)
@@ -53,11 +54,12 @@ class _Source(io.BytesIO):
 
 
 class PickleLimits(Struct, frozen=True):
-    """Bounds for one pickle. `memory_bytes` is an estimate of what is built, texts left out."""
+    """Bounds for one pickle. `memory_bytes` is an estimate of what is built, texts left out. `wanted`: what to give."""
 
     file_bytes: int = 2**30
     memory_bytes: int = 6 * 2**30
     nesting: int = 1_000
+    wanted: str = "one that torch.cuda.memory._dump_snapshot wrote"
 
 
 BOUNDS = PickleLimits()
@@ -67,15 +69,21 @@ class RefusedPickleError(UnreadableInputError):
     """The pickle is damaged, too large, or wants to do more than hold plain data."""
 
 
+class _Refusal(Exception):
+    """What is wrong with it."""
+
+
 def loads(data: bytes, limits: PickleLimits = BOUNDS) -> Any:
     """The value that the pickle `data` (protocol 0 to 5) holds; bytes after its end are ignored.
 
     Raises RefusedPickleError, and nothing else, for whatever is no pickle of plain data within `limits`.
     """
-    if len(data) > limits.file_bytes:
-        _refuse(f"it holds {len(data)} bytes, more than {limits.file_bytes}")
     try:
+        if len(data) > limits.file_bytes:
+            _refuse(f"it holds {len(data)} bytes, more than {limits.file_bytes}")
         return _Machine(data, limits).run()
+    except _Refusal as refusal:
+        raise RefusedPickleError(f"the pickle was refused: {refusal}; give {limits.wanted}") from None
     except (IndexError, struct.error):
         raise RefusedPickleError("the pickle ends too early or is damaged; record it again") from None
     except (ValueError, TypeError, KeyError, OverflowError, MemoryError):
@@ -83,7 +91,7 @@ def loads(data: bytes, limits: PickleLimits = BOUNDS) -> Any:
 
 
 def _refuse(what: str) -> NoReturn:
-    raise RefusedPickleError(f"the pickle was refused: {what}; give one that torch.cuda.memory._dump_snapshot wrote")
+    raise _Refusal(what)
 
 
 class _Machine:
@@ -114,12 +122,31 @@ class _Machine:
 
     def _some(self) -> bool:
         """Take some steps; True when the end was reached. What a snapshot is made of is done right here, for speed."""
-        data, stack, memo = self.data, self.stack, self.memo
-        position = self.position
+        data, stack, memo, marked = self.data, self.stack, self.memo, self.marked
+        position, gaps, deepest = self.position, self.gaps, self.limits.nesting
+        short_run, containers = _SHORT_RUN.match, 0
         for _ in repeat(None, _STEPS):
             op = data[position]
             position += 1
-            if op == 0x94:  # MEMOIZE
+            if op == 0x68 and not gaps:  # BINGET, mostly a key, and what is behind it a value
+                following = data[position + 1]
+                if following == 0x4B:  # BININT1
+                    stack += memo[data[position]], data[position + 2]
+                    position += 3
+                elif following == 0x4D:  # BININT2
+                    stack += memo[data[position]], data[position + 2] | data[position + 3] << 8
+                    position += 4
+                elif following == 0x68:
+                    run = short_run(data, position - 1)
+                    if run is None:
+                        raise IndexError
+                    end = run.end()
+                    stack += [memo[number] for number in data[position:end:2]]
+                    position = end
+                else:
+                    stack.append(memo[data[position]])
+                    position += 1
+            elif op == 0x94:  # MEMOIZE
                 memo.append(stack[-1])
             elif op == 0x68 or op == 0x6A:  # BINGET, LONG_BINGET
                 numbers, position = self._numbers(op, position)
@@ -127,17 +154,46 @@ class _Machine:
             elif op == 0x4B:  # BININT1
                 stack.append(data[position])
                 position += 1
+            elif op == 0x72:  # LONG_BINPUT
+                number = _uint32(data, position)[0]
+                position += 4
+                if number == len(memo):
+                    memo.append(stack[-1])
+                else:
+                    self.put(number)
+                    gaps = self.gaps
+            elif op == 0x4D:  # BININT2
+                stack.append(data[position] | data[position + 1] << 8)
+                position += 2
+            elif op == 0x5D:  # EMPTY_LIST
+                stack.append([])
+                containers += 1
+            elif op == 0x28 and len(marked) < deepest:  # MARK
+                marked.append(stack)
+                self.stack = stack = []
+            elif op == 0x61 and len(stack) > 1 and type(stack[-2]) is list:  # APPEND
+                item = stack.pop()
+                stack[-1].append(item)
+                containers += 1  # an item, counted as dearer than it is
+            elif op == 0x65 and marked and marked[-1] and type(marked[-1][-1]) is list:  # APPENDS
+                items, self.stack = stack, marked.pop()
+                stack = self.stack
+                stack[-1].extend(items)
+                self.items += len(items)
+            elif op == 0x4E:  # NONE
+                stack.append(None)
             elif op == 0x8A:  # LONG1
                 end = position + 1 + data[position]
                 stack.append(int.from_bytes(data[position + 1 : end], "little", signed=True))
                 position = end  # beyond the end of the data the next step fails
             elif op == 0x7D:  # EMPTY_DICT
                 stack.append({})
-                self.containers += 1
+                containers += 1
             elif op == 0x4A:  # BININT
                 stack.append(_int32(data, position)[0])
                 position += 4
             elif op == 0x2E:  # STOP
+                self.containers += containers
                 return True
             else:
                 self.position = position
@@ -145,8 +201,9 @@ class _Machine:
                 if action is None:
                     _refuse(_REFUSED.get(op, f"{op:#04x} is no opcode of a pickle"))
                 action(self, None if _ARGUMENTS[op] is None else self._argument(op))
-                stack, position = self.stack, self.position
+                stack, position, gaps = self.stack, self.position, self.gaps
         self.position = position
+        self.containers += containers
         return False
 
     def _numbers(self, op: int, position: int) -> tuple[bytes | list[int], int]:
@@ -213,7 +270,7 @@ class _Machine:
         kinds = set(map(type, keys))
         if not kinds <= _KEYS:
             _refuse("a dict has a key that is no scalar")
-        if int in kinds and any(type(key) is int and not -(2**63) <= key < 2**64 for key in keys):
+        if kinds != _TEXTS and any(type(key) is int and not -(2**63) <= key < 2**64 for key in keys):
             _refuse("a dict has a key over 64 bits")
         target.update(zip(keys, items[1::2], strict=True))
         self.items += len(items)
