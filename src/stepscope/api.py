@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from stepscope.analyze.views.trace_diff import DiffSide
     from stepscope.engine.step_labels import LabelledSteps
     from stepscope.model.memory import MemoryRecording
-    from stepscope.model.ranks import RanksVerdict
+    from stepscope.model.ranks import RankMap, RanksRead, RanksVerdict
     from stepscope.model.sampled import FlameGraph, Hotspots
     from stepscope.model.views import Diff
     from stepscope.read.raw import RawRun
@@ -46,13 +46,13 @@ READABLE = (
     "a run folder that `stepscope run` or `stepscope.profile` wrote, traces of torch.profiler, files of sampled "
     "stacks, event files of TensorBoard, reports or logs of torch_xla, or a folder of them"
 )
-REDUCED_FILES = f"{REDUCED}/host-*/{REDUCED_INDEX}"
+# of a run, of its folder `reduced`, and of one host of it: the last two may be copied away alone
+REDUCED_FILES = (f"{REDUCED}/host-*/{REDUCED_INDEX}", f"host-*/{REDUCED_INDEX}", REDUCED_INDEX)
 OWN_FILES = ("manifest.json", "rank.json", "steps.jsonl", "events.jsonl", "agents.jsonl", "system.jsonl")
 TRACES = (".json", ".json.gz")
+OPERATOR_TRACE = ".parquet"  # of a trace of operators, tables/operator_trace.py
 EVENT_FILE = ".tfevents."  # in the name of each that TensorBoard takes
 MAX_SUGGESTED = 3  # run folders named when a folder of runs was given
-MOST_IN_FULL = 16  # ranks: of more, where a run was reduced, suspects and a peer or two are read, and no others
-READ_OF_HEALTHY = 4  # ranks, where none is a suspect
 MAX_LOOKED_AT = 1_000  # files of a folder that may be a rank's of ours, or of a log folder
 MAX_SOURCE_FILES = 20_000  # looked at below all source roots together
 
@@ -65,6 +65,7 @@ class ReadOptions(Struct, frozen=True):
     Attributes:
         tables: folder to keep tables in, by content, so that a second reading is quick; the user's cache by default.
         cache: False keeps no tables.
+        ranks: ranks to look at in a run of many that was reduced, beside those that the verdict points at.
         steps: first and last step to read, both included; all of them by default.
         source_roots: folders of the user's code.
         maps: (old, new) beginnings of paths, for traces recorded on another machine.
@@ -79,6 +80,7 @@ class ReadOptions(Struct, frozen=True):
 
     tables: Path | None = None
     cache: bool = True
+    ranks: tuple[int, ...] = ()
     steps: tuple[int, int] | None = None
     source_roots: tuple[Path, ...] = ()
     maps: tuple[tuple[str, str], ...] = ()
@@ -138,9 +140,10 @@ class Run:
         """What lies in the paths, read as far as must be known before tables are made."""
         from stepscope.read import read_run, read_third_party
         from stepscope.read.raw import Losses, RawRun
+        from stepscope.tables import in_full
 
-        if self.recorded and self.reduced is not None:
-            return self._suspects(self.reduced)
+        if self.reduced is not None:
+            return in_full.read(self.folder, self.reduced, self._chosen)
         if self.recorded:
             return read_run(self.folder)
         recordings, others = self._inputs
@@ -149,14 +152,31 @@ class Run:
         return read_third_party(others)
 
     @cached_property
-    def reduced(self) -> Reduced | None:
-        """The reduced tables by which ranks are judged: where there are too many to read, or no others are left."""
-        if not self.recorded or next(self.folder.glob(REDUCED_FILES), None) is None:
-            return None
-        from stepscope.tables.reduced import load
+    def _loaded(self) -> tuple[Reduced | None, str]:
+        """All reduced tables of the run, and why there are none where they are damaged and not needed."""
+        from stepscope.read.run_folder import ranks_in
+        from stepscope.tables import reduced
 
-        found = load(self.folder / REDUCED)
-        return found if len(found.ranks) > MOST_IN_FULL or next(self.folder.glob("rank-*"), None) is None else None
+        if not self.recorded:
+            return _operator_trace(self.paths), ""
+        alone = (self.folder / REDUCED_INDEX).is_file()
+        folder = self.folder if alone else reduced.reduced_folder(self.folder)
+        if folder is None:
+            return None, ""
+        try:
+            return reduced.load(folder), ""
+        except UnreadableInputError as error:
+            if ranks_in(self.folder):
+                return None, f"{error}; all ranks that lie here were read instead"
+            raise
+
+    @cached_property
+    def reduced(self) -> Reduced | None:
+        """The reduced tables by which ranks are judged: where there are too many to read, or some lie elsewhere."""
+        from stepscope.tables import in_full
+
+        found = self._loaded[0]
+        return None if found is None or in_full.all_are_read(self.folder, found) else found
 
     @cached_property
     def many_ranks(self) -> RanksVerdict | None:
@@ -165,17 +185,28 @@ class Run:
 
         return None if self.reduced is None else judge(self.reduced)
 
-    def _suspects(self, reduced: Reduced) -> RawRun:
-        """Those whom the verdict names, with a peer or two, and of a healthy run a few evenly spread."""
-        from stepscope.read import Chosen, read_run
-        from stepscope.tables.reduced import as_raw
+    @property
+    def _chosen(self) -> tuple[int, ...]:
+        """Of a run that is judged by reduced tables, the ranks that are looked at."""
+        from stepscope.tables import in_full
 
-        ranks = reduced.ranks
-        named = self.many_ranks.suspects if self.many_ranks is not None else ()
-        chosen = frozenset(named or ranks[:: max(1, len(ranks) // READ_OF_HEALTHY)][:READ_OF_HEALTHY])
-        if next(self.folder.glob("rank-*"), None) is None:
-            return as_raw(reduced, chosen)
-        return read_run(self.folder, Chosen(chosen, frozenset(reduced.host_of[rank] for rank in chosen)))
+        assert self.reduced is not None and self.many_ranks is not None  # noqa: PT018
+        return in_full.chosen(self.reduced, self.many_ranks.suspects, self.options.ranks)
+
+    @cached_property
+    def ranks_read(self) -> RanksRead | None:
+        """What all that is said beside the verdict on many ranks stands on; None where all are read in full."""
+        from stepscope.tables import in_full
+
+        return None if self.reduced is None else in_full.stands_on(self.folder, self.reduced, self._chosen)
+
+    def rank_maps(self, columns: int) -> tuple[RankMap, ...]:
+        """How much longer each rank works than its peers, in so many parts of the run."""
+        from stepscope.analyze.ranks import maps
+
+        if self.reduced is not None:
+            return maps.rank_maps(self.reduced, columns)
+        return maps.map_of_steps(self._context, self.analysis.ranks, columns)
 
     @cached_property
     def _inputs(self) -> tuple[tuple[MemoryRecording, ...], tuple[Path, ...]]:
@@ -212,8 +243,11 @@ class Run:
     def analysis(self) -> Analysis:
         """All facts of the run, its views included."""
         from stepscope.analyze import Facts
+        from stepscope.analyze.ranks import rank_notes
 
-        return Facts(self._context, self.recordings, self.options.prices, many_ranks=self.many_ranks)
+        notes = rank_notes(self.ranks_read, self._loaded[1])
+        known = {"many_ranks": self.many_ranks, "ranks_read": self.ranks_read}
+        return Facts(self._context, self.recordings, self.options.prices, notes, **known)
 
     @property
     def labelled(self) -> LabelledSteps:
@@ -327,6 +361,7 @@ def open_run(*paths: str | os.PathLike[str], options: ReadOptions = DEFAULTS) ->
         if not path.exists():
             raise UnreadableInputError(f"{path}: no such file or folder; name {READABLE}")
     try:
+        found = [_run_of(path) for path in found]
         recorded = [path for path in found if path.is_dir() and is_run_folder(path)]
         runs = [] if recorded else _runs_in(found)
     except OSError as error:
@@ -345,7 +380,7 @@ def is_run_folder(folder: Path) -> bool:
     """True when `folder` holds a part that a recorder of ours writes; folders of ranks with traces alone do not."""
     if not folder.is_dir():
         return False
-    if next(folder.glob(REDUCED_FILES), None) is not None:
+    if any(next(folder.glob(files), None) is not None for files in REDUCED_FILES):
         return True
     parts = [part for part in folder.iterdir() if RUN_PART.fullmatch(part.name) and part.is_dir()]
     if not parts:
@@ -355,6 +390,13 @@ def is_run_folder(folder: Path) -> bool:
         return True
     below = (file for part in parts for file in islice(part.rglob("*"), MAX_LOOKED_AT))
     return not any(file.name.endswith(TRACES) or EVENT_FILE in file.name for file in below)
+
+
+def _run_of(path: Path) -> Path:
+    """The run that a folder `reduced` is a part of; the path itself where it is none, or was copied away alone."""
+    beside = path.absolute().parent
+    inside = path.absolute().name == REDUCED and any(RUN_PART.fullmatch(child.name) for child in beside.iterdir())
+    return beside if inside else path
 
 
 def _runs_in(paths: list[Path]) -> list[Path]:
@@ -368,6 +410,15 @@ def run_folders(*places: Path) -> list[Path]:
     """The run folders directly in these folders, which may not be there."""
     children = (child for place in places if place.is_dir() for child in place.iterdir())
     return sorted(child for child in children if child.is_dir() and is_run_folder(child))
+
+
+def _operator_trace(paths: tuple[Path, ...]) -> Reduced | None:
+    """A trace of operators as reduced tables, where the one path is such a file."""
+    if len(paths) != 1 or paths[0].suffix != OPERATOR_TRACE:
+        return None
+    from stepscope.tables.operator_trace import is_operator_trace, read_operator_trace
+
+    return read_operator_trace(paths[0]) if is_operator_trace(paths[0]) else None
 
 
 def _code(options: ReadOptions, run: Path | None) -> CodeOptions:

@@ -18,6 +18,14 @@ REDUCED_SCHEMA = "stepscope.reduced/1"
 # RUN/reduced/host-H/reduced.json, beside a host's reduced tables.
 REDUCED, REDUCED_INDEX = "reduced", "reduced.json"
 
+# RUN/sacct.txt: what `sacct -P` printed of the job, with these fields; others beside them are read past.
+ACCOUNTING = "sacct.txt"
+ACCOUNTING_FIELDS = (
+    *("JobIDRaw", "Cluster", "State", "ExitCode", "DerivedExitCode", "MaxRSS", "MaxRSSNode", "NNodes", "NodeList"),
+    *("Start", "End", "ElapsedRaw"),
+)
+MAX_ACCOUNTING_BYTES = 8 * 2**20
+
 # Of a step in which no loader was asked nothing is known to wait for data: what lies before its first forward pass is
 # "before_forward" then. The journal has it in its column of the data wait, with no fetches (`read.run_folder`).
 PHASES = ("data_wait", "before_forward", "forward", "backward", "optimizer", "other")

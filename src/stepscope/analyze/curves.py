@@ -248,7 +248,7 @@ def performance(steps: pl.LazyFrame, metrics: pl.DataFrame) -> pl.DataFrame:
     kind = pl.col("kind").fill_null("train")
     below = pl.when(kind == "train").then(pl.lit("")).otherwise(pl.concat_str([kind, pl.lit("/")]))
     return (
-        _with_tokens(steps.filter(pl.col("start_ns").is_not_null()), metrics)
+        with_tokens(steps.filter(pl.col("start_ns").is_not_null()), metrics)
         .select("rank", "process", "step", pl.col("start_ns").alias("time_ns"), below.alias("below"), **made)
         .collect()
         .unpivot(list(made), index=["rank", "process", "step", "time_ns", "below"], variable_name="name")
@@ -264,7 +264,7 @@ def performance(steps: pl.LazyFrame, metrics: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _with_tokens(steps: pl.LazyFrame, metrics: pl.DataFrame) -> pl.LazyFrame:
+def with_tokens(steps: pl.LazyFrame, metrics: pl.DataFrame) -> pl.LazyFrame:
     """With the tokens of each step: those of its batch, and of several batches where all had as many."""
     if metrics.is_empty():
         return steps.with_columns(tokens=pl.lit(None, pl.Float64))

@@ -6,7 +6,7 @@ modules. Facts that stand on the same costly preparation are made together, so t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any, TypeVar, cast
 
@@ -50,22 +50,24 @@ def _made(make: Callable[[Facts], _Made]) -> _Made:
 class Facts(Analysis):
     """All facts of the run that `context` is of; `recordings` of memory were made beside it.
 
-    `known` facts are taken as they are.
+    `notes` stand before all others on quality. `known` facts are taken as they are.
     """
 
     _context: Context
     _recordings: Sequence[MemoryRecording]
     _prices: Prices
+    _notes: tuple[model.Note, ...]
 
     def __init__(
         self,
         context: Context | None = None,
         recordings: Sequence[MemoryRecording] = (),
         prices: Prices = NO_PRICES,
+        notes: Iterable[model.Note] = (),
         **known: Any,
     ) -> None:
         # what it inherits from is frozen
-        self.__dict__.update(known, _context=context, _recordings=recordings, _prices=prices)
+        self.__dict__.update(known, _context=context, _recordings=recordings, _prices=prices, _notes=tuple(notes))
 
     # ------------------------------------------------------------------------------------------ the run, its steps
 
@@ -80,7 +82,9 @@ class Facts(Analysis):
     @cached_property
     def quality(self) -> model.Quality:
         quality = self._context.tables.quality
-        return msgspec.structs.replace(quality, notes=(*quality.notes, *sites.framework_notes(self._framework)))
+        return msgspec.structs.replace(
+            quality, notes=(*self._notes, *quality.notes, *sites.framework_notes(self._framework))
+        )
 
     steps = _made(lambda facts: step_times.step_facts(facts._context.labelled))
     _train: model.StepFacts | None = _made(

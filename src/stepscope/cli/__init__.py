@@ -118,6 +118,14 @@ COMMANDS: dict[str, Command] = {
             "stepscope export RUN --to wandb",
         ),
     ),
+    "reduce": Command(
+        "Reduce a run near its data to small tables, from which many ranks are judged.",
+        (
+            "srun --ntasks-per-node=1 stepscope reduce RUN   # each node what it recorded",
+            "stepscope reduce RUN --host node7 --force",
+            "stepscope reduce RUN --engine dask --scheduler slurm --jobs 16",
+        ),
+    ),
     "slurm": Command(
         "Write a copy of a batch script with recording switched on.",
         ("stepscope slurm train.sbatch", "stepscope slurm train.sbatch -o recorded.sbatch"),

@@ -186,6 +186,7 @@ def _report(
     """Show and write the report, where it is ours to make and there is time for it: then the run is returned."""
     from stepscope import api
     from stepscope.dashboard import single, terminal
+    from stepscope.record.host import accounting
     from stepscope.record.host.folder import Part
     from stepscope.record.host.signals import interrupted_on_termination
 
@@ -200,6 +201,7 @@ def _report(
             say(f"recorded into {outcome.run}; when all its tasks have ended: stepscope analyze {outcome.run}")
         return None
     with interrupted_on_termination():
+        accounting.keep(outcome.run)
         run = api.open_run(outcome.run, options=api.ReadOptions(**reading))
         with contextlib.nullcontext() if quiet else outputs.progress("making the report"):
             report, render = run.report(source=source), single.renderer(run, source=source)

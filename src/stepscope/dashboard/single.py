@@ -15,6 +15,7 @@ import re
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 from msgspec.structs import replace
 
@@ -125,7 +126,12 @@ def _documents(context: PageContext, report: Report) -> dict[str, dict[str, Any]
         command=command_line(report.run) or None,
         started_ns=report.run.get("started_ns"),
     )
-    return {**head, **{f"runs/{ONLY}/pages/{key}": document for key, document in made.items()}}
+    chosen = {
+        f"{key}?{urlencode(given)}": pages.document(key, shown)
+        for key in PAGES
+        for given, shown in PAGES[key].choices(context)
+    }
+    return {**head, **{f"runs/{ONLY}/pages/{key}": document for key, document in {**made, **chosen}.items()}}
 
 
 def _page_document(context: PageContext, key: str) -> dict[str, Any]:
@@ -148,7 +154,7 @@ def _page_document(context: PageContext, key: str) -> dict[str, Any]:
 
 def _sections(found: Documents) -> list[static_page.Section]:
     """The pages in their order; an experiment comes first, for that is what its report is made for."""
-    head, *shown = found.values()
+    head, *shown = (document for path, document in found.items() if "?" not in path)
     tried = any(page["key"] == TRIED and not page["empty"] for page in head["pages"])
     opened = (FIRST, TRIED) if tried else (FIRST,)
     shown.sort(key=lambda page: not tried or page["page"] != TRIED)

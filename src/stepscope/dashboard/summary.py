@@ -55,9 +55,8 @@ def headline(screen: Screen) -> Iterator[Block]:
     """What was read, the steps, knobs, and what a reader has to know before the first figure."""
     report, steps = screen.report, screen.report.steps
     yield from (blocks.text(text, "note") for text in sentences.quality(report))
-    many = sentences.many_ranks(report)
-    if many:
-        yield blocks.text(one_line(many, 600), "head")
+    for number, text in enumerate(sentences.many_ranks(report)):
+        yield blocks.text(one_line(text, 600), "note" if number else "head")
     name = plain(report.run.get("name") or "run", 60)
     if steps is None:
         yield blocks.text(f"{name}: {sentences.without_steps(report)}", "head")

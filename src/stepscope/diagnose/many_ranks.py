@@ -14,12 +14,13 @@ class MANY_RANKS(Thresholds):
     persistent: float = 0.8  # of the steps: TraceML names a cause from as much coverage on
     steps_for_high: int = 20  # as TraceML asks for to call a difference critical
     floor: float = 0.04  # of the step: below it Holmes loses the signal (slower by 1.04)
+    floor_persistent: float = 0.01  # of one that is late in nearly every step, as the verdict names it
     named: int = 4  # ranks in a title
 
 
 REDUCED = Need("reduced tables of many ranks", lambda a: a.many_ranks, quiet=True)
 JUDGED = Need(
-    "enough steps of enough ranks in the reduced tables",
+    "enough in the reduced tables to judge by: 20 steps of several ranks, and windows where ranks form a pipeline",
     lambda a: a.many_ranks if a.many_ranks is not None and a.many_ranks.verdict != "not_enough" else None,
 )
 MEAN_STEP = Need("the mean step", lambda a: a.many_ranks.step_ms if a.many_ranks is not None else None)
@@ -36,7 +37,7 @@ def late_ranks(analysis: Analysis) -> Iterator[Claim]:
             title=_title(late),
             step_ms=step_ms,
             cost_ms=late.cost_ms,
-            floor=MANY_RANKS.floor,
+            floor=MANY_RANKS.floor_persistent if sure else MANY_RANKS.floor,
             levels=("high" if sure else "medium", *(("medium",) if absent or late.cause == "unknown" else ())),
             where=(late.place,) if late.place is not None else (),
             key=f"{late.kind} {late.cause} {late.ranks[:1]} {late.stage} {late.group}",
@@ -44,7 +45,7 @@ def late_ranks(analysis: Analysis) -> Iterator[Claim]:
             evidence=(
                 ms("shorter step without it, the steps played again", late.cost_ms, source),
                 figure("steps in which it came last", late.share_of_steps, "fraction", source, 3),
-                figure("ranks of which nothing was recorded", absent or None, "count", source, 0),
+                figure("ranks of the job that were not judged", absent or None, "count", source, 0),
                 *late.evidence,
             ),
             fix=advice("late_ranks", late.cause).format(at_place(late.place)),

@@ -94,6 +94,8 @@ class RanksVerdict(Struct, frozen=True):
     layout: What is known of stages and slots, in words.
     clocks: Of hosts and windows.
     suspects: Ranks to look at in full, with a peer or two; 20 at most.
+    slowdown (ratio): The mean step by that in which all ranks, stages and microbatches had the mean work of all, the
+        steps played again; missing where too little of their work is known.
     """
 
     verdict: str
@@ -109,6 +111,7 @@ class RanksVerdict(Struct, frozen=True):
     layout: str
     clocks: tuple[HostClock, ...] = ()
     suspects: tuple[int, ...] = ()
+    slowdown: float | None = None
 
 
 class RankMap(Struct, frozen=True):
@@ -131,3 +134,28 @@ class RankMap(Struct, frozen=True):
     stages: tuple[int, ...] | None
     steps: tuple[int, ...]
     excess_ms: tuple[tuple[float | None, ...], ...]
+
+
+class RanksRead(Struct, frozen=True):
+    """What a report on many ranks stands on, beside the reduced tables of all.
+
+    hosts (count): Hosts whose reduced tables were read.
+    in_full: Ranks whose own recording was read: those that the verdict points at, with a peer or two, or of a run
+        without a straggler a few that are spread evenly.
+    by_steps: Ranks that were looked at by the steps of their reduced tables, because their own recording is not here.
+    absent (count): Ranks of the job of which neither a recording nor a reduced table is here; missing where the
+        number of ranks is unknown.
+    absent_ranks: Their numbers.
+    not_reduced (count): Ranks that were recorded, but are in no reduced table, so nobody judged them.
+    not_reduced_ranks: Their numbers.
+    problems: Why a host's tables were left out, and what a host left out of its tables.
+    """
+
+    hosts: int
+    in_full: tuple[int, ...]
+    by_steps: tuple[int, ...]
+    absent: int | None
+    absent_ranks: str
+    not_reduced: int
+    not_reduced_ranks: str
+    problems: tuple[str, ...]

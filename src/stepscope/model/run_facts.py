@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, field
 
 from stepscope.model.findings import Place
-from stepscope.model.ranks import RanksVerdict
+from stepscope.model.ranks import RanksRead, RanksVerdict
 from stepscope.model.trace import DeviceLines, DeviceTime, ReadingFacts, TraceFacts
 from stepscope.schema import REPORT_SCHEMA
 
@@ -50,6 +50,61 @@ class FrameworkFacts(Struct, frozen=True):
     parted_at: int | None = None
 
 
+class JobStep(Struct, frozen=True):
+    """A job or a step of it, in one of its attempts, as the scheduler's accounting has it.
+
+    id (text): As SLURM writes it: 17 is the job, 17.0 its first step.
+    state (text): How it stands or ended: COMPLETED, NODE_FAIL, OUT_OF_MEMORY ...
+    exit_status: What it ended with; missing where the accounting has none.
+    exit_signal: The signal that ended it; 0 where none did.
+    max_rss_bytes: Memory of the largest of its tasks; missing where it was not measured.
+    max_rss_node (text): Where that task ran.
+    nodes (text): Where it ran.
+    elapsed_s: How long it took.
+    """
+
+    id: str
+    state: str
+    exit_status: int | None = None
+    exit_signal: int | None = None
+    max_rss_bytes: int | None = None
+    max_rss_node: str = ""
+    nodes: str = ""
+    elapsed_s: float | None = None
+
+
+class JobFacts(Struct, frozen=True):
+    """The job of a scheduler, or of a launcher such as torchrun, that the run was recorded in.
+
+    `topology` says by node where it lies in the network, from the top down, where SLURM tells it; `topology_pattern`
+    what each part is. `absent` says why there is no accounting, and is empty where there is.
+
+    id (text): The job's number; missing outside of SLURM.
+    step (text): The step's; missing in a batch script.
+    attempt: How often it had been started before.
+    members: Tasks that the step has.
+    nodes (text): Names of the job's nodes, the list expanded.
+    requeues: Attempts of the job before its last one; missing without accounting.
+    node_failures: Attempts of the job that ended by the failure of a node; missing without accounting.
+    steps: The job and its steps; of every attempt.
+    """
+
+    kind: str
+    id: str | None
+    step: str | None
+    attempt: int
+    members: int | None
+    cluster: str = ""
+    partition: str = ""
+    nodes: tuple[str, ...] = ()
+    topology: dict[str, str] = {}
+    topology_pattern: str = ""
+    requeues: int | None = None
+    node_failures: int | None = None
+    steps: tuple[JobStep, ...] = ()
+    absent: str = ""
+
+
 class RunFacts(Struct, frozen=True):
     """What ran, where, and how it ended.
 
@@ -78,6 +133,7 @@ class RunFacts(Struct, frozen=True):
     user_roots: tuple[str, ...]  # folders whose files are the user's own code
     source_hashes: dict[str, str] = field(default_factory=dict)  # see `SourceFiles`
     framework: FrameworkFacts | None = None  # None: a loop of the script's own
+    job: JobFacts | None = None  # None: not started by a scheduler or launcher that says so
 
 
 class SourceFiles(Struct, frozen=True):
@@ -524,6 +580,7 @@ class Analysis:
     trial: TrialFacts | None = None  # knobs and seed; None of a run without either
     logging: tuple[LoggingCost, ...] | None = None  # by tool and line; None without stacks
     many_ranks: RanksVerdict | None = None  # who holds the others up, where ranks were judged by reduced tables
+    ranks_read: RanksRead | None = None  # which of these ranks all other facts are of
     metrics: MetricFacts | None = None  # what the run learned, and how its steps changed; None without either
     source_files: SourceFiles = dataclasses.field(default_factory=SourceFiles)
 

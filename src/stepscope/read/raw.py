@@ -195,3 +195,4 @@ class RawRun(Struct, frozen=True):
     hosts: tuple[RawHost, ...]
     ranks: tuple[RawRank, ...]
     losses: Losses
+    accounting: tuple[Row, ...] | None = None  # rows of sacct.txt, `read.accounting`; None: there is none

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,12 @@ from stepscope.errors import UnreadableInputError
 from stepscope.files import open_regular, read_small
 from stepscope.model import PHASES, STEP_COLUMNS
 from stepscope.read import jsonl
+from stepscope.read.accounting import read_accounting
 from stepscope.read.metric_series import read_moments, read_series
 from stepscope.read.raw import Losses, RawHost, RawRank, RawRun, RawSegment, Row, Stretches, TraceRef
 from stepscope.read.stacks.pyspy_raw import PySpyRaw
 from stepscope.read.text import LONGEST_NS, boolean, integer, length_ns, moment_ns, number, string, within
-from stepscope.schema import RUN_PART
+from stepscope.schema import ACCOUNTING, RUN_PART
 
 MAX_USER_TRACE_BYTES = 500 * 10**6
 MAX_USER_TRACES = 20  # per rank: a script that traces every step must not make a report take hours
@@ -54,30 +55,68 @@ def is_run_folder(path: Path) -> bool:
     return path.is_dir() and any(child.is_dir() and RUN_PART.fullmatch(child.name) for child in path.iterdir())
 
 
+def ranks_in(folder: Path) -> frozenset[int]:
+    """Numbers of the ranks that have a folder of their own in a run folder."""
+    found = (_RANK.fullmatch(child.name) for child in folder.glob("rank-*") if child.is_dir())
+    return frozenset(int(name[1]) for name in found if name is not None)
+
+
 def read_run_folder(folder: Path, ranks_and_hosts: Chosen | None = None) -> RawRun:
     """Read a run folder, all of it or what is chosen; raises UnreadableInputError when its files hold nothing at all.
 
     Of a host that is not chosen the manifest alone is read.
     """
     losses = Losses()
-    inside, chosen = folder.resolve(), ranks_and_hosts
-    children = sorted(child for child in folder.iterdir() if child.is_dir() and child.resolve().is_relative_to(inside))
+    chosen = ranks_and_hosts
+    names = parts_of(folder)
+    machines = machines_of(names)
     hosts = tuple(
-        _host(child, losses, chosen is not None and name[1] not in chosen.hosts)
-        for child in children
-        if (name := _HOST.fullmatch(child.name)) is not None
+        _host(folder / name, losses, chosen is not None and machine not in chosen.hosts)
+        for name, machine in machines.items()
     )
-    ranks = tuple(
-        _rank(child, losses)
-        for child in children
-        if (name := _RANK.fullmatch(child.name)) is not None and (chosen is None or int(name[1]) in chosen.ranks)
+    wanted = (
+        name
+        for name in names
+        if (match := _RANK.fullmatch(name)) is not None and (chosen is None or int(match[1]) in chosen.ranks)
     )
-    ranks = tuple(sorted(ranks, key=lambda rank: (rank.rank, len(rank.name), rank.name)))
+    ranks = _ranks(folder, wanted, losses)
     if not any(_has_content(host) for host in hosts) and not any(_has_content(rank) for rank in ranks):
         raise UnreadableInputError(
             f"{folder}: a run folder in which nothing can be read; record again with `stepscope run -- COMMAND`"
         )
+    accounting = read_accounting(folder / ACCOUNTING, losses)
+    return RawRun(folder=folder, hosts=hosts, ranks=ranks, losses=losses, accounting=accounting)
+
+
+def read_parts(folder: Path, names: Iterable[str]) -> RawRun:
+    """These host and rank folders of a run and no others, by name (`parts_of`); what is none of either is left out."""
+    losses, names = Losses(), tuple(names)
+    hosts = tuple(_host(folder / name, losses, False) for name in names if _HOST.fullmatch(name) is not None)
+    ranks = _ranks(folder, (name for name in names if _RANK.fullmatch(name) is not None), losses)
     return RawRun(folder=folder, hosts=hosts, ranks=ranks, losses=losses)
+
+
+def parts_of(folder: Path) -> list[str]:
+    """The names of a run's folders of hosts and ranks, in order; no link that leads out of the run is followed."""
+    inside = folder.resolve()
+    named = (child for child in folder.iterdir() if _HOST.fullmatch(child.name) or _RANK.fullmatch(child.name))
+    return sorted(child.name for child in named if child.is_dir() and child.resolve().is_relative_to(inside))
+
+
+def machines_of(names: Iterable[str]) -> dict[str, str]:
+    """Folders of hosts, and the machine of each: further launchers on one write into host-H.2, host-H.3 and so on."""
+    hosts = {name: match[1] for name in names if (match := _HOST.fullmatch(name)) is not None}
+    found = {}
+    for name, host in hosts.items():
+        base, _, number = host.rpartition(".")
+        further = number.isascii() and number.isdecimal() and f"host-{base}" in hosts
+        found[name] = base if further else host
+    return found
+
+
+def _ranks(folder: Path, names: Iterable[str], losses: Losses) -> tuple[RawRank, ...]:
+    ranks = [_rank(folder / name, losses) for name in names]
+    return tuple(sorted(ranks, key=lambda rank: (rank.rank, len(rank.name), rank.name)))
 
 
 def _has_content(part: RawHost | RawRank) -> bool:
@@ -218,11 +257,31 @@ def read_times(path: Path, losses: Losses, label: str) -> Stretches:
     return found
 
 
-def _rank(folder: Path, losses: Losses) -> RawRank:
-    files = _Files(folder, losses)
-    match = _RANK.fullmatch(folder.name)
+def read_rank_steps(folder: Path) -> RawRank:
+    """Of a rank's folder who it is and its steps, without the rest of its journal."""
+    losses = Losses()
+    return _who(_Files(folder, losses), tuple(read_steps(folder / "steps.jsonl", losses, folder.name)))
+
+
+def read_rank_traces(folder: Path) -> list[TraceRef]:
+    """The traces of a rank's folder, not opened."""
+    losses = Losses()
+    return _traces(
+        folder, _Files(folder, losses).rows("events.jsonl", lambda row: row.get("kind") == "user_trace"), losses
+    )
+
+
+def _who(files: _Files, steps: tuple[Row, ...]) -> RawRank:
+    match = _RANK.fullmatch(files.folder.name)
     info = files.object("rank.json")
     recorded = integer((info or {}).get("rank"))
+    number = recorded if recorded is not None and 0 <= recorded < 2**31 else int(match[1]) if match else 0
+    return RawRank(files.folder.name, number, info, steps)
+
+
+def _rank(folder: Path, losses: Losses) -> RawRank:
+    files = _Files(folder, losses)
+    who = _who(files, tuple(read_steps(*files.named("steps.jsonl"))))
     events = files.rows("events.jsonl", lambda row: string(row.get("kind")) is not None and _has_time(row))
     metrics = [row for row in events if row["kind"] == "metrics"]
     series = [*(found for row in metrics for found in read_series(row)), *read_moments(metrics)]
@@ -232,11 +291,8 @@ def _rank(folder: Path, losses: Losses) -> RawRank:
         for row in events
         if row["kind"] != "metrics"
     ]
-    return RawRank(
-        name=folder.name,
-        rank=recorded if recorded is not None and 0 <= recorded < 2**31 else int(match[1]) if match else 0,
-        info=info,
-        steps=tuple(read_steps(*files.named("steps.jsonl"))),
+    return msgspec.structs.replace(
+        who,
         journal=tuple(journal),
         metrics=tuple(found for found in series if found is not None),
         traces=tuple(_traces(folder, journal, losses)),

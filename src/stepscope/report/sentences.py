@@ -107,21 +107,38 @@ def framework(report: Report) -> str | None:
     return text
 
 
-NAMED_RANKS = 8
+MOST_RANGES = 120  # characters of ranks' numbers in a sentence
 
 
-def many_ranks(report: Report) -> str | None:
-    """By what ranks were judged that were not read in full, and the verdict; None where all were."""
-    verdict = report.views.get("many_ranks")
-    if not verdict:
-        return None
-    text = f"{verdict['ranks']:,} ranks judged by their reduced tables: {verdict['reason']}"
-    missing = verdict["missing"] or ()
-    if missing:
-        named = ", ".join(map(str, missing[:NAMED_RANKS])) + (" …" if len(missing) > NAMED_RANKS else "")
-        text += f"; nothing was recorded of {words.things(len(missing), 'rank')} ({named})"
-    read = report.run.get("ranks") or ()
-    return f"{text}. Read in full, and in all figures below: rank{'s' * (len(read) > 1)} {', '.join(map(str, read))}"
+def many_ranks(report: Report) -> list[str]:
+    """By what ranks were judged that were not read in full, the verdict, and who is missing; empty where all were."""
+    verdict, read = report.views.get("many_ranks"), report.views.get("ranks_read")
+    if not verdict or not read:
+        return []
+    of = f" of {verdict['world_size']:,}" if verdict["world_size"] not in (None, verdict["ranks"]) else ""
+    hosts = words.things(read["hosts"], "host")
+    said = [f"{verdict['ranks']:,}{of} ranks judged by the reduced tables of {hosts}: {verdict['reason']}"]
+    if read["absent"]:
+        named = _cut(read["absent_ranks"])
+        said.append(f"Of {words.things(read['absent'], 'rank')} nothing that can be read is here: {named}")
+    elif read["absent"] is None:
+        said.append("How many ranks there should be is not known, so none can be called missing")
+    return [*said, figures_of(report)]
+
+
+def figures_of(report: Report) -> str:
+    """Of which ranks everything is that is not said of all of them."""
+    read = report.views["ranks_read"]
+    full, by_steps = (", ".join(map(str, read[key])) for key in ("in_full", "by_steps"))
+    parts = [f"rank{'s' * (len(read['in_full']) > 1)} {full}, read in full"] if full else []
+    if by_steps:
+        plural = "s" * (len(read["by_steps"]) > 1)
+        parts.append(f"rank{plural} {by_steps}, of which only the reduced steps are here")
+    return f"All other figures are of {'; and of '.join(parts)}"
+
+
+def _cut(ranges: str) -> str:
+    return ranges if len(ranges) <= MOST_RANGES else f"{ranges[:MOST_RANGES].rpartition(', ')[0]} …"
 
 
 def quality(report: Report) -> list[str]:

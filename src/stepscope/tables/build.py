@@ -19,6 +19,7 @@ from stepscope.tables import compiles, journal
 from stepscope.tables.arrays import return_freed_memory
 from stepscope.tables.cache import BuildOptions
 from stepscope.tables.events import EventsTable, events_table
+from stepscope.tables.job import job_facts
 from stepscope.tables.journal import steps_table
 from stepscope.tables.metrics import metrics_table
 from stepscope.tables.processes import HostProcesses, host_processes, processes_table
@@ -125,6 +126,7 @@ def run_facts(raw: RawRun, ranks: Sequence[RankInfo]) -> RunFacts:
         git=_mapping(first.get("git")) or None,
         user_roots=tuple(dict.fromkeys(root for m in manifests for root in _strings(m.get("user_roots")))),
         source_hashes=SourceFiles.agreed(islice(hashes, MAX_SOURCES)),
+        job=job_facts(raw),
     )
 
 

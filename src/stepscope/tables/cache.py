@@ -236,13 +236,13 @@ def _alone(path: Path, folder: Path, options: BuildOptions, steps: Steps | None)
 def _workers(paths: Sequence[Path], options: BuildOptions) -> int:
     if options.workers is not None:
         return min(options.workers, len(paths))
-    if len(paths) < 2 or not _main_is_guarded() or sum(map(_size, paths)) < _WORTH_BYTES:
+    if len(paths) < 2 or not main_is_guarded() or sum(map(_size, paths)) < _WORTH_BYTES:
         return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(len(paths), cores)
 
 
-def _main_is_guarded() -> bool:
+def main_is_guarded() -> bool:
     """Whether new processes may be started: they import the main module, and a user's script would run once more."""
     main = sys.modules.get("__main__")
     file = getattr(main, "__file__", None)

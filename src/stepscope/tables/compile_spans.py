@@ -31,6 +31,7 @@ _TIMED = " (dynamo_timed)"
 _DATA = tuple(f"{name}_data: " for name in ("entire_frame_compile", "entire_backward_compile"))
 _COMPILE_ID = r"compile_id=(!?[0-9/_]{1,40})"
 _NAMES = [name + end for name in (*_FRAME, *_BACKWARD) for end in ("", _TIMED)]
+SPANS = frozenset([*_NAMES, _XLA])  # names of the spans; `_DATA` annotations name the graph alone
 _BACKWARD_NAMES = [name + end for name in _BACKWARD for end in ("", _TIMED)]
 
 
@@ -42,7 +43,7 @@ def span_rows(events: pl.DataFrame) -> pl.DataFrame:
     """
     if events.is_empty():
         return empty("compiles")
-    wanted = pl.col("name").is_in([*_NAMES, _XLA]) & (pl.col("duration_ns") > 0)
+    wanted = pl.col("name").is_in(list(SPANS)) & (pl.col("duration_ns") > 0)
     columns = ["rank", "process", "trace", "track", "name", "start_ns", "duration_ns", "step"]
     spans = events.lazy().filter(wanted).select(columns).collect()
     if spans.is_empty():

@@ -15,6 +15,7 @@ from stepscope.model import Note, Quality
 from stepscope.read.raw import RawHost, RawRank, RawRun
 from stepscope.read.text import integer, string
 from stepscope.tables.events import EventsTable
+from stepscope.tables.job import job_notes
 from stepscope.tables.links import METHODS
 from stepscope.tables.processes import RANK, HostProcesses
 
@@ -95,7 +96,7 @@ def quality(
     told = ((loss, level, text) for loss, (level, text) in _LOSSES.items() if text and lost.get(loss))
     notes = [Note(level, text.format(n=lost[loss]), _named(files[loss])) for loss, level, text in told]
     notes += [*_host_notes(raw.hosts), *_process_notes(processes), *_stack_notes(counts)]
-    notes += _foreign_notes(raw.hosts, raw.ranks)
+    notes += [*_foreign_notes(raw.hosts, raw.ranks), *job_notes(raw)]
     for rank in raw.ranks:
         notes += [*_rank_notes(rank, events), *_faults_at_window(rank)]
     notes += [*_read(events), *_links(events)]

@@ -7,10 +7,13 @@ never 0. Both sides of it are here: what writes a host, and what reads all of th
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,8 @@ from stepscope.schema import PHASES, REDUCED, REDUCED_INDEX, REDUCED_SCHEMA, STE
 
 STEPS_OF_BLOCK = 100  # steps that a row of a folded table stands for: block = step // 100
 BUCKET_NS = 10_000_000_000  # of telemetry
+PART = ".part"  # of a name: what is being written, or was when its writer was killed
+_TRIES = 10
 MAX_INDEX_BYTES = 32 * 2**20
 MAX_TABLE_BYTES = 2 * 2**30
 MAX_RANK = 2**20
@@ -197,23 +202,47 @@ def write_host(run: Path, index: Index, frames: Mapping[str, pl.DataFrame]) -> P
         frames: by name; a table that is left out is written empty.
     """
     target = run / REDUCED / f"host-{index.host}"
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # a name of its own: processes of several machines, which number theirs alike, may write beside each other
+    part = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=PART, dir=target.parent))
     try:
         files = {}
         for name, schema in SCHEMAS.items():
             path = part / f"{name}.parquet"
             frame = frames[name] if name in frames else pl.DataFrame(schema=schema)
             frame = frame.select(pl.col(column).cast(kind) for column, kind in schema.items())
+            frame = frame.rechunk()  # pieces would be row groups of their own
             frame.write_parquet(path, compression="zstd", compression_level=6, row_group_size=2**18, statistics=True)
             files[name] = TableFile(frame.height, path.stat().st_size, _digest(path))
         (part / REDUCED_INDEX).write_bytes(msgspec.json.encode(msgspec.structs.replace(index, tables=files)))
-        shutil.rmtree(target, ignore_errors=True)
-        part.rename(target)
+        part.chmod(0o777 & ~_umask())
+        _put(part, target)
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return target
+
+
+def _put(part: Path, target: Path) -> None:
+    """Move a whole folder to its place; what was there goes aside first and is deleted after. Raises OSError."""
+    for left in reversed(range(_TRIES)):
+        aside = part.with_name(f"{part.name}.old{PART}")
+        with contextlib.suppress(FileNotFoundError):
+            target.rename(aside)
+        try:
+            part.rename(target)
+            return
+        except OSError as error:
+            # another that reduces the same host was quicker
+            if not left or error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
 
 
 def _digest(path: Path) -> str:
@@ -290,7 +319,7 @@ def as_raw(reduced: Reduced, ranks: Collection[int]) -> RawRun:
     infos = {rank.rank: (host, rank) for host in reduced.hosts for rank in host.ranks if rank.rank in rows}
     return RawRun(
         folder=reduced.folder.parent if reduced.folder.name == REDUCED else reduced.folder,
-        hosts=tuple(RawHost(host.host, {**host.run, "host": host.host}) for host in reduced.hosts),
+        hosts=tuple(RawHost(host.host, {**host.run, "host": host.host}) for host in reduced.hosts if host.run),
         ranks=tuple(
             RawRank(
                 name=rank.process or f"rank-{number}",
@@ -316,16 +345,19 @@ def reduced_folder(path: Path) -> Path | None:
 def load(folder: Path) -> Reduced:
     """Read what every host says of itself. A host with a damaged or unknown index or table is left out, and said.
 
-    Raises UnreadableInputError where no host is left.
+    `folder` is what `reduced_folder` gives, or that of one host, copied away alone. Raises UnreadableInputError where
+    no host is left.
     """
+    alone = (folder / REDUCED_INDEX).is_file()
     hosts: list[Index] = []
     problems: list[str] = []
     seen: dict[int, str] = {}
-    for child in sorted(folder.glob("host-*")):
+    for child in [folder] if alone else sorted(folder.glob("host-*")):
         try:
-            index = _checked(child)
+            index = read_host(child)
         except (OSError, ValueError, pl.exceptions.PolarsError) as error:
-            problems.append(f"{child.name}: left out ({error})")
+            why = f"{REDUCED_INDEX}: {error.strerror}" if isinstance(error, OSError) else error
+            problems.append(f"{child.name}: left out ({why})")
             continue
         again = sorted(rank.rank for rank in index.ranks if rank.rank in seen)
         if again:
@@ -334,14 +366,17 @@ def load(folder: Path) -> Reduced:
         seen.update((rank.rank, child.name) for rank in index.ranks)
         hosts.append(index)
     if not hosts:
-        raise UnreadableInputError(f"{folder}: no host's reduced tables can be read; run `stepscope reduce RUN` again")
-    return Reduced(folder, tuple(hosts), tuple(problems))
+        why = f"; {problems[0]}" if problems else ""
+        raise UnreadableInputError(
+            f"{folder}: no host's reduced tables can be read{why}; run `stepscope reduce RUN` again"
+        )
+    return Reduced(folder.parent if alone else folder, tuple(hosts), tuple(problems))
 
 
 _HOST = re.compile(r"host-([^/\0]{1,255})", re.DOTALL)
 
 
-def _checked(folder: Path) -> Index:
+def read_host(folder: Path) -> Index:
     """A host's index, its tables there with the sizes and columns they should have; raises ValueError, OSError."""
     try:
         index = msgspec.json.decode(read_small(folder / REDUCED_INDEX, MAX_INDEX_BYTES), type=Index)
@@ -354,6 +389,8 @@ def _checked(folder: Path) -> Index:
         raise ValueError(f"{REDUCED_INDEX} is of host {index.host!r}")
     if any(not 0 <= rank.rank < MAX_RANK for rank in index.ranks):
         raise ValueError("a rank's number is damaged")
+    if index.world_size is not None and not 0 < index.world_size <= MAX_RANK:
+        raise ValueError("the number of ranks is damaged")
     for table, schema in SCHEMAS.items():
         path, said = folder / f"{table}.parquet", index.tables.get(table)
         if said is None or path.is_symlink() or not path.is_file() or path.stat().st_size != said.bytes:

@@ -49,9 +49,9 @@ class StepRange(Struct, frozen=True):
         is_step = np.array([*(name.startswith(STEP) for name in slices.name.values), False])[slices.name.codes]
         near = self._touched(slices.start_ns, slices.start_ns + slices.duration_ns) | is_step
         return TraceChunk(
-            _rows(slices, near),
-            _rows(chunk.flows, self._touched(chunk.flows.time_ns, chunk.flows.time_ns)),
-            _rows(chunk.memory, self._touched(chunk.memory.time_ns, chunk.memory.time_ns)),
+            rows_of_columns(slices, near),
+            rows_of_columns(chunk.flows, self._touched(chunk.flows.time_ns, chunk.flows.time_ns)),
+            rows_of_columns(chunk.memory, self._touched(chunk.memory.time_ns, chunk.memory.time_ns)),
         )
 
     def holds(self, marks: pl.DataFrame, wanted: Steps, base_ns: int) -> bool:
@@ -68,7 +68,7 @@ class StepRange(Struct, frozen=True):
         return np.asarray(begun, np.bool_)
 
 
-def _rows(columns: Any, kept: Bools) -> Any:
+def rows_of_columns(columns: Any, kept: Bools) -> Any:
     return replace(columns, **{name: _column(column, kept) for name, column in asdict(columns).items()})
 
 

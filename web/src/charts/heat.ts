@@ -20,6 +20,8 @@ export function heatScale(block: ChartBlock): HeatScale {
   const low = values.reduce((least, value) => Math.min(least, value), Infinity);
   const high = values.reduce((most, value) => Math.max(most, value), -Infinity);
   if (!Number.isFinite(low)) return { low: 0, high: 1, log: false };
+  // ends that the page sets: what is below the first is shown as it, and little stays pale
+  if (block.y.min !== null || block.y.max !== null) return { low: block.y.min ?? low, high: Math.max(high, block.y.max ?? high), log: false };
   const least = values.reduce((found, value) => (value > 0 ? Math.min(found, value) : found), Infinity);
   return low >= 0 && high > LOG_FROM * least ? { low: least, high, log: true } : { low, high, log: false };
 }

@@ -1,6 +1,7 @@
 /**
  * Where documents come from: the server, or the page itself in the single-file report. Paths are the server's without
- * "/api/" in front ("runs/ID/pages/findings"); in the single-file report they are the keys of its `documents`.
+ * "/api/" in front ("runs/ID/pages/findings"); in the single-file report they are the keys of its `documents`, what a
+ * choice on a page shows among them ("runs/ID/pages/ranks?by=host-3").
  */
 
 import { getContext, setContext } from 'svelte';
@@ -100,7 +101,9 @@ export class EmbeddedSource implements Source {
     this.#documents = embedded.documents;
   }
 
-  async get<T>(path: string): Promise<T | Preparing> {
+  async get<T>(path: string, params?: Params): Promise<T | Preparing> {
+    const chosen = Object.entries(params ?? {}).map(([name, value]) => `${path}${query({ [name]: value })}`).find((each) => this.has(each));
+    if (chosen !== undefined) return this.#documents[chosen] as T;
     if (!this.has(path)) throw new SourceError(404, 'This report does not hold that. “stepscope view RUN” shows it.');
     return this.#documents[path] as T;
   }

@@ -31,6 +31,7 @@ ALSO_SLOW = 0.5  # of the slowest rank's excess: a rank with as much has the sam
 MIN_PHASE = 0.02  # of the loop's samples: a phase with so many inside torch.distributed is one of the exchange
 _COLUMNS = tuple(f"{phase}_ns" for phase in PHASES)
 _ASSUMED = ("backward", "optimizer", "other")
+_ASSUMED_TEXT = "assumed: gradients are exchanged after the forward pass"
 
 
 def facts(context: Context, sites: Sequence[Site]) -> RanksFacts | None:
@@ -38,7 +39,7 @@ def facts(context: Context, sites: Sequence[Site]) -> RanksFacts | None:
     frame, ranks = _together(context.labelled)
     if frame is None:
         return None
-    exchange, source = _exchange(context, sites)
+    exchange, source = exchange_phases(context, sites) or (_ASSUMED, _ASSUMED_TEXT)
     inside = np.array([phase in exchange for phase in PHASES])
     # (phases, ranks, steps), ms
     phases = np.stack([_matrix(frame, column, len(ranks)) * 1e-6 for column in _COLUMNS])
@@ -103,14 +104,26 @@ def _together(labelled: LabelledSteps) -> tuple[pl.DataFrame | None, list[int]]:
     return steady.join(everywhere, on="n", how="semi").sort("rank", "n"), ranks
 
 
+def own_together(labelled: LabelledSteps, exchange: Sequence[str]) -> tuple[Int64, Floats]:
+    """Numbers of the steps that all ranks took together, as the first of them counts, and own work (ranks, steps), ms.
+
+    For where `facts` found such steps.
+    """
+    frame, ranks = _together(labelled)
+    assert frame is not None
+    columns = [f"{phase}_ns" for phase in PHASES if phase not in exchange]
+    own: Floats = sum((_matrix(frame, column, len(ranks)) for column in columns), start=np.zeros((len(ranks), 1)))
+    return _matrix(frame, "step", len(ranks))[0].astype(np.int64), own * 1e-6
+
+
 def _matrix(frame: pl.DataFrame, column: str, ranks: int) -> Floats:
     """A column as (ranks, steps); what is missing is NaN."""
     values: Floats = frame[column].cast(pl.Float64).fill_null(float("nan")).to_numpy()
     return values.reshape(ranks, -1)
 
 
-def _exchange(context: Context, sites: Sequence[Site]) -> tuple[tuple[str, ...], str]:
-    """The phases in which ranks wait for each other, and how that is known.
+def exchange_phases(context: Context, sites: Sequence[Site]) -> tuple[tuple[str, ...], str] | None:
+    """The phases in which ranks wait for each other, and how that is known; None where nothing tells it.
 
     By samples these are phases with a notable part of the loop's samples in torch.distributed; not the data wait: what
     a loader does there is its rank's own affair.
@@ -128,7 +141,7 @@ def _exchange(context: Context, sites: Sequence[Site]) -> tuple[tuple[str, ...],
         source = f"DistributedDataParallel, and {source}" if found else "DistributedDataParallel"
         found.add("backward")
     if not found:
-        return _ASSUMED, "assumed: gradients are exchanged after the forward pass"
+        return None
     return tuple(phase for phase in PHASES if phase in found), source
 
 
@@ -222,7 +235,7 @@ def rank_lines(
 
 def _shares(context: Context, rows: pl.DataFrame, users: UserPaths, per_sample: int) -> _Shares:
     nodes = rows_of(rows["node"])
-    waits = pl.Series(at(users.marked(_waits), nodes, False))
+    waits = pl.Series(at(users.marked(may_wait), nodes, False))
     by_rank = rows.select(
         "rank",
         "phase",
@@ -324,7 +337,7 @@ def _exchanges(frame: Frame) -> bool:
     return any(f"/{part}" in f"/{frame.file}" for part in _EXCHANGES)
 
 
-def _waits(leaf: Frame) -> bool:
+def may_wait(leaf: Frame) -> bool:
     """Whether time on top of which this frame stands may be time in which a rank waits for others.
 
     On a CPU, backward runs in the calling thread and waits for the others' gradients there, too.

@@ -44,6 +44,11 @@ class Layout(Struct, frozen=True):
     def slots(self) -> int:
         return int(self.tp.max(initial=-1)) + 1
 
+    @property
+    def waits_inside(self) -> bool:
+        """Whether ranks wait for neighbours inside their phases, so that phases tell nothing of their own work."""
+        return self.stages > 1 or self.slots > 1
+
     def peer_groups(self) -> list[Int64]:
         """Positions of each set of ranks that work alike."""
         order = np.argsort(self.peers, kind="stable")
@@ -135,9 +140,11 @@ def _peers(dp: Int64, pp: Int64, tp: Int64) -> tuple[Int64, str]:
             stage = pp.max() > 0
             place = "pipeline stage" if stage and tp.max() <= 0 else "tensor slot"
             place = "pipeline stage and tensor slot" if stage and tp.max() > 0 else place
-            return slot, f"the same {place} in {int(np.median(sizes)) - 1} other replicas"
+            others = int(np.median(sizes)) - 1
+            return slot, f"the same {place} in {others} other replica{'s' if others > 1 else ''}"
         if pp.max() > 0:
-            return pp.copy(), "the same pipeline stage: there is no other replica"
+            alike = "the same pipeline stage" if np.bincount(pp).max() > 1 else "no other: each stage is there once"
+            return pp.copy(), f"{alike}; there is no other replica"
         return np.zeros(len(dp), np.int64), "all other ranks: there is no other replica"
     known = len(dp) > 0 and max(dp.max(), pp.max(), tp.max()) >= 0
     return np.zeros(len(dp), np.int64), "all other ranks" if known else "all other ranks: the layout is not known"

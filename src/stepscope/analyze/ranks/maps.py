@@ -6,46 +6,67 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from stepscope.analyze.ranks.layout import Layout, layout_of
-from stepscope.analyze.ranks.own_work import Matrix, beyond, block_means, own_steps
+from stepscope.analyze.context import Context
+from stepscope.analyze.ranks.durations import own_together
+from stepscope.analyze.ranks.layout import layout_of
+from stepscope.analyze.ranks.own_work import Matrix, beyond, block_means, middle, own_steps
+from stepscope.model.machine import RanksFacts
 from stepscope.model.ranks import RankMap
 from stepscope.tables.arrays import Int64
 from stepscope.tables.reduced import Reduced
 
 COLUMNS = 100  # more are narrower than a screen shows
+_EVERY_STEP, _WINDOWS = "Work of the host in every step", "Work of the device in windows"
+_SOURCE = "phases in which no rank waits for another ({}), steady steps"
 
 
 def rank_maps(reduced: Reduced, columns: int = COLUMNS) -> tuple[RankMap, ...]:
     """The map of every step, by what hosts recorded, and that of windows, by their devices; those that there are."""
+    return tuple(_of_reduced(reduced, columns))
+
+
+def _of_reduced(reduced: Reduced, columns: int) -> Iterator[RankMap]:
     layout = layout_of(reduced)
-    return tuple(_maps(reduced, layout, columns))
-
-
-def _maps(reduced: Reduced, layout: Layout, columns: int) -> Iterator[RankMap]:
     steps = own_steps(reduced, layout)
+    hosts = [layout.hosts[host] for host in layout.host.tolist()]
+    known = layout.stages > 0 and bool((layout.pp >= 0).all())
+    rows = layout.ranks.tolist(), hosts, layout.pp.tolist() if known else None
     if len(steps.steady) and steps.phases:
-        phases = ", ".join(steps.phases)
-        source = f"phases in which no rank waits for another ({phases.replace('_', ' ')}), steady steps"
         values = beyond(steps.own[steps.steady], layout)
-        yield _map("Work of the host in every step", source, layout, steps.numbers[steps.steady], values, columns)
+        source = _SOURCE.format(", ".join(steps.phases).replace("_", " "))
+        yield _map(_EVERY_STEP, source, rows, steps.numbers[steps.steady], values, columns)
     if steps.compute is not None and len(steps.windows):
         values = beyond(steps.compute, layout)
-        numbers = steps.numbers[steps.windows]
-        yield _map("Work of the device in windows", "device slices of windows", layout, numbers, values, columns)
+        yield _map(_WINDOWS, "device slices of windows", rows, steps.numbers[steps.windows], values, columns)
 
 
-def _map(title: str, source: str, layout: Layout, numbers: Int64, values: Matrix, columns: int) -> RankMap:
+def map_of_steps(context: Context, facts: RanksFacts | None, columns: int = COLUMNS) -> tuple[RankMap, ...]:
+    """The same of ranks that were all read in full: the map of every step, where their steps stand side by side."""
+    if facts is None:
+        return ()
+    numbers, own = own_together(context.labelled, facts.exchange)
+    values = own.T.astype(np.float32)
+    host_of = {rank.rank: rank.host or "" for rank in context.tables.ranks}
+    ranks = [work.rank for work in facts.ranks]
+    phases = ", ".join(facts.excess_by_phase_ms).replace("_", " ")
+    rows = ranks, [host_of.get(rank, "") for rank in ranks], None
+    return (_map(_EVERY_STEP, _SOURCE.format(phases), rows, numbers, values - middle(values)[:, None], columns),)
+
+
+_Rows = tuple[list[int], list[str], list[int] | None]  # number, host and stage of each rank
+
+
+def _map(title: str, source: str, rows: _Rows, numbers: Int64, values: Matrix, columns: int) -> RankMap:
     edges = np.unique(np.linspace(0, len(values), min(columns, len(values)) + 1).astype(np.int64))[:-1]
-    means = block_means(values, columns).T
-    rounded = np.round(means.astype(np.float64), 3)
+    rounded = np.round(block_means(values, columns).T.astype(np.float64), 3)
     cells = [[None if cell != cell else cell for cell in row] for row in rounded.tolist()]
-    known = layout.stages > 0 and bool((layout.pp >= 0).all())
+    ranks, hosts, stages = rows
     return RankMap(
         title=title,
         source=source,
-        ranks=tuple(layout.ranks.tolist()),
-        hosts=tuple(layout.hosts[host] for host in layout.host.tolist()),
-        stages=tuple(layout.pp.tolist()) if known else None,
+        ranks=tuple(ranks),
+        hosts=tuple(hosts),
+        stages=None if stages is None else tuple(stages),
         steps=tuple(numbers[edges].tolist()),
         excess_ms=tuple(map(tuple, cells)),
     )

@@ -16,12 +16,15 @@ from msgspec import Struct
 from stepscope.analyze.ranks import thresholds as at
 from stepscope.analyze.ranks.layout import Layout
 from stepscope.tables.arrays import Bools, Int64
-from stepscope.tables.reduced import LABELS, STEPS_OF_BLOCK, Reduced
+from stepscope.tables.reduced import LABELS, STEPS_OF_BLOCK, Index, Reduced
 
 Matrix = npt.NDArray[np.float32]  # steps x ranks
 
 PHASES = ("data_wait", "before_forward", "forward", "backward", "optimizer", "other")
 _ASSUMED = ("backward", "optimizer", "other")  # where nobody knows in which phases ranks wait for each other
+_COMPUTED = ("forward", "backward", "optimizer")  # kinds of `work`
+_WAITS_INSIDE = ("forward", *_ASSUMED)
+_MAX_NS = 3_600_000_000_000  # an hour in one piece is damage
 _STEADY, _WINDOW = LABELS.index("steady"), LABELS.index("window")
 
 
@@ -37,6 +40,7 @@ class Steps(Struct, frozen=True):
     gc: Matrix | None  # inside the phases
     tokens: Matrix | None
     compute: Matrix | None  # rows: those of `windows`
+    by_slices: bool  # `compute` is of device slices; else of passes, which hold waits for tensor slots, or of the rest
     windows: Int64  # positions of steps of windows in which `compute` is known of some rank
     exchange: tuple[str, ...]
     exchange_source: str
@@ -49,9 +53,10 @@ class Steps(Struct, frozen=True):
 
 def own_steps(reduced: Reduced, layout: Layout) -> Steps:
     numbers, all_steps = _numbers(reduced, len(layout.ranks))
-    exchange, source = _exchange(reduced)
+    exchange, source = _exchange(reduced, layout)
     own = [phase for phase in PHASES if phase not in exchange]
     columns = {phase: f"{phase}_us" for phase in own} | {"gc": "gc_us", "compute": "compute_us", "tokens": "tokens"}
+    columns["collective"] = "collective_us"
     shape = len(numbers), len(layout.ranks)
     wall = np.full(shape, np.nan, np.float32)
     made: dict[str, Matrix] = {}
@@ -60,17 +65,7 @@ def own_steps(reduced: Reduced, layout: Layout) -> Steps:
     for host in reduced.hosts:
         if not host.tables["steps"].rows or not len(numbers):
             continue
-        frame = (
-            reduced.part("steps", host)
-            .filter(pl.col("label").is_in([_STEADY, _WINDOW]) & (pl.col("wall_us") > 0))
-            .select("rank", "step", "start_us", "wall_us", "label", *columns.values())
-            .collect()
-        )
-        row = np.minimum(np.searchsorted(numbers, frame["step"].to_numpy()), len(numbers) - 1)
-        column = layout.at(frame["rank"].cast(pl.Int64).to_numpy())
-        kept = (numbers[row] == frame["step"].to_numpy()) & (column >= 0)
-        row, column = row[kept], column[kept]
-        frame = frame.filter(pl.Series(kept))
+        frame, row, column = _cells(reduced, host, layout, numbers, [*columns.values()])
         walls = frame["wall_us"].cast(pl.Float32).to_numpy() / np.float32(1000)
         wall[row, column] = walls
         known = frame["start_us"].is_not_null().to_numpy()
@@ -85,20 +80,43 @@ def own_steps(reduced: Reduced, layout: Layout) -> Steps:
             cells = values.cast(pl.Float32).fill_null(np.nan).to_numpy()
             # a part of a step is no longer than it
             made[name][row, column] = cells if name == "tokens" else np.minimum(cells / np.float32(1000), walls)
-    compute = made.pop("compute", None)
+    compute, collective = made.pop("compute", None), made.pop("collective", None)
+    by_slices = compute is not None
+    compute = _worked(reduced, layout, numbers) if compute is None else compute
+    gc, tokens = made.pop("gc", None), made.pop("tokens", None)
+    phases = {phase: made[phase] for phase in own if phase in made}
+    total = np.zeros(shape, np.float32) if phases else np.full(shape, np.nan, np.float32)
+    for phase in phases.values():
+        total += phase
+    if gc is not None and layout.waits_inside and phases:
+        total += np.nan_to_num(gc)  # it falls into the phases that are left out
+    np.minimum(total, wall, out=total)
+    if compute is None and collective is not None:  # what is neither spent in collectives nor by the host before
+        compute = np.maximum(wall - collective - np.nan_to_num(total), np.float32(0))
     windows = np.zeros(0, np.int64)
     if compute is not None:
         windows = np.flatnonzero(np.isfinite(compute).any(axis=1))
         compute = compute[windows]
-    gc, tokens = made.pop("gc", None), made.pop("tokens", None)
-    phases = {phase: made[phase] for phase in own if phase in made}
-    total = np.zeros(shape, np.float32)
-    for phase in phases.values():
-        total += phase
-    np.minimum(total, wall, out=total)
     return Steps(
-        numbers, start, windowed > 0, wall, total, phases, gc, tokens, compute, windows, exchange, source, all_steps
+        numbers, start, windowed > 0, wall, total, phases, gc, tokens, compute, by_slices, windows, exchange, source,
+        all_steps,
+    )  # fmt: skip
+
+
+def _cells(
+    reduced: Reduced, host: Index, layout: Layout, numbers: Int64, columns: list[str]
+) -> tuple[pl.DataFrame, Int64, Int64]:
+    """A host's rows of steps that count, and the positions of their steps and ranks."""
+    frame = (
+        reduced.part("steps", host)
+        .filter(pl.col("label").is_in([_STEADY, _WINDOW]) & (pl.col("wall_us") > 0))
+        .select("rank", "step", "start_us", "wall_us", "label", *columns)
+        .collect()
     )
+    row = np.minimum(np.searchsorted(numbers, frame["step"].to_numpy()), len(numbers) - 1)
+    column = layout.at(frame["rank"].cast(pl.Int64).to_numpy())
+    kept = (numbers[row] == frame["step"].to_numpy()) & (column >= 0)
+    return frame.filter(pl.Series(kept)), row[kept], column[kept]
 
 
 def _numbers(reduced: Reduced, ranks: int) -> tuple[Int64, int]:
@@ -118,8 +136,33 @@ def _numbers(reduced: Reduced, ranks: int) -> tuple[Int64, int]:
     return numbers, len(numbers)
 
 
-def _exchange(reduced: Reduced) -> tuple[tuple[str, ...], str]:
-    """The phases in which ranks wait for each other: as most of them say."""
+def _worked(reduced: Reduced, layout: Layout, numbers: Int64) -> Matrix | None:
+    """What windows tell of passes and the optimizer, where no device slices were added up."""
+    found: Matrix | None = None
+    spent = pl.col("end_ns") - pl.col("start_ns")
+    for host in reduced.hosts:
+        if not host.tables["work"].rows or not len(numbers):
+            continue
+        frame = (
+            reduced.part("work", host)
+            .filter(pl.col("kind").is_in(_COMPUTED) & spent.is_between(0, _MAX_NS))
+            .group_by("rank", "step")
+            .agg(ms=spent.sum() / 1e6)
+            .collect()
+        )
+        row = np.minimum(np.searchsorted(numbers, frame["step"].to_numpy()), len(numbers) - 1)
+        column = layout.at(frame["rank"].cast(pl.Int64).to_numpy())
+        kept = (numbers[row] == frame["step"].to_numpy()) & (column >= 0)
+        if kept.any():
+            found = np.full((len(numbers), len(layout.ranks)), np.nan, np.float32) if found is None else found
+            found[row[kept], column[kept]] = frame["ms"].to_numpy()[kept]
+    return found
+
+
+def _exchange(reduced: Reduced, layout: Layout) -> tuple[tuple[str, ...], str]:
+    """The phases in which ranks wait for each other: as most of them say, and of a pipeline all with passes in them."""
+    if layout.waits_inside:
+        return _WAITS_INSIDE, "stages of a pipeline and tensor slots wait for each other inside their passes"
     said = Counter(
         (rank.exchange, rank.exchange_source)
         for host in reduced.hosts
@@ -150,20 +193,28 @@ def beyond(values: Matrix, layout: Layout, columns: Int64 | None = None) -> Matr
     """
     groups = layout.peer_groups()
     if columns is None:
-        if len(groups) == 1:
+        if len(groups) == 1 and values.shape[1] != 2:
             return values - middle(values)[:, None]
         excess = np.empty_like(values)
         for group in groups:
             mine = values[:, group]
-            excess[:, group] = mine - middle(mine)[:, None]
+            # of two each is beside the other: beside the shorter of both, noise alone would make both late
+            usual = mine[:, ::-1] if len(group) == 2 else middle(mine)[:, None]
+            excess[:, group] = mine - usual if len(group) > 1 else np.nan  # alone, nothing tells what is usual
         return excess
     found = np.empty((len(values), len(columns)), np.float32)
     some = {int(layout.peers[group[0]]): group for group in groups}
     middles: dict[int, Matrix] = {}
     for position, column in enumerate(columns.tolist()):
         peers = int(layout.peers[column])
+        group = some[peers]
+        if len(group) < 2:
+            found[:, position] = np.nan
+            continue
+        if len(group) == 2:
+            found[:, position] = values[:, column] - values[:, group[group != column][0]]
+            continue
         if peers not in middles:
-            group = some[peers]
             middles[peers] = middle(values[:, group[:: -(-len(group) // 33)]])
         found[:, position] = values[:, column] - middles[peers]
     return found

@@ -43,7 +43,8 @@ def lateness(excess: Matrix, step_ms: float) -> Lateness:
     spread = np.sqrt((np.where(kept, values - mean, 0) ** 2).sum(axis=0) / np.maximum(number - 1, 1))
     mean[count == 0] = np.nan
     known = np.abs(mean[np.isfinite(mean)])
-    usual = 1.4826 * float(np.sort(known)[(len(known) - 1) // 2]) if len(known) else 0.0
+    # two ranks are as far from each other as each from the other: that tells nothing of what is usual
+    usual = 1.4826 * float(np.sort(known)[(len(known) - 1) // 2]) if len(known) > 2 else 0.0
     usual = max(usual, at.FLOOR_SHARE * step_ms)
     return Lateness(mean, spread / np.sqrt(number), usual, len(excess))
 

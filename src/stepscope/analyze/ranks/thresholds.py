@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 MIN_STEPS = 20  # steady or windowed ones: of fewer, quarters of a run cannot agree
+MIN_WINDOWED = 8  # steps of windows: of fewer, chance decides which stage or batch is longest
 MIN_RANKS = 2
+MISSING_SHARE = 0.25  # of the places in the layout: with more of them not recorded, "none" would be a guess
 MAX_CELLS = 24_000_000  # ranks x steps that are held at once, 100 MB a column; beyond, blocks spread over the run
+MAX_PLAYED = 4_000_000  # rows of work that pipelines are played again from: steps spread over the run, some 200 MB
 
 # Holmes (NSDI'25) loses its signal below 1.04 x; jobs without a straggler differ by some percent between ranks.
 LEAST_SHARE = 0.04  # of the mean step: what a rank, host, stage, link or rotating cause must cost to be named
@@ -35,6 +38,8 @@ GLOBAL_OWN = 0.5  # at most this part of the extra time may be one rank's own wo
 GLOBAL_EVENTS = 3  # times it must have happened
 
 LINK_RATIO = 1.5  # a group's transfers against those of groups alike
+LINK_GROUPS = 3  # alike, the slow one among them: of two, none can be told to be the usual one
+MIN_LINK_STEPS = 5  # with calls of the group: a retransmission now and then is no slow link
 
 PART_OF_EXCESS = 0.5  # that a component must explain to be the cause
 LINE_PART = 0.25  # of the excess that a line must explain to be named

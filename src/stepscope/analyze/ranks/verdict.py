@@ -9,9 +9,12 @@ from msgspec.structs import replace
 from stepscope.analyze.ranks import cost
 from stepscope.analyze.ranks import thresholds as at
 from stepscope.analyze.ranks.arrivals import Arrivals, arrivals
-from stepscope.analyze.ranks.causes import STEPS_SOURCE, Cause, Parts, Recorded, cause_of
+from stepscope.analyze.ranks.causes import STEPS_SOURCE, Parts, Recorded, cause_of
+from stepscope.analyze.ranks.imbalance import heavy_stages, uneven_batches
 from stepscope.analyze.ranks.layout import Layout, layout_of
+from stepscope.analyze.ranks.links import slow_links
 from stepscope.analyze.ranks.own_work import Matrix, Steps, beyond, middle, own_steps
+from stepscope.analyze.ranks.pipeline import Pipelines, pipelines
 from stepscope.analyze.ranks.stragglers import (
     Rotating,
     late_ranks,
@@ -40,6 +43,7 @@ class Case(Struct, frozen=True):
     arrivals: Arrivals | None
     recorded: Recorded
     step_ms: float
+    pipes: Pipelines | None
 
 
 class Draft(Struct, frozen=True):
@@ -70,8 +74,23 @@ def judge(reduced: Reduced) -> RanksVerdict:
     host = _with_retries(beyond(steps.own[rows], layout), rows, steps, recorded)
     found = arrivals(reduced, layout)
     in_windows = beyond(steps.own[steps.windows], layout)
-    case = Case(reduced, layout, steps, rows, host, _device(steps, layout), in_windows, found, recorded, step_ms)
-    return _verdict(case, empty)
+    device, pipes = _device(steps, layout), pipelines(reduced, layout, steps)
+    case = Case(reduced, layout, steps, rows, host, device, in_windows, found, recorded, step_ms, pipes)
+    return _verdict(case, replace(empty, slowdown=_slowdown(case)))
+
+
+def _slowdown(case: Case) -> float | None:
+    if case.pipes is not None:
+        lasted, lost = float(case.pipes.play().mean()), float(case.pipes.beyond_ideal().mean())
+    elif case.layout.stages > 1:
+        return None
+    else:
+        excess = case.host if case.device is None else case.device
+        excess = excess[np.isfinite(excess).any(axis=1)]
+        if not len(excess):
+            return None
+        lasted, lost = case.step_ms, float((cost.latest(excess) - np.nanmean(excess, axis=1)).mean())
+    return lasted / (lasted - lost) if lost < lasted else None
 
 
 def _device(steps: Steps, layout: Layout) -> Matrix | None:
@@ -120,6 +139,8 @@ def _verdict(case: Case, empty: RanksVerdict) -> RanksVerdict:
             stragglers.append(_straggler(case, draft, late))
     stragglers += _rotating(case, late)
     stragglers += _together(case)
+    stragglers += _stages(case)
+    stragglers += _links(case)
     least_cost = at.LEAST_STEADY_SHARE / 2 * case.step_ms
     stragglers = sorted((one for one in stragglers if one.cost_ms >= least_cost), key=lambda one: -one.cost_ms)
     stragglers = stragglers[: at.MAX_STRAGGLERS]
@@ -133,12 +154,35 @@ def _verdict(case: Case, empty: RanksVerdict) -> RanksVerdict:
     )
     if stragglers:
         return replace(verdict, reason=_sentence(stragglers[0], case))
-    no_windows = case.device is None and (case.layout.stages > 1 or case.layout.slots > 1)
-    if no_windows:
-        need = "ranks of a pipeline or of tensor slots wait inside their phases, and no window recorded their own work"
+    need = _needed(case)
+    if need:
         return replace(verdict, verdict=NOT_ENOUGH, reason=need)
     text = f"no rank, host or group keeps the others waiting by {least:.3g} ms of {case.step_ms:.4g} ms a step"
+    absent = len(case.reduced.missing or ())
+    if absent:
+        text += f"; of {absent} rank{'s' if absent > 1 else ''} nothing was recorded"
     return replace(verdict, reason=text)
+
+
+def _needed(case: Case) -> str:
+    """What is missing to say that nobody is late; empty where nothing is."""
+    layout = case.layout
+    if layout.waits_inside and (case.device is None or len(case.steps.windows) < at.MIN_WINDOWED):
+        return (
+            "stages and tensor slots wait for each other inside their phases, and too few windows tell their own work"
+        )
+    if case.device is None and not np.isfinite(case.host).any():
+        return "neither phases of the host nor the work of devices were recorded"
+    judged = np.isfinite(case.host).any(axis=0)
+    if case.device is not None:
+        judged |= np.isfinite(case.device).any(axis=0)
+    # a place is a rank's in the layout, as far as it is known: of some jobs one rank stands for its tensor group
+    known = len(layout.dp) > 0 and (layout.dp >= 0).all()
+    places = int(layout.dp.max() + 1) * max(layout.stages, 1) * max(layout.slots, 1) if known else None
+    places = places if places is not None else case.reduced.world_size or len(layout.ranks)
+    if judged.sum() < (1 - at.MISSING_SHARE) * places:
+        return f"{int(judged.sum())} of {places} ranks could be laid beside peers, too few to say that none is late"
+    return ""
 
 
 def _fixed(case: Case) -> list[Draft]:
@@ -171,7 +215,7 @@ HIDDEN = 0.25  # of what a rank does longer must show in its arrivals, or the de
 
 def _hidden(case: Case, part: Int64) -> float:
     """1 where windows show that these ranks come to collectives no later for it: what they do is hidden, else 0."""
-    if case.arrivals is None or case.layout.stages > 1 or case.layout.slots > 1:
+    if case.arrivals is None or case.layout.waits_inside:
         return 0.0
     at_windows = np.flatnonzero(np.isin(case.steps.numbers, case.arrivals.numbers))
     row = np.searchsorted(case.arrivals.numbers, case.steps.numbers[at_windows])
@@ -193,9 +237,12 @@ def _straggler(case: Case, draft: Draft, late: Int64) -> Straggler:
     part, steps = draft.part, case.steps
     excess = case.device if draft.in_windows and case.device is not None else case.host
     lost = float(cost.of_ranks(excess, part, late).mean())
-    if excess is case.host and case.device is not None:
+    played = None if case.pipes is None else case.pipes.without(part, late)
+    if played is not None and draft.in_windows:
+        lost = float(played.mean())
+    elif excess is case.host and case.device is not None:
         shown = cost.of_ranks(case.host_in_windows, part, late)
-        lost *= _in_earnest(shown, cost.of_ranks(case.device, part, late))
+        lost *= _in_earnest(shown, cost.of_ranks(case.device, part, late) if played is None else played)
     last = np.nanmax(np.where(np.isfinite(excess), excess, -np.inf), axis=1)
     came_last = np.nanmax(np.where(np.isfinite(excess[:, part]), excess[:, part], -np.inf), axis=1) >= last
     parts = _parts(case, part, draft)
@@ -242,7 +289,8 @@ def _parts(case: Case, part: Int64, draft: Draft) -> Parts:
     phases = {name: mean(values[rows]) or 0.0 for name, values in steps.phases.items()}
     gc = None if steps.gc is None else mean(steps.gc[rows])
     compute = mean(steps.compute)
-    if gc:  # collections run inside the phases; which is not known: those that are beyond share them
+    if gc and not case.layout.waits_inside:
+        # collections run inside the phases; which is not known: those that are beyond share them
         more = {name: value for name, value in phases.items() if value > 0}
         total = sum(more.values())
         phases.update({name: value - min(gc, total) * value / total for name, value in more.items()})
@@ -382,6 +430,8 @@ def _of_spikes(case: Case, one: Rotating) -> Straggler | None:
 def _sequence(case: Case, late: Int64) -> Straggler | None:
     """Batches of different lengths: the longest in a step makes all wait."""
     steps, layout = case.steps, case.layout
+    if case.pipes is not None:
+        return _uneven(case, case.pipes)
     if steps.tokens is None:
         return None
     per_token = _by_tokens(case)
@@ -430,6 +480,102 @@ def _sequence(case: Case, late: Int64) -> Straggler | None:
             ),
         ),
     )  # fmt: skip
+
+
+def _uneven(case: Case, pipes: Pipelines) -> Straggler | None:
+    found = uneven_batches(pipes, case.step_ms)
+    if found is None:
+        return None
+    layout = case.layout
+    first = np.flatnonzero(layout.pp == 0)
+    stages = pipes.work.shape[2]
+    by_replica = {int(pipes.worker[rank]) // stages: int(rank) for rank in first[::-1]}
+    ranks = np.array([by_replica[row] for row in found.replicas.tolist() if row in by_replica][: at.MAX_STRAGGLERS])
+    return Straggler(
+        kind="rotating",
+        ranks=tuple(layout.ranks[ranks].tolist()),
+        hosts=tuple(sorted({layout.hosts[host] for host in layout.host[ranks]})),
+        cause="sequence_length",
+        cause_source="microbatches that are long on all stages, in both directions: what they hold makes them so",
+        cost_ms=found.cost_ms,
+        excess_ms=found.cost_ms,
+        share_of_steps=1.0,
+        peers="the other microbatches of the same steps",
+        evidence=(
+            Evidence("longest replica's batches by their mean", round(found.longest, 3), "ratio", "work of windows"),
+            Evidence("part of the variance of passes that batches explain", round(found.explained, 3), "share",
+                     "work of windows"),
+        ),
+    )  # fmt: skip
+
+
+def _stages(case: Case) -> list[Straggler]:
+    if case.steps.compute is None:
+        return []
+    layout = case.layout
+    found = []
+    for one in heavy_stages(case.steps.compute, layout, case.pipes, case.step_ms):
+        ranks = np.flatnonzero(layout.pp == one.stage)
+        source = "work of windows"
+        found.append(
+            Straggler(
+                kind="stage",
+                ranks=tuple(layout.ranks[ranks][: at.MAX_STRAGGLERS].tolist()),
+                hosts=tuple(sorted({layout.hosts[host] for host in layout.host[ranks]}))[: at.MAX_STRAGGLERS],
+                stage=one.stage,
+                cause="stage",
+                cause_source="the work of its middle worker in windows beside that of other stages"
+                + ("" if len(np.unique(layout.dp)) > 1 else "; with one replica, a slow device would look the same"),
+                cost_ms=one.cost_ms,
+                excess_ms=one.own_ms - one.usual_ms,
+                share_of_steps=one.share,
+                peers="the other pipeline stages",
+                evidence=(
+                    Evidence("own work of the stage", round(one.own_ms, 3), "ms per step", source),
+                    Evidence("mean own work of the other stages", round(one.usual_ms, 3), "ms per step", source),
+                ),
+            )
+        )
+    return found
+
+
+def _links(case: Case) -> list[Straggler]:
+    if case.arrivals is None:
+        return []
+    layout, found = case.layout, []
+    for one in slow_links(case.arrivals.calls, layout, case.step_ms)[: at.MAX_STRAGGLERS]:
+        lost = min(one.excess_ms, _idle_ms(case, one.members))
+        ranks = one.members if one.host is None else one.members[layout.host[one.members] == one.host]
+        hosts = sorted({layout.hosts[host] for host in layout.host[ranks]})
+        found.append(
+            Straggler(
+                kind="link",
+                ranks=tuple(layout.ranks[ranks][: at.MAX_STRAGGLERS].tolist()),
+                hosts=tuple(hosts)[: at.MAX_STRAGGLERS],
+                group=one.groups[0].id,
+                cause="link",
+                cause_source="the shortest stay of all members in each call, which is its transfer",
+                cost_ms=lost,
+                excess_ms=one.excess_ms,
+                share_of_steps=one.share,
+                peers=f"{one.alike} group{'s' if one.alike > 1 else ''} of the same kind and size",
+                evidence=(
+                    Evidence(f"transfers of {one.kind} by those of groups alike", round(one.ratio, 2), "ratio",
+                             "collectives of windows"),
+                    Evidence("slow groups", len(one.groups), "count", "collectives of windows"),
+                ),
+            )
+        )  # fmt: skip
+    return found
+
+
+def _idle_ms(case: Case, members: Int64) -> float:
+    """What of a mean step these ranks do not work: more than that no transfer can cost."""
+    steps = case.steps
+    if steps.compute is None or not len(members):
+        return float("inf")
+    idle = steps.wall[steps.windows][:, members] - steps.compute[:, members]
+    return float(np.nanmean(idle)) if np.isfinite(idle).any() else float("inf")
 
 
 def _together(case: Case) -> list[Straggler]:
@@ -489,6 +635,3 @@ def _sentence(first: Straggler, case: Case) -> str:
     verb = "is slow" if first.kind == "global" else "keeps the others waiting"
     cause = first.cause.replace("_", " ")
     return f"{who} {verb} ({cause}): {first.cost_ms:.3g} of {case.step_ms:.4g} ms a step"
-
-
-__all__ = ["Cause", "judge", "spikes"]

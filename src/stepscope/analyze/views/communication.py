@@ -116,6 +116,7 @@ def exposures(found: Calls, compute: Intervals) -> Int64:
 
 
 MAX_WAY = 12  # slices from a launch outwards in which its collective is looked for
+MAX_MEMBERS = 1 << 20  # of a group; more is damage
 _LISTED_CHARS = 32  # of the ranks of a group in its name
 _NO_DESCRIPTION = ("", "undefined")
 _SEQUENCE = r'"Seq":(-?\d{1,18})'
@@ -129,6 +130,7 @@ class Group(Struct, frozen=True):
     name: str
     size: int | None
     ranks: tuple[int, ...] | None
+    description: str = ""  # as the framework words it, else the library's name of it
 
 
 class Message(Struct, frozen=True):
@@ -286,7 +288,11 @@ class Groups:
 
     def of(self, arguments: Mapping[str, Any]) -> Group | None:
         """The group that a collective's arguments name; without any, the only one there is."""
-        own = {key: value for key, value in arguments.items() if key.startswith(("Process Group", "Group size"))}
+        own = {
+            key: value
+            for key, value in arguments.items()
+            if key.startswith(("Process Group", "Group size", "Global rank"))
+        }
         text = json.dumps(own, sort_keys=True)
         if text not in self._known:
             self._known[text] = self._group(own)
@@ -299,6 +305,7 @@ class Groups:
             config = [item for item in self._listed if name is not None and _string(item.get("pg_name")) == name]
             if ranks is None and len(config) == 1:
                 ranks = _ranks(config[0].get("ranks"))
+            ranks = ranks or _strided(own, size)
         elif len(self._listed) == 1 and self._info.get("pg_count", 1) == 1:
             only = self._listed[0]
             name, description = (_string(only.get(key)) for key in ("pg_name", "pg_desc"))
@@ -311,7 +318,8 @@ class Groups:
             members = f"({size} ranks)" if size else ""
         shown = description if description and description not in _NO_DESCRIPTION else name
         label = " ".join(part for part in (shown, members) if part)
-        return Group(key=json.dumps([name, ranks if ranks else size]), name=label, size=size, ranks=ranks)
+        key = json.dumps([name, ranks if ranks else size])
+        return Group(key=key, name=label, size=size, ranks=ranks, description=shown or "")
 
 
 def _ranks(value: object) -> tuple[int, ...] | None:
@@ -321,6 +329,14 @@ def _ranks(value: object) -> tuple[int, ...] | None:
         return None
     ranks = [_count(item) for item in value]
     return tuple(rank for rank in ranks if rank is not None) if None not in ranks else None
+
+
+def _strided(own: Mapping[str, Any], size: int | None) -> tuple[int, ...] | None:
+    """The ranks of a group whose list was cut short, where they lie at equal distances."""
+    start, stride = _count(own.get("Global rank start")), _count(own.get("Global rank stride"))
+    if start is None or not stride or size is None or not 1 < size <= MAX_MEMBERS or stride > MAX_MEMBERS:
+        return None
+    return tuple(range(start, start + size * stride, stride))
 
 
 def _count(value: object) -> int | None:

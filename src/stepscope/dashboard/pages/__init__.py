@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
 
+from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
 from stepscope.errors import UsageError
+from stepscope.report import sentences
 from stepscope.report.escape import plain
 from stepscope.report.words import Shortener
 
@@ -108,7 +110,20 @@ class Page(Struct, frozen=True):
     def build(self, context: PageContext) -> list[Block]:
         """The blocks of the page; raises `UsageError` for parameters that make no sense."""
         made: list[Block] = import_module(f"{__name__}.{self.key}").build(context)
-        return made
+        if (
+            self.key in _OF_ALL_RANKS
+            or context.base.ranks_read is None
+            or all(each["kind"] == "empty" for each in made)
+        ):
+            return made
+        said = sentences.figures_of(context.base.report(source=context.source))
+        return [blocks.text(blocks.sentence(said), "note", blocks.link("Ranks has all of them", "ranks")), *made]
+
+    def choices(self, context: PageContext) -> Iterable[tuple[Mapping[str, str], list[Block]]]:
+        """What a file holds of the page beside what it shows first: parameters, and the blocks that they ask for."""
+        asked = getattr(import_module(f"{__name__}.{self.key}"), "choices", None)
+        found: Iterable[tuple[Mapping[str, str], list[Block]]] = () if asked is None else asked(context)
+        return found
 
     def empty(self, context: PageContext) -> bool:
         """Whether the page has nothing but the reason why; needs the analysis, and is quick once that is there."""
@@ -119,6 +134,7 @@ class Page(Struct, frozen=True):
 
 
 _EVERY = ("worker", "span", "steps")
+_OF_ALL_RANKS = ("findings", "ranks", "compare", "environment")  # the others are of the ranks that were looked at
 _LIST = (
     Page("findings", "Findings", "Overview", ("steps",)),
     Page("steps", "Steps", "Overview", _EVERY),

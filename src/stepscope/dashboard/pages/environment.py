@@ -38,6 +38,11 @@ _PROCESS = blocks.columns(
     "PID: pid; Role: role; Reported: reported; Command: command; Remedy: remedy",
     role=lambda row: words.term(row["role"]),
 )
+_ACCOUNTED = blocks.columns(
+    "Step: id; State: state; Exit status: exit_status number; Signal: exit_signal number quiet; "
+    "Largest task's memory: max_rss_bytes bytes; On: max_rss_node; Took: elapsed_s s; Nodes: nodes"
+)
+TOPOLOGIES = 8  # nodes whose place in the network is shown
 
 
 def build(context: PageContext) -> list[Block]:
@@ -45,6 +50,7 @@ def build(context: PageContext) -> list[Block]:
     report = context.base.report(source=context.source)
     run = report.run
     made = [*_notes(report), *_reading(report), blocks.facts("The run", _run(context, report))]
+    made += _job(context, run.get("job"))
     for title in ("Versions", "Hardware", "Noise", "Git"):
         rows = list(_flat(run.get(title.lower()) or {}))
         if rows:
@@ -105,6 +111,32 @@ def _run(context: PageContext, report: Report) -> Iterator[dict[str, Any]]:
         yield blocks.fact(
             "Sampled stacks", f"{stacks['samples']:,} by {stacks['source']}, {stacks['rate_hz']:g} a second"
         )
+
+
+def _job(context: PageContext, job: Mapping[str, Any] | None) -> Iterator[Block]:
+    """What scheduler or launcher the run is of, and what its accounting says of how it went."""
+    if not job:
+        return
+    step = f", step {job['step']}" if job["step"] else ""
+    rows = [blocks.fact("Started by", job["kind"])]
+    if job["id"]:
+        rows.append(blocks.fact("Job", f"{job['id']}{step}", f"attempt {job['attempt'] + 1}"))
+    for label, key in (("Tasks", "members"), ("Cluster", "cluster"), ("Partition", "partition"), ("Nodes", "nodes")):
+        if job[key]:
+            rows.append(blocks.fact(label, _text(job[key])))
+    if job["topology"]:
+        places = [f"{host}: {place}" for host, place in list(job["topology"].items())[:TOPOLOGIES]]
+        left = len(job["topology"]) - len(places)
+        more = f"; and {left} more" if left else ""
+        pattern = f"as {job['topology_pattern']}" if job["topology_pattern"] else None
+        rows.append(blocks.fact("Place in the network", "; ".join(places) + more, pattern))
+    if job["absent"]:
+        rows.append(blocks.fact("Accounting", None, job["absent"]))
+    else:
+        rows.append(blocks.fact("Started again", _text(job["requeues"]) if job["requeues"] is not None else None))
+        rows.append(blocks.fact("Attempts ended by a failing node", _text(job["node_failures"])))
+    yield blocks.facts("The job", rows)
+    yield from blocks.rows_table(context, "accounting", "Accounting of the job", "JobStep", _ACCOUNTED, job["steps"])
 
 
 def _counts(report: Report) -> Iterator[Block]:

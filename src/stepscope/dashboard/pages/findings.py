@@ -37,8 +37,9 @@ PAGES_OF = {
     "memory": ("memory", "steps"),
     "transfer": ("timeline", "kernels", "operators"),
     "communication": ("gpu", "timeline", "steps"),
-    "communication.straggler": ("steps", "timeline", "gpu"),
-    "communication.unbalanced_work": ("steps", "timeline"),
+    "communication.late_ranks": ("ranks", "flame", "timeline"),
+    "communication.straggler": ("ranks", "steps", "timeline", "gpu"),
+    "communication.unbalanced_work": ("ranks", "steps", "timeline"),
     "compile": ("compiles", "steps"),
     "io": ("flame", "steps", "timeline"),
     "system": ("system", "steps"),
@@ -51,6 +52,9 @@ def build(context: PageContext) -> list[Block]:
     """The blocks of the page."""
     report = context.run.report(source=context.source)
     made = [blocks.text(blocks.sentence(text), "note") for text in sentences.quality(report)]
+    for number, text in enumerate(sentences.many_ranks(report)):
+        link = None if number else blocks.link("All ranks", "ranks")
+        made.append(blocks.text(blocks.sentence(text), "note" if number else "plain", link))
     made += _head(report)
     if line := trial_line(report, context.shorten):
         made.append(blocks.text(f"Knobs: {line}", "warning" if refused(report) else "plain"))

@@ -29,6 +29,7 @@ from stepscope.dashboard.server.live import Progress
 from stepscope.errors import NotThere, UnreadableInputError
 from stepscope.files import open_regular
 from stepscope.report.escape import plain
+from stepscope.schema import REDUCED, REDUCED_INDEX
 
 RUN, TRACE, EXPERIMENT, SWEEP = "run", "trace", "experiment", "sweep"
 # What a folder of runs made by one command holds, by its kind; the first is the whole of it.
@@ -315,6 +316,12 @@ class _Manifest(Struct):
         return " ".join((self.name or "", *(self.tags or ()))).strip()
 
 
+class _Index(Struct):
+    """Of a host's reduced tables, what they keep of its manifest."""
+
+    run: _Manifest
+
+
 def _read(path: Path, kind: Any) -> Any:
     """What a file holds, read again when it has changed; None where there is none, or something else in it."""
     try:
@@ -337,8 +344,12 @@ def manifest_of(place: Place) -> _Manifest:
     """What the recording says of itself, on its first host; of a trace, nothing."""
     if place.folder is None or place.kind == TRACE:
         return _Manifest()
-    first = min(place.folder.glob("host-*/manifest.json"), default=place.folder / "manifest.json")
-    found: _Manifest = _read(first, _Manifest) or _Manifest()
+    first = min(place.folder.glob("host-*/manifest.json"), default=None)
+    reduced = min(place.folder.glob(f"{REDUCED}/host-*/{REDUCED_INDEX}"), default=None) if first is None else None
+    if reduced is not None:
+        index: _Index | None = _read(reduced, _Index)
+        return _Manifest() if index is None else index.run
+    found: _Manifest = _read(first or place.folder / "manifest.json", _Manifest) or _Manifest()
     return found
 
 

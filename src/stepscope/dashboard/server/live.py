@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from stepscope.files import open_regular
 from stepscope.report import words
+from stepscope.schema import REDUCED, REDUCED_INDEX
 
 NAME = "steps.jsonl"
 MAX_RANKS = 64  # whose journals, processes and files are looked at; more tell nothing new
@@ -146,7 +147,7 @@ def standing(folder: Path, progress: Progress | None = None) -> Standing:
     if not folder.is_dir():
         return Standing(VANISHED, GONE)
     paths = [path for path in sorted(folder.glob("host-*/manifest.json"))[:MAX_HOSTS] if not path.parent.is_symlink()]
-    manifests = [found for found in map(_read, paths) if found]
+    manifests = [found for found in map(_read, paths) if found] or _reduced_manifests(folder)
     steps = f", {words.things(progress.steps, 'step')}" if progress is not None else ""
     open_ended = [manifest for manifest in manifests if not isinstance(manifest.get("ended_ns"), int)]
     if manifests and not open_ended:
@@ -164,6 +165,13 @@ def standing(folder: Path, progress: Progress | None = None) -> Standing:
     ago = span(time.time() - written)
     text = f"Ended without a word: nothing has been written for {ago}. It was killed, or its machine is gone."
     return Standing(VANISHED, text)
+
+
+def _reduced_manifests(folder: Path) -> list[dict[str, Any]]:
+    """What reduced tables keep of manifests, where nothing else is left of a run."""
+    paths = sorted(folder.glob(f"{REDUCED}/host-*/{REDUCED_INDEX}"))[:MAX_HOSTS]
+    runs = (_read(path).get("run") for path in paths)
+    return [run for run in runs if isinstance(run, dict) and run]
 
 
 def standing_of_search(file: Path, what: str) -> Standing:

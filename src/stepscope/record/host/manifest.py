@@ -15,6 +15,7 @@ from stepscope.record.host.command import Script, user_roots
 from stepscope.record.host.hardware import gpu_facts, hardware_facts, noise_facts
 from stepscope.record.host.jsonlines import write_json
 from stepscope.record.host.meters import Rapl
+from stepscope.record.host.nodelist import nodes_of
 from stepscope.record.host.options import RecordOptions
 from stepscope.record.host.pyspy import output_of, pyspy_version
 from stepscope.record.host.scheduler import Scheduler
@@ -59,11 +60,15 @@ class Manifest:
             self.problem = f"cannot write {self._path}: {error.strerror}"
 
     def describe(self, pyspy: str | None) -> None:
-        """Ask py-spy, the GPUs' driver and git: they may take seconds, so it happens beside the running command."""
+        """Ask py-spy, the GPUs' driver, git and SLURM's list of nodes: they may take seconds, so it happens beside the
+        running command."""
         if pyspy is not None:
             self.values["sampler"]["version"] = pyspy_version(pyspy)
         self.values["hardware"].update(gpus=gpu_facts(), cpu_energy=Rapl().describe())
         self.values["git"] = git_state(git_root(Path(self.values["cwd"])))
+        scheduler = self.values["scheduler"] or {}
+        if listed := scheduler.get("job_nodelist"):
+            scheduler["nodes"] = list(nodes_of(listed))
         self.save()
 
     def started(self, now_ns: int, pid: int) -> None:

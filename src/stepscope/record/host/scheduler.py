@@ -14,7 +14,7 @@ from typing import Any
 
 _SLURM_FACTS = (
     "SLURM_JOB_NAME", "SLURM_JOB_PARTITION", "SLURM_JOB_NODELIST", "SLURM_NNODES", "SLURM_NTASKS",
-    "SLURM_CPUS_PER_TASK",
+    "SLURM_CPUS_PER_TASK", "SLURM_CLUSTER_NAME", "SLURM_NODEID", "SLURM_TOPOLOGY_ADDR", "SLURM_TOPOLOGY_ADDR_PATTERN",
 )  # fmt: skip
 # The components of a heterogeneous job have ids of their own; the leader's is the one they share.
 _SLURM_JOBS = (

@@ -1,0 +1,164 @@
+"""Who runs the tasks: this process, processes beside it, or the workers of Dask; any `concurrent.futures.Executor`.
+
+A worker that dies costs the file it was at: that one is done again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from typing import Any
+
+from stepscope.errors import EnvironmentRefusal
+from stepscope.tables.cache import main_is_guarded
+
+ENGINES = ("inline", "pool", "dask")
+LOCAL, SLURM = "local", "slurm"
+_MORE_ROUNDS = 1  # with a new executor, for what a worker that died has left
+_CONNECT_SECONDS = 30
+_DASK_MISSING = "--engine dask needs Dask; install it with: pip install 'stepscope[cluster]'"
+_WORKER = {"cores": 1, "processes": 1, "memory": "2GB"}  # of a job of SLURM, where the site's settings say nothing
+
+Task = Callable[[str], str]
+Opened = Callable[[], contextlib.AbstractContextManager[Executor]]
+Tell = Callable[[int, int], None]  # tasks done, and all
+
+
+class Inline(Executor):
+    """Runs each task where it is submitted."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+@contextlib.contextmanager
+def given(executor: Executor) -> Iterator[Executor]:
+    """One that others opened, and close."""
+    yield executor
+
+
+def pool(jobs: int) -> ProcessPoolExecutor:
+    # Threads of the caller (Polars has some) do not survive a fork; and each worker has a core, not all of them.
+    return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_one_thread)
+
+
+def _one_thread() -> None:
+    """Before anything imports Polars."""
+    os.environ.setdefault("POLARS_MAX_THREADS", "1")
+
+
+@contextlib.contextmanager
+def dask(scheduler: str, jobs: int) -> Iterator[Executor]:
+    """Dask's workers as an executor; raises `EnvironmentRefusal` where Dask or its scheduler is not there.
+
+    Args:
+        scheduler: "local" for a cluster of processes here, "slurm" for jobs of SLURM, as the site's settings of
+            dask-jobqueue describe them, else the address of a scheduler that runs.
+        jobs: workers to start.
+    """
+    try:
+        from distributed import Client, LocalCluster
+    except ImportError:
+        raise EnvironmentRefusal(_DASK_MISSING) from None
+    with contextlib.ExitStack() as stack:
+        where: Any = scheduler
+        try:
+            if scheduler == LOCAL:
+                cluster = LocalCluster(
+                    n_workers=jobs, threads_per_worker=1, dashboard_address=None, silence_logs=logging.CRITICAL
+                )
+                where = stack.enter_context(cluster)
+            elif scheduler == SLURM:
+                where = stack.enter_context(_slurm_cluster(jobs))
+            client = stack.enter_context(Client(where, timeout=_CONNECT_SECONDS))
+        except (OSError, ValueError, RuntimeError) as error:
+            reason = f"{error}".strip().partition("\n")[0] or type(error).__name__
+            raise EnvironmentRefusal(
+                f"--scheduler {scheduler}: {reason}; give the address of a scheduler that runs, such as "
+                "tcp://10.0.0.1:8786, or local or slurm"
+            ) from None
+        yield client.get_executor(pure=False)
+
+
+def _slurm_cluster(jobs: int) -> Any:
+    try:
+        import dask
+        from dask_jobqueue import SLURMCluster
+    except ImportError:
+        raise EnvironmentRefusal(_DASK_MISSING) from None
+    told = {name: dask.config.get(f"jobqueue.slurm.{name}", None) for name in _WORKER}
+    cluster = SLURMCluster(**{name: value for name, value in _WORKER.items() if told[name] is None})
+    cluster.scale(jobs=jobs)
+    return cluster
+
+
+class Workers:
+    """An executor that is opened when it is first needed, and once more where a worker's death has broken it."""
+
+    def __init__(self, opened: Opened) -> None:
+        self._opened = opened
+        self._stack = contextlib.ExitStack()
+        self._executor: Executor | None = None
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *ending: object) -> None:
+        self._stack.close()
+
+    @property
+    def executor(self) -> Executor:
+        if self._executor is None:
+            self._executor = self._stack.enter_context(self._opened())
+        return self._executor
+
+    def renew(self) -> None:
+        self._executor = None
+        self._stack.close()
+
+    def run(self, task: Task, texts: Sequence[str], killed: str, tell: Tell | None = None) -> tuple[list[str], int]:
+        """The answer to each text, and how many of them had to be asked for again because a worker was lost.
+
+        What no worker answers runs once more in a process of its own; where that is killed, too, `killed` is the
+        answer.
+        """
+        answers: dict[int, str] = {}
+        lost = 0
+        for more in range(1 + _MORE_ROUNDS):
+            missing = [number for number in range(len(texts)) if number not in answers]
+            if not missing:
+                break
+            if more:
+                self.renew()
+            executor, futures = self.executor, dict[int, Future[str]]()
+            with contextlib.suppress(Exception):  # one that broke takes no more tasks
+                for number in missing:
+                    futures[number] = executor.submit(task, texts[number])
+            for number, future in futures.items():
+                # whatever an engine raises for a worker that was lost: what a task meets is its answer
+                with contextlib.suppress(Exception):
+                    answers[number] = future.result()
+                    if tell is not None:
+                        tell(len(answers), len(texts))
+            lost += sum(number not in answers for number in missing)
+        for number in range(len(texts)):
+            if number not in answers:
+                answers[number] = _alone(task, texts[number], killed)
+        return [answers[number] for number in range(len(texts))], lost
+
+
+def _alone(task: Task, text: str, killed: str) -> str:
+    if not main_is_guarded():
+        return task(text)
+    try:
+        with pool(1) as executor:
+            return executor.submit(task, text).result()
+    except BrokenProcessPool:
+        return killed
