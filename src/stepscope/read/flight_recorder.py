@@ -106,14 +106,14 @@ _entry = msgspec.json.Decoder(_Entry)
 
 
 class _List(dict[Any, int]):
-    """A number for each distinct key; `values` are what the keys stand for."""
+    """A number for each distinct key; `made` are what the keys stand for."""
 
     def __init__(self) -> None:
-        self.values: list[Any] = []
+        self.made: list[Any] = []
 
     def put(self, key: Any, value: Any) -> int:
-        self[key] = number = len(self.values)
-        self.values.append(value)
+        self[key] = number = len(self.made)
+        self.made.append(value)
         return number
 
 
@@ -125,10 +125,10 @@ class DumpReader:
         self._ranks: dict[str, tuple[int, ...] | None] = {}
         self._same_signatures, self._same_stacks = _List(), _List()
 
-    groups: list[GroupName] = property(lambda self: self._groups.values)  # type: ignore[assignment]
-    kinds: list[str] = property(lambda self: self._kinds.values)  # type: ignore[assignment]
-    signatures: list[Signature] = property(lambda self: self._signatures.values)  # type: ignore[assignment]
-    stacks: list[tuple[Frame, ...]] = property(lambda self: self._stacks.values)  # type: ignore[assignment]
+    groups: list[GroupName] = property(lambda self: self._groups.made)  # type: ignore[assignment]
+    kinds: list[str] = property(lambda self: self._kinds.made)  # type: ignore[assignment]
+    signatures: list[Signature] = property(lambda self: self._signatures.made)  # type: ignore[assignment]
+    stacks: list[tuple[Frame, ...]] = property(lambda self: self._stacks.made)  # type: ignore[assignment]
 
     def read(self, path: Path) -> tuple[Dump, int]:
         """The dump, with the rank that its name tells or -1, and how many of its records could not be read.
@@ -212,7 +212,7 @@ class DumpReader:
             return self._row_of_json(raw)
         return self._row(
             entry.record_id, entry.profiling_name, entry.process_group, entry.collective_seq_id, entry.p2p_seq_id,
-            self._same_signatures.values[signature], self._same_stacks.values[stack], entry.state,
+            self._same_signatures.made[signature], self._same_stacks.made[stack], entry.state,
             entry.retired, entry.is_p2p, entry.time_created_ns, entry.time_discovered_completed_ns,
         )  # fmt: skip
 
@@ -234,7 +234,7 @@ class DumpReader:
         number = self._kinds.get(kind)
         if number is None:
             number = self._kinds.put(kind, clean(kind.partition(":")[2] or kind)[:MAX_NAME])
-        name = self._kinds.values[number]
+        name = self._kinds.made[number]
         if p2p is None:
             p2p = name.startswith(("send ", "recv "))
         reached = COMPLETED if completed_ns else _STATES.get(state, SCHEDULED)
@@ -364,7 +364,11 @@ def _some(value: Any) -> list[Any]:
 
 def _shapes(value: Any) -> tuple[tuple[int, ...], ...]:
     found = (one for one in (value if isinstance(value, list) else [])[:MAX_TENSORS])
-    return tuple(tuple(size for size in one[:MAX_DIMENSIONS] if integer(size) is not None) for one in found if isinstance(one, list))
+    return tuple(
+        tuple(size for size in one[:MAX_DIMENSIONS] if integer(size) is not None)
+        for one in found
+        if isinstance(one, list)
+    )
 
 
 def _dtypes(value: Any) -> tuple[str, ...]:

@@ -6,51 +6,57 @@ rank; what was odd about the files is said, and never keeps the others from bein
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from msgspec.structs import replace
 
 from stepscope.errors import UnreadableInputError
-from stepscope.files import open_regular
 from stepscope.read.flight_recorder import DumpReader, is_flight_recorder
 from stepscope.read.hang_recording import Dump, HangRecording, RasReport
 from stepscope.read.nccl_ras import is_ras_report, read_ras_report
-from stepscope.read.streams import GZIP, files_in, unpacked
+from stepscope.read.streams import files_in, read_head
 from stepscope.read.traces import holds_traces
 from stepscope.schema import RUN_PART
 
 MAX_FILES = 100_000
 MAX_CALLS = 40_000_000  # of all dumps together: some 50 bytes each
-HEAD_BYTES = 8_192
 MAX_SAID = 20  # problems
-_OTHERS = re.compile(r"\.(?:pt\.trace\.json(?:\.gz)?|raw|parquet|html|csv|py|txt|log|jsonl|toml|ya?ml|times\.json)$|\.tfevents\.")
+_OTHERS = re.compile(
+    r"\.(?:pt\.trace\.json(?:\.gz)?|raw|parquet|html|csv|py|txt|log|jsonl|toml|ya?ml|times\.json)$|\.tfevents\."
+)
 _SAMPLED = re.compile(r"\.raw$|\.speedscope\.json$|\.tfevents\.")
 _OF_A_RUN = ("tables", "reduced", "notebook", "runs")  # folders in a run folder of ours
 _IN_PARTS = re.compile(r"rank[-_]?\d+$|(?:trace|flight|fr)[-_]|ras", re.IGNORECASE)
 _OWN = ("report.json", "experiment.json", "manifest.json", "rank.json", "last-word.json")
 
 
+def hang_files_in(paths: Iterable[Path]) -> Iterator[Path]:
+    """Dumps and reports among files and in folders; of run folders of ours that lie in one, none."""
+    return (file for path in paths for file in _files(path) if is_hang_file(file))
+
+
 def read_hangs(paths: Sequence[Path]) -> tuple[HangRecording | None, tuple[Path, ...]]:
     """What flight recorders and RAS left in `paths`, None where nothing, and the other paths.
 
-    A folder is among the others where it holds no dump and no report, or is a run folder of ours, or a file in it is of
-    another kind than these. Raises UnreadableInputError where a file that was named is a dump that cannot be read.
+    A folder is among the others where it holds no dump and no report, or traces, stacks or event files beside them.
+    Raises UnreadableInputError where none of the dumps can be read.
     """
     found: list[Path] = []
     others: list[Path] = []
     for path in paths:
-        own = [file for file in _files(path) if is_hang_file(file)]
+        own = list(hang_files_in((path,)))
         found += own
         if not own or _holds_others(path):
             others.append(path)
-    return (read_hang_files(found, named=frozenset(paths)) if found else None), tuple(others)
+    return (read_hang_files(found) if found else None), tuple(others)
 
 
 def hang_files_of_run(folder: Path) -> list[Path]:
-    """Dumps and reports that lie in a run folder of ours: in it, in folders that are not ours, and in those of ranks."""
+    """Dumps and reports in a run folder of ours: right in it, in folders that are not ours, and in those of ranks."""
     children = sorted(folder.iterdir())
     files = [child for child in children if child.is_file() and child.name not in _OWN]
     for child in children:
@@ -66,11 +72,9 @@ def hang_files_of_run(folder: Path) -> list[Path]:
 def is_hang_file(path: Path) -> bool:
     """Whether a file is a dump or a report; False for what cannot be opened or is no regular file."""
     try:
-        with open_regular(path, follow=True) as file:
-            data = file.read(HEAD_BYTES)
+        head = read_head(path)
     except OSError:
         return False
-    head = unpacked(data, HEAD_BYTES) if data.startswith(GZIP) else data
     return is_flight_recorder(head) or is_ras_report(head)
 
 
@@ -90,18 +94,15 @@ def _holds_others(path: Path) -> bool:
     return any(_SAMPLED.search(file.name) for file in files_in(path, MAX_FILES)) or holds_traces([path])
 
 
-def read_hang_files(files: Sequence[Path], named: frozenset[Path] = frozenset()) -> HangRecording:
-    """All of them together. A file of `named` that cannot be read raises UnreadableInputError; of the others it is said."""
+def read_hang_files(files: Iterable[Path]) -> HangRecording:
+    """All of them together, each once; what cannot be read is said. Raises UnreadableInputError where nothing can."""
     reader, problems = DumpReader(), _Problems()
     dumps: list[Dump] = []
     reports: list[RasReport] = []
     calls = 0
-    for file in files:
+    for file in {os.path.realpath(file): file for file in files}.values():
         try:
-            with open_regular(file, follow=True) as opened:
-                data = opened.read(HEAD_BYTES)
-            head = unpacked(data, HEAD_BYTES) if data.startswith(GZIP) else data
-            if is_ras_report(head):
+            if is_ras_report(read_head(file)):
                 report, lost = read_ras_report(file)
                 reports.append(report)
             elif calls < MAX_CALLS:
@@ -112,8 +113,6 @@ def read_hang_files(files: Sequence[Path], named: frozenset[Path] = frozenset())
                 problems.add(f"{file.name}: left unread, as more than {MAX_CALLS:,} calls were read before")
                 continue
         except UnreadableInputError as error:
-            if file in named and len(files) == 1:
-                raise
             problems.add(str(error))
             continue
         except OSError as error:
@@ -167,7 +166,9 @@ def _numbered(dumps: list[Dump], reader: DumpReader, problems: _Problems) -> lis
             first, second = _worth(other), _worth(dump)
             if first[0] != second[0]:
                 newer = dump if second > first else other
-                problems.add(f"rank {dump.rank} has two dumps of different moments: {newer.file} is taken, the later one")
+                problems.add(
+                    f"rank {dump.rank} has two dumps of different moments: {newer.file} is taken, the later one"
+                )
             if second < first:
                 continue
         kept[dump.rank] = dump
@@ -195,7 +196,9 @@ def _honest(dump: Dump, reader: DumpReader, problems: _Problems) -> Dump | None:
     common = set.intersection(*members)
     if len(common) == 1:
         rank = common.pop()
-        problems.add(f"{dump.file}: its groups are those of rank {rank}, not of rank {dump.rank}; taken for rank {rank}")
+        problems.add(
+            f"{dump.file}: its groups are those of rank {rank}, not of rank {dump.rank}; taken for rank {rank}"
+        )
         return replace(dump, rank=rank)
     problems.add(f"{dump.file}: its groups do not hold rank {dump.rank}, which its name tells; left out")
     return None

@@ -73,13 +73,16 @@ def _communicator(row: Any, most: int) -> tuple[Communicator | None, int]:
     told = [_rank(one, missing=False) for one in answered[:most]]
     told += [_rank(one, missing=True) for one in missing[: max(0, most - len(told))]]
     ranks = tuple(rank for rank in told if rank is not None)
-    return Communicator(clean(string(row.get("hash")) or "")[:60], size, ranks), len(answered) + len(missing) - len(ranks)
+    return Communicator(clean(string(row.get("hash")) or "")[:60], size, ranks), len(answered) + len(missing) - len(
+        ranks
+    )
 
 
 def _rank(row: Any, *, missing: bool) -> RasRank | None:
     number = within(row.get("rank"), MAX_RANKS) if isinstance(row, dict) else None
     if number is None:
         return None
+    device = integer(row.get("cuda_dev"))
     status = row.get("status") if isinstance(row.get("status"), dict) else {}
     counts = row.get("collective_counts")
     given = list(counts.items())[:MAX_OPERATIONS] if isinstance(counts, dict) else []
@@ -88,7 +91,7 @@ def _rank(row: Any, *, missing: bool) -> RasRank | None:
         rank=number,
         host=clean(string(row.get("host")) or "")[:200],
         pid=integer(row.get("pid")) or -1,
-        device=integer(row.get("cuda_dev")) if integer(row.get("cuda_dev")) is not None else -1,
+        device=-1 if device is None else device,
         counts=None if missing else made,
         unresponsive=status.get("unresponsive") is True,
         dead=status.get("considered_dead") is True,

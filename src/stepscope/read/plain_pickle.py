@@ -120,8 +120,8 @@ class _Machine:
             _refuse("it ends with open marks or left-over values")
         return self.stack[0]
 
-    def _some(self) -> bool:
-        """Take some steps; True when the end was reached. What a snapshot is made of is done right here, for speed."""
+    def _some(self) -> bool:  # noqa: C901, PLR0915 - with a call for each opcode it takes twice as long
+        """Take some steps; True when the end was reached. What snapshots and dumps are made of is done right here."""
         data, stack, memo, marked = self.data, self.stack, self.memo, self.marked
         position, gaps, deepest = self.position, self.gaps, self.limits.nesting
         short_run, containers = _SHORT_RUN.match, 0

@@ -79,11 +79,13 @@ def calls(recording: HangRecording, world_size: int | None) -> Calls:
     lengths = np.array([len(dump.calls.group) for dump in dumps], np.int64)
     rank = np.repeat(np.arange(len(dumps), dtype=np.int32), lengths)
 
-    def column(name: str) -> np.ndarray:  # type: ignore[type-arg]
+    def column(name: str) -> np.ndarray:
         return np.concatenate([getattr(dump.calls, name) for dump in dumps]) if dumps else np.zeros(0, np.int64)
 
     raw, kind, signature = column("group").astype(np.int32), column("kind"), column("signature")
-    world = max([int(ranks.max()) + 1 if len(ranks) else 0, world_size or 0, _told_world(recording, raw, kind, signature)])
+    world = max(
+        [int(ranks.max()) + 1 if len(ranks) else 0, world_size or 0, _told_world(recording, raw, kind, signature)]
+    )
     groups, number = _groups(recording, rank, raw, kind, signature, ranks, min(world, MAX_WORLD))
     group = number[raw] if len(raw) else raw
     sequence, p2p_sequence, p2p = column("sequence"), column("p2p_sequence"), column("p2p").astype(bool)
@@ -112,7 +114,7 @@ def calls(recording: HangRecording, world_size: int | None) -> Calls:
     )
 
 
-def _parts(rank: Int32, group: Int32, sequence: Int64, p2p_sequence: Int64, ends: Bools, state: np.ndarray) -> Bools:  # type: ignore[type-arg]
+def _parts(rank: Int32, group: Int32, sequence: Int64, p2p_sequence: Int64, ends: Bools, state: np.ndarray) -> Bools:
     """Pieces of coalesced calls: rows of a group right before its row and of the same numbers. They get its state."""
     part = np.zeros(len(rank), bool)
     if not ends.any():
@@ -164,7 +166,7 @@ def _size_by_gathers(recording: HangRecording, chosen: Bools, kind: Int32, signa
         told = recording.signatures[given]
         inputs, outputs = elements(told.input_sizes), elements(told.output_sizes)
         if inputs > 0 and outputs % inputs == 0 and outputs // inputs <= MAX_WORLD:
-            sizes[outputs // inputs]  # noqa: B018 - remembered in the order in which they are met
+            sizes[outputs // inputs]
     return next(iter(sizes), 0)
 
 
@@ -196,7 +198,11 @@ def _groups(
         number[at] = known[key]
     made: list[Group] = []
     sorted_by_group = np.argsort(number[raw], kind="stable") if len(raw) else np.zeros(0, np.int64)
-    bounds = np.searchsorted(number[raw][sorted_by_group], np.arange(len(found) + 1)) if len(raw) else np.zeros(len(found) + 1, int)
+    bounds = (
+        np.searchsorted(number[raw][sorted_by_group], np.arange(len(found) + 1))
+        if len(raw)
+        else np.zeros(len(found) + 1, int)
+    )
     for at, name in enumerate(found):
         rows = sorted_by_group[bounds[at] : bounds[at + 1]]
         size: int | None

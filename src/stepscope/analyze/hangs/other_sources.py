@@ -6,7 +6,7 @@ Each says what it knows in words of its own, rank by rank; the verdict lays them
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 import polars as pl
 from msgspec import Struct
@@ -15,12 +15,14 @@ from stepscope.analyze.context import Context
 from stepscope.engine.call_tree import UserPaths
 from stepscope.model.findings import Place
 from stepscope.read.hang_recording import Communicator, HangRecording, RasRank
+from stepscope.tables.in_full import ranges
 from stepscope.tables.schema import Tables
 
 GONE_BEFORE_NS = 5 * 10**9  # a process that ended as long before the last reading of its host did not end with the run
 LAST_NS = 30 * 10**9  # readings of a device that tell what it did at last
 BUSY_PCT = 90.0  # a kernel of a collective that waits keeps a GPU "busy", work that ends has pauses
 IDLE_PCT = 5.0
+MOST_NAMED = 120  # characters of ranks in a sentence or a cell
 _DISTRIBUTED = "torch/distributed/"
 
 
@@ -51,7 +53,7 @@ NO_RAS = RasView({}, frozenset(), frozenset(), frozenset(), (), None, None)
 
 
 def ras(recording: HangRecording) -> RasView:
-    """The newest report in words. Ranks of small communicators are those of the largest one by host, process, device."""
+    """The newest report in words. Ranks of small communicators are found in the largest by host, process and device."""
     if not recording.ras:
         return NO_RAS
     communicators = recording.ras[-1].communicators
@@ -204,13 +206,7 @@ def _device_load(tables: Tables) -> dict[tuple[str, int], float]:
     return {(host, pid): value for host, pid, value in rows if counts[host, pid] == 1}
 
 
-def named(ranks: Sequence[int], most: int = 8) -> str:
-    """Numbers of ranks with neighbours folded: "0-6, 8, 12"; of many pieces the first."""
-    pieces: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if pieces and pieces[-1][1] == rank - 1:
-            pieces[-1][1] = rank
-        else:
-            pieces.append([rank, rank])
-    texts = [f"{first}-{last}" if last > first else str(first) for first, last in pieces[:most]]
-    return ", ".join(texts) + (" …" if len(pieces) > most else "")
+def named(ranks: Collection[int]) -> str:
+    """Numbers of ranks with neighbours folded, "0-6, 8"; of many pieces the first."""
+    text = ranges(sorted(set(ranks)))
+    return text if len(text) <= MOST_NAMED else f"{text[:MOST_NAMED].rpartition(', ')[0]} …"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -34,10 +35,12 @@ from stepscope.read.hang_recording import HangRecording, Signature
 
 MAX_CALLS = 200  # of the table
 MAX_RANKS = 2_000  # of the table, causes first
+MAX_BLAMED = 16
 MAX_LOOKED_AT = 200  # ranks whose stacks and processes are asked for
 MAX_LEFT_OUT = 8  # calls that a rank may have left out, or made beyond the others, and it still shows
 MAX_DISAGREEMENTS = 20
 SHAPES_SHOWN = 4
+SAID_OF_CIRCLE = 4  # calls
 
 
 class Judged(Struct, frozen=True, dict=True):
@@ -130,15 +133,27 @@ class Judged(Struct, frozen=True, dict=True):
         return end - 1 if end > first else None
 
 
+def blamed_ranks(recording: HangRecording) -> tuple[int, ...]:
+    """Ranks whom the others wait for, by dumps and RAS alone: those to look at in full; 16 at most."""
+    seen = other_sources.ras(recording)
+    named = sorted(seen.gone | seen.silent | seen.behind)
+    if recording.dumps:
+        waits = find(recording, calls(recording, seen.world_size))
+        named = [rank for cause in waits.causes if cause.kind not in (STUCK, CROSSED) for rank in cause.ranks] + named
+    return tuple(dict.fromkeys(named))[:MAX_BLAMED]
+
+
 def judge(recording: HangRecording, context: Context, world_size: int | None = None) -> HangVerdict:
-    """The verdict; `context` is of the run that was recorded beside it, or of nothing. `world_size` where it is known."""
+    """The verdict; `context` is of the run that was recorded beside it, or empty. `world_size` where it is known."""
     seen = other_sources.ras(recording)
     sizes = [size for size in (world_size, seen.world_size) if size]
     known = calls(recording, max(sizes, default=None))
     judged = Judged(recording, context, find(recording, known), seen)
     if not recording.dumps:
         return _by_ras(judged)
-    world = max([int(known.ranks.max()) + 1, *sizes, *(int(one.members.max()) + 1 for one in known.groups if len(one.members))])
+    world = max(
+        [int(known.ranks.max()) + 1, *sizes, *(int(one.members.max()) + 1 for one in known.groups if len(one.members))]
+    )
     there = set(known.ranks.tolist())
     absent = tuple(rank for rank in range(world) if rank not in there)
     numbers = _numbers(judged)
@@ -154,6 +169,7 @@ def judge(recording: HangRecording, context: Context, world_size: int | None = N
         mismatches=tuple(_mismatch(judged, wait) for wait in judged.waits.waits if wait.differing is not None),
         ranks=tuple(_ranks(judged, causes, numbers, absent)),
         dumps=len(recording.dumps),
+        ras_reports=len(recording.ras),
         world_size=world,
         absent=absent,
         disagreements=tuple(_disagreements(judged))[:MAX_DISAGREEMENTS],
@@ -166,7 +182,10 @@ def _nothing_open(judged: Judged) -> tuple[str, str]:
     dumps = _things(len(judged.recording.dumps), "dump")
     if not count:
         return NOT_ENOUGH, f"not enough: no call is in the {dumps}; set TORCH_FR_BUFFER_SIZE before the job starts"
-    return NONE, f"no call is open: all {count:,} calls in the {dumps} had ended, and no rank of theirs is missing in one"
+    return (
+        NONE,
+        f"no call is open: all {count:,} calls in the {dumps} had ended, and no rank of theirs is missing in one",
+    )
 
 
 def _numbers(judged: Judged) -> dict[int, int]:
@@ -191,7 +210,9 @@ def _missing(judged: Judged, cause: Cause, number: int) -> HangCause:
     call = _call(judged, wait)
     who, waiting = _rank_words(cause.ranks), _waiting(judged, wait)
     if len(gone) == len(cause.ranks):
-        sentence = f"{who} ended before {call}{_at(_line(judged, wait))}, in which {waiting}: {next(iter(gone.values()))}"
+        sentence = (
+            f"{who} ended before {call}{_at(_line(judged, wait))}, in which {waiting}: {next(iter(gone.values()))}"
+        )
     else:
         sentence = f"{who} did not come to {call}{_at(_line(judged, wait))}, in which {waiting}"
     place = None
@@ -199,8 +220,12 @@ def _missing(judged: Judged, cause: Cause, number: int) -> HangCause:
     position = int(np.searchsorted(judged.calls.ranks, rank))
     standing = judged.standing.get(rank)
     if standing is not None and not gone:
-        where = f"{_at(standing.place)} ({standing.function})" if standing.place is not None else f" in {standing.function}"
-        sentence += f"; its main thread stood{where} at last" if len(cause.ranks) == 1 else f"; rank {rank} stood{where}"
+        where = (
+            f"{_at(standing.place)} ({standing.function})" if standing.place is not None else f" in {standing.function}"
+        )
+        sentence += (
+            f"; its main thread stood{where} at last" if len(cause.ranks) == 1 else f"; rank {rank} stood{where}"
+        )
         place = standing.place
     left_out = _left_out(judged, wait, position)
     if left_out is not None:
@@ -211,7 +236,9 @@ def _missing(judged: Judged, cause: Cause, number: int) -> HangCause:
         sentence += _last_words(judged, position, several=len(cause.ranks) > 1)
     if judged.ras.behind & set(cause.ranks):
         sentence += f"; NCCL RAS agrees ({judged.ras.said[min(judged.ras.behind & set(cause.ranks))]})"
-    return HangCause(ENDED if len(gone) == len(cause.ranks) else MISSING, number, cause.ranks, sentence, place or _line(judged, wait))
+    return HangCause(
+        ENDED if len(gone) == len(cause.ranks) else MISSING, number, cause.ranks, sentence, place or _line(judged, wait)
+    )
 
 
 def _last_words(judged: Judged, position: int, *, several: bool) -> str:
@@ -229,9 +256,10 @@ def _left_out(judged: Judged, wait: Wait, position: int) -> tuple[str, Place | N
     """
     if wait.sequence is None or not wait.waiting:
         return None
-    mine, others = ({}, {})
-    for found, at in ((mine, position), (others, wait.waiting[0])):
-        found.update({int(judged.calls.sequence[row]): row for row in judged.rows_of(at, wait.group)})
+    mine, others = (
+        {int(judged.calls.sequence[row]): row for row in judged.rows_of(at, wait.group)}
+        for at in (position, wait.waiting[0])
+    )
     common = sorted(mine.keys() & others.keys())
 
     def token(row: int) -> tuple[int, Place | None]:
@@ -245,12 +273,16 @@ def _left_out(judged: Judged, wait: Wait, position: int) -> tuple[str, Place | N
         if all(one + shift in others and token(mine[one]) == token(others[one + shift]) for one in later):
             row = others[first]
             what = f"{_row_words(judged, row)}{_at(judged.place(row))}"
-            return f"it left out {what}" + (f" and {_things(shift - 1, 'more call')}" if shift > 1 else ""), judged.place(row)
+            return f"it left out {what}" + (
+                f" and {_things(shift - 1, 'more call')}" if shift > 1 else ""
+            ), judged.place(row)
         ahead = [sequence for sequence in later if sequence >= first + shift]
         if ahead and all(one - shift in others and token(mine[one]) == token(others[one - shift]) for one in ahead):
             row = mine[first]
             what = f"{_row_words(judged, row)}{_at(judged.place(row))}"
-            return f"it made {what} beyond the others" + (f", and {shift - 1} more" if shift > 1 else ""), judged.place(row)
+            return f"it made {what} beyond the others" + (f", and {shift - 1} more" if shift > 1 else ""), judged.place(
+                row
+            )
     return None
 
 
@@ -262,12 +294,15 @@ def _differs(judged: Judged, cause: Cause, number: int) -> HangCause:
         sentence = f"ranks part at {_call(judged, wait, name=False)}: {sides}"
     else:
         line = f", where the others made {found.expected}{_at(found.expected_place)}"
-        sentence = f"{_rank_words(cause.ranks)} made {found.found}{_at(found.place)} as {_call(judged, wait, name=False)}{line}"
+        made = f"{_rank_words(cause.ranks)} made {found.found}{_at(found.place)}"
+        sentence = f"{made} as {_call(judged, wait, name=False)}{line}"
     place = found.place or found.expected_place
     position = int(np.searchsorted(judged.calls.ranks, cause.ranks[0]))
     if found.expected is not None and wait.differing is not None and wait.sequence is not None:
         others = [at for at in wait.waiting if int(judged.calls.ranks[at]) not in cause.ranks]
-        left_out = _left_out(judged, Wait(wait.group, wait.sequence, None, wait.row, 0, others), position) if others else None
+        left_out = (
+            _left_out(judged, Wait(wait.group, wait.sequence, None, wait.row, 0, others), position) if others else None
+        )
         if left_out is not None:
             sentence += f"; {left_out[0]}"
             place = left_out[1] or place
@@ -283,20 +318,39 @@ def _sides(judged: Judged, wait: Wait) -> Iterator[str]:
         by_token.setdefault((int(judged.waits.tokens[row]), int(judged.calls.signature[row])), []).append(row)
     for some in list(by_token.values())[:4]:
         ranks = [int(judged.calls.ranks[judged.calls.rank[row]]) for row in some]
-        yield f"{_rank_words(ranks).lower()} made {_made(judged, some[0], wait.differing.what)}{_at(judged.common_place(some))}"
+        made = _made(judged, some[0], wait.differing.what)
+        yield f"{_rank_words(ranks).lower()} made {made}{_at(judged.common_place(some))}"
 
 
 def _crossed(judged: Judged, cause: Cause, number: int) -> HangCause:
-    waits = [judged.waits.waits[at] for at in cause.waits]
+    waits = judged.waits.waits
     said = []
-    for wait, at in list(zip(waits, cause.waits, strict=True))[:4]:
+    for at in cause.waits[:SAID_OF_CIRCLE]:
+        wait = waits[at]
         before = [other for other in cause.waits if other in wait.follows]
         text = f"{_call(judged, wait)}{_at(_line(judged, wait))} ({_waiting(judged, wait)})"
-        said.append(text + (f" waits for those in {_call(judged, judged.waits.waits[before[0]])}" if before else ""))
-        del at
-    more = f", and {len(waits) - 4} more calls" if len(waits) > 4 else ""
-    sentence = f"groups are entered in different orders, so that each waits for the other: {'; '.join(said)}{more}"
-    return HangCause(CROSSED, number, cause.ranks, sentence, _line(judged, waits[0]))
+        said.append(text + (f" waits for those in {_call(judged, waits[before[0]])}" if before else ""))
+    more = f", and {len(cause.waits) - SAID_OF_CIRCLE} more calls" if len(cause.waits) > SAID_OF_CIRCLE else ""
+    sentence = (
+        "calls wait for each other in a circle, as ranks made them in different orders or one left a call out: "
+        f"{'; '.join(said)}{more}"
+    )
+    positions = dict.fromkeys(one for at in cause.waits for one in waits[at].waiting)
+    left = {one: rows for one in list(positions)[:MAX_LOOKED_AT] if (rows := judged.waits.departed(one)) is not None}
+    if len(left) != 1:
+        return HangCause(CROSSED, number, cause.ranks, sentence, _line(judged, waits[cause.waits[0]]))
+    position, (made, usual) = next(iter(left.items()))
+    rank, place = int(judged.calls.ranks[position]), judged.place(made)
+    sentence += (
+        f"; rank {rank} alone left its own pattern: where it made {_plain(judged, usual)}{_at(judged.place(usual))} before, "
+        f"it made {_plain(judged, made)}{_at(place)}"
+    )
+    return HangCause(CROSSED, number, (rank,), sentence, judged.place(usual) or place)
+
+
+def _plain(judged: Judged, row: int) -> str:
+    """A call without its number."""
+    return f"{judged.waits.kind(row)} of group {judged.calls.groups[int(judged.calls.group[row])].label}"
 
 
 def _no_dump(judged: Judged, cause: Cause, number: int) -> HangCause:
@@ -334,9 +388,9 @@ def _no_dump(judged: Judged, cause: Cause, number: int) -> HangCause:
 def _stuck(judged: Judged, cause: Cause, number: int) -> HangCause:
     wait = judged.waits.waits[cause.waits[0]]
     sentence = (
-        f"{_waiting(judged, wait)} in {_call(judged, wait)}{_at(_line(judged, wait))}, and all made it alike: no rank is "
-        "missing. It had not ended when the dumps were written: the job was still running, a transfer does not end, or "
-        "the device is busy with what was queued before it"
+        f"{_waiting(judged, wait)} in {_call(judged, wait)}{_at(_line(judged, wait))}, and all made it alike: no rank "
+        "is missing. It had not ended when the dumps were written: the job was still running, a transfer does not end, "
+        "or the device is busy with what was queued before it"
     )
     return HangCause(STUCK, number, cause.ranks, sentence, _line(judged, wait))
 
@@ -362,11 +416,16 @@ def _by_ras(judged: Judged) -> HangVerdict:
         verdict, sentence = causes[0].kind, causes[0].sentence
     else:
         verdict = NOT_ENOUGH
-        sentence = "not enough: to NCCL RAS all ranks answer and have made as many calls, which a hang inside of one does too"
-    rows = tuple(HangRank(rank, "cause" if any(rank in one.ranks for one in causes) else "", nccl_ras=text) for rank, text in sorted(view.said.items()))
+        sentence = (
+            "not enough: to NCCL RAS all ranks answer and have made as many calls, which a hang inside of one does too"
+        )
+    rows = tuple(
+        HangRank(rank, "cause" if any(rank in one.ranks for one in causes) else "", nccl_ras=text)
+        for rank, text in sorted(view.said.items())
+    )
     return HangVerdict(
         verdict=verdict, sentence=sentence, causes=tuple(causes), ranks=rows[:MAX_RANKS], world_size=view.world_size,
-        notes=tuple(notes),
+        ras_reports=len(judged.recording.ras), notes=tuple(notes),
     )  # fmt: skip
 
 
@@ -422,25 +481,25 @@ def _ranks(
 ) -> Iterator[HangRank]:
     """Causes first, then those who wait, then those between calls."""
     calls = judged.calls
-    blamed = dict.fromkeys(rank for cause in causes if cause.kind not in (STUCK, CROSSED) for rank in cause.ranks)
+    blamed = dict.fromkeys(rank for cause in causes if cause.kind != STUCK for rank in cause.ranks)
     waiting: dict[int, int] = {}
     for at, wait in enumerate(judged.waits.waits):
-        for position in wait.waiting:
-            rank = int(calls.ranks[position])
+        for one in wait.waiting:
+            rank = int(calls.ranks[one])
             waiting[rank] = min(waiting.get(rank, numbers[at]), numbers[at])
     others = (rank for rank in calls.ranks.tolist() if rank not in waiting)
     positions = {rank: at for at, rank in enumerate(calls.ranks.tolist())}
     for rank in list(dict.fromkeys([*blamed, *waiting, *absent, *others]))[:MAX_RANKS]:
         position = positions.get(rank)
-        row = judged.last_row(position) if position is not None else None
+        last = judged.last_row(position) if position is not None else None
         standing, ending = judged.standing.get(rank), judged.endings.get(rank)
         state = "waits" if rank in waiting else "between calls" if position is not None else "no dump"
         yield HangRank(
             rank=rank,
-            state="cause" if rank in blamed and position is not None else state,
+            state="cause" if rank in blamed and position is not None and state != "waits" else state,
             call=waiting.get(rank),
-            last_call="" if row is None else _row_words(judged, row),
-            place=None if row is None else judged.place(row),
+            last_call="" if last is None else _row_words(judged, last),
+            place=None if last is None else judged.place(last),
             stands=standing.place if standing is not None else None,
             stands_in=standing.function if standing is not None else "",
             nccl_ras=judged.ras.said.get(rank, ""),
@@ -464,13 +523,16 @@ def _disagreements(judged: Judged) -> Iterator[str]:
         )
     if missing and not view.behind and any(missing & ranks for ranks in view.equal):
         yield (
-            f"by the dumps {_rank_words(sorted(missing)).lower()} did not come, and NCCL RAS counts as many calls on all: "
-            "it was asked at another moment, or the call did not reach NCCL"
+            f"by the dumps {_rank_words(sorted(missing)).lower()} did not come, and NCCL RAS counts as many calls on "
+            "all: it was asked at another moment, or the call did not reach NCCL"
         )
     for rank in sorted(missing):
         standing = judged.standing.get(rank)
         if standing is not None and standing.waits:
-            yield f"rank {rank}: by its dump it waits in no call, and its main thread was sampled in one ({standing.function})"
+            yield (
+                f"rank {rank}: by its dump it waits in no call, and its main thread was sampled in one "
+                f"({standing.function})"
+            )
     for rank in sorted(waiting & set(judged.endings)):
         if judged.endings[rank].gone:
             yield f"rank {rank}: by its dump it waits in a call, and {judged.endings[rank].said}"
@@ -488,11 +550,15 @@ def _notes(judged: Judged, absent: Sequence[int], world: int) -> Iterator[str]:
     unknown = [group.label for group in judged.calls.groups if group.size is None]
     if unknown:
         yield (
-            f"the ranks of {_things(len(unknown), 'group')} are told by no dump ({', '.join(unknown[:4])}): those that made "
-            "calls in them are taken for all"
+            f"the ranks of {_things(len(unknown), 'group')} are told by no dump ({', '.join(unknown[:4])}): those that "
+            "made calls in them are taken for all"
         )
     if judged.ras.still is not None:
-        yield "no count of NCCL RAS grew between its reports" if judged.ras.still else "counts of NCCL RAS grew between its reports"
+        yield (
+            "no count of NCCL RAS grew between its reports"
+            if judged.ras.still
+            else "counts of NCCL RAS grew between its reports"
+        )
     yield from recording.problems
 
 
@@ -510,7 +576,8 @@ def _rank_words(ranks: Sequence[int]) -> str:
 def _at(place: Place | None) -> str:
     if place is None:
         return ""
-    return f" at {place.file}:{place.line}" if place.line is not None else f" in {place.file}"
+    name = posixpath.basename(place.file)
+    return f" at {name}:{place.line}" if place.line is not None else f" in {name}"
 
 
 def _line(judged: Judged, wait: Wait) -> Place | None:

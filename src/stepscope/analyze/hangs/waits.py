@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from msgspec import Struct, field
@@ -19,6 +20,10 @@ from stepscope.read.hang_recording import HangRecording, Signature
 from stepscope.tables.arrays import Bools, Int32, Int64, Numbers
 
 UNKNOWN = -1  # how far a rank came in a group whose calls its ring no longer holds
+SHORTEST_PATTERN = 4  # calls in the same order that tell what comes next
+SURE_PATTERN = 16  # from here on another call than before is a departure
+LONGEST_PATTERN = 256
+DEPARTED_WITHIN = 64  # calls before the end: later ones than the departure are few, as all soon wait
 MAX_WAITS = 20_000  # open calls that are followed; of more the first by time
 
 
@@ -156,7 +161,7 @@ class Waits(Struct, frozen=True, dict=True):
             heads.setdefault(position, []).append((int(calls.order[row]), row, at))
         for mine in heads.values():
             mine.sort()
-            for (_, _, before), (_, row, at) in zip(mine, mine[1:], strict=False):
+            for (_, _, before), (_, row, at) in pairwise(mine):
                 if before != at and not calls.started[row]:
                     waits[at].follows.add(before)
         for wait in waits:
@@ -165,7 +170,7 @@ class Waits(Struct, frozen=True, dict=True):
         return waits
 
     def _heads(self) -> Iterator[tuple[int, tuple[object, ...]]]:
-        """(row, key) of the first open collective call of each rank in each group, and of sends and receives by pair."""
+        """(row, key) of each rank's first open collective call in each group, and of its sends and receives by pair."""
         calls = self.calls
         rows = np.flatnonzero(self.open & self._collective)
         order = rows[np.lexsort((calls.sequence[rows], calls.group[rows], calls.rank[rows]))]
@@ -216,12 +221,13 @@ class Waits(Struct, frozen=True, dict=True):
                 pending = heads.get(position, ())
                 if not pending:
                     wait.free.append(position)
-                wait.follows.update(at for _, _, at in pending)
+                # what a device has taken up after the first call waits for that one, unless it has begun
+                wait.follows.update(at for n, (_, row, at) in enumerate(pending) if not n or self.calls.started[row])
 
     # ------------------------------------------------------------------------------------------ calls that differ
 
     def _differ(self, waits: list[Wait]) -> None:
-        """Mark the first call of each group that ranks made differently, where the group has an open call from there."""
+        """Mark each group's first call that ranks made differently, where the group has an open call from there on."""
         calls = self.calls
         of_group: dict[int, list[int]] = {}
         for at, wait in enumerate(waits):
@@ -327,7 +333,60 @@ class Waits(Struct, frozen=True, dict=True):
             kind = NO_DUMP if wait.silent or wait.unnamed else STUCK
             ranks = tuple(wait.silent) if kind == NO_DUMP else self._ranks([wait.waiting])
             found.append(Cause(kind, (inside[0],), ranks))
-        return _named_once(sorted(found, key=self._certain_and_early))
+        found.sort(key=self._certain_and_early)
+        return self._first_calls(found)
+
+    def _first_calls(self, causes: list[Cause]) -> list[Cause]:
+        """Causes of which no earlier one names all ranks: who came nowhere is missing in every call behind.
+
+        Of several calls in which a rank is missing the first one is what it would have made next, by its own past.
+        """
+        found: list[Cause] = []
+        named: set[int] = set()
+        for cause in causes:
+            if cause.kind == MISSING:
+                if set(cause.ranks) <= named:
+                    continue
+                position = int(np.searchsorted(self.calls.ranks, cause.ranks[0]))
+                expected = self.expected(position)
+                own = [one for one in causes if one.kind == MISSING and cause.ranks[0] in one.ranks]
+                cause = next((one for one in own if expected is not None and self._is_of(one, expected)), cause)
+                named.update(cause.ranks)
+            found.append(cause)
+        return found
+
+    def _is_of(self, cause: Cause, row: int) -> bool:
+        """Whether a row is of the group, and of the same two ends, as the call of a cause."""
+        wait, kind = self.waits[cause.waits[0]], int(self.calls.kind[row])
+        if wait.group != int(self.calls.group[row]):
+            return False
+        if wait.ends is None:
+            return self._ends[0][kind] < 0
+        return wait.ends == tuple(self._global(wait.group, int(end[kind])) for end in self._ends)
+
+    # ------------------------------------------------------------------------------------------ what a rank does next
+
+    def past(self, position: int) -> tuple[int, Int64]:
+        """The first row of a rank, and for each of its rows what tells it from its others: group, kind, sizes, line."""
+        first, end = np.searchsorted(self.calls.rank, [position, position + 1]).tolist()
+        columns = [getattr(self.calls, name)[first:end] for name in ("group", "kind", "signature", "stack")]
+        _, inverse = np.unique(np.stack(columns), axis=1, return_inverse=True) if end > first else (None, np.zeros(0))
+        return first, inverse.reshape(-1).astype(np.int64)
+
+    def expected(self, position: int) -> int | None:
+        """A row of a rank's past like the call that it would make next; None where its past does not tell."""
+        first, past = self.past(position)
+        at, length = followed(past, len(past))
+        return first + at if length >= SHORTEST_PATTERN else None
+
+    def departed(self, position: int) -> tuple[int, int] | None:
+        """(row it made, row like what it made before at that point) where a rank left its own pattern at last."""
+        first, past = self.past(position)
+        for end in range(max(SHORTEST_PATTERN, len(past) - DEPARTED_WITHIN), len(past)):
+            at, length = followed(past, end)
+            if length >= SURE_PATTERN and past[at] != past[end]:
+                return first + end, first + at
+        return None
 
     def _definite(self, at: int) -> Cause:
         wait = self.waits[at]
@@ -373,14 +432,16 @@ def _components(follows: Sequence[Sequence[int]]) -> tuple[list[int], set[int]]:
     return component.tolist(), set(component[starts[crossing]].tolist())
 
 
-def _named_once(causes: Sequence[Cause]) -> list[Cause]:
-    """Causes of which no earlier one names all ranks: a rank that came nowhere is missing in every call behind."""
-    found: list[Cause] = []
-    named: set[int] = set()
-    for cause in causes:
-        if cause.kind == MISSING and set(cause.ranks) <= named:
-            continue
-        if cause.kind == MISSING:
-            named.update(cause.ranks)
-        found.append(cause)
-    return found
+def followed(past: Int64, end: int) -> tuple[int, int]:
+    """Where in `past` before `end` what led up to `end` happened before, longest and last, and for how many calls."""
+    if end < 2:
+        return 0, 0
+    before = np.flatnonzero(past[: end - 1] == past[end - 1])
+    length = 1 if len(before) else 0
+    while length and length < LONGEST_PATTERN:
+        longer = before[before >= length]
+        longer = longer[past[longer - length] == past[end - 1 - length]]
+        if not len(longer):
+            break
+        before, length = longer, length + 1
+    return (int(before[-1]) + 1, length) if length else (0, 0)
