@@ -17,7 +17,6 @@ import argparse
 import json
 import pickle
 import random
-import resource
 import subprocess
 import sys
 import tempfile
@@ -224,10 +223,10 @@ class Job:
                 for name in sorted(own)
             },
             "pg_status": {},
-            "entries": [self._entry(rank, first + at, call, frames) for at, call in enumerate(kept)],
+            "entries": [self._entry(first + at, call, frames) for at, call in enumerate(kept)],
         }
 
-    def _entry(self, rank: int, number: int, call: Call, frames: dict[str, Any]) -> dict[str, Any]:
+    def _entry(self, number: int, call: Call, frames: dict[str, Any]) -> dict[str, Any]:
         name = f"nccl:{call.kind}"
         if call.peers is not None:
             members = self.groups[call.group]

@@ -361,7 +361,7 @@ class Waits(Struct, frozen=True, dict=True):
         if wait.group != int(self.calls.group[row]):
             return False
         if wait.ends is None:
-            return self._ends[0][kind] < 0
+            return bool(self._ends[0][kind] < 0)
         return wait.ends == tuple(self._global(wait.group, int(end[kind])) for end in self._ends)
 
     # ------------------------------------------------------------------------------------------ what a rank does next
