@@ -201,7 +201,7 @@ class Job:
         }
         return next((one for one in sorted(mine) if lines.get(one) != mine[one]), max(numbers, default=0) + 1)
 
-    def dump(self, rank: int, calls: list[Call]) -> dict[str, Any]:
+    def dump(self, calls: list[Call]) -> dict[str, Any]:
         """What a rank's flight recorder holds: its last calls."""
         kept = calls[-self.entries :]
         own = {call.group for call in calls} | {"0"}
@@ -338,7 +338,7 @@ def make(folder: Path, hang: str, *, ranks: int, entries: int, absent: float, se
     for rank, made in calls.items():
         if rank in missing:
             continue
-        dump = job.dump(rank, made)
+        dump = job.dump(made)
         path = dumps / f"nccl_trace_rank_{rank}"
         data = json.dumps(dump).encode() if form == "json" else pickle.dumps(dump, protocol=2)
         path.write_bytes(data)
@@ -416,7 +416,8 @@ def run(ranks: int, entries: int, seeds: int) -> None:
                     wrong = is_right(truth, found["hang"])
                     print(
                         f"{form:6} {hang:16} absent {absent:.0%} seed {seed}: {found['seconds']:5.1f} s of processor, "
-                        f"{found['rss_mb']:5.0f} MB, {size:5.0f} MB of dumps (made in {made:.0f} s): {wrong or 'right'}",
+                        f"{found['rss_mb']:5.0f} MB, {size:5.0f} MB of dumps (made in {made:.0f} s): "
+                        f"{wrong or 'right'}",
                         flush=True,
                     )
 

@@ -139,8 +139,8 @@ def analyze(
     memory-curve, memory-operators, memory-lines, memory-blocks, memory-states, out-of-memory, modules, counters,
     communication, distributed, distributed-collectives; of compilers, also without traces: compiles (`--group cause` or
     `change`), compile-steps (`--group kind` or `step`), graph-breaks, transfers, xla-metrics; energy, by device; of a
-    hang, pending-calls and hang-ranks; and metrics, the values of all curves (`--group curve`: a line for each). `--json` and `--csv` then write that table.
-    With `--diff PATH` two traces, spans or runs are set side by side. Memory snapshots (`_dump_snapshot`) and files of
+    hang, pending-calls and hang-ranks; and metrics, the values of all curves (`--group curve`: a line for each).
+    `--json` and `--csv` then write that table. With `--diff PATH` two traces, spans or runs are set side by side. Memory snapshots (`_dump_snapshot`) and files of
     `export_memory_timeline` may be given as PATH too, alone or beside traces.
 
     `--define` says below a table what its columns mean, as docs/definitions.md does for every figure. Of GPUs:

@@ -303,6 +303,13 @@ def _differs(judged: Judged, cause: Cause, number: int) -> HangCause:
         left_out = (
             _left_out(judged, Wait(wait.group, wait.sequence, None, wait.row, 0, others), position) if others else None
         )
+        own = next(row for row in wait.differing.rows.tolist() if judged.calls.rank[row] == position)
+        usual = judged.waits.usual(position, own)
+        if left_out is None and usual is not None:
+            row, skipped = usual
+            usual_line = judged.place(row)
+            verb = "it left out" if skipped else "before, it made"
+            left_out = f"{verb} {_plain(judged, row)}{_at(usual_line)}", usual_line
         if left_out is not None:
             sentence += f"; {left_out[0]}"
             place = left_out[1] or place
@@ -342,8 +349,8 @@ def _crossed(judged: Judged, cause: Cause, number: int) -> HangCause:
     position, (made, usual) = next(iter(left.items()))
     rank, place = int(judged.calls.ranks[position]), judged.place(made)
     sentence += (
-        f"; rank {rank} alone left its own pattern: where it made {_plain(judged, usual)}{_at(judged.place(usual))} before, "
-        f"it made {_plain(judged, made)}{_at(place)}"
+        f"; rank {rank} alone left its own pattern: where it made {_plain(judged, usual)}{_at(judged.place(usual))} "
+        f"before, it made {_plain(judged, made)}{_at(place)}"
     )
     return HangCause(CROSSED, number, (rank,), sentence, judged.place(usual) or place)
 

@@ -227,7 +227,10 @@ class Waits(Struct, frozen=True, dict=True):
     # ------------------------------------------------------------------------------------------ calls that differ
 
     def _differ(self, waits: list[Wait]) -> None:
-        """Mark each group's first call that ranks made differently, where the group has an open call from there on."""
+        """Mark each group's first call that ranks made differently, where it is the last, or a later one is open.
+
+        A call that is retired may have ended by a timeout, or by the error that the difference led to.
+        """
         calls = self.calls
         of_group: dict[int, list[int]] = {}
         for at, wait in enumerate(waits):
@@ -238,8 +241,8 @@ class Waits(Struct, frozen=True, dict=True):
         for group, rows in self._differing().items():
             sequence = int(calls.sequence[rows[0]])
             later = [at for at in of_group.get(group, ()) if (waits[at].sequence or 0) >= sequence]
-            if not later:
-                continue
+            if not later and int(self._last[1][group]) != sequence:
+                continue  # all went on
             differing = self._sides(rows)
             same = next((at for at in later if waits[at].sequence == sequence), None)
             if same is None:
@@ -378,6 +381,18 @@ class Waits(Struct, frozen=True, dict=True):
         first, past = self.past(position)
         at, length = followed(past, len(past))
         return first + at if length >= SHORTEST_PATTERN else None
+
+    def usual(self, position: int, row: int) -> tuple[int, bool] | None:
+        """A row like what a rank made before at the point of `row`, where that is another call than `row`.
+
+        With it whether what it made instead is what came next before: then it left that call out.
+        """
+        first, past = self.past(position)
+        end = row - first
+        at, length = followed(past, end)
+        if length < SHORTEST_PATTERN or past[at] == past[end]:
+            return None
+        return first + at, bool(past[at + 1] == past[end])
 
     def departed(self, position: int) -> tuple[int, int] | None:
         """(row it made, row like what it made before at that point) where a rank left its own pattern at last."""
