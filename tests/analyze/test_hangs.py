@@ -82,7 +82,8 @@ def test_calls_that_differ_are_named_with_both_lines(
         "2",
         expected,
     )
-    assert row.place is not None and row.expected_place is not None
+    assert row.place is not None
+    assert row.expected_place is not None
     assert (row.place.line, row.expected_place.line) == (30, 20)
 
 
@@ -240,7 +241,10 @@ def test_ras_agrees_or_is_said_to_disagree(tmp_path: Path) -> None:
     assert (found.verdict, found.causes[0].ranks) == ("ended", (1,))
 
 
-STACKS = 'process 101:"python";thread (101): MainThread;<module> ({0}:99);fetch ({0}:41);read (/usr/lib/python3.11/io.py:7) 5\n'
+STACKS = (
+    'process 101:"python";thread (101): MainThread;'
+    "<module> ({0}:99);fetch ({0}:41);read (/usr/lib/python3.11/io.py:7) 5\n"
+)
 
 
 @pytest.mark.parametrize("place", ["inside", "beside", "two paths"])

@@ -41,6 +41,7 @@ MAX_FRAMES = 200
 MAX_DIMENSIONS = 64
 MAX_NAME = 400  # characters
 _SHORT = 16  # tensors
+_INTEGERS = {int}
 LIMITS = PickleLimits(file_bytes=2**28, memory_bytes=2**31, wanted="one that PyTorch's flight recorder wrote")
 _JSON_BYTES = 2**29
 _KEYS = (b'"pg_config"', b'"pg_status"', b'"profiling_name"', b'"comm_lib_version"')
@@ -289,18 +290,19 @@ class _Alive:
             return None
         get = entry.get
         kind, group = get("profiling_name"), get("process_group")
-        if type(kind) is not str or not isinstance(group, (tuple, list)) or len(group) != 2:
+        if type(kind) is not str or (type(group) is not tuple and type(group) is not list) or len(group) != 2:
             return None
         name, description = group
         if type(name) is not str or type(description) is not str:
             return None
-        numbers = (get("record_id", -1), get("collective_seq_id", get("seq_id", -1)), get("p2p_seq_id", -1))
-        record, sequence, p2p_sequence = (
-            value if type(value) is int else number if (number := whole_number(value)) is not None else -1
-            for value in numbers
-        )
+        record, sequence, p2p_sequence = get("record_id"), get("collective_seq_id"), get("p2p_seq_id")
+        if not type(record) is type(sequence) is type(p2p_sequence) is int:
+            sequence = get("seq_id") if sequence is None else sequence
+            record, sequence, p2p_sequence = (
+                -1 if (number := whole_number(value)) is None else number for value in (record, sequence, p2p_sequence)
+            )
         parts = (get("input_sizes"), get("output_sizes"), get("input_dtypes"), get("output_dtypes"))
-        key = (self._key(parts[0]), self._key(parts[1]), self._key(parts[2]), self._key(parts[3]))
+        key = tuple([self._key(part) for part in parts])
         signature = self._signatures.get(key)
         if signature is None:
             signature = self._signatures[key] = self._reader.signature(*parts)
@@ -315,6 +317,12 @@ class _Alive:
         """What tells a list of sizes or types from others; a long one is looked at once."""
         if type(value) is not list:
             return None
+        if len(value) == 1:  # nearly always
+            (one,) = value
+            if type(one) is str:
+                return one
+            if type(one) is list and len(one) <= _SHORT and set(map(type, one)) <= _INTEGERS:
+                return (tuple(one),)
         if len(value) <= _SHORT:
             return tuple([self._inner(one) if type(one) is list else _scalar(one) for one in value])
         made = self._lists.get(id(value))

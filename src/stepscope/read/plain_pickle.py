@@ -33,6 +33,8 @@ _TEXTS = {str}
 _KEYS = frozenset({str, int, float, bool, bytes, type(None)})
 _SHORT_RUN = re.compile(rb"(?:h.){1,4096}", re.DOTALL)
 _LONG_RUN = re.compile(rb"(?:j....){1,4096}", re.DOTALL)
+_FLAT_DEPTH = 3  # of lists in a dict that is read at once
+_FLAT_CONSTANTS = {0x4E: None, 0x88: True, 0x89: False}
 _REFUSED = {
     **{ord(op): "imports or calls code" for op in "cRbioQP"},
     **dict.fromkeys((0x81, 0x82, 0x83, 0x84, 0x92, 0x93), "imports or calls code"),
@@ -120,33 +122,14 @@ class _Machine:
             _refuse("it ends with open marks or left-over values")
         return self.stack[0]
 
-    def _some(self) -> bool:  # noqa: C901, PLR0915 - with a call for each opcode it takes twice as long
-        """Take some steps; True when the end was reached. What snapshots and dumps are made of is done right here."""
-        data, stack, memo, marked = self.data, self.stack, self.memo, self.marked
-        position, gaps, deepest = self.position, self.gaps, self.limits.nesting
-        short_run, containers = _SHORT_RUN.match, 0
+    def _some(self) -> bool:
+        """Take some steps; True when the end was reached. What a snapshot is made of is done right here, for speed."""
+        data, stack, memo = self.data, self.stack, self.memo
+        position = self.position
         for _ in repeat(None, _STEPS):
             op = data[position]
             position += 1
-            if op == 0x68 and not gaps:  # BINGET, mostly a key, and what is behind it a value
-                following = data[position + 1]
-                if following == 0x4B:  # BININT1
-                    stack += memo[data[position]], data[position + 2]
-                    position += 3
-                elif following == 0x4D:  # BININT2
-                    stack += memo[data[position]], data[position + 2] | data[position + 3] << 8
-                    position += 4
-                elif following == 0x68:
-                    run = short_run(data, position - 1)
-                    if run is None:
-                        raise IndexError
-                    end = run.end()
-                    stack += [memo[number] for number in data[position:end:2]]
-                    position = end
-                else:
-                    stack.append(memo[data[position]])
-                    position += 1
-            elif op == 0x94:  # MEMOIZE
+            if op == 0x94:  # MEMOIZE
                 memo.append(stack[-1])
             elif op == 0x68 or op == 0x6A:  # BINGET, LONG_BINGET
                 numbers, position = self._numbers(op, position)
@@ -154,46 +137,21 @@ class _Machine:
             elif op == 0x4B:  # BININT1
                 stack.append(data[position])
                 position += 1
-            elif op == 0x72:  # LONG_BINPUT
-                number = _uint32(data, position)[0]
-                position += 4
-                if number == len(memo):
-                    memo.append(stack[-1])
-                else:
-                    self.put(number)
-                    gaps = self.gaps
-            elif op == 0x4D:  # BININT2
-                stack.append(data[position] | data[position + 1] << 8)
-                position += 2
-            elif op == 0x5D:  # EMPTY_LIST
-                stack.append([])
-                containers += 1
-            elif op == 0x28 and len(marked) < deepest:  # MARK
-                marked.append(stack)
-                self.stack = stack = []
-            elif op == 0x61 and len(stack) > 1 and type(stack[-2]) is list:  # APPEND
-                item = stack.pop()
-                stack[-1].append(item)
-                containers += 1  # an item, counted as dearer than it is
-            elif op == 0x65 and marked and marked[-1] and type(marked[-1][-1]) is list:  # APPENDS
-                items, self.stack = stack, marked.pop()
-                stack = self.stack
-                stack[-1].extend(items)
-                self.items += len(items)
-            elif op == 0x4E:  # NONE
-                stack.append(None)
             elif op == 0x8A:  # LONG1
                 end = position + 1 + data[position]
                 stack.append(int.from_bytes(data[position + 1 : end], "little", signed=True))
                 position = end  # beyond the end of the data the next step fails
             elif op == 0x7D:  # EMPTY_DICT
-                stack.append({})
-                containers += 1
+                value, end = self._flat_dict(position)
+                stack.append(value)
+                if end:
+                    position = end
+                else:
+                    self.containers += 1
             elif op == 0x4A:  # BININT
                 stack.append(_int32(data, position)[0])
                 position += 4
             elif op == 0x2E:  # STOP
-                self.containers += containers
                 return True
             else:
                 self.position = position
@@ -201,10 +159,143 @@ class _Machine:
                 if action is None:
                     _refuse(_REFUSED.get(op, f"{op:#04x} is no opcode of a pickle"))
                 action(self, None if _ARGUMENTS[op] is None else self._argument(op))
-                stack, position, gaps = self.stack, self.position, self.gaps
+                stack, position = self.stack, self.position
         self.position = position
-        self.containers += containers
         return False
+
+    def _flat_dict(self, start: int) -> tuple[dict[Any, Any], int]:
+        """The dict whose EMPTY_DICT ends before `start`, and where its SETITEMS ends; (an empty one, 0) for most kinds.
+
+        What dumps hold a million of, read without a stack: texts as keys, and as values what `_flat` reads. At anything
+        else it is as if nothing had been read.
+        """
+        data, memo, begun = self.data, self.memo, len(self.memo)
+        found: dict[Any, Any] = {}
+        position = self._memoized(found, start)
+        if position < 0 or self.gaps or data[position] != 0x28:  # MARK
+            del memo[begun:]
+            return {}, 0
+        position += 1
+        flat, before = self._flat, None
+        while (op := data[position]) != 0x75:  # SETITEMS
+            if op == 0x68:  # BINGET
+                key = memo[data[position + 1]]
+                position += 2
+            else:
+                key, position = flat(position, 0)
+            if type(key) is not str or position < 0:
+                break
+            op = data[position]
+            if op == 0x68:  # BINGET
+                found[key] = memo[data[position + 1]]
+                position += 2
+            elif op == 0x4B:  # BININT1
+                found[key] = data[position + 1]
+                position += 2
+            elif op == 0x4D:  # BININT2
+                found[key] = data[position + 1] | data[position + 2] << 8
+                position += 3
+            elif op in _FLAT_CONSTANTS:
+                found[key] = _FLAT_CONSTANTS[op]
+                position += 1
+            elif op == 0x86 and before is not None:  # TUPLE2: what looked like a key was its second part
+                found[before] = value = (found[before], key)
+                self.containers += 1
+                position = self._memoized(value, position + 1)
+                if position < 0:
+                    break
+                continue
+            else:
+                found[key], position = flat(position, 0)
+                if position < 0:
+                    break
+            before = key
+        else:
+            self.containers += 1
+            self.items += 2 * len(found)
+            return found, position + 1
+        del memo[begun:]
+        return {}, 0
+
+    def _flat(self, position: int, depth: int) -> tuple[Any, int]:
+        """A scalar, text or list of such from `position` on, and where it ends, -1 where it is of another kind."""
+        data = self.data
+        op = data[position]
+        if op == 0x4B:  # BININT1
+            return data[position + 1], position + 2
+        if op == 0x4D:  # BININT2
+            return data[position + 1] | data[position + 2] << 8, position + 3
+        if op == 0x5D and depth < _FLAT_DEPTH:  # EMPTY_LIST
+            return self._flat_list(position + 1, depth + 1)
+        if op in _FLAT_CONSTANTS:
+            return _FLAT_CONSTANTS[op], position + 1
+        if op == 0x4A:  # BININT
+            return _int32(data, position + 1)[0], position + 5
+        if op == 0x8A:  # LONG1
+            end = position + 2 + data[position + 1]
+            return int.from_bytes(data[position + 2 : end], "little", signed=True), end
+        if op == 0x6A:  # LONG_BINGET
+            return self.memo[_uint32(data, position + 1)[0]], position + 5
+        if op == 0x58 or op == 0x8C:  # BINUNICODE, SHORT_BINUNICODE
+            begin = position + (5 if op == 0x58 else 2)
+            end = begin + (_uint32(data, position + 1)[0] if op == 0x58 else data[position + 1])
+            if end > len(data):
+                return None, -1
+            text = str(data[begin:end], "utf-8", "surrogatepass")
+            return text, self._memoized(text, end)
+        return None, -1
+
+    def _flat_list(self, position: int, depth: int) -> tuple[list[Any], int]:
+        """A list, as `_flat`."""
+        data, memo = self.data, self.memo
+        found: list[Any] = []
+        op = data[position]
+        if op == 0x72 and _uint32(data, position + 1)[0] == len(memo):  # LONG_BINPUT
+            memo.append(found)
+            position += 5
+        elif op != 0x28 and (position := self._memoized(found, position)) < 0:
+            return found, -1
+        several = data[position] == 0x28  # MARK
+        position += several
+        while (op := data[position]) != 0x65:  # APPENDS
+            if several and op == 0x68 and data[position + 2] == 0x68:  # BINGET, some
+                run = _SHORT_RUN.match(data, position)
+                if run is None:
+                    return found, -1
+                found += [memo[number] for number in data[position + 1 : run.end() : 2]]
+                position = run.end()
+                continue
+            if op == 0x68:
+                found.append(memo[data[position + 1]])
+                position += 2
+            elif op == 0x4D:  # BININT2
+                found.append(data[position + 1] | data[position + 2] << 8)
+                position += 3
+            else:
+                item, position = self._flat(position, depth)
+                found.append(item)
+                if position < 0:
+                    return found, -1
+            if not several:
+                if data[position] != 0x61:  # APPEND
+                    return found, -1
+                break
+        self.containers += 1
+        self.items += len(found)
+        return found, position + 1
+
+    def _memoized(self, value: Any, position: int) -> int:
+        """Where what stands at `position` goes on behind the opcode that memoizes `value`, if there is one; else -1."""
+        op = self.data[position]
+        if op == 0x94:  # MEMOIZE
+            self.memo.append(value)
+            return position + 1
+        if op == 0x71 or op == 0x72:  # BINPUT, LONG_BINPUT
+            if (self.data[position + 1] if op == 0x71 else _uint32(self.data, position + 1)[0]) != len(self.memo):
+                return -1
+            self.memo.append(value)
+            return position + (2 if op == 0x71 else 5)
+        return position
 
     def _numbers(self, op: int, position: int) -> tuple[bytes | list[int], int]:
         """The memo numbers read one after another from `position` on (most of a snapshot), and where they end."""
