@@ -141,7 +141,8 @@ def analyze(
     `change`), compile-steps (`--group kind` or `step`), graph-breaks, transfers, xla-metrics; energy, by device; of a
     hang, pending-calls and hang-ranks; and metrics, the values of all curves (`--group curve`: a line for each).
     `--json` and `--csv` then write that table. With `--diff PATH` two traces, spans or runs are set side by side.
-    Memory snapshots (`_dump_snapshot`) and files of `export_memory_timeline` may be given as PATH too, alone or beside traces.
+    Memory snapshots (`_dump_snapshot`) and files of `export_memory_timeline` may be given as PATH too, alone or
+    beside traces.
 
     `--define` says below a table what its columns mean, as docs/definitions.md does for every figure. Of GPUs:
     utilisation is the part of the time in which at least one kernel runs; 100 % does not mean that the GPU is full. SM
