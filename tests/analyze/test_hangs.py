@@ -374,6 +374,7 @@ def test_records_that_are_none_are_counted_and_names_are_harmless(
     value["entries"].append(
         {**value["entries"][0], "input_sizes": [[10**40]], "collective_seq_id": 10**30, "record_id": -5}
     )
+    value["entries"].append({**value["entries"][0], "record_id": 2**70})
     nested: Any = []
     for _ in range(200):
         nested = [nested]
@@ -387,7 +388,7 @@ def test_records_that_are_none_are_counted_and_names_are_harmless(
     shown = capfd.readouterr().out
     assert "\x1b[31m" not in shown
     assert "<script>alert(1)" not in page.read_text()
-    assert any("rank_0: 5 records could not be read" in note for note in verdict(tmp_path).notes)
+    assert any("rank_0: 6 records could not be read" in note for note in verdict(tmp_path).notes)
 
 
 def test_lists_that_hold_themselves_or_each_other_many_times_end(tmp_path: Path) -> None:

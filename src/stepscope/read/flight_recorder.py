@@ -202,12 +202,12 @@ class DumpReader:
             signature = self._same_signatures.get((*key, bytes(entry.output_dtypes)))
             if signature is None:
                 given = (entry.input_sizes, entry.output_sizes, entry.input_dtypes, entry.output_dtypes)
-                made = self.signature(*(decode(part) if part else None for part in given))
+                made = self.signature(*(decode(bytes(part)) if part else None for part in given))
                 signature = self._same_signatures.put((*key, bytes(entry.output_dtypes)), made)
             stack_key = bytes(entry.frames)
             stack = self._same_stacks.get(stack_key)
             if stack is None:
-                frames = self.stack(map(_frame, _some(decode(entry.frames)))) if entry.frames else -1
+                frames = self.stack(map(_frame, _some(decode(bytes(entry.frames))))) if entry.frames else -1
                 stack = self._same_stacks.put(stack_key, frames)
         except (ValueError, msgspec.MsgspecError, RecursionError):
             return self._row_of_json(raw)
@@ -230,7 +230,7 @@ class DumpReader:
         signature: int, stack: int, state: str, retired: bool, p2p: bool | None,
         created_ns: int | None, completed_ns: int | None,
     ) -> _Row | None:  # fmt: skip
-        if not -1 <= sequence <= INT64_MAX or not -1 <= p2p_sequence <= INT64_MAX:
+        if not -1 <= sequence <= INT64_MAX or not -1 <= p2p_sequence <= INT64_MAX or abs(record) > INT64_MAX:
             return None
         number = self._kinds.get(kind)
         if number is None:
