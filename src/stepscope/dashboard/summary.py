@@ -87,8 +87,8 @@ def headline(screen: Screen) -> Iterator[Block]:
 
 CALLS, RANKS = 5, 8
 HANG_CALLS = (
-    "No.: number number; Group: group; Call: call; No. in it: sequence number; Sizes: sizes; Wait: waiting_ranks; "
-    "Did not come: absent_ranks; No dump: no_dump_ranks; Waits for no.: follows; Line: place"
+    "No.: number number; Group: group; Call: call; No. in it: sequence number; Sizes: sizes; Types: dtypes; "
+    "Wait: waiting_ranks; Did not come: absent_ranks; No dump: no_dump_ranks; Waits for no.: follows; Line: place"
 )
 HANG_MISMATCHES = (
     "Ranks part in: what; Group: group; No. in it: sequence number; Ranks: ranks; Made: found; The others: expected; "

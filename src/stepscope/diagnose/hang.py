@@ -50,7 +50,7 @@ def hang(analysis: Analysis, _findings: Sequence[Finding]) -> Iterator[Risk]:
                 *figures(
                     source,
                     ("ranks that wait in the call", waiting, "count", 0),
-                    ("ranks without a dump", len(verdict.absent) or None, "count", 0),
+                    ("ranks of its group without a dump", (call.no_dump or None) if call else None, "count", 0),
                 ),
                 figure("open calls that wait for this one or others", len(verdict.calls) or None, "count", source, 0),
             ),
