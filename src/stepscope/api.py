@@ -34,17 +34,20 @@ if TYPE_CHECKING:
     from stepscope.analyze.views.select import Rows, Selection
     from stepscope.analyze.views.trace_diff import DiffSide
     from stepscope.engine.step_labels import LabelledSteps
+    from stepscope.model.hangs import HangVerdict
     from stepscope.model.memory import MemoryRecording
     from stepscope.model.ranks import RankMap, RanksRead, RanksVerdict
     from stepscope.model.sampled import FlameGraph, Hotspots
     from stepscope.model.views import Diff
+    from stepscope.read.hang_recording import HangRecording
     from stepscope.read.raw import RawRun
     from stepscope.tables.reduced import Reduced
     from stepscope.tables.schema import Tables
 
 READABLE = (
     "a run folder that `stepscope run` or `stepscope.profile` wrote, traces of torch.profiler, files of sampled "
-    "stacks, event files of TensorBoard, reports or logs of torch_xla, or a folder of them; or a trace of operators"
+    "stacks, event files of TensorBoard, reports or logs of torch_xla, dumps of PyTorch's flight recorder, reports of "
+    "`ncclras -f json`, or a folder of them; or a trace of operators"
 )
 # of a run, of its folder `reduced`, and of one host of it: the last two may be copied away alone
 REDUCED_FILES = (f"{REDUCED}/host-*/{REDUCED_INDEX}", f"host-*/{REDUCED_INDEX}", REDUCED_INDEX)
@@ -98,9 +101,17 @@ DEFAULTS = ReadOptions()
 class Run:
     """One recorded run, or the traces of one. Make it with `open_run`."""
 
-    def __init__(self, paths: tuple[Path, ...], options: ReadOptions = DEFAULTS, *, recorded: bool = True) -> None:
+    def __init__(
+        self,
+        paths: tuple[Path, ...],
+        options: ReadOptions = DEFAULTS,
+        *,
+        recorded: bool = True,
+        beside: tuple[Path, ...] = (),
+    ) -> None:
         self.paths = paths
         self.options = options
+        self.beside = beside  # files and folders that may hold dumps of a hang of a recorded run
         self.recorded = recorded  # False: traces of others, beside which nothing is written
         self._reports: dict[bool, Report] = {}
 
@@ -147,7 +158,7 @@ class Run:
         if self.recorded:
             return read_run(self.folder)
         recordings, others = self._inputs
-        if recordings and not others:
+        if not others and (recordings or self._hangs[0] is not None):
             return RawRun(folder=self.folder, hosts=(), ranks=(), losses=Losses())
         return read_third_party(others)
 
@@ -191,7 +202,12 @@ class Run:
         from stepscope.tables import in_full
 
         assert self.reduced is not None and self.many_ranks is not None  # noqa: PT018
-        return in_full.chosen(self.reduced, self.many_ranks.suspects, self.options.ranks)
+        blamed: tuple[int, ...] = ()
+        if self._hangs[0] is not None:
+            from stepscope.analyze.hangs import blamed_ranks
+
+            blamed = blamed_ranks(self._hangs[0])
+        return in_full.chosen(self.reduced, self.many_ranks.suspects, (*self.options.ranks, *blamed))
 
     @cached_property
     def ranks_read(self) -> RanksRead | None:
@@ -216,7 +232,27 @@ class Run:
 
         if self.recorded:
             return (), self.paths
-        return read_recordings(self.paths)
+        return read_recordings(self._hangs[1])
+
+    @cached_property
+    def _hangs(self) -> tuple[HangRecording | None, tuple[Path, ...]]:
+        """What flight recorders and NCCL's RAS left in and beside the run, or among the paths; and the other paths."""
+        from stepscope.read import hang_files
+
+        if not self.recorded:
+            return hang_files.read_hangs(self.paths)
+        with readable(self.folder, "check its permissions"):
+            files = [*hang_files.hang_files_of_run(self.folder), *hang_files.hang_files_in(self.beside)]
+        return (hang_files.read_hang_files(files) if files else None), self.paths
+
+    @cached_property
+    def hang(self) -> HangVerdict | None:
+        """Who does not come to which call, by dumps of flight recorders and NCCL's RAS; None where there are none."""
+        if self._hangs[0] is None:
+            return None
+        from stepscope.analyze.hangs import judge
+
+        return judge(self._hangs[0], self._context, self.tables.run.world_size)
 
     @property
     def recordings(self) -> tuple[MemoryRecording, ...]:
@@ -247,7 +283,7 @@ class Run:
         from stepscope.analyze.ranks import rank_notes
 
         notes = rank_notes(self.ranks_read, self._loaded[1])
-        known = {"many_ranks": self.many_ranks, "ranks_read": self.ranks_read}
+        known = {"many_ranks": self.many_ranks, "ranks_read": self.ranks_read, "hang": self.hang}
         return Facts(self._context, self.recordings, self.options.prices, notes, **known)
 
     @property
@@ -271,7 +307,8 @@ class Run:
             raise UsageError(f"{name}: no such table; there are {', '.join(select.TABLES)}")
         compilers = self.analysis.compilers if name in select.COMPILER_TABLES else None
         energy = self.analysis.energy if name == select.ENERGY else None
-        source = select.Source(self._context, self.recordings, compilers, energy)
+        hang = self.hang if name in select.HANG_TABLES else None
+        source = select.Source(self._context, self.recordings, compilers, energy, hang)
         return select.rows(source, name, selection or select.Selection())
 
     def hotspots(self, options: HotspotOptions | None = None) -> Hotspots:
@@ -345,11 +382,12 @@ class Run:
 
 
 def open_run(*paths: str | os.PathLike[str], options: ReadOptions = DEFAULTS) -> Run:
-    """Open a run folder, traces of torch.profiler, files of sampled stacks, or reports and logs of torch_xla.
+    """Open a run folder, traces of torch.profiler, files of sampled stacks, reports of torch_xla, or dumps of a hang.
 
     Args:
         paths: one run folder, or a folder with one in it; or trace files (.json, .json.gz) and folders of them; or
-            files of stacks (py-spy raw or speedscope, speedscope of other tools, collapsed stacks) and folders of them.
+            files of stacks (py-spy raw or speedscope, speedscope of other tools, collapsed stacks) and folders of them;
+            or dumps of flight recorders and reports of `ncclras -f json`, also beside a run folder.
         options: how to read them, and which code in them is yours.
 
     Raises `UnreadableInputError` if one of `paths` cannot be what is asked for; what is inside is read when it is first
@@ -368,9 +406,12 @@ def open_run(*paths: str | os.PathLike[str], options: ReadOptions = DEFAULTS) ->
     except OSError as error:
         raise UnreadableInputError(f"{error.filename}: {error.strerror}; name {READABLE}") from None
     if recorded and len(found) > 1:
-        raise UsageError(f"{recorded[0]}: a run folder; open it alone")
+        beside = tuple(path.resolve() for path in found if path not in recorded)
+        if len(recorded) > 1 or not all(_holds_dumps(path) for path in beside):
+            raise UsageError(f"{recorded[0]}: a run folder; open it alone, or with dumps of a hang")
+        return Run((recorded[0].resolve(),), options, recorded=True, beside=beside)
     if len(runs) == 1:
-        return Run((runs[0].resolve(),), options, recorded=True)
+        return Run((runs[0].resolve(),), options, recorded=True, beside=(found[0].resolve(),))
     if runs:
         named = ", ".join(str(path) for path in runs[-MAX_SUGGESTED:])
         raise UnreadableInputError(f"{found[0]}: holds {len(runs)} runs, name one of them, e.g. {named}")
@@ -390,7 +431,14 @@ def is_run_folder(folder: Path) -> bool:
     if any(name in OWN_FILES for name in names):
         return True
     below = (file for part in parts for file in islice(part.rglob("*"), MAX_LOOKED_AT))
-    return not any(file.name.endswith(TRACES) or EVENT_FILE in file.name for file in below)
+    return not any(file.name.endswith(TRACES) or EVENT_FILE in file.name or _holds_dumps(file) for file in below)
+
+
+def _holds_dumps(path: Path) -> bool:
+    """Whether a file is a dump of a hang, or a folder holds one."""
+    from stepscope.read.hang_files import hang_files_in
+
+    return any(hang_files_in((path,)))
 
 
 def _run_of(path: Path) -> Path:

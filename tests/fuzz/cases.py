@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests import gpu_traces
+from tests import gpu_traces, hang_dumps
 from tests.dashboard import served_runs
 from tests.fuzz import damage, special
 from tests.read.memory_files import Allocator
@@ -36,6 +36,9 @@ class Seeds:
             (self.folder / name).write_text(text)
         (self.folder / "profile.speedscope.json").write_text(json.dumps(speedscope()))
         (self.folder / "snapshot.pickle").write_bytes(pickle.dumps(snapshot()))
+        (self.folder / "fr_rank_0.json").write_text(json.dumps(flight_recorder()))
+        counts = hang_dumps.communicator({0: 9, 1: 8}, {2: {"unresponsive": True, "considered_dead": False}})
+        (self.folder / "ras.json").write_text(json.dumps(hang_dumps.ras(counts)))
         served_runs.small(self.folder)
 
 
@@ -84,7 +87,8 @@ def _damaged(name: str, data: bytes, rng: random.Random) -> bytes:
 
 
 def _pickled(rng: random.Random) -> bytes:
-    return pickle.dumps(damage.of_value(snapshot(), rng), protocol=rng.randrange(6))
+    value = rng.choice((snapshot, flight_recorder))()
+    return pickle.dumps(damage.of_value(value, rng), protocol=rng.randrange(6))
 
 
 def _folder_instead(file: Path) -> None:
@@ -115,6 +119,14 @@ def raw() -> str:
     frames = "<module> (/p/train.py:70);main (/p/train.py:64);step (/v/torch/nn/modules/module.py:9)"
     line = 'process 100:"python train.py";thread ({}): {};{};{} (/p/data.py:{}) {}\n'
     return "".join(line.format(100 + i % 2, "Main", frames, f"f{i}", 20 + i, i + 1) for i in range(12))
+
+
+def flight_recorder() -> dict[str, Any]:
+    calls = [hang_dumps.call(line=20 + number) for number in range(6)]
+    groups = {hang_dumps.WORLD: ("default_pg", range(2)), "pp": ("PP", (0, 1))}
+    return hang_dumps.dump(
+        [*calls, hang_dumps.call("pp", "send 0->1", 7, open=True), hang_dumps.call(open=True)], groups
+    )
 
 
 def collapsed() -> str:

@@ -32,6 +32,8 @@ BOMBS = (
     ("metadata.json.gz", b'{"x":"', b"b"),
     ("stacks.txt.gz", b"", b'process 1:"p";thread (1): M;f (a.py:1) 5\n'),
     ("profile.speedscope.json.gz", _FRAMES, b'{"name":"a"},'),
+    ("fr_rank_0.gz", b'{"version":"2.10","pg_config":{},"pg_status":{},"entries":[', b'{"profiling_name":"nccl:x"},'),
+    ("fr_rank_1.gz", b"\x80\x02}(X\t\x00\x00\x00pg_configN", b"N"),
     ("snapshot.pickle.gz", b"\x80\x04", b"N"),
     ("timeline.raw.json.gz", b"[", b"[1,2,[3,4],5],"),
     ("report.txt.gz", b"Metric: CompileTime\n", b"  TotalSamples: 3\n"),

@@ -113,7 +113,8 @@ class TableOptions(OptionGroup, frozen=True):
 
 def analyze(
     paths: Annotated[
-        list[Path], argument("PATH...", "A run folder, or files of traces, stacks or torch_xla, and folders.")
+        list[Path],
+        argument("PATH...", "A run folder, or files of traces, stacks or torch_xla, dumps of a hang, and folders."),
     ],
     reading: Reading,
     json_file: JsonFile = None,
@@ -129,7 +130,8 @@ def analyze(
 
     Takes a run folder of stepscope; or one or more traces (.json, .json.gz), folders of ranks, or a log folder of
     tensorboard_trace_handler; or files of sampled stacks; or event files of TensorBoard, for their metrics; or reports
-    and logs of torch_xla (a metrics report, XLA_METRICS_FILE, PT_XLA_DEBUG), those of one run together; or a trace of
+    and logs of torch_xla (a metrics report, XLA_METRICS_FILE, PT_XLA_DEBUG), those of one run together; or dumps of
+    PyTorch's flight recorder and reports of `ncclras -f json`, also with a run folder (docs/hangs.md); or a trace of
     operators (.parquet), as StragglerAnalysis publishes them. Beside a run
     folder's files, RUN/report.json and RUN/report.html are brought up to date where it can be written; nothing is
     written beside other files. With `--json -` or `--html -`, stdout holds that document alone.
@@ -137,10 +139,11 @@ def analyze(
     With `--table NAME` one table is shown in full instead: overview, steps, gpus, operators, stacks, kernels, memory,
     memory-curve, memory-operators, memory-lines, memory-blocks, memory-states, out-of-memory, modules, counters,
     communication, distributed, distributed-collectives; of compilers, also without traces: compiles (`--group cause` or
-    `change`), compile-steps (`--group kind` or `step`), graph-breaks, transfers, xla-metrics; energy, by device; and
-    metrics, the values of all curves (`--group curve`: a line for each). `--json` and `--csv` then write that table.
-    With `--diff PATH` two traces, spans or runs are set side by side. Memory snapshots (`_dump_snapshot`) and files of
-    `export_memory_timeline` may be given as PATH too, alone or beside traces.
+    `change`), compile-steps (`--group kind` or `step`), graph-breaks, transfers, xla-metrics; energy, by device; of a
+    hang, pending-calls and hang-ranks; and metrics, the values of all curves (`--group curve`: a line for each).
+    `--json` and `--csv` then write that table. With `--diff PATH` two traces, spans or runs are set side by side.
+    Memory snapshots (`_dump_snapshot`) and files of `export_memory_timeline` may be given as PATH too, alone or
+    beside traces.
 
     `--define` says below a table what its columns mean, as docs/definitions.md does for every figure. Of GPUs:
     utilisation is the part of the time in which at least one kernel runs; 100 % does not mean that the GPU is full. SM

@@ -54,6 +54,7 @@ def _more(left: int, what: str) -> Iterator[Block]:
 def headline(screen: Screen) -> Iterator[Block]:
     """What was read, the steps, knobs, and what a reader has to know before the first figure."""
     report, steps = screen.report, screen.report.steps
+    yield from (blocks.text(one_line(text, SENTENCE), tone) for text, tone in sentences.hang(report))
     yield from (blocks.text(text, "note") for text in sentences.quality(report))
     for number, text in enumerate(sentences.many_ranks(report)):
         yield blocks.text(one_line(text, 600), "note" if number else "head")
@@ -82,6 +83,45 @@ def headline(screen: Screen) -> Iterator[Block]:
     texts = sentences.warnings(report)
     yield from (blocks.text(one_line(text, 300), "warning") for text in texts[:MAX_WARNINGS])
     yield from _more(len(texts) - MAX_WARNINGS, "and {} more notes on quality in the report's files")
+
+
+CALLS, RANKS = 5, 8
+HANG_CALLS = (
+    "No.: number number; Group: group; Call: call; No. in it: sequence number; Sizes: sizes; Types: dtypes; "
+    "Wait: waiting_ranks; Did not come: absent_ranks; No dump: no_dump_ranks; Waits for no.: follows; Line: place"
+)
+HANG_MISMATCHES = (
+    "Ranks part in: what; Group: group; No. in it: sequence number; Ranks: ranks; Made: found; The others: expected; "
+    "Line: place"
+)
+HANG_RANKS = (
+    "Rank: rank number; State: state; Waits in no.: call number; Last call: last_call; Line: place; Stood at: stands; "
+    "In: stands_in; NCCL RAS: nccl_ras; Process: process"
+)
+
+
+def hang_rows(rows: Iterable[Row], shorten: blocks.Shorten) -> Iterator[Row]:
+    """Rows of the view of a hang as a table takes them: what is not said is missing, where a rank stood is a place."""
+    for row in rows:
+        stood = row.get("stands")
+        shown = {"stands": blocks.place_of(stood, shorten)} if stood else {}
+        yield {key: None if value in ("", []) else value for key, value in row.items()} | shown
+
+
+def _hang(screen: Screen) -> Iterator[Block]:
+    """Who waits in which call, who made another one, and where those stand who did not come."""
+    view = screen.view("hang")
+    if not view:
+        return
+    causes = [row for row in view["ranks"] if row["state"] in ("cause", "no dump")]
+    for id, columns_of, title, rows in (
+        ("hang-calls", HANG_CALLS, "Open calls", view["calls"][:CALLS]),
+        ("hang-mismatches", HANG_MISMATCHES, "Calls that differ", view["mismatches"][:CALLS]),
+        ("hang-ranks", HANG_RANKS, "Ranks that others wait for", causes[:RANKS]),
+    ):
+        yield from screen.rows(id, columns_of, hang_rows(rows, screen.shorten), title)
+    yield from _more(len(view["calls"]) - CALLS, "{} more open calls: --table pending-calls")
+    yield from _more(len(causes) - RANKS, "{} more such ranks: --table hang-ranks")
 
 
 PARTS = "Part: part; Time a step: ms ms; Share: share share bar"
@@ -538,6 +578,7 @@ def _stages(screen: Screen) -> Iterator[Block]:
 SECTIONS: tuple[Callable[[Screen], Iterator[Block]], ...] = (
     *(
         headline,
+        _hang,
         partition,
         _learned,
         _energy,

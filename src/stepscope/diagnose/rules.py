@@ -10,6 +10,7 @@ from stepscope.diagnose import (
     compiled_run,
     compute,
     device,
+    hang,
     host,
     input,
     machine,
@@ -52,4 +53,4 @@ _ORDER = (
 _found = [*compiled_run.ON_COMPILERS, *(value for file in _FILES for value in vars(file).values())]
 _FOUND = {value.name: value for value in _found if isinstance(value, Rule)}
 RULES: tuple[Rule, ...] = tuple(_FOUND[name] for name in dict.fromkeys((*_ORDER, *_FOUND)))
-RISKS = (*memory.RISKS, *training.RISKS)
+RISKS = (*hang.RISKS, *memory.RISKS, *training.RISKS)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, field
 
 from stepscope.model.findings import Place
+from stepscope.model.hangs import HangVerdict
 from stepscope.model.ranks import RanksRead, RanksVerdict
 from stepscope.model.trace import DeviceLines, DeviceTime, ReadingFacts, TraceFacts
 from stepscope.schema import REPORT_SCHEMA
@@ -581,6 +582,7 @@ class Analysis:
     logging: tuple[LoggingCost, ...] | None = None  # by tool and line; None without stacks
     many_ranks: RanksVerdict | None = None  # who holds the others up, where ranks were judged by reduced tables
     ranks_read: RanksRead | None = None  # which of these ranks all other facts are of
+    hang: HangVerdict | None = None  # who does not come to which call; None without dumps of flight recorders and RAS
     metrics: MetricFacts | None = None  # what the run learned, and how its steps changed; None without either
     source_files: SourceFiles = dataclasses.field(default_factory=SourceFiles)
 

@@ -29,9 +29,12 @@ _STEPS = 8_192  # opcodes between two looks at the budget
 _CONTAINER_BYTES = 96
 _ITEM_BYTES = 16
 _UNSET: Any = object()
+_TEXTS = {str}
 _KEYS = frozenset({str, int, float, bool, bytes, type(None)})
 _SHORT_RUN = re.compile(rb"(?:h.){1,4096}", re.DOTALL)
 _LONG_RUN = re.compile(rb"(?:j....){1,4096}", re.DOTALL)
+_FLAT_DEPTH = 3  # of lists in a dict that is read at once
+_FLAT_CONSTANTS = {0x4E: None, 0x88: True, 0x89: False}
 _REFUSED = {
     **{ord(op): "imports or calls code" for op in "cRbioQP"},
     **dict.fromkeys((0x81, 0x82, 0x83, 0x84, 0x92, 0x93), "imports or calls code"),
@@ -53,11 +56,12 @@ class _Source(io.BytesIO):
 
 
 class PickleLimits(Struct, frozen=True):
-    """Bounds for one pickle. `memory_bytes` is an estimate of what is built, texts left out."""
+    """Bounds for one pickle. `memory_bytes` is an estimate of what is built, texts left out. `wanted`: what to give."""
 
     file_bytes: int = 2**30
     memory_bytes: int = 6 * 2**30
     nesting: int = 1_000
+    wanted: str = "one that torch.cuda.memory._dump_snapshot wrote"
 
 
 BOUNDS = PickleLimits()
@@ -67,15 +71,21 @@ class RefusedPickleError(UnreadableInputError):
     """The pickle is damaged, too large, or wants to do more than hold plain data."""
 
 
+class _Refusal(Exception):
+    """What is wrong with it."""
+
+
 def loads(data: bytes, limits: PickleLimits = BOUNDS) -> Any:
     """The value that the pickle `data` (protocol 0 to 5) holds; bytes after its end are ignored.
 
     Raises RefusedPickleError, and nothing else, for whatever is no pickle of plain data within `limits`.
     """
-    if len(data) > limits.file_bytes:
-        _refuse(f"it holds {len(data)} bytes, more than {limits.file_bytes}")
     try:
+        if len(data) > limits.file_bytes:
+            _refuse(f"it holds {len(data)} bytes, more than {limits.file_bytes}")
         return _Machine(data, limits).run()
+    except _Refusal as refusal:
+        raise RefusedPickleError(f"the pickle was refused: {refusal}; give {limits.wanted}") from None
     except (IndexError, struct.error):
         raise RefusedPickleError("the pickle ends too early or is damaged; record it again") from None
     except (ValueError, TypeError, KeyError, OverflowError, MemoryError):
@@ -83,7 +93,7 @@ def loads(data: bytes, limits: PickleLimits = BOUNDS) -> Any:
 
 
 def _refuse(what: str) -> NoReturn:
-    raise RefusedPickleError(f"the pickle was refused: {what}; give one that torch.cuda.memory._dump_snapshot wrote")
+    raise _Refusal(what)
 
 
 class _Machine:
@@ -132,8 +142,12 @@ class _Machine:
                 stack.append(int.from_bytes(data[position + 1 : end], "little", signed=True))
                 position = end  # beyond the end of the data the next step fails
             elif op == 0x7D:  # EMPTY_DICT
-                stack.append({})
-                self.containers += 1
+                value, end = self._flat_dict(position)
+                stack.append(value)
+                if end:
+                    position = end
+                else:
+                    self.containers += 1
             elif op == 0x4A:  # BININT
                 stack.append(_int32(data, position)[0])
                 position += 4
@@ -148,6 +162,140 @@ class _Machine:
                 stack, position = self.stack, self.position
         self.position = position
         return False
+
+    def _flat_dict(self, start: int) -> tuple[dict[Any, Any], int]:
+        """The dict whose EMPTY_DICT ends before `start`, and where its SETITEMS ends; (an empty one, 0) for most kinds.
+
+        What dumps hold a million of, read without a stack: texts as keys, and as values what `_flat` reads. At anything
+        else it is as if nothing had been read.
+        """
+        data, memo, begun = self.data, self.memo, len(self.memo)
+        found: dict[Any, Any] = {}
+        position = self._memoized(found, start)
+        if position < 0 or self.gaps or data[position] != 0x28:  # MARK
+            del memo[begun:]
+            return {}, 0
+        position += 1
+        flat, before = self._flat, None
+        while (op := data[position]) != 0x75:  # SETITEMS
+            if op == 0x68:  # BINGET
+                key = memo[data[position + 1]]
+                position += 2
+            else:
+                key, position = flat(position, 0)
+            if type(key) is not str or position < 0:
+                break
+            op = data[position]
+            if op == 0x68:  # BINGET
+                found[key] = memo[data[position + 1]]
+                position += 2
+            elif op == 0x4B:  # BININT1
+                found[key] = data[position + 1]
+                position += 2
+            elif op == 0x4D:  # BININT2
+                found[key] = data[position + 1] | data[position + 2] << 8
+                position += 3
+            elif op in _FLAT_CONSTANTS:
+                found[key] = _FLAT_CONSTANTS[op]
+                position += 1
+            elif op == 0x86 and before is not None:  # TUPLE2: what looked like a key was its second part
+                found[before] = value = (found[before], key)
+                self.containers += 1
+                position = self._memoized(value, position + 1)
+                if position < 0:
+                    break
+                continue
+            else:
+                found[key], position = flat(position, 0)
+                if position < 0:
+                    break
+            before = key
+        else:
+            self.containers += 1
+            self.items += 2 * len(found)
+            return found, position + 1
+        del memo[begun:]
+        return {}, 0
+
+    def _flat(self, position: int, depth: int) -> tuple[Any, int]:
+        """A scalar, text or list of such from `position` on, and where it ends, -1 where it is of another kind."""
+        data = self.data
+        op = data[position]
+        if op == 0x4B:  # BININT1
+            return data[position + 1], position + 2
+        if op == 0x4D:  # BININT2
+            return data[position + 1] | data[position + 2] << 8, position + 3
+        if op == 0x5D and depth < _FLAT_DEPTH:  # EMPTY_LIST
+            return self._flat_list(position + 1, depth + 1)
+        if op in _FLAT_CONSTANTS:
+            return _FLAT_CONSTANTS[op], position + 1
+        if op == 0x4A:  # BININT
+            return _int32(data, position + 1)[0], position + 5
+        if op == 0x8A:  # LONG1
+            end = position + 2 + data[position + 1]
+            return int.from_bytes(data[position + 2 : end], "little", signed=True), end
+        if op == 0x6A:  # LONG_BINGET
+            return self.memo[_uint32(data, position + 1)[0]], position + 5
+        if op == 0x58 or op == 0x8C:  # BINUNICODE, SHORT_BINUNICODE
+            begin = position + (5 if op == 0x58 else 2)
+            end = begin + (_uint32(data, position + 1)[0] if op == 0x58 else data[position + 1])
+            if end > len(data):
+                return None, -1
+            text = str(data[begin:end], "utf-8", "surrogatepass")
+            return text, self._memoized(text, end)
+        return None, -1
+
+    def _flat_list(self, position: int, depth: int) -> tuple[list[Any], int]:
+        """A list, as `_flat`."""
+        data, memo = self.data, self.memo
+        found: list[Any] = []
+        op = data[position]
+        if op == 0x72 and _uint32(data, position + 1)[0] == len(memo):  # LONG_BINPUT
+            memo.append(found)
+            position += 5
+        elif op != 0x28 and (position := self._memoized(found, position)) < 0:
+            return found, -1
+        several = data[position] == 0x28  # MARK
+        position += several
+        while (op := data[position]) != 0x65:  # APPENDS
+            if several and op == 0x68 and data[position + 2] == 0x68:  # BINGET, some
+                run = _SHORT_RUN.match(data, position)
+                if run is None:
+                    return found, -1
+                found += [memo[number] for number in data[position + 1 : run.end() : 2]]
+                position = run.end()
+                continue
+            if op == 0x68:
+                found.append(memo[data[position + 1]])
+                position += 2
+            elif op == 0x4D:  # BININT2
+                found.append(data[position + 1] | data[position + 2] << 8)
+                position += 3
+            else:
+                item, position = self._flat(position, depth)
+                found.append(item)
+                if position < 0:
+                    return found, -1
+            if not several:
+                if data[position] != 0x61:  # APPEND
+                    return found, -1
+                break
+        self.containers += 1
+        self.items += len(found)
+        return found, position + 1
+
+    def _memoized(self, value: Any, position: int) -> int:
+        """Where what stands at `position` goes on behind the opcode that memoizes `value`, if there is one; else -1."""
+        op = self.data[position]
+        if op == 0x94:  # MEMOIZE
+            self.memo.append(value)
+            return position + 1
+        if op == 0x71 or op == 0x72:  # BINPUT, LONG_BINPUT
+            if (self.data[position + 1] if op == 0x71 else _uint32(self.data, position + 1)[0]) != len(self.memo):
+                return -1
+            self.memo.append(value)
+            return position + (2 if op == 0x71 else 5)
+        return position
 
     def _numbers(self, op: int, position: int) -> tuple[bytes | list[int], int]:
         """The memo numbers read one after another from `position` on (most of a snapshot), and where they end."""
@@ -213,7 +361,7 @@ class _Machine:
         kinds = set(map(type, keys))
         if not kinds <= _KEYS:
             _refuse("a dict has a key that is no scalar")
-        if int in kinds and any(type(key) is int and not -(2**63) <= key < 2**64 for key in keys):
+        if kinds != _TEXTS and any(type(key) is int and not -(2**63) <= key < 2**64 for key in keys):
             _refuse("a dict has a key over 64 bits")
         target.update(zip(keys, items[1::2], strict=True))
         self.items += len(items)

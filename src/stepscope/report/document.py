@@ -49,7 +49,10 @@ MAX_TEXT = 1_000  # characters
 MAX_VALUE = 200  # characters of a text in a row of a row: a value that changed
 COMMENT = "#"  # what follows it in a reason is where, with the line's text
 
-NOT_VIEWS = ("run", "quality", "steps", "fixed", "traces", "reading", "views", "compilers", "trial", "source_files")
+NOT_VIEWS = (
+    *("run", "quality", "steps", "fixed", "traces", "reading", "views", "compilers", "trial", "source_files"),
+    "hang",  # there alone where a hang was looked for
+)
 OF_TRACES = (
     *("overview", "gpus", "operators", "kernels", "memory", "modules", "counters"),
     *("communication", "distributed", "tensorboard"),
@@ -145,6 +148,8 @@ def build(
         "rules_judged": lambda: len(RULES) - sum(rule not in _RISK_RULES for rule in not_judged),
         "findings_share": lambda: diagnosis.counted_share,
     }
+    if analysis.hang is not None:
+        makers["hang"] = lambda: _bounded(analysis.hang)
     if reader is not None:
         makers = {name: partial(_quoted, make, reader) for name, make in makers.items()}
     if experiment is not None:

@@ -140,6 +140,24 @@ def _cut(ranges: str) -> str:
     return ranges if len(ranges) <= MOST_RANGES else f"{ranges[:MOST_RANGES].rpartition(', ')[0]} …"
 
 
+HANG_NOTES = 4
+
+
+def hang(report: Report) -> list[tuple[str, str]]:
+    """The verdict on a hang, where sources disagree on it, and what it stands on, each with its tone."""
+    view = report.views.get("hang")
+    if not view:
+        return []
+    said = [(f"Hang: {view['sentence']}", "head")]
+    said += [(f"Sources disagree: {text}", "warning") for text in view["disagreements"]]
+    read = [f"dumps of {words.things(view['dumps'], 'rank')}"] if view["dumps"] else []
+    read += [f"{words.things(view['ras_reports'], 'report')} of NCCL RAS"] if view["ras_reports"] else []
+    said.append((f"Judged by {' and '.join(read)}", "note"))
+    more = len(view["notes"]) - HANG_NOTES
+    said += [(text, "note") for text in view["notes"][:HANG_NOTES]]
+    return said + ([(f"and {more} more notes in the report's files", "note")] if more > 0 else [])
+
+
 def quality(report: Report) -> list[str]:
     """What reading traces cost, before any figure; nothing of a recording of ours on a CPU that lost nothing."""
     facts = report.quality.get("reading") or {}
@@ -394,6 +412,8 @@ def without_steps(report: Report) -> str:
     stacks = report.views.get("stacks")
     if stacks:
         return f"{words.count(stacks['samples'])} sampled stacks, which know no steps"
+    if report.views.get("hang") and not report.run.get("ranks"):
+        return "the last calls of ranks, which know no steps"
     return "a recording of memory" if report.views.get("memory") else "no step was seen"
 
 

@@ -29,6 +29,7 @@ from stepscope.engine.spans import Base
 from stepscope.errors import UsageError
 from stepscope.model.compilers import CompilerCause, CompilersView
 from stepscope.model.findings import Place
+from stepscope.model.hangs import HangRank, HangVerdict
 from stepscope.model.machine import EnergyFacts
 from stepscope.model.memory import MemoryRecording, MemoryView
 from stepscope.model.metrics import CurveSummary
@@ -60,6 +61,9 @@ NO_TRANSFER = "nothing was moved to the host by what was watched"
 TRANSFERS_UNSEEN = "transfers were not watched: they are told by traces and by reports of torch_xla"
 NO_CURVES = "neither steps nor metrics nor telemetry were recorded"
 NO_ENERGY = "no telemetry was recorded, and so no energy: record with `stepscope run`"
+NO_HANG = "no dump of a flight recorder and no report of `ncclras -f json` was given"
+NO_OPEN_CALL = "no call is open in the dumps"
+NO_RANK = "no rank is named by what was given"
 NO_SUCH_CURVE = "no metric has a value there: its names are those of --table metrics --group curve"
 NO_METRICS = "no report of torch_xla was read, and torch_xla was not used in the run"
 
@@ -93,13 +97,15 @@ class FirstRows(Rows, frozen=True):
 class Source(Struct, frozen=True):
     """What tables are made from: the run, recordings of memory beside it, what compilers did, and what it drew.
 
-    `compilers` is only asked for by `COMPILER_TABLES`, `energy` by the table of that name.
+    `compilers` is only asked for by `COMPILER_TABLES`, `energy` by the table of that name, `hang` by
+    `HANG_TABLES`.
     """
 
     context: Context
     recordings: Sequence[MemoryRecording] = ()
     compilers: CompilersView | None = None
     energy: EnergyFacts | None = None
+    hang: HangVerdict | None = None
 
     @property
     def base(self) -> Base:
@@ -349,6 +355,20 @@ def _metrics(view: CompilersView) -> list[dict[str, Any]]:
     ]
 
 
+def _hang_part(part: Callable[[HangVerdict], Sequence[Any]], absent: str) -> Table:
+    def make(source: Source, _: Selection) -> Rows:
+        verdict = source.hang
+        return Rows((), NO_HANG) if verdict is None else Rows(part(verdict), notes=(verdict.sentence, *verdict.notes))
+
+    return Table(make, absent)
+
+
+def _rank(row: HangRank) -> dict[str, Any]:
+    """A row of a rank on one level: `file` and `line` made its last call, in `stands_file` its main thread stood."""
+    names = [name for name in HangRank.__struct_fields__ if name not in ("place", "stands")]
+    return {**_fields(row, *names), **_place("", row.place), **_place("stands_", row.stands)}
+
+
 def _energy(source: Source, _: Selection) -> Rows:
     found = source.energy
     if found is None:
@@ -443,6 +463,8 @@ TABLES: dict[str, Table] = {
     ),
     "xla-metrics": Table(_compiler_part(_metrics, NO_METRICS)),
     ENERGY: Table(_energy),
+    "pending-calls": _hang_part(lambda verdict: verdict.calls, NO_OPEN_CALL),
+    "hang-ranks": _hang_part(lambda verdict: [*map(_rank, verdict.ranks)], NO_RANK),
     "metrics": Table(
         lambda source, by: (_curves if by.group == "curve" else _values)(source, by),
         NO_CURVES,
@@ -451,4 +473,5 @@ TABLES: dict[str, Table] = {
     ),
 }
 COMPILER_TABLES = frozenset({"compiles", "compile-steps", "graph-breaks", "transfers", "xla-metrics"})
-UNTRACED = frozenset({*COMPILER_TABLES, ENERGY, "metrics"})  # not made from traces
+HANG_TABLES = frozenset({"pending-calls", "hang-ranks"})
+UNTRACED = frozenset({*COMPILER_TABLES, *HANG_TABLES, ENERGY, "metrics"})  # not made from traces

@@ -143,6 +143,7 @@ _LIST = (
     Page("steps", "Steps", "Overview", _EVERY),
     Page("metrics", "Metrics", "Overview", ("worker", "steps")),
     Page("ranks", "Ranks", "Overview", ()),
+    Page("hang", "Hang", "Overview", ()),
     Page("timeline", "Timeline", "Time", _EVERY),
     Page("flame", "Flame graph", "Time", _EVERY),
     Page("operators", "Operators", "Work", _EVERY, "operators"),

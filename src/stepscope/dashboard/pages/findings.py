@@ -38,6 +38,7 @@ PAGES_OF = {
     "transfer": ("timeline", "kernels", "operators"),
     "communication": ("gpu", "timeline", "steps"),
     "communication.late_ranks": ("ranks", "flame", "timeline"),
+    "communication.hang": ("hang", "flame"),
     "communication.straggler": ("ranks", "steps", "timeline", "gpu"),
     "communication.unbalanced_work": ("ranks", "steps", "timeline"),
     "compile": ("compiles", "steps"),
@@ -51,7 +52,12 @@ EVERYWHERE = ("steps", "timeline")  # of a category that the table does not know
 def build(context: PageContext) -> list[Block]:
     """The blocks of the page."""
     report = context.run.report(source=context.source)
-    made = [blocks.text(blocks.sentence(text), "note") for text in sentences.quality(report)]
+    hang = blocks.link("The hang", "hang")
+    made = [
+        blocks.text(blocks.sentence(one_line(text, SENTENCE)), "warning" if tone == "head" else tone, hang)
+        for text, tone in sentences.hang(report)[:1]
+    ]
+    made += [blocks.text(blocks.sentence(text), "note") for text in sentences.quality(report)]
     for number, text in enumerate(sentences.many_ranks(report)):
         link = None if number else blocks.link("All ranks", "ranks")
         made.append(blocks.text(blocks.sentence(text), "note" if number else "plain", link))

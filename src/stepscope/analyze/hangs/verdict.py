@@ -1,0 +1,642 @@
+"""The verdict on a hang: open calls, what else is known, and both in words."""
+
+from __future__ import annotations
+
+import posixpath
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+import numpy as np
+from msgspec import Struct
+
+from stepscope.analyze.context import Context
+from stepscope.analyze.hangs import other_sources
+from stepscope.analyze.hangs.calls import Calls, calls
+from stepscope.analyze.hangs.other_sources import Ending, RasView, Standing, named
+from stepscope.analyze.hangs.waits import Cause, Wait, Waits, find
+from stepscope.model.findings import Place
+from stepscope.model.hangs import (
+    CROSSED,
+    ENDED,
+    MISMATCH,
+    MISSING,
+    NO_DUMP,
+    NONE,
+    NOT_ENOUGH,
+    STUCK,
+    CallMismatch,
+    HangCause,
+    HangRank,
+    HangVerdict,
+    PendingCall,
+)
+from stepscope.read.hang_recording import HangRecording, Signature
+
+MAX_CALLS = 200  # of the table
+MAX_RANKS = 2_000  # of the table, causes first
+MAX_BLAMED = 16
+MAX_LOOKED_AT = 200  # ranks whose stacks and processes are asked for
+MAX_LEFT_OUT = 8  # calls that a rank may have left out, or made beyond the others, and it still shows
+MAX_DISAGREEMENTS = 20
+SHAPES_SHOWN = 4
+SAID_OF_CIRCLE = 4  # calls
+
+
+class Judged(Struct, frozen=True, dict=True):
+    """All that the verdict is made from."""
+
+    recording: HangRecording
+    context: Context
+    waits: Waits
+    ras: RasView
+
+    @property
+    def calls(self) -> Calls:
+        return self.waits.calls
+
+    @cached_property
+    def causes(self) -> list[Cause]:
+        return self.waits.causes
+
+    @cached_property
+    def asked(self) -> list[int]:
+        """Ranks that stacks and processes are asked about: causes first, then some of those who wait."""
+        ranks = dict.fromkeys(rank for cause in self.causes for rank in cause.ranks)
+        waiting = (int(self.calls.ranks[at]) for wait in self.waits.waits for at in wait.waiting)
+        return list(dict.fromkeys([*ranks, *waiting]))[:MAX_LOOKED_AT]
+
+    @cached_property
+    def standing(self) -> dict[int, Standing]:
+        return other_sources.standing(self.context, set(self.asked))
+
+    @cached_property
+    def endings(self) -> dict[int, Ending]:
+        return other_sources.endings(self.context.tables, set(self.asked))
+
+    def gone(self, rank: int) -> str:
+        """Why a rank is known to be gone; empty where it is not."""
+        if rank in self.ras.gone:
+            return "NCCL RAS considers it dead"
+        ending = self.endings.get(rank)
+        return ending.said if ending is not None and ending.gone else ""
+
+    # ------------------------------------------------------------------------------------------------------ places
+
+    @cached_property
+    def _places(self) -> list[Place | None]:
+        """The user's own line of each stack, the innermost one."""
+        code = self.context.code
+        found: list[Place | None] = []
+        for stack in self.recording.stacks:
+            lines = (
+                Place(file, frame.line, frame.function)
+                for frame in stack
+                if (file := code.resolve(frame.file)) is not None
+            )
+            found.append(next(lines, None))
+        return found
+
+    def place(self, row: int) -> Place | None:
+        """The user's line that made a call."""
+        number = int(self.calls.stack[row])
+        return self._places[number] if number >= 0 else None
+
+    def common_place(self, rows: Sequence[int]) -> Place | None:
+        """The line that most of these rows have."""
+        counted = Counter(self.calls.stack[list(rows)].tolist() if len(rows) else [])
+        lines: Counter[Place | None] = Counter()
+        for number, count in counted.items():
+            lines[self._places[number] if number >= 0 else None] += count
+        lines.pop(None, None)
+        return lines.most_common(1)[0][0] if lines else None
+
+    # -------------------------------------------------------------------------------------------------- calls by rank
+
+    @cached_property
+    def _bounds(self) -> list[int]:
+        bounds: list[int] = np.searchsorted(self.calls.rank, np.arange(len(self.calls.ranks) + 1)).tolist()
+        return bounds
+
+    def rows_of(self, position: int, group: int | None = None) -> list[int]:
+        """A rank's rows, of one group its collective calls, as it made them."""
+        first, end = self._bounds[position], self._bounds[position + 1]
+        if group is None:
+            return list(range(first, end))
+        calls = self.calls
+        chosen = (calls.group[first:end] == group) & ~calls.p2p[first:end] & ~calls.part[first:end]
+        rows: list[int] = (first + np.flatnonzero(chosen)).tolist()
+        return rows
+
+    def last_row(self, position: int) -> int | None:
+        first, end = self._bounds[position], self._bounds[position + 1]
+        return end - 1 if end > first else None
+
+
+def blamed_ranks(recording: HangRecording) -> tuple[int, ...]:
+    """Ranks whom the others wait for, by dumps and RAS alone: those to look at in full; 16 at most."""
+    seen = other_sources.ras(recording)
+    named = sorted(seen.gone | seen.silent | seen.behind)
+    if recording.dumps:
+        waits = find(recording, calls(recording, seen.world_size))
+        named = [rank for cause in waits.causes if cause.kind not in (STUCK, CROSSED) for rank in cause.ranks] + named
+    return tuple(dict.fromkeys(named))[:MAX_BLAMED]
+
+
+def judge(recording: HangRecording, context: Context, world_size: int | None = None) -> HangVerdict:
+    """The verdict; `context` is of the run that was recorded beside it, or empty. `world_size` where it is known."""
+    seen = other_sources.ras(recording)
+    sizes = [size for size in (world_size, seen.world_size) if size]
+    known = calls(recording, max(sizes, default=None))
+    judged = Judged(recording, context, find(recording, known), seen)
+    if not recording.dumps:
+        return _by_ras(judged)
+    world = max(
+        [int(known.ranks.max()) + 1, *sizes, *(int(one.members.max()) + 1 for one in known.groups if len(one.members))]
+    )
+    there = set(known.ranks.tolist())
+    absent = tuple(rank for rank in range(world) if rank not in there)
+    numbers = _numbers(judged)
+    causes = [_cause(judged, cause, numbers) for cause in judged.causes]
+    shown = sorted(numbers, key=numbers.__getitem__)[:MAX_CALLS]
+    notes = [*_notes(judged, absent, world)]
+    verdict, sentence = (causes[0].kind, causes[0].sentence) if causes else _nothing_open(judged)
+    return HangVerdict(
+        verdict=verdict,
+        sentence=sentence,
+        causes=tuple(causes),
+        calls=tuple(_pending(judged, at, numbers) for at in shown),
+        mismatches=tuple(_mismatch(judged, wait) for wait in judged.waits.waits if wait.differing is not None),
+        ranks=tuple(_ranks(judged, causes, numbers, absent)),
+        dumps=len(recording.dumps),
+        ras_reports=len(recording.ras),
+        world_size=world,
+        absent=absent,
+        disagreements=tuple(_disagreements(judged))[:MAX_DISAGREEMENTS],
+        notes=tuple(notes),
+    )
+
+
+def _nothing_open(judged: Judged) -> tuple[str, str]:
+    count = len(judged.calls.rank)
+    dumps = _things(len(judged.recording.dumps), "dump")
+    if not count:
+        return NOT_ENOUGH, f"not enough: no call is in the {dumps}; set TORCH_FR_BUFFER_SIZE before the job starts"
+    return (
+        NONE,
+        f"no call is open: all {count:,} calls in the {dumps} had ended, and no rank of theirs is missing in one",
+    )
+
+
+def _numbers(judged: Judged) -> dict[int, int]:
+    """The number of each open call in the table: those of causes first, then by time."""
+    waits = judged.waits.waits
+    first = [at for cause in judged.causes for at in cause.waits]
+    others = sorted(range(len(waits)), key=lambda at: (waits[at].since_ns or 2**63, at))
+    return {at: number for number, at in enumerate(dict.fromkeys([*first, *others]), 1)}
+
+
+# ------------------------------------------------------------------------------------------------------------- causes
+
+
+def _cause(judged: Judged, cause: Cause, numbers: dict[int, int]) -> HangCause:
+    say = {MISSING: _missing, MISMATCH: _differs, CROSSED: _crossed, NO_DUMP: _no_dump, STUCK: _stuck}[cause.kind]
+    return say(judged, cause, numbers[cause.waits[0]])
+
+
+def _missing(judged: Judged, cause: Cause, number: int) -> HangCause:
+    wait = judged.waits.waits[cause.waits[0]]
+    gone = {rank: why for rank in cause.ranks if (why := judged.gone(rank))}
+    call = _call(judged, wait)
+    who, waiting = _rank_words(cause.ranks), _waiting(judged, wait)
+    if len(gone) == len(cause.ranks):
+        sentence = (
+            f"{who} ended before {call}{_at(_line(judged, wait))}, in which {waiting}: {next(iter(gone.values()))}"
+        )
+    else:
+        sentence = f"{who} did not come to {call}{_at(_line(judged, wait))}, in which {waiting}"
+    place = None
+    rank = cause.ranks[0]
+    position = int(np.searchsorted(judged.calls.ranks, rank))
+    standing = judged.standing.get(rank)
+    if standing is not None and not gone:
+        where = (
+            f"{_at(standing.place)} ({standing.function})" if standing.place is not None else f" in {standing.function}"
+        )
+        sentence += (
+            f"; its main thread stood{where} at last" if len(cause.ranks) == 1 else f"; rank {rank} stood{where}"
+        )
+        place = standing.place
+    left_out = _left_out(judged, wait, position)
+    if left_out is not None:
+        text, line = left_out
+        sentence += f"; {text}" if len(cause.ranks) == 1 else f"; rank {rank}: {text}"
+        place = place or line
+    elif standing is None:
+        sentence += _last_words(judged, position, several=len(cause.ranks) > 1)
+    if judged.ras.behind & set(cause.ranks):
+        sentence += f"; NCCL RAS agrees ({judged.ras.said[min(judged.ras.behind & set(cause.ranks))]})"
+    return HangCause(
+        ENDED if len(gone) == len(cause.ranks) else MISSING, number, cause.ranks, sentence, place or _line(judged, wait)
+    )
+
+
+def _last_words(judged: Judged, position: int, *, several: bool) -> str:
+    row = judged.last_row(position)
+    if row is None:
+        return "; no call of it is in its dump"
+    whose = f"the last call of rank {int(judged.calls.ranks[position])}" if several else "its last call"
+    return f"; {whose} was {_row_words(judged, row)}{_at(judged.place(row))}"
+
+
+def _left_out(judged: Judged, wait: Wait, position: int) -> tuple[str, Place | None] | None:
+    """Where a rank's calls in a group are from some call on those that the others made later, or earlier.
+
+    Calls are compared by what they are and by the user's line, with those of a rank that waits.
+    """
+    if wait.sequence is None or not wait.waiting:
+        return None
+    mine, others = (
+        {int(judged.calls.sequence[row]): row for row in judged.rows_of(at, wait.group)}
+        for at in (position, wait.waiting[0])
+    )
+    common = sorted(mine.keys() & others.keys())
+
+    def token(row: int) -> tuple[int, Place | None]:
+        return int(judged.waits.tokens[row]), judged.place(row)
+
+    first = next((sequence for sequence in common if token(mine[sequence]) != token(others[sequence])), None)
+    if first is None:
+        return None
+    later = [sequence for sequence in mine if sequence >= first]
+    for shift in range(1, MAX_LEFT_OUT + 1):
+        if all(one + shift in others and token(mine[one]) == token(others[one + shift]) for one in later):
+            row = others[first]
+            what = f"{_row_words(judged, row)}{_at(judged.place(row))}"
+            return f"it left out {what}" + (
+                f" and {_things(shift - 1, 'more call')}" if shift > 1 else ""
+            ), judged.place(row)
+        ahead = [sequence for sequence in later if sequence >= first + shift]
+        if ahead and all(one - shift in others and token(mine[one]) == token(others[one - shift]) for one in ahead):
+            row = mine[first]
+            what = f"{_row_words(judged, row)}{_at(judged.place(row))}"
+            return f"it made {what} beyond the others" + (f", and {shift - 1} more" if shift > 1 else ""), judged.place(
+                row
+            )
+    return None
+
+
+def _differs(judged: Judged, cause: Cause, number: int) -> HangCause:
+    wait = judged.waits.waits[cause.waits[0]]
+    found = _mismatch(judged, wait)
+    if found.expected is None:
+        sides = " and ".join(_sides(judged, wait))
+        sentence = f"ranks part at {_call(judged, wait, name=False)}: {sides}"
+    else:
+        line = f", where the others made {found.expected}{_at(found.expected_place)}"
+        made = f"{_rank_words(cause.ranks)} made {found.found}{_at(found.place)}"
+        sentence = f"{made} as {_call(judged, wait, name=False)}{line}"
+    place = found.place or found.expected_place
+    position = int(np.searchsorted(judged.calls.ranks, cause.ranks[0]))
+    if found.expected is not None and wait.differing is not None and wait.sequence is not None:
+        others = [at for at in wait.waiting if int(judged.calls.ranks[at]) not in cause.ranks]
+        left_out = (
+            _left_out(judged, Wait(wait.group, wait.sequence, None, wait.row, 0, others), position) if others else None
+        )
+        own = next(row for row in wait.differing.rows.tolist() if judged.calls.rank[row] == position)
+        usual = judged.waits.usual(position, own)
+        if left_out is None and usual is not None:
+            row, skipped = usual
+            usual_line = judged.place(row)
+            verb = "it left out" if skipped else "before, it made"
+            left_out = f"{verb} {_plain(judged, row)}{_at(usual_line)}", usual_line
+        if left_out is not None:
+            sentence += f"; {left_out[0]}"
+            place = left_out[1] or place
+    return HangCause(MISMATCH, number, cause.ranks, sentence, place)
+
+
+def _sides(judged: Judged, wait: Wait) -> Iterator[str]:
+    """Each side of a call that ranks made differently, where none has most."""
+    assert wait.differing is not None
+    rows = wait.differing.rows
+    by_token: dict[tuple[int, int], list[int]] = {}
+    for row in rows.tolist():
+        by_token.setdefault((int(judged.waits.tokens[row]), int(judged.calls.signature[row])), []).append(row)
+    for some in list(by_token.values())[:4]:
+        ranks = [int(judged.calls.ranks[judged.calls.rank[row]]) for row in some]
+        made = _made(judged, some[0], wait.differing.what)
+        yield f"{_rank_words(ranks).lower()} made {made}{_at(judged.common_place(some))}"
+
+
+def _crossed(judged: Judged, cause: Cause, number: int) -> HangCause:
+    waits = judged.waits.waits
+    said = []
+    for at in cause.waits[:SAID_OF_CIRCLE]:
+        wait = waits[at]
+        before = [other for other in cause.waits if other in wait.follows]
+        text = f"{_call(judged, wait)}{_at(_line(judged, wait))} ({_waiting(judged, wait)})"
+        said.append(text + (f" waits for those in {_call(judged, waits[before[0]])}" if before else ""))
+    more = f", and {len(cause.waits) - SAID_OF_CIRCLE} more calls" if len(cause.waits) > SAID_OF_CIRCLE else ""
+    sentence = (
+        "calls wait for each other in a circle, as ranks made them in different orders or one left a call out: "
+        f"{'; '.join(said)}{more}"
+    )
+    positions = dict.fromkeys(one for at in cause.waits for one in waits[at].waiting)
+    left = {one: rows for one in list(positions)[:MAX_LOOKED_AT] if (rows := judged.waits.departed(one)) is not None}
+    if len(left) != 1:
+        return HangCause(CROSSED, number, cause.ranks, sentence, _line(judged, waits[cause.waits[0]]))
+    position, (made, usual) = next(iter(left.items()))
+    rank, place = int(judged.calls.ranks[position]), judged.place(made)
+    sentence += (
+        f"; rank {rank} alone left its own pattern: where it made {_plain(judged, usual)}{_at(judged.place(usual))} "
+        f"before, it made {_plain(judged, made)}{_at(place)}"
+    )
+    return HangCause(CROSSED, number, (rank,), sentence, judged.place(usual) or place)
+
+
+def _plain(judged: Judged, row: int) -> str:
+    """A call without its number."""
+    return f"{judged.waits.kind(row)} of group {judged.calls.groups[int(judged.calls.group[row])].label}"
+
+
+def _no_dump(judged: Judged, cause: Cause, number: int) -> HangCause:
+    wait = judged.waits.waits[cause.waits[0]]
+    call, line = _call(judged, wait), _line(judged, wait)
+    gone = {rank: why for rank in cause.ranks if (why := judged.gone(rank))}
+    quiet = sorted(judged.ras.silent & set(cause.ranks))
+    if gone:
+        ranks = tuple(gone)
+        sentence = (
+            f"{_rank_words(ranks)} ended, without a dump, before {call}{_at(line)}, in which {_waiting(judged, wait)}: "
+            f"{next(iter(gone.values()))}"
+        )
+        return HangCause(ENDED, number, ranks, sentence, line)
+    them = _rank_words(cause.ranks) if cause.ranks else f"{_things(wait.unnamed, 'rank')} that no dump names"
+    verb = "is" if (len(cause.ranks) or wait.unnamed) == 1 else "are"
+    sentence = (
+        f"{_waiting(judged, wait)} in {call}{_at(line)}, all of whom there is a dump; {them} {verb} without a dump"
+        f"{'' if verb == 'is' else ', and one of them at least is missing'}"
+    )
+    if wait.unnamed and cause.ranks:
+        sentence += f", and {_things(wait.unnamed, 'rank')} more that no dump names"
+    if quiet:
+        sentence += f"; to NCCL RAS {_rank_words(quiet).lower()} did not answer"
+    stood = [rank for rank in cause.ranks if rank in judged.standing and not judged.standing[rank].waits]
+    place = line
+    if stood:
+        standing = judged.standing[stood[0]]
+        sentence += f"; rank {stood[0]} stood{_at(standing.place)} ({standing.function}) at last"
+        place = standing.place or line
+    ranks = tuple(quiet) or (tuple(stood[:1]) if len(stood) == 1 else cause.ranks)
+    return HangCause(NO_DUMP, number, ranks, sentence, place)
+
+
+def _stuck(judged: Judged, cause: Cause, number: int) -> HangCause:
+    wait = judged.waits.waits[cause.waits[0]]
+    sentence = (
+        f"{_waiting(judged, wait)} in {_call(judged, wait)}{_at(_line(judged, wait))}, and all made it alike: no rank "
+        "is missing. It had not ended when the dumps were written: the job was still running, a transfer does not end, "
+        "or the device is busy with what was queued before it"
+    )
+    return HangCause(STUCK, number, cause.ranks, sentence, _line(judged, wait))
+
+
+def _by_ras(judged: Judged) -> HangVerdict:
+    """What RAS says alone: who is gone, who does not answer, who has made fewer calls."""
+    view = judged.ras
+    notes = [*judged.recording.problems, "no dump of a flight recorder was given: no line, and no call by its number"]
+    if view.still is not None:
+        notes.append("no count grew between the reports" if view.still else "counts grew between the reports")
+    causes = []
+    for kind, ranks, what in (
+        (ENDED, view.gone, "considered dead by NCCL RAS"),
+        (NO_DUMP, view.silent - view.gone, "did not answer to NCCL RAS"),
+        (MISSING, view.behind - view.gone - view.silent, "made fewer calls than the others"),
+    ):
+        if ranks:
+            told = sorted(ranks)
+            verb = ("is " if len(told) == 1 else "are ") if kind == ENDED else ""
+            said = "; ".join(f"rank {rank}: {view.said[rank]}" for rank in told[:4])
+            causes.append(HangCause(kind, None, tuple(told), f"{_rank_words(told)} {verb}{what} ({said})"))
+    if causes:
+        verdict, sentence = causes[0].kind, causes[0].sentence
+    else:
+        verdict = NOT_ENOUGH
+        sentence = (
+            "not enough: to NCCL RAS all ranks answer and have made as many calls, which a hang inside of one does too"
+        )
+    rows = tuple(
+        HangRank(rank, "cause" if any(rank in one.ranks for one in causes) else "", nccl_ras=text)
+        for rank, text in sorted(view.said.items())
+    )
+    return HangVerdict(
+        verdict=verdict, sentence=sentence, causes=tuple(causes), ranks=rows[:MAX_RANKS], world_size=view.world_size,
+        ras_reports=len(judged.recording.ras), notes=tuple(notes),
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------------- tables
+
+
+def _pending(judged: Judged, at: int, numbers: dict[int, int]) -> PendingCall:
+    wait, calls = judged.waits.waits[at], judged.calls
+    group, signature = calls.groups[wait.group], judged.waits.signature(wait.row)
+    causes = {one for cause in judged.causes for one in cause.waits}
+    waiting, absent = ([int(calls.ranks[one]) for one in some] for some in (wait.waiting, wait.absent))
+    return PendingCall(
+        number=numbers[at],
+        group=group.label,
+        size=2 if wait.ends is not None else group.size,
+        sequence=wait.sequence,
+        call=_operation(judged, wait),
+        sizes=_sizes(signature),
+        dtypes=_types(signature),
+        waiting=len(set(waiting)),
+        waiting_ranks=named(waiting),
+        absent=len(absent),
+        absent_ranks=named(absent),
+        no_dump=len(wait.silent),
+        no_dump_ranks=named(wait.silent),
+        role="cause" if at in causes else "follows",
+        follows=tuple(sorted(numbers[one] for one in wait.follows if one in numbers))[:16],
+        place=_line(judged, wait),
+        since_ns=wait.since_ns or None,
+    )
+
+
+def _mismatch(judged: Judged, wait: Wait) -> CallMismatch:
+    differing = wait.differing
+    assert differing is not None
+    calls = judged.calls
+    rows = differing.rows.tolist()
+    ranks = [int(calls.ranks[calls.rank[row]]) for row in rows]
+    return CallMismatch(
+        what=differing.what,
+        group=calls.groups[wait.group].label,
+        sequence=wait.sequence,
+        ranks=named(ranks),
+        found=_made(judged, rows[0], differing.what),
+        expected=None if differing.expected is None else _made(judged, differing.expected, differing.what),
+        place=judged.common_place(rows) if differing.expected is not None else judged.place(rows[0]),
+        expected_place=None if differing.expected is None else judged.place(differing.expected),
+    )
+
+
+def _ranks(
+    judged: Judged, causes: Sequence[HangCause], numbers: dict[int, int], absent: Sequence[int]
+) -> Iterator[HangRank]:
+    """Causes first, then those who wait, then those between calls."""
+    calls = judged.calls
+    blamed = dict.fromkeys(rank for cause in causes if cause.kind != STUCK for rank in cause.ranks)
+    waiting: dict[int, int] = {}
+    for at, wait in enumerate(judged.waits.waits):
+        for one in wait.waiting:
+            rank = int(calls.ranks[one])
+            waiting[rank] = min(waiting.get(rank, numbers[at]), numbers[at])
+    others = (rank for rank in calls.ranks.tolist() if rank not in waiting)
+    positions = {rank: at for at, rank in enumerate(calls.ranks.tolist())}
+    for rank in list(dict.fromkeys([*blamed, *waiting, *absent, *others]))[:MAX_RANKS]:
+        position = positions.get(rank)
+        last = judged.last_row(position) if position is not None else None
+        standing, ending = judged.standing.get(rank), judged.endings.get(rank)
+        state = "waits" if rank in waiting else "between calls" if position is not None else "no dump"
+        yield HangRank(
+            rank=rank,
+            state="cause" if rank in blamed and position is not None and state != "waits" else state,
+            call=waiting.get(rank),
+            last_call="" if last is None else _row_words(judged, last),
+            place=None if last is None else judged.place(last),
+            stands=standing.place if standing is not None else None,
+            stands_in=standing.function if standing is not None else "",
+            nccl_ras=judged.ras.said.get(rank, ""),
+            process=ending.said if ending is not None else "",
+        )
+
+
+# ------------------------------------------------------------------------------------------ what sources do not share
+
+
+def _disagreements(judged: Judged) -> Iterator[str]:
+    calls, view = judged.calls, judged.ras
+    waiting = {int(calls.ranks[at]) for wait in judged.waits.waits for at in wait.waiting}
+    missing = {rank for cause in judged.causes if cause.kind == MISSING for rank in cause.ranks}
+    for rank in sorted(view.gone & waiting):
+        yield f"rank {rank}: NCCL RAS considers it dead, and by its dump it waits in a call"
+    if missing and view.behind and not missing & view.behind:
+        yield (
+            f"by the dumps {_rank_words(sorted(missing)).lower()} did not come, by NCCL RAS "
+            f"{_rank_words(sorted(view.behind)).lower()} made fewer calls"
+        )
+    if missing and not view.behind and any(missing & ranks for ranks in view.equal):
+        yield (
+            f"by the dumps {_rank_words(sorted(missing)).lower()} did not come, and NCCL RAS counts as many calls on "
+            "all: it was asked at another moment, or the call did not reach NCCL"
+        )
+    for rank in sorted(missing):
+        standing = judged.standing.get(rank)
+        if standing is not None and standing.waits:
+            yield (
+                f"rank {rank}: by its dump it waits in no call, and its main thread was sampled in one "
+                f"({standing.function})"
+            )
+    for rank in sorted(waiting & set(judged.endings)):
+        if judged.endings[rank].gone:
+            yield f"rank {rank}: by its dump it waits in a call, and {judged.endings[rank].said}"
+
+
+def _notes(judged: Judged, absent: Sequence[int], world: int) -> Iterator[str]:
+    recording = judged.recording
+    if absent:
+        yield f"no dump of {_things(len(absent), 'rank')} of {world:,}: {named(absent)}"
+    if not any((dump.calls.stack >= 0).any() for dump in recording.dumps) and len(judged.calls.rank):
+        yield "the dumps hold no stacks, so that no line is known: dump pickles with includeStackTraces"
+    gaps = sum(dump.gaps for dump in recording.dumps)
+    if gaps:
+        yield f"{_things(gaps, 'dump')} left out calls that were over: who did not come to a call is less certain"
+    unknown = [group.label for group in judged.calls.groups if group.size is None]
+    if unknown:
+        yield (
+            f"the ranks of {_things(len(unknown), 'group')} are told by no dump ({', '.join(unknown[:4])}): those that "
+            "made calls in them are taken for all"
+        )
+    if judged.ras.still is not None:
+        yield (
+            "no count of NCCL RAS grew between its reports"
+            if judged.ras.still
+            else "counts of NCCL RAS grew between its reports"
+        )
+    yield from recording.problems
+
+
+# -------------------------------------------------------------------------------------------------------------- words
+
+
+def _things(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _rank_words(ranks: Sequence[int]) -> str:
+    return f"Rank {ranks[0]}" if len(set(ranks)) == 1 else f"Ranks {named(ranks)}"
+
+
+def _at(place: Place | None) -> str:
+    if place is None:
+        return ""
+    name = posixpath.basename(place.file)
+    return f" at {name}:{place.line}" if place.line is not None else f" in {name}"
+
+
+def _line(judged: Judged, wait: Wait) -> Place | None:
+    """The user's line of a call, as most of those who wait in it have it."""
+    return judged.common_place(wait.rows) or judged.place(wait.row)
+
+
+def _operation(judged: Judged, wait: Wait) -> str:
+    if wait.ends is None:
+        return judged.waits.kind(wait.row)
+    return f"transfer {wait.ends[0]} -> {wait.ends[1]}"
+
+
+def _call(judged: Judged, wait: Wait, *, name: bool = True) -> str:
+    """`all_reduce #812 of group 0 (default_pg)`, without its name `call #812 of ...`."""
+    group = judged.calls.groups[wait.group].label
+    if wait.sequence is None:
+        return f"the {_operation(judged, wait)} in group {group}"
+    return f"{_operation(judged, wait) if name else 'call'} #{wait.sequence} of group {group}"
+
+
+def _row_words(judged: Judged, row: int) -> str:
+    calls = judged.calls
+    group = calls.groups[int(calls.group[row])].label
+    number = f" #{int(calls.sequence[row])}" if not calls.p2p[row] and calls.sequence[row] >= 0 else ""
+    return f"{judged.waits.kind(row)}{number} of group {group}"
+
+
+def _waiting(judged: Judged, wait: Wait) -> str:
+    count = len(set(wait.waiting))
+    size = 2 if wait.ends is not None else judged.calls.groups[wait.group].size
+    if count == 1:
+        return f"rank {int(judged.calls.ranks[wait.waiting[0]])} waits"
+    return f"{count:,} of {size:,} ranks wait" if size else f"{count:,} ranks wait"
+
+
+def _made(judged: Judged, row: int, what: str) -> str:
+    """A call, with what of it differs."""
+    signature = judged.waits.signature(row)
+    told = {"sizes": _sizes(signature), "dtypes": _types(signature)}.get(what, "")
+    return f"{judged.waits.kind(row)}{f' of {told}' if told else ''}"
+
+
+def _sizes(signature: Signature) -> str:
+    sides = [_shapes(signature.input_sizes), _shapes(signature.output_sizes)]
+    return sides[0] if sides[0] == sides[1] else " -> ".join(side or "nothing" for side in sides)
+
+
+def _shapes(shapes: Sequence[Sequence[int]]) -> str:
+    texts = [f"[{', '.join(map(str, shape))}]" for shape in shapes[:SHAPES_SHOWN]]
+    return ", ".join(texts) + (f" and {len(shapes) - SHAPES_SHOWN} more" if len(shapes) > SHAPES_SHOWN else "")
+
+
+def _types(signature: Signature) -> str:
+    return ", ".join(dict.fromkeys((*signature.input_dtypes, *signature.output_dtypes)))

@@ -1,0 +1,55 @@
+"""A rank of a job on gloo that hangs: `gloo_hang.py RANK WORLD PORT FOLDER HOW`; each rank dumps its flight recorder.
+
+HOW: `left_out` (rank 1 leaves a call out), `loader` (rank 1 stands in its loader), `none`.
+"""
+
+import datetime
+import os
+import sys
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+
+RANK, WORLD, PORT, FOLDER, HOW = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5]
+ODD, LATE = 1, 3  # the rank and the step in which it happens
+TIMEOUT_S = 3
+
+
+def dump():
+    recorder = torch._C._distributed_c10d
+    pickled = recorder._dump_fr_trace(includeCollectives=True, includeStackTraces=True, onlyActive=False)
+    for name, data in ((f"pickles/fr_rank_{RANK}", pickled), (f"json/fr_{RANK}.json", recorder._dump_fr_trace_json())):
+        with open(os.path.join(FOLDER, name), "wb") as file:
+            file.write(data)
+
+
+def next_batch(step):
+    if HOW == "loader" and RANK == ODD and step == LATE:
+        time.sleep(60)  # LOADER
+    return torch.ones(8)
+
+
+def train_step(step):
+    batch = next_batch(step)
+    dist.all_reduce(batch)  # GRADIENTS
+    if not (HOW == "left_out" and RANK == ODD and step == LATE):
+        dist.all_reduce(batch)  # NORM
+    dist.broadcast(batch, 0)  # STATE
+    return batch
+
+
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=PORT, RANK=str(RANK), WORLD_SIZE=str(WORLD))
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=TIMEOUT_S))
+threading.Timer(TIMEOUT_S + 4, lambda: (dump(), os._exit(0))).start()
+try:
+    for step in range(5):
+        train_step(step)
+except RuntimeError as error:
+    print(error, file=sys.stderr)
+if HOW == "none":
+    dist.barrier()
+    dump()
+    os._exit(0)
+time.sleep(60)
