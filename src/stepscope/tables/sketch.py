@@ -16,7 +16,6 @@ from stepscope.tables.arrays import Floats, Int64
 _SUB = 6  # bits kept behind the leading one
 _EXACT = 2 << _SUB  # smaller values have a bin each
 MAX_VALUE = 2**53
-MAX_BIN = int(_EXACT + (53 - _SUB - 1) * (_EXACT // 2)) - 1
 
 
 class Sketch(Struct, frozen=True):
