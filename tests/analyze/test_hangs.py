@@ -14,6 +14,7 @@ import pytest
 from stepscope import open_run
 from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.model.hangs import HangVerdict
+from stepscope.read import hang_files
 from tests.builders import T0 as RUN_T0
 from tests.cli.calls import call as command
 from tests.cli.calls import json_of
@@ -85,6 +86,20 @@ def test_calls_that_differ_are_named_with_both_lines(
     assert row.place is not None
     assert row.expected_place is not None
     assert (row.place.line, row.expected_place.line) == (30, 20)
+
+
+def test_dumps_read_side_by_side_give_the_same_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = {2: [call(kind="broadcast", line=7), *STEP], 3: [*STEP, call(kind="all_gather", line=30, open=True)]}
+    folder = write(tmp_path, {rank: odd.get(rank, [*STEP, call(line=20, open=True)]) for rank in range(5)})
+    (folder / "again").mkdir()
+    write(folder / "again", {4: STEP})
+    (folder / "torn_rank_9").write_bytes(b'{"version": "2.10", "entries": [], "pg_config"')
+    alone = verdict(folder)
+    monkeypatch.setattr(hang_files, "_WORTH_BYTES", 0)
+    monkeypatch.setattr(hang_files, "usable_cores", lambda: 3)
+    monkeypatch.setattr(hang_files, "main_is_guarded", lambda: True)
+    assert verdict(folder) == alone
+    assert alone.ranks
 
 
 def test_sizes_that_may_differ_are_no_mismatch_nor_is_what_has_ended(tmp_path: Path) -> None:

@@ -159,9 +159,8 @@ def test_recorded_ranks_of_one_host_end_together_and_the_last_to_come_stays_shor
     # the traces themselves say the same to who looks at them without reducing
     view = distributed.view(opened(PARAM))
     assert view is not None
-    (note,) = (note for note in view.notes if "same collective ends within" in note)
-    assert "within 2.5 us" in note
-    assert "7 us at most" in note
+    (note,) = (note for note in view.notes if "ends of one collective lie" in note)
+    assert "lie 2.5 us apart at the median, 7.0 us at most" in note
 
 
 @pytest.mark.skipif(not OPERATORS.is_dir(), reason=f"the traces are not at {OPERATORS}")

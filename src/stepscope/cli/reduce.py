@@ -14,6 +14,7 @@ import typer
 from stepscope.cli import say
 from stepscope.cli.options import Quiet, argument, option
 from stepscope.errors import UnreadableInputError, refuse
+from stepscope.workers import usable_cores
 
 if TYPE_CHECKING:
     from stepscope.reduction.engines import Opened
@@ -120,7 +121,7 @@ def _own_host(run: Path, *, quiet: bool) -> list[str] | None:
 def _opened(engine: str | None, scheduler: str | None, jobs: int | None, found: list[HostPlan]) -> Opened:
     from stepscope.reduction import engines
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     count = jobs or min(cores, MOST_JOBS)
     if engine == "dask":
         return lambda: engines.dask(scheduler or engines.LOCAL, count)

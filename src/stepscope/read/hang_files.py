@@ -6,25 +6,34 @@ rank; what was odd about the files is said, and never keeps the others from bein
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from itertools import pairwise
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
 
 from stepscope.errors import UnreadableInputError
 from stepscope.read.flight_recorder import DumpReader, is_flight_recorder
-from stepscope.read.hang_recording import Dump, HangRecording, RasReport
+from stepscope.read.hang_recording import Dump, GroupName, HangRecording, RasReport
 from stepscope.read.nccl_ras import is_ras_report, read_ras_report
 from stepscope.read.streams import files_in, read_head
 from stepscope.read.traces import holds_traces
 from stepscope.schema import RUN_PART
+from stepscope.workers import main_is_guarded, usable_cores
 
 MAX_FILES = 100_000
 MAX_CALLS = 40_000_000  # of all dumps together: some 50 bytes each
 MAX_SAID = 20  # problems
+_WORTH_BYTES = 32 * 2**20  # read in half a second; a process more costs as much
+_NUMBERED = {"groups": "group", "kinds": "kind", "signatures": "signature", "stacks": "stack"}  # lists, and columns
 _OTHERS = re.compile(
     r"\.(?:pt\.trace\.json(?:\.gz)?|raw|parquet|html|csv|py|txt|log|jsonl|toml|ya?ml|times\.json)$|\.tfevents\."
 )
@@ -96,11 +105,43 @@ def _holds_others(path: Path) -> bool:
 
 def read_hang_files(files: Iterable[Path]) -> HangRecording:
     """All of them together, each once; what cannot be read is said. Raises UnreadableInputError where nothing can."""
-    reader, problems = DumpReader(), _Problems()
+    each = list({os.path.realpath(file): file for file in files}.values())
+    workers = _workers(each)
+    if workers < 2:
+        found = _read(each)
+    else:
+        edges = [len(each) * number // workers for number in range(workers + 1)]
+        batches = [each[start:end] for start, end in pairwise(edges)]
+        try:
+            with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+                found = _joined(list(pool.map(_read, batches)))
+        except BrokenProcessPool:  # one was killed, mostly for the memory of several at once
+            found = _read(each)
+    if not found.dumps and not found.ras:
+        raise UnreadableInputError(found.problems[0])
+    problems = _Problems(found.problems)
+    dumps = _numbered(found, problems)
+    ras = tuple(sorted(found.ras, key=lambda report: report.timestamp))
+    return replace(found, dumps=tuple(dumps), ras=ras, problems=problems.all())
+
+
+def _workers(files: Sequence[Path]) -> int:
+    if len(files) < 2 or not main_is_guarded():
+        return 1
+    size = 0
+    for file in files:
+        with contextlib.suppress(OSError):
+            size += file.stat().st_size
+    return min(len(files), usable_cores()) if size >= _WORTH_BYTES else 1
+
+
+def _read(files: Sequence[Path]) -> HangRecording:
+    """Files one after another, as they are: several dumps of a rank are all there, and every problem is said."""
+    reader, problems = DumpReader(), list[str]()
     dumps: list[Dump] = []
     reports: list[RasReport] = []
     calls = 0
-    for file in {os.path.realpath(file): file for file in files}.values():
+    for file in files:
         try:
             if is_ras_report(read_head(file)):
                 report, lost = read_ras_report(file)
@@ -110,36 +151,61 @@ def read_hang_files(files: Iterable[Path]) -> HangRecording:
                 dumps.append(dump)
                 calls += len(dump.calls.group)
             else:
-                problems.add(f"{file.name}: left unread, as more than {MAX_CALLS:,} calls were read before")
+                problems.append(f"{file.name}: left unread, as more than {MAX_CALLS:,} calls were read before")
                 continue
         except UnreadableInputError as error:
-            problems.add(str(error))
+            problems.append(str(error))
             continue
         except OSError as error:
-            problems.add(f"{file.name}: {error.strerror or error}")
+            problems.append(f"{file.name}: {error.strerror or error}")
             continue
         if lost:
-            problems.add(f"{file.name}: {lost:,} records could not be read")
-    if not dumps and not reports:
-        raise UnreadableInputError(problems.said[0])
-    dumps = _numbered(dumps, reader, problems)
+            problems.append(f"{file.name}: {lost:,} records could not be read")
     return HangRecording(
         dumps=tuple(dumps),
         groups=tuple(reader.groups),
         kinds=tuple(reader.kinds),
         signatures=tuple(reader.signatures),
         stacks=tuple(reader.stacks),
-        ras=tuple(sorted(reports, key=lambda report: report.timestamp)),
-        problems=problems.all(),
+        ras=tuple(reports),
+        problems=tuple(problems),
+    )
+
+
+def _joined(parts: Sequence[HangRecording]) -> HangRecording:
+    """What was read side by side, as if it had been read in one go: numbers of groups and the like are made one."""
+    lists: dict[str, dict[Any, int]] = {name: {} for name in _NUMBERED}
+    dumps: list[Dump] = []
+    calls = 0
+    problems = [text for part in parts for text in part.problems]
+    for part in parts:
+        codes = {
+            column: np.array([*(lists[name].setdefault(one, len(lists[name])) for one in getattr(part, name)), -1])
+            for name, column in _NUMBERED.items()
+        }
+        for dump in part.dumps:
+            if calls >= MAX_CALLS:
+                problems.append(f"{dump.file}: left out, as more than {MAX_CALLS:,} calls were read before")
+                continue
+            calls += len(dump.calls.group)
+            same = {column: code[getattr(dump.calls, column)].astype(np.int32) for column, code in codes.items()}
+            dumps.append(replace(dump, calls=replace(dump.calls, **same)))
+    return HangRecording(
+        tuple(dumps),
+        **{name: tuple(numbers) for name, numbers in lists.items()},
+        ras=tuple(report for part in parts for report in part.ras),
+        problems=tuple(problems),
     )
 
 
 class _Problems:
     """The first of what was odd, and how much more there was."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: Iterable[str]) -> None:
         self.said: list[str] = []
         self._more = 0
+        for text in known:
+            self.add(text)
 
     def add(self, text: str) -> None:
         if len(self.said) < MAX_SAID:
@@ -151,11 +217,11 @@ class _Problems:
         return (*self.said, f"and {self._more:,} more such files") if self._more else tuple(self.said)
 
 
-def _numbered(dumps: list[Dump], reader: DumpReader, problems: _Problems) -> list[Dump]:
+def _numbered(found: HangRecording, problems: _Problems) -> list[Dump]:
     """One dump for each rank, by number: of two of one rank the later one, else the one with stacks."""
     kept: dict[int, Dump] = {}
     later: list[Dump] = []
-    for dump in (_honest(dump, reader, problems) for dump in dumps):
+    for dump in (_honest(dump, found.groups, problems) for dump in found.dumps):
         if dump is None:
             continue
         if dump.rank < 0:
@@ -172,7 +238,7 @@ def _numbered(dumps: list[Dump], reader: DumpReader, problems: _Problems) -> lis
             if second < first:
                 continue
         kept[dump.rank] = dump
-    free = iter(range(len(dumps) + len(kept)))
+    free = iter(range(len(found.dumps) + len(kept)))
     for dump in later:
         rank = next(number for number in free if number not in kept)
         problems.add(f"{dump.file}: its name tells no rank; taken for rank {rank}")
@@ -187,9 +253,9 @@ def _worth(dump: Dump) -> tuple[int, bool, int]:
     return last, bool((calls.stack >= 0).any()), len(calls.group)
 
 
-def _honest(dump: Dump, reader: DumpReader, problems: _Problems) -> Dump | None:
+def _honest(dump: Dump, groups: Sequence[GroupName], problems: _Problems) -> Dump | None:
     """The dump where its groups hold the rank that the file's name tells; with the one rank that is in all of them."""
-    told = [reader.groups[group].ranks for group in np.unique(dump.calls.group)]
+    told = [groups[group].ranks for group in np.unique(dump.calls.group)]
     members = [set(ranks) for ranks in told if ranks is not None]
     if not members or dump.rank < 0 or all(dump.rank in ranks for ranks in members):
         return dump

@@ -15,7 +15,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from stepscope.errors import EnvironmentRefusal
-from stepscope.tables.cache import main_is_guarded
+from stepscope.workers import main_is_guarded
 
 ENGINES = ("inline", "pool", "dask")
 LOCAL, SLURM = "local", "slurm"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -28,14 +27,13 @@ from stepscope.read.kineto import KinetoTrace
 from stepscope.tables.ingest import ingest
 from stepscope.tables.step_range import StepRange, Steps, is_large, step_range
 from stepscope.tables.trace_entry import StoredTrace, index_of, read
+from stepscope.workers import main_is_guarded, usable_cores
 
 _NAME = re.compile(rf"[0-9a-f]{{{2 * DIGEST_BYTES}}}")
 _making: dict[Path, threading.Event] = {}  # entries that this process makes beside its work
 _KEPT_BYTES = 20 * 2**30  # of all entries; the ones used longest ago go first
 # A process costs about half a second; less than this is quicker without.
 _WORTH_BYTES = 8 * 10**6
-# Programs whose main module does nothing when a new process imports it.
-_GUARDED = ("stepscope", "stepscope.exe", "pytest", "py.test")
 
 Progress = Callable[[str, int, int], None]
 Tell = Callable[[int, int], None]  # of one trace: bytes done so far, and its size
@@ -238,17 +236,7 @@ def _workers(paths: Sequence[Path], options: BuildOptions) -> int:
         return min(options.workers, len(paths))
     if len(paths) < 2 or not main_is_guarded() or sum(map(_size, paths)) < _WORTH_BYTES:
         return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(len(paths), cores)
-
-
-def main_is_guarded() -> bool:
-    """Whether new processes may be started: they import the main module, and a user's script would run once more."""
-    main = sys.modules.get("__main__")
-    file = getattr(main, "__file__", None)
-    spec = getattr(main, "__spec__", None)
-    module = spec.name.partition(".")[0] if spec is not None else ""
-    return file is None or module == "stepscope" or os.path.basename(file) in _GUARDED
+    return min(len(paths), usable_cores())
 
 
 def _size(path: Path) -> int:

@@ -250,8 +250,8 @@ def _notes(found: Peers, missing: tuple[int, ...], workers: Sequence[_Worker], m
     if len(apart) >= _LEAST_ENDS:
         middle_us, most_us = float(apart.median() or 0) / 1e3, float(apart.max() or 0) / 1e3  # type: ignore[arg-type]
         yield (
-            f"the same collective ends within {middle_us:.3g} us on its workers in the middle one, {most_us:.3g} us at "
-            "most: by so much clocks and departures differ"
+            f"the workers' ends of one collective lie {middle_us:,.{int(middle_us < 10)}f} us apart at the median, "
+            f"{most_us:,.{int(most_us < 10)}f} us at most: their clocks, and when they leave, differ by so much"
         )
     partial = matches.table.filter(pl.col("workers") < len(found.workers)).height
     groups = {message.group for message in messages}
