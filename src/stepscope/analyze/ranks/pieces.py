@@ -8,7 +8,7 @@ import polars as pl
 from stepscope.analyze.ranks import thresholds as at
 from stepscope.analyze.ranks.layout import Layout
 from stepscope.engine.collective_names import POINT_TO_POINT
-from stepscope.tables.arrays import Int64
+from stepscope.tables.arrays import Bools, Floats, Int64
 from stepscope.tables.reduced import Index, Reduced
 
 # Kinds beside forward (0) and backward (1): of the host in between, from the optimizer on, and idle before a call
@@ -52,7 +52,7 @@ def pieces(reduced: Reduced, layout: Layout) -> pl.DataFrame | None:
         return None
     hosts = [host for host in reduced.hosts if host.tables["work"].rows]
     found = [reduced.part("work", host).filter(_SOUND).select(pl.col("step").unique()).collect() for host in hosts]
-    steps = pl.concat(found)["step"].unique().sort().gather_every(-(-total // at.MAX_PLAYED)).to_list()
+    steps = pl.concat(found)["step"].unique().sort().gather_every(-(-total // at.MAX_PLAYED))
     places = pl.DataFrame(
         {
             "rank": layout.ranks.astype(np.int32),
@@ -73,10 +73,10 @@ _IN_TIME = (pl.col("step") >= 0) & (_LASTED > 0) & (_LASTED < _MAX_NS)
 _SOUND = pl.col("kind").is_in(list(_KINDS)) & _IN_TIME
 
 
-def _of_host(reduced: Reduced, host: Index, steps: list[int], inside: list[str], *, messages: bool) -> pl.DataFrame:
+def _of_host(reduced: Reduced, host: Index, steps: pl.Series, inside: list[str], *, messages: bool) -> pl.DataFrame:
     """`inside`: groups whose calls lie inside passes. `messages`: without some, nothing tells waits from idle time."""
-    of, kind = ["rank", "step"], pl.col("kind")
-    chosen = pl.col("step").is_in(steps)
+    kind = pl.col("kind")
+    chosen = pl.col("step").is_in(steps.implode())  # of a list Polars takes twenty times as long
     work = (
         reduced.part("work", host)
         .filter(_SOUND & chosen)
@@ -103,32 +103,65 @@ def _of_host(reduced: Reduced, host: Index, steps: list[int], inside: list[str],
         .filter(chosen & pl.col("start_us").is_not_null())
         .select("rank", "step", begin_ns=pl.col("start_us") * 1000)
     )
-    is_pass, is_work = kind < HOST, kind <= BEHIND
-    waits = (kind == _MESSAGE if messages else ~is_work).any().over(of)
-    counted = pl.int_range(pl.len()).over(*of, "kind", "chunk")
-    worked = pl.when(is_work).then("end_ns").cum_max().shift(1).over(of).fill_null(0)
-    ran = pl.coalesce(pl.col("end_ns").cum_max().shift(1).over(of), "begin_ns", "start_ns")
-    own = pl.col("end_ns") - pl.when(is_pass).then("start_ns").otherwise(pl.max_horizontal("start_ns", worked))
-    code = (pl.col("microbatch").cast(pl.Int64) * CHUNKS + pl.col("chunk")) * 2 + kind
-    frame = (
+    columns = (
         pl.concat([work, calls], how="diagonal")
-        .join(begins, on=of, how="left")
+        .join(begins, on=["rank", "step"], how="left")
         .sort("rank", "step", "start_ns", "end_ns", maintain_order=True)
-        .with_columns(
-            microbatch=pl.coalesce("microbatch", counted).clip(0, _MICROBATCHES - 1),
-            number=(is_pass.cast(pl.Int32).cum_sum() - is_pass.cast(pl.Int32)).over(of),
-            # from the optimizer on, gradients have been exchanged
-            behind=(kind == BEHIND).cum_max().over(of),
-            ms=own.clip(0) / 1e6,
-            idle=pl.when(waits).then((pl.col("start_ns") - ran).clip(0, _MAX_NS) / 1e6).otherwise(0.0),
-        )
-        .with_columns(code=pl.when(is_pass).then(code).otherwise(-1))
         .collect()
     )
-    of_host = pl.when("behind").then(BEHIND).otherwise(HOST).cast(pl.Int8)
-    names = ["rank", "step", "kind", "number", "code", "ms"]
-    did = frame.filter(is_work).with_columns(kind=pl.when(kind == HOST).then(of_host).otherwise("kind"))
-    none = pl.lit(-1, pl.Int64)
-    of_idle = pl.when(is_work).then(of_host).otherwise(BEFORE_CALL).cast(pl.Int8)
-    idle = frame.filter(pl.col("idle") > 0).with_columns(kind=of_idle, code=none, ms=pl.col("idle"))
-    return pl.concat([part.select(names) for part in (did, idle)])
+    return _in_order(columns, messages=messages)
+
+
+def _in_order(columns: pl.DataFrame, *, messages: bool) -> pl.DataFrame:
+    """Of one host's work and calls, by rank, step and start: passes by their number, and the time between."""
+    rank, step, kind = (columns[name].to_numpy() for name in ("rank", "step", "kind"))
+    start, end = columns["start_ns"].to_numpy(), columns["end_ns"].to_numpy()
+    first = np.ones(len(rank), np.bool_)  # of its rank's step
+    first[1:] = (rank[1:] != rank[:-1]) | (step[1:] != step[:-1])
+    part = np.cumsum(first) - 1
+    is_pass, is_work = kind < HOST, kind <= BEHIND
+    worked = _latest_before(end, part, is_work)
+    ran = _latest_before(end, part, np.ones(len(end), np.bool_))
+    begin = columns["begin_ns"].fill_null(columns["start_ns"]).to_numpy()
+    # who waits for others does so in a message, or a call: of a step without, nothing tells waits from idle time
+    counts = np.bincount(part, (kind == _MESSAGE) if messages else ~is_work)
+    waits = (counts > 0)[part] if len(part) else np.zeros(0, np.bool_)
+    idle = np.where(waits, np.clip(start - np.where(ran == _NOTHING, begin, ran), 0, _MAX_NS), 0) / 1e6
+    ms = np.clip(end - np.where(is_pass, start, np.maximum(start, worked)), 0, None) / 1e6
+    opened = np.flatnonzero(first)[part]  # the first row of its rank's step
+    passes: Int64 = np.cumsum(is_pass) - is_pass
+    number: Int64 = passes - passes[opened]
+    ended: Int64 = np.cumsum(kind == BEHIND)  # from the optimizer on, gradients have been exchanged
+    behind = ended - ended[opened] + (kind == BEHIND)[opened] > 0
+    microbatch = columns["microbatch"].cast(pl.Int64)
+    if microbatch.null_count():
+        counted = columns.select(pl.int_range(pl.len()).over("rank", "step", "kind", "chunk")).to_series()
+        microbatch = microbatch.fill_null(counted)
+    chunk = columns["chunk"].fill_null(0).cast(pl.Int64).to_numpy()
+    code = (np.clip(microbatch.to_numpy(), 0, _MICROBATCHES - 1) * CHUNKS + chunk) * 2 + kind
+    of_host = np.where(behind, BEHIND, HOST)
+
+    def rows(of: Bools, kinds: Int64, codes: Int64, lasted: Floats) -> pl.DataFrame:
+        columns = {"rank": rank[of], "step": step[of], "kind": kinds[of].astype(np.int8), "number": number[of]}
+        return pl.DataFrame({**columns, "code": codes[of], "ms": lasted[of]})
+
+    did = rows(is_work, np.where(kind == HOST, of_host, kind), np.where(is_pass, code, -1), ms)
+    between = np.where(is_work, of_host, BEFORE_CALL)
+    return pl.concat([did, rows(idle > 0, between, np.full(len(rank), -1), idle)])
+
+
+_NOTHING = np.iinfo(np.int64).min
+
+
+def _latest_before(end: Int64, part: Int64, counts: Bools) -> Int64:
+    """By row, the latest end of the rows of its part before it that count; `_NOTHING` where there is none."""
+    ends = np.where(counts, end, _NOTHING)
+    order = np.lexsort((ends, part))
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    # parts follow each other, so the largest place so far is one of the row's own part
+    latest = ends[order[np.maximum.accumulate(place)]] if len(place) else ends
+    before = np.full(len(ends), _NOTHING)
+    same = part[1:] == part[:-1]
+    before[1:][same] = latest[:-1][same]
+    return before
