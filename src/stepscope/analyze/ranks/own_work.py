@@ -75,7 +75,7 @@ def own_steps(reduced: Reduced, layout: Layout) -> Steps:
     made: dict[str, Matrix] = {}
     start = np.full(len(numbers), np.nan)
     ahead_us: dict[str, float] = {}
-    windowed = np.zeros(len(numbers), np.int32)
+    windowed = np.zeros(len(numbers), np.int64)  # ranks of whose windows a step was, less those of whose it was not
     for host in reduced.hosts:
         if not host.tables["steps"].rows or not len(numbers):
             continue
@@ -83,7 +83,10 @@ def own_steps(reduced: Reduced, layout: Layout) -> Steps:
         walls = frame["wall_us"].cast(pl.Float32).to_numpy() / np.float32(1000)
         wall[row, column] = walls
         ahead_us[host.host] = _begun(start, row, frame["start_us"])
-        np.add.at(windowed, row, np.where(frame["label"].to_numpy() == _WINDOW, 1, -1))
+        in_window = frame["label"].to_numpy() == _WINDOW
+        windowed += np.bincount(row[in_window], minlength=len(windowed)) - np.bincount(
+            row[~in_window], minlength=len(windowed)
+        )
         for name, source_column in columns.items():
             values = frame[source_column]
             if values.null_count() == len(values):
@@ -150,7 +153,8 @@ def _numbers(reduced: Reduced, ranks: int) -> tuple[Int64, int]:
             counted = reduced.part("steps", host).filter(
                 pl.col("label").is_in([_STEADY, _WINDOW]) & (pl.col("wall_us") > 0) & (pl.col("step") >= 0)
             )
-            parts.append(np.unique(counted.select("step").collect()["step"].to_numpy()).astype(np.int64))
+            steps = counted.select(pl.col("step").unique()).collect()["step"]
+            parts.append(steps.to_numpy().astype(np.int64))
     numbers = np.unique(np.concatenate(parts))
     most = max(at.MAX_CELLS // max(ranks, 1), at.MIN_STEPS)
     if len(numbers) > most:

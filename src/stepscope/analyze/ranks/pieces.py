@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
 import numpy as np
 import polars as pl
 
@@ -10,6 +13,7 @@ from stepscope.analyze.ranks.layout import Layout
 from stepscope.engine.collective_names import POINT_TO_POINT
 from stepscope.tables.arrays import Bools, Floats, Int64
 from stepscope.tables.reduced import Index, Reduced
+from stepscope.workers import usable_cores
 
 # Kinds beside forward (0) and backward (1): of the host in between, from the optimizer on, and idle before a call
 HOST, BEHIND, BEFORE_CALL = 2, 3, 4
@@ -63,7 +67,9 @@ def pieces(reduced: Reduced, layout: Layout) -> pl.DataFrame | None:
         }
     )
     inside = groups_inside(layout) if layout.slots > 1 else []
-    rows = pl.concat([_of_host(reduced, host, steps, inside, messages=layout.stages > 1) for host in hosts])
+    of_host = partial(_of_host, reduced, steps=steps, inside=inside, messages=layout.stages > 1)
+    with ThreadPoolExecutor(usable_cores()) as pool:  # NumPy and Polars work side by side
+        rows = pl.concat(pool.map(of_host, hosts))
     rows = rows.join(places, on="rank")
     return None if rows.is_empty() else rows
 
@@ -73,7 +79,7 @@ _IN_TIME = (pl.col("step") >= 0) & (_LASTED > 0) & (_LASTED < _MAX_NS)
 _SOUND = pl.col("kind").is_in(list(_KINDS)) & _IN_TIME
 
 
-def _of_host(reduced: Reduced, host: Index, steps: pl.Series, inside: list[str], *, messages: bool) -> pl.DataFrame:
+def _of_host(reduced: Reduced, host: Index, *, steps: pl.Series, inside: list[str], messages: bool) -> pl.DataFrame:
     """`inside`: groups whose calls lie inside passes. `messages`: without some, nothing tells waits from idle time."""
     kind = pl.col("kind")
     chosen = pl.col("step").is_in(steps.implode())  # of a list Polars takes twenty times as long
