@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,10 @@ def judge(reduced: Reduced) -> RanksVerdict:
     """Who holds the others up, why, at which line, and what it costs, from reduced tables alone."""
     from stepscope.analyze.ranks import verdict
 
-    return verdict.judge(reduced)
+    with warnings.catch_warnings():
+        # NumPy warns where the middle of nothing is asked for, which stays NaN: missing
+        warnings.filterwarnings("ignore", "All-NaN|Mean of empty", RuntimeWarning)
+        return verdict.judge(reduced)
 
 
 MOST_PROBLEMS = 3  # told one by one

@@ -7,7 +7,6 @@ the one behind, and all workers for each other once a step, when gradients are e
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 
 import numpy as np
@@ -255,32 +254,28 @@ def _with_phases(before: Floats, steps: Steps, numbers: Int64, replica: Int64, l
 def _by_batch(work: Floats, passes: tuple[tuple[Pass, ...], ...]) -> Floats:
     """Workers of which nothing was recorded have the passes of their stage, as long as the same batch is elsewhere."""
     found: Floats = work.copy()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a slice of nothing stays NaN
-        usual = np.nanmedian(work, axis=(0, 1))
-        ratio = work / usual
-        for stage, own in enumerate(passes):
-            gaps = ~np.isfinite(work[:, :, stage])
-            if not gaps.any():
-                continue
-            for number, one in enumerate(own):
-                same = [(at, row) for at, other in enumerate(passes) for row, its in enumerate(other)
-                        if (its.backward, its.microbatch) == (one.backward, one.microbatch)]  # fmt: skip
-                batch = np.nanmedian(np.stack([ratio[:, :, at, row] for at, row in same]), axis=0)
-                known = np.isfinite(work[:, :, stage, number])
-                found[:, :, stage, number] = np.where(known, work[:, :, stage, number], batch * usual[stage, number])
+    usual = np.nanmedian(work, axis=(0, 1))
+    ratio = work / usual
+    for stage, own in enumerate(passes):
+        gaps = ~np.isfinite(work[:, :, stage])
+        if not gaps.any():
+            continue
+        for number, one in enumerate(own):
+            same = [(at, row) for at, other in enumerate(passes) for row, its in enumerate(other)
+                    if (its.backward, its.microbatch) == (one.backward, one.microbatch)]  # fmt: skip
+            batch = np.nanmedian(np.stack([ratio[:, :, at, row] for at, row in same]), axis=0)
+            known = np.isfinite(work[:, :, stage, number])
+            found[:, :, stage, number] = np.where(known, work[:, :, stage, number], batch * usual[stage, number])
     return found
 
 
 def _filled(values: Floats) -> Floats:
     """Without gaps: the middle one of the other replicas in the same step, else of all steps."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a slice of nothing stays NaN
-        for axis in (1, (0, 1)):
-            gaps = ~np.isfinite(values)
-            if gaps.any():
-                usual = np.broadcast_to(np.nanmedian(values, axis=axis, keepdims=True), values.shape)
-                values = np.where(gaps, usual, values)
+    for axis in (1, (0, 1)):
+        gaps = ~np.isfinite(values)
+        if gaps.any():
+            usual = np.broadcast_to(np.nanmedian(values, axis=axis, keepdims=True), values.shape)
+            values = np.where(gaps, usual, values)
     return values
 
 

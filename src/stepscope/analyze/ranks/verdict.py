@@ -139,6 +139,6 @@ def _sentence(first: Straggler, case: Case) -> str:
         "rotating": "another rank in each step",
         "global": "all ranks together in some steps",
     }[first.kind]
-    verb = "is slow" if first.kind == "global" else "keeps the others waiting"
+    verb = {"global": "are slow", "link": "keep the others waiting"}.get(first.kind, "keeps the others waiting")
     cause = first.cause.replace("_", " ")
     return f"{who} {verb} ({cause}): {first.cost_ms:.3g} of {case.step_ms:.4g} ms a step"
