@@ -99,7 +99,7 @@ _CAUSE = {
 
 
 def _title(late: Straggler) -> str:
-    amount, line = f"{late.cost_ms:.1f} ms a step", at(late.place)
+    amount, line = f"{late.cost_ms:,.1f} ms a step", at(late.place)
     if late.kind == "rotating":
         return f"Another rank is late in each step, by {_CAUSE[late.cause]}{line}: all wait {amount}"
     if late.kind == "global":
@@ -109,7 +109,7 @@ def _title(late: Straggler) -> str:
     does = _DOES.get(late.cause, _DOES["unknown"])
     if len(late.ranks) > 1 and late.kind == "rank":
         does = " ".join(_PLURAL.get(word, word) for word in does.split(" "))
-    return f"{_who(late)} {does} {late.excess_ms:.1f} ms longer a step than its peers{line}: all wait {amount} for it"
+    return f"{_who(late)} {does} {late.excess_ms:,.1f} ms longer a step than its peers{line}: all wait {amount} for it"
 
 
 _PLURAL = {

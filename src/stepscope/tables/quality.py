@@ -124,7 +124,12 @@ def _named(names: Sequence[str]) -> str:
     return ", ".join(names[:_MAX_NAMED]) + more
 
 
-def _host_notes(hosts: Iterable[RawHost]) -> Iterator[Note]:
+def _host_notes(hosts: Sequence[RawHost]) -> Iterator[Note]:
+    endless = [host.name for host in hosts if host.name and host.manifest and host.manifest.get("ended_ns") is None]
+    if endless:
+        where = f"host {endless[0]}" if len(endless) == 1 else f"{len(endless)} hosts ({_named(endless)})"
+        text = f"the recording on {where} never ended: stepscope was killed, or the run is still going"
+        yield Note(WARNING, text, f"host-{endless[0]}/manifest.json")
     for host in hosts:
         if not host.name:
             continue  # files of stacks that something else recorded
@@ -133,9 +138,6 @@ def _host_notes(hosts: Iterable[RawHost]) -> Iterator[Note]:
             text = f"host {host.name} left no manifest: command, hardware and exit are unknown"
             yield Note(WARNING, text, source)
             continue
-        if manifest.get("ended_ns") is None:
-            text = f"the recording on host {host.name} never ended: stepscope was killed, or the run is still going"
-            yield Note(WARNING, text, source)
         problems, sampler = manifest.get("problems"), manifest.get("sampler")
         for problem in problems[:_MAX_NAMED] if isinstance(problems, list) else ():
             yield Note(WARNING, f"on host {host.name}: {_quoted(problem)}", source)

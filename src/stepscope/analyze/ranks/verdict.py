@@ -90,7 +90,9 @@ def _verdict(case: Case, empty: RanksVerdict) -> RanksVerdict:
     need = _needed(case)
     if need:
         return replace(verdict, verdict=NOT_ENOUGH, reason=need)
-    text = f"no rank, host or group keeps the others waiting by {least:.3g} ms of {case.step_ms:.4g} ms a step"
+    text = (
+        f"no rank, host or group keeps the others waiting by {_number(least)} ms of {_number(case.step_ms)} ms a step"
+    )
     absent = len(case.reduced.missing or ())
     if absent:
         text += f"; of {absent} rank{'s' if absent > 1 else ''} nothing was recorded"
@@ -141,4 +143,8 @@ def _sentence(first: Straggler, case: Case) -> str:
     }[first.kind]
     verb = {"global": "are slow", "link": "keep the others waiting"}.get(first.kind, "keeps the others waiting")
     cause = first.cause.replace("_", " ")
-    return f"{who} {verb} ({cause}): {first.cost_ms:.3g} of {case.step_ms:.4g} ms a step"
+    return f"{who} {verb} ({cause}): {_number(first.cost_ms)} of {_number(case.step_ms)} ms a step"
+
+
+def _number(ms: float) -> str:
+    return f"{ms:,.0f}" if ms >= 1000 else f"{ms:.1f}"
