@@ -217,3 +217,14 @@ def test_tables_and_comparisons_say_of_which_ranks_they_are(tmp_path: Path, capf
     assert call("analyze", runs[0], "--table", "metrics", "--group", "curve") == 0
     assert f"this table is {said}" in " ".join(capfd.readouterr().out.split())
     assert f"first: figures are {said}" in json_of(capfd, "compare", *runs)["baseline"]["notes"]
+
+
+def test_recordings_that_never_ended_are_one_note(tmp_path: Path) -> None:
+    folder = reduced_run(tmp_path / "run")
+    for path in folder.glob("reduced/host-*/reduced.json"):
+        index = json.loads(path.read_text())
+        del index["run"]["ended_ns"]
+        path.write_text(json.dumps(index))
+    text = shown(opened(folder).report())
+    assert text.count("never ended") == 1
+    assert "the recording on 4 hosts (node1, node2, node3 and 1 more) never ended" in text

@@ -63,9 +63,7 @@ def test_every_value_once_and_findings_as_alerts(odd_run: Path, capfd: pytest.Ca
     assert list(Path("t/media").rglob("*.html"))
 
 
-@pytest.mark.thorough
 def test_its_import_takes_our_event_files(odd_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("tbparse", reason="Trackio reads event files by tbparse; pip install tbparse")
     import trackio
     from trackio import sqlite_storage, utils
 
