@@ -86,7 +86,7 @@ $(VENV)/installed: pyproject.toml constraints.txt $(WEB)
 	touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	$(PIP) install --quiet $(INDEX) -c constraints.txt -e '.[tensorboard,wandb,mlflow,trackio,sweep,cluster]' --group test --group check
+	$(PIP) install --quiet $(INDEX) -c constraints.txt -e '.[tensorboard,wandb,mlflow,trackio,sweep,cluster,agents,fix]' --group test --group check
 	touch $@
 
 $(FRAMEWORKS)/installed: $(wildcard tests/frameworks/requirements*.txt) constraints.txt
