@@ -12,7 +12,7 @@ from stepscope.analyze.ranks.layout import Layout
 from stepscope.analyze.ranks.own_work import Matrix, Steps, beyond
 from stepscope.analyze.ranks.pieces import pieces
 from stepscope.analyze.ranks.pipeline import Pipelines, pipelines
-from stepscope.analyze.ranks.windows import beyond_in_windows
+from stepscope.analyze.ranks.windows import beyond_in_windows, by_passes
 from stepscope.tables.arrays import Floats, Int64
 from stepscope.tables.reduced import Reduced
 
@@ -32,6 +32,7 @@ class Case(Struct, frozen=True):
     step_ms: float
     pipes: Pipelines | None
     has_pieces: bool  # what hosts did inside passes is known
+    passes: tuple[Matrix, ...]  # `device` by passes, where ranks wait for each other in each and nothing is played
 
 
 def gather(reduced: Reduced, layout: Layout, steps: Steps, rows: Int64, step_ms: float) -> Case:
@@ -47,9 +48,11 @@ def gather(reduced: Reduced, layout: Layout, steps: Steps, rows: Int64, step_ms:
                 known = np.nan_to_num(excess[row, column])
                 excess[row, column] = np.maximum(known, ms)
     pipes = None if work is None else pipelines(reduced, layout, steps, work)
+    passes = by_passes(work, steps, layout) if work is not None and pipes is None and steps.waits_inside else ()
     return Case(
-        reduced, layout, steps, rows, host, device, in_windows, found, recorded, step_ms, pipes, work is not None
-    )
+        reduced, layout, steps, rows, host, device, in_windows, found, recorded, step_ms, pipes, work is not None,
+        passes,
+    )  # fmt: skip
 
 
 def cells_of(events: pl.DataFrame, numbers: Int64) -> tuple[Int64, Int64, Floats]:

@@ -6,9 +6,12 @@ the latest of all would be earlier. Pipelines are played through their dependenc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from stepscope.analyze.ranks.own_work import Matrix
+from stepscope.analyze.ranks import thresholds as at
+from stepscope.analyze.ranks.own_work import Matrix, middle
 from stepscope.analyze.ranks.stragglers import Spikes
 from stepscope.tables.arrays import Floats, Int64
 
@@ -36,6 +39,57 @@ def of_ranks(excess: Matrix, part: Int64, late: Int64) -> Floats:
     return with_part - np.maximum(rest, latest(usual))
 
 
+def of_ranks_by_passes(passes: Sequence[Matrix], part: Int64, late: Int64) -> Floats:
+    """The same where ranks wait for each other in each pass: another one of `part` may be last in each."""
+    lost: Floats = np.sum([of_ranks(excess, part, late) for excess in passes], axis=0)
+    return lost
+
+
+def of_cells_by_passes(passes: Sequence[Matrix], cells: Spikes) -> Floats:
+    """By step: what it would be shorter had these ranks in these steps done nothing longer than their peers."""
+    its = np.zeros(passes[0].shape, np.bool_)
+    its[cells.row, cells.column] = True
+    lost = np.zeros(len(its))
+    for number, excess in enumerate(passes):
+        # what is done last in a step delays the first pass of the next one
+        mine = its | np.roll(its, 1, axis=0) if number == 0 else its
+        without = np.where(mine, np.minimum(excess, 0), excess)
+        lost += np.maximum(latest(excess) - np.maximum(latest(without), 0.0), 0.0)
+    return lost
+
+
+def uneven(excess: Matrix) -> Floats:
+    """By step: what it would be shorter had all ranks the mean of their work."""
+    lost: Floats = latest(excess) - np.nan_to_num(np.nanmean(excess, axis=1))
+    return lost
+
+
+def along_the_run(lost: Floats, there: Matrix, everywhere: Matrix) -> float | None:
+    """Mean loss of a step of the run, of that in steps of windows; None where it is not what makes their lengths differ.
+
+    Windows may hit upon more or fewer of the steps in which somebody is late than there are: as all steps are known by
+    their length, the loss in windows stands for that by which the others differ from the shortest tenth of theirs.
+
+    Args:
+        there: how long the steps of `lost` were, by step and rank.
+        everywhere: the same of all steps that count.
+    """
+    walls = [middle(values).astype(np.float64) for values in (there, everywhere)]
+    if min(np.isfinite(values).sum() for values in walls) < at.MIN_STEPS:
+        return None
+    x, y = (values - np.nanquantile(values, 0.1) for values in walls)
+    known = x <= 1.5 * lost.max()  # what makes a step longer than that is something else
+    x, lost = x[known], lost[known]
+    spread = float(x.std()) * float(lost.std()) if len(x) >= at.MIN_STEPS else 0.0
+    if spread <= 0:
+        return None
+    both = float(np.mean((x - x.mean()) * (lost - lost.mean())))
+    if both / spread < np.sqrt(at.PART_OF_EXCESS):
+        return None
+    alike = y[y <= 1.25 * x.max()]  # nothing like longer ones was seen in windows
+    return max(float(lost.mean()) + both / float(x.var()) * float(alike.mean() - x.mean()), 0.0)
+
+
 def of_cells(excess: Matrix, cells: Spikes) -> Floats:
     """By step: what it would be shorter without what ranks have beyond their peers in these steps."""
     without = excess.copy()
@@ -44,7 +98,11 @@ def of_cells(excess: Matrix, cells: Spikes) -> Floats:
     return np.maximum(latest(excess) - np.maximum(latest(without), 0.0), 0.0)
 
 
-def in_earnest(shown: Floats, played: Floats) -> float:
-    """What is lost by host and device together, by what the host alone shows: its work is not all that varies."""
+def in_earnest(shown: Floats, played: Floats, most: float = 1.0) -> float:
+    """What is lost by host and device together, by what the host alone shows: its work is not all that varies.
+
+    Args:
+        most: 1 where nobody waits inside a step; where ranks do, more is lost than the longest one does beyond the others.
+    """
     alone, both = float(shown.mean()), float(played.mean())
-    return min(max(both / alone, 0.0), 1.0) if len(shown) and alone > 0 else 1.0
+    return min(max(both / alone, 0.0), most) if len(shown) and alone > 0 else 1.0

@@ -12,7 +12,7 @@ from stepscope.analyze.ranks import thresholds as at
 from stepscope.analyze.ranks.case import Case, cells_of
 from stepscope.analyze.ranks.causes import Parts, cause_of
 from stepscope.analyze.ranks.own_work import Matrix, beyond
-from stepscope.analyze.ranks.stragglers import late_ranks, lateness, with_host_mates
+from stepscope.analyze.ranks.stragglers import late_at_times, late_ranks, lateness, with_host_mates
 from stepscope.analyze.ranks.tokens import ms_per_token
 from stepscope.model.findings import Evidence
 from stepscope.model.ranks import Straggler
@@ -25,6 +25,7 @@ class Draft(Struct, frozen=True):
     part: Int64
     excess_ms: float
     in_windows: bool  # windows show more of it than every step does
+    there_ms: float = 0.0  # `excess_ms` in windows alone
 
 
 def drafts(case: Case, explained: Collection[int]) -> list[Draft]:
@@ -32,7 +33,7 @@ def drafts(case: Case, explained: Collection[int]) -> list[Draft]:
     on_host = lateness(case.host, case.step_ms)
     late = late_ranks(case.host, on_host, case.step_ms)
     mean = np.nan_to_num(on_host.mean)
-    with_device = np.zeros(0, np.int64)
+    with_device, there = np.zeros(0, np.int64), mean
     if case.device is not None and len(case.device):
         windows = lateness(case.device, case.step_ms)
         seen = late_ranks(case.device, windows, case.step_ms)
@@ -40,7 +41,9 @@ def drafts(case: Case, explained: Collection[int]) -> list[Draft]:
         shown = np.nan_to_num(lateness(case.host_in_windows, case.step_ms).mean)
         more = np.nan_to_num(windows.mean) - shown
         sure = more >= np.maximum(at.LEAST_STEADY_SHARE / 2 * case.step_ms, at.ERRORS * windows.error)
+        sure |= late_at_times(case.device - np.nan_to_num(case.host_in_windows), case.step_ms, ~sure)
         with_device = np.union1d(np.setdiff1d(seen, late), np.intersect1d(np.union1d(seen, late), np.flatnonzero(sure)))
+        there = np.nan_to_num(windows.mean)
         mean[with_device] = np.maximum(mean + more, np.nan_to_num(windows.mean))[with_device]
     both = np.setdiff1d(np.union1d(late, with_device), np.array(sorted(explained), np.int64)).astype(np.int64)
     if not len(both):
@@ -48,7 +51,8 @@ def drafts(case: Case, explained: Collection[int]) -> list[Draft]:
     found = []
     for part in with_host_mates(both, mean, case.layout):
         if _hidden(case, part) < 1:
-            found.append(Draft(part, float(np.mean(mean[part])), bool(np.isin(part, with_device).any())))
+            in_windows = bool(np.isin(part, with_device).any())
+            found.append(Draft(part, float(np.mean(mean[part])), in_windows, float(np.mean(there[part]))))
     return found
 
 
@@ -105,17 +109,36 @@ def straggler(case: Case, draft: Draft, late: Int64) -> Straggler:
 def _lost_ms(case: Case, draft: Draft, late: Int64) -> float:
     part = draft.part
     played = None if case.pipes is None else case.pipes.without(part, late)
+    if played is None and case.passes and len(part) > 1:  # of one rank, what it does longer adds up
+        played = cost.of_ranks_by_passes(case.passes, part, late)
     if draft.in_windows and case.device is not None:
         lost = cost.of_ranks(case.device, part, late) if played is None else played
-        in_windows = float(np.nanmean(case.device[:, part]))
-        lost_ms = float(lost.mean()) * (draft.excess_ms / in_windows if in_windows > 0 else 1.0)
-        # no step is longer by more than what one rank does beyond the others
-        return min(lost_ms, draft.excess_ms) if len(part) == 1 else lost_ms
+        own_ms = float(np.nanmean(case.device[:, part]))
+        if len(part) == 1 and 0 < own_ms < lost.mean():
+            lost = lost * (own_ms / lost.mean())  # no step is longer by more than what one rank does beyond the others
+        walls = case.steps.wall
+        of_run = cost.along_the_run(lost, walls[_played_rows(case, len(lost))], walls[case.rows])
+        if of_run is not None:
+            return of_run
+        # what every step tells of the host beside what the windows do of it
+        return float(lost.mean()) * (draft.excess_ms / draft.there_ms if draft.there_ms > 0 else 1.0)
     lost_ms = float(cost.of_ranks(case.host, part, late).mean())
     if case.device is None or (played is None and case.steps.waits_inside):
         return lost_ms
     shown = cost.of_ranks(case.host_in_windows, part, late)
-    return lost_ms * cost.in_earnest(shown, cost.of_ranks(case.device, part, late) if played is None else played)
+    most = MOST_BY_PASSES if case.steps.waits_inside and len(part) > 1 else 1.0
+    played = cost.of_ranks(case.device, part, late) if played is None else played
+    return lost_ms * cost.in_earnest(shown, played, most)
+
+
+MOST_BY_PASSES = 2.0  # by what a step's longest rank is late, where another may be the last in each of its passes
+
+
+def _played_rows(case: Case, steps: int) -> Int64:
+    """Positions of the steps of windows of which a loss was made: of all, or of those that pipelines are played for."""
+    if case.pipes is not None and len(case.pipes.numbers) == steps != len(case.steps.windows):
+        return np.flatnonzero(np.isin(case.steps.numbers, case.pipes.numbers))
+    return case.steps.windows
 
 
 def _parts(case: Case, part: Int64, draft: Draft) -> Parts:

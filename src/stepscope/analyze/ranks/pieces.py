@@ -149,7 +149,8 @@ def _in_order(columns: pl.DataFrame, *, messages: bool) -> pl.DataFrame:
         return pl.DataFrame({**columns, "code": codes[of], "ms": lasted[of]})
 
     did = rows(is_work, np.where(kind == HOST, of_host, kind), np.where(is_pass, code, -1), ms)
-    between = np.where(is_work, of_host, BEFORE_CALL)
+    # before its first pass no stage waits for another one but in a message
+    between = np.where(is_work | (messages & (number == 0) & ~behind), of_host, BEFORE_CALL)
     return pl.concat([did, rows(idle > 0, between, np.full(len(rank), -1), idle)])
 
 

@@ -156,13 +156,22 @@ class Pipelines(Struct, frozen=True):
         return self.play() - self.play(work), 1 - left / was if was > 0 else 0.0
 
     def without_waits(self, numbers: Int64, columns: Int64, waits_ms: Floats) -> Floats:
-        """By step: what it is shorter when ranks (positions) wait so much less before their first pass."""
-        before = self.before.copy()
+        """By step: what it is shorter when the host of ranks (positions) waits so much less, where it waits longest
+        beyond what is usual: before one of the passes, or behind all; before the first what is seen nowhere."""
+        stages = self.work.shape[2]
+        parts = np.concatenate([self.before, self.tail[..., None]], axis=3)
+        usual = np.median(parts, axis=(0, 1))
         kept = np.isin(numbers, self.numbers)
-        replica, stage = np.divmod(self.worker[columns[kept]], self.work.shape[2])
-        cells = np.searchsorted(self.numbers, numbers[kept]), replica, stage, np.zeros(int(kept.sum()), np.int64)
-        np.subtract.at(before, cells, waits_ms[kept])
-        return self.play() - self.play(before=np.maximum(before, 0.0))
+        replica, stage = np.divmod(self.worker[columns[kept]], stages)
+        step = np.searchsorted(self.numbers, numbers[kept])
+        more = parts[step, replica, stage] - usual[stage]
+        cells = step, replica, stage, more.argmax(axis=1)
+        seen = np.minimum(waits_ms[kept], np.maximum(more.max(axis=1), 0.0))
+        before = self.before.copy()
+        np.add.at(before, (step, replica, stage, np.zeros(len(step), np.int64)), waits_ms[kept] - seen)
+        np.subtract.at(parts, cells, seen)
+        parts = np.maximum(parts, 0.0)
+        return self.play(before=before) - self.play(before=parts[..., :-1], tail=parts[..., -1])
 
     def without_slow_hop(self, replica: int, stage: int) -> Floats:
         """By step: what it is shorter when messages between a stage and the next take as long as elsewhere."""

@@ -8,6 +8,7 @@ from stepscope.analyze.ranks import cost
 from stepscope.analyze.ranks import thresholds as at
 from stepscope.analyze.ranks.case import Case, cells_of
 from stepscope.analyze.ranks.causes import STEPS_SOURCE, of_data
+from stepscope.analyze.ranks.fixed import MOST_BY_PASSES
 from stepscope.analyze.ranks.own_work import Matrix
 from stepscope.analyze.ranks.stragglers import Rotating, Spikes, rotating, spikes, together
 from stepscope.model.findings import Evidence, Place
@@ -71,16 +72,21 @@ def rotating_causes(case: Case, late: Int64) -> list[Straggler]:
 def _of_spikes(case: Case, one: Rotating) -> Straggler | None:
     layout = case.layout
     lost = float(cost.of_cells(_with(case.host, one.spikes), one.spikes).mean())
-    if case.device is not None and (case.pipes is not None or not case.steps.waits_inside):
+    if case.device is not None and (case.pipes is not None or case.passes or not case.steps.waits_inside):
         values = case.steps.gc if one.component == "gc" else case.steps.phases[one.component]
         assert values is not None
         cells = spikes(values[case.steps.windows], layout, at.LEAST_SHARE * case.step_ms / 2)
         shown = cost.of_cells(_with(case.host_in_windows, cells), cells)
-        played = cost.of_cells(_with(case.device, cells), cells)
-        if case.pipes is not None and one.component == "data_wait":
+        most = 1.0
+        if case.pipes is not None:
             numbers = case.steps.numbers[case.steps.windows][cells.row]
-            played = case.pipes.without_waits(numbers, cells.column, cells.excess)
-        lost *= cost.in_earnest(shown, played) * _arrived_late(case, cells)
+            played, most = case.pipes.without_waits(numbers, cells.column, cells.excess), MOST_BY_PASSES
+        elif case.passes:
+            played, most = cost.of_cells_by_passes(case.passes, cells), MOST_BY_PASSES
+        else:
+            played = cost.of_cells(_with(case.device, cells), cells)
+        lost *= cost.in_earnest(shown, played, most) * _arrived_late(case, cells)
+    lost *= _with_absent(case, len(one.spikes.row) / max(len(case.rows), 1))
     if lost < at.LEAST_SHARE * case.step_ms:
         return None
     cause = _CAUSES.get(one.component, "unknown")
@@ -114,16 +120,35 @@ def _of_spikes(case: Case, one: Rotating) -> Straggler | None:
     )
 
 
+def _with_absent(case: Case, times: float) -> float:
+    """How much more is lost when ranks of which nothing was recorded are late as often as the others.
+
+    Args:
+        times: how often any of those recorded is, in a mean step; where several are, all wait for the last alone.
+    """
+    absent, present = len(case.reduced.missing or ()), len(case.layout.ranks)
+    if not absent or times <= 0:
+        return 1.0
+    return float(np.expm1(-times * (1 + absent / present)) / np.expm1(-times))
+
+
 def rotating_work(case: Case, late: Int64) -> list[Straggler]:
     """Work in windows that makes another rank last in each step, where nothing else that was recorded tells why."""
     if case.device is None or case.layout.stages > 1:
         return []
-    excess = np.delete(case.device, late, axis=1)
+    # where ranks wait in each pass, what the host does before it counts whoever does it
+    own = np.sum(case.passes, axis=0) if case.passes else case.device
+    excess = np.delete(own, late, axis=1)
     ranks = np.delete(np.arange(case.device.shape[1]), late)
-    excess = excess[np.isfinite(excess).any(axis=1)]
+    known = np.isfinite(excess).any(axis=1)
+    excess = excess[known]
     if len(excess) < at.MIN_STEPS or excess.shape[1] < at.ROTATING_RANKS:
         return []
-    lost = float((cost.latest(excess) - np.nanmean(excess, axis=1)).mean())
+    played = [np.delete(values, late, axis=1)[known] for values in case.passes] if case.passes else [excess]
+    walls = case.steps.wall
+    by_step = np.sum([cost.uneven(values) for values in played], axis=0)
+    of_run = cost.along_the_run(by_step, walls[case.steps.windows[known]], walls[case.rows])
+    lost = float(by_step.mean()) if of_run is None else of_run
     last = np.bincount(np.nan_to_num(excess, nan=-np.inf).argmax(axis=1), minlength=excess.shape[1])
     # a rank that is last far more often than by chance is so itself, if only in a part of the windows
     if lost < at.ROTATING_WORK * case.step_ms or last.max() > max(3 / len(last), at.ROTATING_MOST) * last.sum():

@@ -63,7 +63,25 @@ def late_ranks(excess: Matrix, found: Lateness, step_ms: float) -> Int64:
     steady = sure & ~late & (mean >= max(at.LEAST_STEADY_SHARE * step_ms, at.STEADY_SIGMAS * found.usual))
     for rank in np.flatnonzero(steady):
         late[rank] = late_share(excess[:, rank], at.HOST_PART * mean[rank]) >= at.STEADY_LATE
+    late |= late_at_times(excess, step_ms, ~late)
     return np.flatnonzero(late)
+
+
+def late_at_times(excess: Matrix, step_ms: float, among: Bools) -> Bools:
+    """Which ranks are late now and then, far beyond all noise, and so in most of the steps in which any of `among` is.
+
+    A mean and its error tell little of who is late by much in a part of the steps and as usual in the others.
+    """
+    some = np.abs(excess[:: -(-len(excess) // 64)])
+    noise = 1.4826 * float(np.nanmedian(some)) if np.isfinite(some).any() else 0.0
+    high = (excess > np.float32(max(at.LEAST_SHARE * step_ms, at.SPIKE_SIGMAS * noise))) & among
+    times, steps = high.sum(axis=0), int(high.any(axis=1).sum())
+    known = np.maximum(np.isfinite(excess).sum(axis=0), 1)
+    often = (times >= at.MIN_SPIKES) & (times >= at.ROTATING_STEPS * known) & (times > at.ROTATING_ONE * steps)
+    for rank in np.flatnonzero(often):
+        often[rank] = float(np.nanmean(excess[:, rank])) >= at.LEAST_STEADY_SHARE * step_ms
+    found: Bools = often
+    return found
 
 
 def with_host_mates(late: Int64, mean: Floats, layout: Layout) -> list[Int64]:

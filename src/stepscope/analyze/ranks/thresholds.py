@@ -27,6 +27,7 @@ SAME_HOST_SPREAD = 2.0  # the latest of a host's ranks at most so much later tha
 
 # A rank's spike stands out of the noise of a thousand: 4 deviations by chance, 8 never.
 SPIKE_SIGMAS = 8.0
+MIN_SPIKES = 5  # of one rank, in most of the steps in which any has one: chance makes none twice
 ROTATING_STEPS = 0.1  # part of the steps in which some rank must spike
 ROTATING_RANKS = 3  # different ones, none with more than ...
 ROTATING_WORK = 0.06  # of the step, that is lost to work of unknown kind: noise of a thousand ranks alone makes 3

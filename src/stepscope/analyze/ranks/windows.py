@@ -9,7 +9,8 @@ from stepscope.analyze.ranks import thresholds as at
 from stepscope.analyze.ranks.arrivals import Arrivals
 from stepscope.analyze.ranks.layout import Layout
 from stepscope.analyze.ranks.own_work import Matrix, Steps, beyond
-from stepscope.analyze.ranks.pieces import BEFORE_CALL, worker_of
+from stepscope.analyze.ranks.pieces import BEFORE_CALL, BEHIND, worker_of
+from stepscope.analyze.ranks.stragglers import late_at_times
 
 
 def beyond_in_windows(
@@ -44,6 +45,7 @@ def _with(excess: Matrix, other: Matrix, step_ms: float) -> Matrix:
     mean = gap.sum(axis=0) / count
     error = np.sqrt((np.where(known, gap - mean, 0) ** 2).sum(axis=0)) / count
     more = mean >= np.maximum(at.LEAST_STEADY_SHARE / 2 * step_ms, at.ERRORS * error)
+    more |= late_at_times(np.where(known, gap, np.nan).astype(np.float32), step_ms, ~more)
     found: Matrix = (excess + np.where(more[None, :], gap, 0)).astype(np.float32)
     return found
 
@@ -63,6 +65,33 @@ def _worked(rows: pl.DataFrame, steps: Steps, layout: Layout) -> Matrix:
     kept = numbers[row] == sums["step"].to_numpy() if len(numbers) else np.zeros(0, bool)
     found[row[kept], sums["column"].to_numpy()[kept]] = sums["ms"].to_numpy()[kept]
     return beyond(found, layout)
+
+
+def by_passes(rows: pl.DataFrame, steps: Steps, layout: Layout) -> tuple[Matrix, ...]:
+    """Own work beyond the peers', of each pass with what the host does before it, rows: `steps.windows`.
+
+    Where ranks wait for each other in each pass, what one does longer in one of them and another one in the next is
+    lost twice. What is done from the optimizer on delays the first pass of the step behind.
+    """
+    if min(map(len, layout.peer_groups())) < at.MIN_PEERS:
+        rows = rows.filter(pl.col("kind") != BEFORE_CALL)
+    numbers = steps.numbers[steps.windows]
+    last = rows.filter(pl.col("kind") < 2).group_by("column", "step").agg(pl.col("number").max().alias("last"))
+    number = pl.when(pl.col("kind") == BEHIND).then(-1).otherwise(pl.min_horizontal("number", "last"))
+    sums = (
+        rows.filter(pl.col("step").is_in(pl.Series(numbers).implode()))
+        .join(last, on=["column", "step"])
+        .group_by("column", "step", number=number)
+        .agg(pl.col("ms").sum())
+    )
+    count = int(sums["number"].max() or 0) + 1 if sums.height else 0  # type: ignore[arg-type]
+    if not 0 < count * len(numbers) * len(layout.ranks) <= at.MAX_CELLS:
+        return ()
+    found = np.full((count + 1, len(numbers), len(layout.ranks)), np.nan, np.float32)
+    row = np.searchsorted(numbers, sums["step"].to_numpy())
+    found[sums["number"].to_numpy(), row, sums["column"].to_numpy()] = sums["ms"].to_numpy()
+    found[0] += np.nan_to_num(np.roll(found[-1], 1, axis=0))
+    return tuple(beyond(values, layout) for values in found[:-1])
 
 
 def _of_slots(gap: Matrix, steps: Steps, layout: Layout, found: Arrivals | None) -> Matrix:
