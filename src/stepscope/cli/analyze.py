@@ -157,7 +157,6 @@ def analyze(
     first compile: there the check is the rule "too frequent".
     """
     from stepscope import api
-    from stepscope.record.host import accounting
     from stepscope.report import outputs
 
     checks = parse_checks(fail_on)
@@ -173,6 +172,8 @@ def analyze(
         options = reading.options(progress, judged=True, priced=priced)
         run = api.open_run(*paths, options=options)
         if run.recorded:
+            from stepscope.record.host import accounting
+
             accounting.keep(run.folder)
         other = api.open_run(wanted.diff, options=options) if wanted.diff is not None else None
         if not of_table:

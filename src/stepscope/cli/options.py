@@ -109,7 +109,7 @@ Parked = Annotated[bool, option("--parked", "Keep helper threads that are parked
 CHECKS = ("recompile", "graph-break")  # of `stepscope.analyze.compilers`, which takes long to import
 
 WORTH_BYTES = 2**18  # of a trace, packed or not: from there on a process that reads it is worth its start
-GARBAGE = 100_000  # objects more than were freed, a few megabytes, before cycles are looked for
+GARBAGE = 1_000_000  # objects more than were freed, some 100 MB at most, before cycles are looked for
 LARGE_BYTES = 48 * 2**20  # of packed traces: some 600 MB unpacked
 _STEPS = re.compile(r"(\d{1,18})(?::(\d{1,18}))?")
 

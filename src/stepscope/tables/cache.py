@@ -13,10 +13,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from multiprocessing import get_context
 from pathlib import Path
 
 from msgspec import Struct
@@ -216,6 +213,10 @@ def collect(wanted: Sequence[tuple[Path, Steps | None]], folder: Path, options: 
     workers = _workers([path for path, _ in wanted], options)
     if workers < 2:
         return [_alone(path, folder, options, steps) for path, steps in wanted]
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+    from multiprocessing import get_context
+
     found: list[Entry | str] = []
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         pending = [pool.submit(_fetch, path, folder, steps) for path, steps in wanted]
