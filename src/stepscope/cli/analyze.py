@@ -157,7 +157,6 @@ def analyze(
     first compile: there the check is the rule "too frequent".
     """
     from stepscope import api
-    from stepscope.record.host import accounting
     from stepscope.report import outputs
 
     checks = parse_checks(fail_on)
@@ -166,10 +165,15 @@ def analyze(
     of_table = wanted.check(json_file, html_file, force=force)
     plan = outputs.Plan(json_file=json_file, html_file=html_file, force=force)
     spare_memory(paths)
+    reading.start(paths)
+    if not of_table:
+        _prepare()
     with outputs.reading("reading") as progress:
         options = reading.options(progress, judged=True, priced=priced)
         run = api.open_run(*paths, options=options)
         if run.recorded:
+            from stepscope.record.host import accounting
+
             accounting.keep(run.folder)
         other = api.open_run(wanted.diff, options=options) if wanted.diff is not None else None
         if not of_table:
@@ -196,6 +200,13 @@ def analyze(
         from stepscope.cli.checks import judge
 
         raise typer.Exit(judge(run, checks, source=not no_source))
+
+
+def _prepare() -> None:
+    """Import what the report needs before its trace is asked for, which a process beside this one may be reading."""
+    from stepscope import analyze, diagnose  # noqa: F401
+    from stepscope.dashboard import terminal  # noqa: F401
+    from stepscope.report import document  # noqa: F401
 
 
 def _show_table(run: Run, wanted: TableOptions, json_file: str | None) -> None:
