@@ -401,7 +401,7 @@ def replayed(context: Alone, replay: Row) -> Iterator[Block]:
 
 
 def _replays(screen: Screen) -> Iterator[Block]:
-    for replay in (screen.view("replays") or ())[:MAX_REPLAYED]:
+    for replay in (screen.view("replayed_operators") or ())[:MAX_REPLAYED]:
         yield from replayed(screen, replay)
 
 

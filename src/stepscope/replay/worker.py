@@ -151,7 +151,7 @@ def check(argument: Any, kind: str, given: Given) -> None:
         raise NotReplayed(MISFIT if what.startswith("Scalar") else f"its tensors hold {what}, which is not replayed")
     if given["value"] and kind not in UNREAD:
         parsed(given["value"], kind)
-    elif not (given["value"] or argument.has_default_value() or kind == "Device" or kind != str(argument.type)):
+    elif not (argument.has_default_value() or kind == "Device" or kind != str(argument.type)):
         raise NotReplayed(f"it needs {argument.name[:40]}, which is not recorded in traces")
 
 
@@ -170,21 +170,18 @@ class Call:
         packet = getattr(torch.ops.aten, name, None)
         if packet is None or not hasattr(packet, "overloads"):
             raise NotReplayed(f"torch {torch.__version__} has no operator of this name")
-        why = None
+        why = MISFIT
         for overload in packet.overloads():
             try:
                 self.function = getattr(packet, overload)
                 self.arguments = self._matched(self.function._schema.arguments, recorded)
                 return
             except NotReplayed as error:
-                why = why if why is not None and why.args[0].startswith("it ") else error
-        raise why if why is not None else NotReplayed("it has no form that can be called")
+                why = str(error) if why == MISFIT else why
+        raise NotReplayed(why)
 
     def _matched(self, wanted: Any, recorded: list[Given]) -> list[tuple[Any, str, Given]]:
-        """(schema argument, its type, how it was recorded) of each; raises `NotReplayed` where the overload is another.
-
-        Reasons that begin with "it" are the operator's own, the other ones of this overload.
-        """
+        """(schema argument, its type, how it was recorded) of each; raises `NotReplayed` for another overload."""
         if len(recorded) > len(wanted):
             raise NotReplayed(MISFIT)
         # an output that is handed in is overwritten by every call, and read by none

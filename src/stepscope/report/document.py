@@ -161,7 +161,7 @@ def build(
     if experiment is not None:
         makers["experiment"] = lambda: dict(experiment)
     if replays:
-        makers["replays"] = lambda: list(replays)
+        makers["replayed_operators"] = lambda: list(replays)
     return Report(
         run={key: value for key, value in plain_mapping(analysis.run).items() if key != "source_hashes"},
         quality={
