@@ -153,6 +153,13 @@ COMMANDS: dict[str, Command] = {
         ),
         {"allow_interspersed_args": False},
     ),
+    "replay": Command(
+        "Run one operator of a run alone, on devices, threads and dtypes beside each other.",
+        (
+            "stepscope replay RUN --op linalg_qr --devices cpu,cuda",
+            "stepscope replay RUN --op mm --devices cpu --threads 1,2,4 --dtypes float32,float64",
+        ),
+    ),
     "doctor": Command(
         "Say what this machine allows, and what each limit costs the report.",
         ("stepscope doctor",),

@@ -16,7 +16,7 @@ from stepscope.dashboard.blocks import Alone, Block, Row, columns, rows_table
 from stepscope.dashboard.pages import experiments
 from stepscope.model import Report
 from stepscope.report import compiler_words as compiled
-from stepscope.report import sentences, words
+from stepscope.report import replays, sentences, words
 from stepscope.report.escape import one_line, plain
 from stepscope.report.words import Shortener
 
@@ -386,6 +386,27 @@ def _experiment(screen: Screen) -> Iterator[Block]:
         yield from experiments.outcome(screen, document)
 
 
+def replayed(context: Alone, replay: Row) -> Iterator[Block]:
+    """An operator that was replayed alone: a table for each list of its inputs."""
+    place = replay["place"]
+    at = f" ({context.shorten(place['file'], place['line'])})" if place else ""
+    yield blocks.text(f"Replayed alone: {plain(replay['operator'])}{at}", "head")
+    for number, call in enumerate(replay["calls"]):
+        yield blocks.text(replays.headline(replay, call))
+        if call["reason"]:
+            yield blocks.text(f"Not replayed: {one_line(call['reason'], SENTENCE)}", "warning")
+        yield from rows_table(context, f"replay-{number}", "", "", columns(REPLAY), replays.rows(replay, call))
+    for note in replay["notes"]:
+        yield blocks.text(blocks.sentence(one_line(note, SENTENCE)), "note")
+
+
+def _replays(screen: Screen) -> Iterator[Block]:
+    for replay in (screen.view("replayed_operators") or ())[:MAX_REPLAYED]:
+        yield from replayed(screen, replay)
+
+
+REPLAY = "on: on; a call: per_call; 95 % interval: interval quiet; a step: per_step quiet; by the first: ratio quiet"
+MAX_REPLAYED = 3  # operators on a screen
 CAUSES = 5
 WARNINGS = 4
 NOTES = 4
@@ -589,6 +610,7 @@ SECTIONS: tuple[Callable[[Screen], Iterator[Block]], ...] = (
         _memory,
         findings,
         _experiment,
+        _replays,
     ),
     *(_compilers, _hot_lines, _waits, _slow_steps, _rank_lines, _stages),
 )

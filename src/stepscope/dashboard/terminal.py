@@ -83,6 +83,11 @@ def show_experiment(document: Item, console: Console, *, page: str | None = None
     show(experiments.screen(document), console, [(label, plain(text, 4000)) for label, text in steps if text])
 
 
+def show_replay(document: Item, console: Console, shorten: Shortener) -> None:
+    """Print what an operator takes alone."""
+    show([summary.replayed(Alone(shorten=shorten), document)], console)
+
+
 def show_sweep(document: Item, console: Console, *, page: str) -> None:
     """Print what came of a sweep; `page` is where its report lies."""
     steps = [("repeat", document["repeat"]), ("everything", page)]

@@ -12,7 +12,7 @@ from typing import Any
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
 from stepscope.dashboard.pages import PAGES, PageContext, traced
-from stepscope.dashboard.summary import SENTENCE, card
+from stepscope.dashboard.summary import SENTENCE, card, replayed
 from stepscope.model import Report
 from stepscope.report import compiler_words, sentences, words
 from stepscope.report.escape import one_line
@@ -82,9 +82,20 @@ def build(context: PageContext) -> list[Block]:
         made.append(blocks.empty("No finding", why, RECORD, traced.again(context)))
     shown = cards[: context.limit], risks[: context.limit]
     made.append(blocks.findings(*shown, healthy=healthy, abstained=report.abstained, ignored=report.ignored))
+    made += hottest(report, context.shorten)
+    for replay in report.views.get("replayed_operators") or ():
+        made += replayed(context, replay)
     if steps := sentences.next_steps(report):
         made.append(blocks.facts("Next", [blocks.fact(blocks.capital(label), command) for label, command in steps]))
     return made
+
+
+def hottest(report: Report, shorten: blocks.Shorten) -> Iterator[Block]:
+    """The line that most samples stand in, whatever the findings speak of."""
+    for row in ((report.views.get("stacks") or {}).get("hot_lines") or ())[:1]:
+        where = f"{shorten(row['file'], row['line'])} ({row['function']})"
+        text = f"Most sampled: {where}, {words.percent(row['share'])}, {words.term(row['phase'])}."
+        yield blocks.text(text, "plain", blocks.link("Flame graph", "flame"))
 
 
 def empty(context: PageContext) -> bool:
