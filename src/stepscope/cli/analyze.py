@@ -199,7 +199,8 @@ def analyze(
         if brief:
             from stepscope.report.brief import Page, findings
 
-            outputs.emit(outputs.STDOUT, findings(report, Page(), more=f"stepscope analyze {names} --json FILE has all"))
+            found = findings(report, Page(), more=f"stepscope analyze {names} --json FILE has all")
+            outputs.emit(outputs.STDOUT, found)
         else:
             with outputs.progress("making the page"):
                 page = outputs.refresh(report, run.folder, render) if run.recorded else None

@@ -82,8 +82,8 @@ def _left_out(key: str, total: int, offset: int, shown: int, more: str) -> Row:
     after = total - offset - shown
     if after <= 0 and not offset:
         return {}
-    said = f"{shown} of {total} {key}, from {offset} on"
-    return {"left_out": f"{said}; {after} more: {more.replace("{}", str(offset + shown))}" if after > 0 else said}
+    said, rest = f"{shown} of {total} {key}, from {offset} on", more.replace("{}", str(offset + shown))
+    return {"left_out": f"{said}; {after} more: {rest}" if after > 0 else said}
 
 
 class _Cut(Struct, frozen=True):
