@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,6 +30,7 @@ LEAST_BYTES, MOST_BYTES = 2_000, 200_000
 DIGITS = 4  # significant ones of a figure; no measurement of ours has more
 SPARE_BYTES = 300  # for what an answer says of itself
 AGAIN = "ask with offset={}"
+_LINES = re.compile(r"[^\n\t]+")
 WARNINGS, WARNING = 3, 200
 KEPT = ("id", "rule", "title", "severity", "confidence", "cost_ms_per_step", "share", "gain_ceiling", "basis")
 ADVICE = ("fix", "caveat", "falsified_by")
@@ -98,14 +100,14 @@ class _Cut(Struct, frozen=True):
         if isinstance(value, bool):
             return value
         if isinstance(value, float):
-            return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+            return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else str(value)  # JSON has no number for it
         if isinstance(value, Mapping):
             return {str(name): self.plain(item, str(name)) for name, item in value.items()}
         if key in WHOLE and self.characters is not None:
-            kept = self.characters > CUTS[-1].characters or len(str(value)) <= self.characters
+            kept = self is not CUTS[-1] or len(str(value)) <= self.characters
             return _Cut().plain(value) if kept else None
         if isinstance(value, str):
-            shown = "\n".join(map(visible, value.split("\n")))
+            shown = _LINES.sub(lambda text: visible(text[0]), value)
             limit = self.characters
             return shown if limit is None or len(shown) <= limit else shown[: limit - 1] + "…"
         if isinstance(value, (list, tuple)):
@@ -118,7 +120,7 @@ class _Cut(Struct, frozen=True):
 
 
 CUTS = tuple(_Cut(*each) for each in ((20, 400), (10, 400), (5, 200), (3, 100), (1, 40)))
-WHOLE = ("command", "prove", "folder", "cwd", "at", "id", "run", "path")
+WHOLE = ("diff", "command", "prove", "folder", "cwd", "at", "id", "run", "path")
 
 
 def _encoded(document: Row) -> bytes:
