@@ -54,6 +54,7 @@ COMMANDS: dict[str, Command] = {
             "stepscope analyze stepscope-runs/20260101-120000-train",
             "stepscope analyze RUN --json -",
             "stepscope analyze RUN --fail-on recompile",
+            "stepscope analyze RUN --brief   # the findings in 4 kB of JSON",
             "stepscope analyze logs/worker0.1700000000000.pt.trace.json.gz --source-root src",
             "stepscope analyze logs --table operators --sort self_device --top 20",
             "stepscope analyze logs/before --diff logs/after",
@@ -158,6 +159,14 @@ COMMANDS: dict[str, Command] = {
         (
             "stepscope replay RUN --op linalg_qr --devices cpu,cuda",
             "stepscope replay RUN --op mm --devices cpu --threads 1,2,4 --dtypes float32,float64",
+        ),
+    ),
+    "mcp": Command(
+        "Serve runs to coding agents by the Model Context Protocol.",
+        (
+            "stepscope mcp",
+            "stepscope mcp stepscope-runs",
+            "stepscope mcp --allow-run --max-seconds 1800   # it may start trainings below this folder",
         ),
     ),
     "doctor": Command(
