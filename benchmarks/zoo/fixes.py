@@ -1,8 +1,8 @@
-"""How many planted scripts `stepscope fix` cures, by its answers alone: `python benchmarks/zoo/fixes.py [--only NAME...]`.
+"""How many planted scripts `stepscope fix` cures, by its answers alone: `python benchmarks/zoo/fixes.py [--quick]`.
 
 Each script is copied and recorded; of the findings of its report, in their order, the first for which `fix` prints a
-difference is applied by `patch -p1`, to another copy. Both copies then run unrecorded, in alternating order. A script is
-cured where the change applies, the script runs, and what it gains is at least the floor of a finding and not certainly
+difference is applied by `patch -p1`, to another copy. Both copies then run unrecorded, in alternating order. A script
+is cured where the change applies, the script runs, and what it gains is at least the floor of a finding and not certainly
 above the finding's ceiling. For every other one stands the reason that `fix` gave. The result goes between the markers
 "fixes" of benchmarks/RESULTS.md, except with --only or --quick, which print it.
 """
@@ -73,7 +73,9 @@ def measure(entry: Entry, rounds: int, part: float, folder: Path) -> Row:
             reasons.append(f"{finding['rule']}: {_reason(told.stderr.decode())}")
         else:
             return Row(entry.name, said="; ".join(reasons[:1]) or "no finding")
-        applied = subprocess.run(["patch", "-p1"], cwd=after.folder, input=told.stdout, capture_output=True, check=False)
+        applied = subprocess.run(
+            ["patch", "-p1"], cwd=after.folder, input=told.stdout, capture_output=True, check=False
+        )
         row = Row(entry.name, finding["rule"], _changed(told.stdout.decode()), finding["gain_ceiling"])
         if applied.returncode:
             return Row(row.name, row.rule, row.lines, row.ceiling, said=f"patch: {applied.stdout.decode().strip()}")
@@ -142,11 +144,10 @@ def main() -> None:
             continue
         with tempfile.TemporaryDirectory(prefix="stepscope-fixes-") as folder:
             rows.append(measure(entry, rounds, 0.5 if options.quick else 1.0, Path(folder)))
-        print(f"{entry.name}: {'cured' if rows[-1].cured else rows[-1].said or 'not cured'}", file=sys.stderr, flush=True)
-    how = (
-        f"Made with `python benchmarks/zoo/fixes.py --rounds {rounds}`: gain of the mean step, median of the rounds, in "
-        "brackets their range."
-    )
+        told = "cured" if rows[-1].cured else rows[-1].said or "not cured"
+        print(f"{entry.name}: {told}", file=sys.stderr, flush=True)
+    made = f"Made with `python benchmarks/zoo/fixes.py --rounds {rounds}`"
+    how = f"{made}: gain of the mean step, median of the rounds, in brackets their range."
     section = text(rows, how, about)
     print(section)
     if not (options.quick or options.only):

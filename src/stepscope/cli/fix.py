@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from stepscope.cli import say
 from stepscope.cli.options import Reading, SourceRoot, argument, option
 from stepscope.errors import StepscopeError, UsageError

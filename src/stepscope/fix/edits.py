@@ -9,21 +9,24 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import libcst as cst
 from libcst import metadata
 
 from stepscope.fix.sources import NotMechanical
 
-Node = TypeVar("Node", bound=cst.CSTNode)
 Change = Callable[[Any], Any]
+_Lines = dict[cst.CSTNode, list[Any]]
 Held = Callable[[object], bool]
 UNKNOWN = object()  # the value of what is no literal
 MAX_NODES = 400_000
 # of the names that a call gives by position; those of other constructors are given by keyword
 POSITIONS = {
-    "DataLoader": "dataset batch_size shuffle sampler batch_sampler num_workers collate_fn pin_memory".split(),
+    "DataLoader": [
+        "dataset",
+        *("batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn", "pin_memory"),
+    ],
     "zero_grad": ["set_to_none"],
     "set_num_threads": ["int"],
     "set_float32_matmul_precision": ["precision"],
@@ -54,6 +57,8 @@ class Tree:
         self._scopes = wrapper.resolve(metadata.ScopeProvider)
         self._nodes: list[cst.CSTNode] = []
         self._changes: dict[cst.CSTNode, list[Change]] = {}
+        self._ahead: dict[cst.CSTNode, list[Any]] = {}
+        self._behind: dict[cst.CSTNode, list[Any]] = {}
         stack: list[cst.CSTNode] = [self.module]
         while stack and len(self._nodes) < MAX_NODES:
             node = stack.pop()
@@ -62,7 +67,7 @@ class Tree:
 
     # --- looking
 
-    def all(self, kind: type[Node], inside: cst.CSTNode | None = None) -> Iterator[Node]:
+    def all(self, kind: Any, inside: cst.CSTNode | None = None) -> Iterator[Any]:
         """Nodes of a kind in the order of the file, those in `inside` alone where it is given."""
         for node in self._nodes:
             if isinstance(node, kind) and (inside is None or inside in self.above(node)):
@@ -84,7 +89,7 @@ class Tree:
     def line(self, node: cst.CSTNode) -> int:
         return self.span(node)[0]
 
-    def on(self, kind: type[Node], line: int | None) -> list[Node]:
+    def on(self, kind: Any, line: int | None) -> list[Any]:
         """Nodes of a kind that hold a line, the innermost first."""
         if line is None:
             return []
@@ -145,32 +150,29 @@ class Tree:
 
     def after(self, statement: cst.CSTNode, *codes: str) -> None:
         """Statements behind one, on its level."""
-        new = [cst.parse_statement(code + "\n", config=self.module.config_for_parsing) for code in codes]
-        self.change(statement, lambda updated: cst.FlattenSentinel([updated, *new]))
+        self._behind.setdefault(statement, []).extend(map(self._statement, codes))
 
     def before(self, statement: cst.CSTNode, *codes: str) -> None:
-        new = [cst.parse_statement(code + "\n", config=self.module.config_for_parsing) for code in codes]
+        self._ahead.setdefault(statement, []).extend(map(self._statement, codes))
 
-        def inserted(updated: Any) -> Any:
-            first = new[0].with_changes(leading_lines=updated.leading_lines)
-            return cst.FlattenSentinel([first, *new[1:], updated.with_changes(leading_lines=())])
-
-        self.change(statement, inserted)
+    def _statement(self, code: str) -> Any:
+        return cst.parse_statement(code + "\n", config=self.module.config_for_parsing)
 
     def under(self, statements: list[cst.CSTNode], head: str) -> None:
         """Statements that follow each other, put into a block of their own: `if step % 50 == 0:`."""
-        block = self._parents[statements[0]]
-        body = list(block.body)  # type: ignore[attr-defined]
-        first, last = body.index(statements[0]), body.index(statements[-1])
-        new: Any = cst.parse_statement(f"{head}\n    pass\n", config=self.module.config_for_parsing)
+        block: Any = self._parents[statements[0]]
+        new = self._statement(f"{head}\n    pass")
 
         def wrapped(updated: Any) -> Any:
-            if len(updated.body) != len(body):
+            sizes = [len(self._ahead.get(one, ())) + 1 + len(self._behind.get(one, ())) for one in block.body]
+            first, last = block.body.index(statements[0]), block.body.index(statements[-1])
+            if sum(sizes) != len(updated.body):
                 raise NotMechanical("two changes meet in one block; make them one after the other")
-            held = list(updated.body[first : last + 1])
+            first, last = sum(sizes[:first]), sum(sizes[: last + 1])
+            held = list(updated.body[first:last])
             inner = cst.IndentedBlock([held[0].with_changes(leading_lines=()), *held[1:]])
             made = new.with_changes(body=inner, leading_lines=held[0].leading_lines)
-            return updated.with_changes(body=[*updated.body[:first], made, *updated.body[last + 1 :]])
+            return updated.with_changes(body=[*updated.body[:first], made, *updated.body[last:]])
 
         self.change(block, wrapped)
 
@@ -298,7 +300,8 @@ class Tree:
 
     def result(self) -> bytes:
         """The file with all changes; raises `NotMechanical` where it is no program any more."""
-        new: bytes = self.module.visit(_Changer(self._changes)).bytes if self._changes else self.data
+        changer = _Changer(self._changes, self._ahead, self._behind)
+        new: bytes = self.module.visit(changer).bytes if self._changes or self._ahead or self._behind else self.data
         try:
             before, after = ast.parse(self.data), ast.parse(new)
             compile(new, self.name, "exec", dont_inherit=True)
@@ -309,14 +312,22 @@ class Tree:
 
 
 class _Changer(cst.CSTTransformer):
-    def __init__(self, changes: dict[cst.CSTNode, list[Change]]) -> None:
+    """Makes the changes of nodes, and puts statements before and behind others."""
+
+    def __init__(self, changes: dict[cst.CSTNode, list[Change]], ahead: _Lines, behind: _Lines) -> None:
         super().__init__()
-        self._changes = changes
+        self._changes, self._ahead, self._behind = changes, ahead, behind
 
     def on_leave(self, original_node: Any, updated_node: Any) -> Any:
         for change in self._changes.get(original_node, ()):
             updated_node = change(updated_node)
-        return updated_node
+        ahead, behind = list(self._ahead.get(original_node, ())), self._behind.get(original_node, ())
+        if not ahead and not behind:
+            return updated_node
+        if ahead:
+            ahead[0] = ahead[0].with_changes(leading_lines=updated_node.leading_lines)
+            updated_node = updated_node.with_changes(leading_lines=())
+        return cst.FlattenSentinel([*ahead, updated_node, *behind])
 
 
 def _with_argument(call: cst.Call, code: str) -> cst.Call:
@@ -337,7 +348,7 @@ def _with_argument(call: cst.Call, code: str) -> cst.Call:
             # a comment behind the last argument stays behind it
             between = behind.with_changes(indent=gap.indent, last_line=gap.last_line, empty_lines=[])
             last = last.with_changes(comma=end.with_changes(whitespace_after=between))
-            new = new.with_changes(comma=end.with_changes(whitespace_after=_without_comment(behind)))
+            new = new.with_changes(comma=end.with_changes(whitespace_after=_without_comment(behind, lines=True)))
         else:
             last = last.with_changes(comma=end.with_changes(whitespace_after=gap))
             new = new.with_changes(comma=end)
@@ -346,13 +357,14 @@ def _with_argument(call: cst.Call, code: str) -> cst.Call:
         first = trailing if isinstance(trailing, cst.ParenthesizedWhitespace) else None
         if first is not None and isinstance(gap, cst.ParenthesizedWhitespace):
             gap = gap.with_changes(first_line=first.first_line)
-        new = new.with_changes(whitespace_after_arg=_without_comment(trailing))
+        new = new.with_changes(whitespace_after_arg=_without_comment(trailing, lines=True))
         last = last.with_changes(whitespace_after_arg=cst.SimpleWhitespace(""), comma=cst.Comma(whitespace_after=gap))
     return call.with_changes(args=[*call.args[:-1], last, new])
 
 
-def _without_comment(space: Any) -> Any:
-    if isinstance(space, cst.ParenthesizedWhitespace):
-        first = space.first_line.with_changes(whitespace=cst.SimpleWhitespace(""), comment=None)
-        return space.with_changes(first_line=first, empty_lines=[])
-    return space
+def _without_comment(space: Any, *, lines: bool = False) -> Any:
+    """White space without what is said behind its first line; `lines`: with those of their own below."""
+    if not isinstance(space, cst.ParenthesizedWhitespace):
+        return space
+    first = space.first_line.with_changes(whitespace=cst.SimpleWhitespace(""), comment=None)
+    return space.with_changes(first_line=first, empty_lines=space.empty_lines if lines else [])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import libcst as cst
 
-from stepscope.fix.edits import UNKNOWN, Tree
+from stepscope.fix.edits import Tree
 from stepscope.fix.sources import NotMechanical
 
 # What stays of the work may cost so much of a step without it: less than two runs of one program differ by.
@@ -61,7 +62,7 @@ def _in_loop(tree: Tree, line: int | None) -> tuple[Any, Any]:
             f"{tree.name} holds no loop that trains: make the work at line {line} rarer where it is called"
         )
     found = [node for node in tree.on(cst.BaseStatement, line) if tree.line(node) == line or not _compound(node)]
-    found += [node for node in tree.on(cst.SimpleStatementLine, line)]
+    found += tree.on(cst.SimpleStatementLine, line)
     if not found:
         raise NotMechanical(f"no statement is on line {line} of {tree.name}")
     at: list[cst.CSTNode] = [found[0]]
@@ -157,52 +158,53 @@ def _divisor(test: cst.CSTNode) -> cst.BaseExpression | None:
 
 def _counter(tree: Tree, loop: Any) -> str:
     """A name that counts the steps of a loop; where there is none, one that `enumerate` gives it."""
-    if isinstance(loop, cst.For):
-        target, over = loop.target, loop.iter
-        name = target.value if isinstance(target, cst.Name) else None
-        called = tree.names(over.func) if isinstance(over, cst.Call) else set()
-        if name is not None and "builtins.range" in called:
-            return name
-        if isinstance(target, cst.Tuple) and "builtins.enumerate" in called:
-            first = target.elements[0].value
-            if isinstance(first, cst.Name):
-                return first.value
-        for node in tree.all(cst.BinaryOperation, loop):
-            divided = isinstance(node.operator, cst.Modulo) and isinstance(node.left, cst.Name) and node.left.value
-            if divided and divided == name and tree.literal(node.left) is UNKNOWN:
-                return divided
-    function = tree.around(loop, cst.FunctionDef) or tree.module
-    for node in tree.all(cst.AugAssign, loop):
-        counts = isinstance(node.operator, cst.AddAssign) and tree.literal(node.value) == 1
-        if counts and isinstance(node.target, cst.Name) and tree.around(node, cst.For, cst.While) is loop:
-            straight = tree.around(node, cst.If) is None or tree.around(node, cst.If) in tree.above(loop)
-            if straight:
-                return node.target.value
+    for node in _counts(tree, loop):
+        if isinstance(node, cst.Name):
+            return str(node.value)
     if not isinstance(loop, cst.For) or loop.asynchronous is not None:
-        raise NotMechanical(
-            f"the loop at line {tree.line(loop)} of {tree.name} counts no steps: count them there first"
-        )
-    used = {node.value for node in tree.all(cst.Name, function)}
+        where = f"the loop at line {tree.line(loop)} of {tree.name}"
+        raise NotMechanical(f"{where} counts no steps: count them there first")
+    used = {node.value for node in tree.all(cst.Name)}
     name = next(word for word in ("step_number", *(f"step_number_{n}" for n in range(1000))) if word not in used)
+    space = cst.SimpleWhitespace(" ")
+
+    def bracketed(node: Any) -> Any:
+        if isinstance(node, cst.Tuple) and not node.lpar:
+            return node.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
+        return node
 
     def counted(updated: Any) -> Any:
-        old = updated.target
-        if isinstance(old, cst.Tuple) and not old.lpar:
-            old = old.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
-        over = updated.iter
-        if isinstance(over, cst.Tuple) and not over.lpar:
-            over = over.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
-        pair = cst.Tuple([cst.Element(cst.Name(name)), cst.Element(old)], lpar=[], rpar=[])
+        pair = [cst.Element(cst.Name(name)), cst.Element(bracketed(updated.target))]
+        over = cst.Call(cst.Name("enumerate"), [cst.Arg(bracketed(updated.iter))])
         return updated.with_changes(
-            target=pair,
-            iter=cst.Call(cst.Name("enumerate"), [cst.Arg(over)]),
-            whitespace_after_for=cst.SimpleWhitespace(" "),
-            whitespace_before_in=cst.SimpleWhitespace(" "),
-            whitespace_after_in=cst.SimpleWhitespace(" "),
+            target=cst.Tuple(pair, lpar=[], rpar=[]),
+            iter=over,
+            whitespace_after_for=space,
+            whitespace_before_in=space,
+            whitespace_after_in=space,
         )
 
     tree.change(loop, counted)
     return name
+
+
+def _counts(tree: Tree, loop: Any) -> Iterator[Any]:
+    """What counts the steps of a loop: of `range`, of `enumerate`, what is divided by an interval, what grows by 1."""
+    if isinstance(loop, cst.For):
+        called = tree.names(loop.iter.func) if isinstance(loop.iter, cst.Call) else set()
+        if "builtins.range" in called:
+            yield loop.target
+        if "builtins.enumerate" in called and isinstance(loop.target, cst.Tuple):
+            yield loop.target.elements[0].value
+        if isinstance(loop.target, cst.Name):
+            for node in tree.all(cst.BinaryOperation, loop):
+                divided = tree.code(node.left).strip() == loop.target.value
+                if divided and isinstance(node.operator, cst.Modulo):
+                    yield loop.target
+    for node in tree.all(cst.AugAssign, loop):
+        within = tree.around(node, cst.If, cst.For, cst.While, cst.Try, cst.FunctionDef) is loop
+        if within and isinstance(node.operator, cst.AddAssign) and tree.literal(node.value) == 1:
+            yield node.target
 
 
 AUTOCAST = ("torch.autocast", "torch.amp.autocast", "torch.cuda.amp.autocast", "torch.amp.autocast_mode.autocast")
@@ -217,7 +219,7 @@ def autocast(tree: Tree, torch: str, device: str, value: str) -> bool:
     passes = [
         call
         for call in calls
-        if call.func.attr.value == "backward" and any(loop in tree.above(call) for loop in loops)  # type: ignore[attr-defined]
+        if call.func.attr.value == "backward" and any(loop in tree.above(call) for loop in loops)
     ]
     if len(passes) != 1:
         raise NotMechanical(

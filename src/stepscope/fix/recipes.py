@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import libcst as cst
@@ -39,7 +40,7 @@ MAYBE_RARER = ("host.python_on_critical_path", "sync.host_waits")
 NOTHING_THERE = "the lines of the finding hold no call that could just be left out"
 
 MEANS = {
-    "loader.num_workers": "each worker draws random numbers of its own: augmentations come out differently than before; "
+    "loader.num_workers": "each worker draws random numbers of its own, so that augmentations differ; "
     "where workers are not forked (Python 3.14 on), the script has to train under `if __name__ == '__main__':`",
     "amp.dtype": "forward pass and loss are computed in the shorter type: compare the losses",
     "optimizer.fused": "results differ in the last digits",
@@ -90,7 +91,7 @@ class Recipe(Struct):
         family = tuple(one for one in self.finding.try_ if one.knob.startswith(LOADER))
         if family:
             ways.append(lambda recipe: recipe._loader(family))
-        ways += [lambda recipe, one=one: recipe._knob(one) for one in self.finding.try_ if one not in family]
+        ways += [partial(_one_knob, one) for one in self.finding.try_ if one not in family]
         reasons = []
         for way in ways:
             try:
@@ -199,13 +200,13 @@ class Recipe(Struct):
         tree = self.open(place.file)
         calls = [call for call in tree.on(cst.Call, place.line) if tree.names(call.func) & set(LOADERS)]
         if not calls:
-            calls = [call for call in tree.calls(*LOADERS)] if self.sources.open(place.file).changed else []
+            calls = tree.calls(*LOADERS) if self.sources.open(place.file).changed else []
             calls = calls if len(calls) == 1 else []
         if not calls:
             made = [call for call in tree.on(cst.Call, place.line) if _is_loader_class(tree, call)]
             if not made:
                 raise NotMechanical(
-                    f"{tree.name}:{place.line} makes the DataLoader by a call of its own: hand {arguments} on from there"
+                    f"{tree.name}:{place.line} makes the DataLoader by a call of its own: hand on {arguments} there"
                 )
             calls = made
         recorded = next((site.arguments for spot, site in sites.items() if spot.line == place.line), {})
@@ -304,7 +305,7 @@ class Recipe(Struct):
     # --- rules
 
     def _removed(self) -> bool:
-        """A call that a step needs not, on a line of the finding or else the only one of its kind in a training loop."""
+        """A call that a step needs not, on a line of the finding, else the only one of its kind in a training loop."""
         place = self._place()
         tree = self.open(place.file)
         calls = [call for call in tree.on(cst.Call, place.line) if tree.names(call.func) & set(REMOVABLE)]
@@ -332,10 +333,7 @@ class Recipe(Struct):
         for place in self.finding.where:
             tree = self.open(place.file)
             for call in tree.on(cst.Call, place.line):
-                if isinstance(call.func, cst.Attribute) and call.func.attr.value in ("to", "cuda") and call.args != ():
-                    seen = True
-                    changed |= tree.set_argument(call, "non_blocking", "True")
-                elif isinstance(call.func, cst.Attribute) and call.func.attr.value == "cuda":
+                if isinstance(call.func, cst.Attribute) and call.func.attr.value in ("to", "cuda"):
                     seen = True
                     changed |= tree.set_argument(call, "non_blocking", "True")
         if not seen and not optional:
@@ -368,8 +366,8 @@ class Recipe(Struct):
             raise NotMechanical(
                 f"float64 is written at {len(found)} places of the files that are named; {self.decide()}"
             )
-        for _tree, node, new in named:
-            _tree.change(node, lambda updated, new=new: updated.with_changes(attr=cst.Name(new)))
+        for tree, node, new in named:
+            tree.change(node, partial(_renamed, new))
         return True
 
     def _shapes(self) -> bool:
@@ -402,6 +400,14 @@ def _of_rule(finding: Finding) -> Iterator[Callable[[Recipe], bool]]:
         yield Recipe._shapes
     if rule.startswith("transfer.") and not finding.try_ and "non_blocking=True" in fix:
         yield Recipe._non_blocking
+
+
+def _one_knob(one: Try, recipe: Recipe) -> bool:
+    return recipe._knob(one)
+
+
+def _renamed(name: str, attribute: Any) -> Any:
+    return attribute.with_changes(attr=cst.Name(name))
 
 
 def _decided_rarer(recipe: Recipe) -> bool:

@@ -60,7 +60,7 @@ class Sources:
     """The user's files of a run."""
 
     def __init__(self, hashes: Mapping[str, str], roots: Sequence[Path] = ()) -> None:
-        folders = (os.path.realpath(folder) for folder in (*own_folders(), *roots))
+        folders = (os.path.realpath(folder) for folder in (*own_folders(), *map(str, roots)))
         self.roots = tuple(folder for folder in dict.fromkeys(folders) if folder != os.sep)
         self._hashes = hashes
         self._files: dict[str, Source | str] = {}
@@ -119,9 +119,9 @@ def difference(path: str, base: str, old: bytes, new: bytes) -> bytes:
     """A unified difference as `patch -p1` and `git apply` take it, in the bytes of the file."""
     name = Path(path).relative_to(base).as_posix()
     # one character for each byte; no line ends but those of the program that applies it
-    sides = [re.findall(r"[^\n]*\n|[^\n]+", data.decode("latin-1")) for data in (old, new)]
+    before, after = [re.findall(r"[^\n]*\n|[^\n]+", data.decode("latin-1")) for data in (old, new)]
     out = []
-    for line in islice(difflib.unified_diff(*sides), 2, None):  # without its own heads
+    for line in islice(difflib.unified_diff(before, after), 2, None):  # without its own heads
         whole = line.encode("latin-1")
         out.append(whole if line.endswith("\n") else whole + b"\n\\ No newline at end of file\n")
     heads = [b"--- " + _quoted(f"a/{name}") + b"\n", b"+++ " + _quoted(f"b/{name}") + b"\n"]
