@@ -68,6 +68,14 @@ COMMANDS: dict[str, Command] = {
             "stepscope hotspots RUN --rank 1 --phase data_wait --json hotspots.json",
         ),
     ),
+    "fix": Command(
+        "Show the change that a finding names as a patch, or what has to be decided.",
+        (
+            "stepscope fix stepscope-runs/20260101-120000-train",
+            "stepscope fix RUN --finding input.loader_bound | git apply",
+            "stepscope fix RUN --finding input.loader_bound --apply",
+        ),
+    ),
     "flamegraph": Command(
         "Draw sampled stacks as an interactive flame graph in one file.",
         (
