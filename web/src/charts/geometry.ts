@@ -8,6 +8,7 @@ const LEFT = 68;
 const RIGHT = 18;
 const TOP = 10;
 const BOTTOM = 26;
+const SMALL = 104;
 const MARKS = 20;
 const ROW = 26;
 const CELL = 15;
@@ -20,10 +21,10 @@ const MAX_NAMES = 260;
 const MIN_NAMES = 60;
 
 /** Room for names of a lying chart: as much as they need, at most a third of the width. */
-export function geometryOf(shape: Shape, width: number, series: number, marked: boolean): Geometry {
+export function geometryOf(shape: Shape, width: number, series: number, marked: boolean, small: boolean): Geometry {
   const top = TOP + (marked ? MARKS : 0);
   const named = shape.lying || shape.drawn === 'heat';
-  if (!named) return { width, height: HEIGHT[shape.drawn] + top, left: LEFT, right: RIGHT, top, bottom: BOTTOM };
+  if (!named) return { width, height: (small ? SMALL : HEIGHT[shape.drawn]) + top, left: LEFT, right: RIGHT, top, bottom: BOTTOM };
   const longest = shape.names.reduce((most, name) => Math.max(most, name.length), 0);
   const left = Math.max(MIN_NAMES, Math.min(longest * WIDE_LETTER + 14, MAX_NAMES, width / 3));
   const row = shape.drawn === 'heat' ? CELL : shape.stacked ? ROW : Math.max(ROW, series * 14 + 8);
