@@ -28,7 +28,7 @@ export function format(value: Value, unit: Unit): string {
   if (typeof value === 'string') return value;
   if (!Number.isFinite(value)) return MISSING;
   const time = TIMES[unit];
-  if (time !== undefined) return duration(value * time);
+  if (time !== undefined) return value === 0 ? `0${NARROW}${unitName(unit)}` : duration(value * time);
   if (unit === 'bytes') return scaled(value, BYTES, 1);
   if (unit === 'bytes_per_s') return `${scaled(value, BYTES, 1)}/s`;
   if (unit === 'scalar') return scalar(value);
