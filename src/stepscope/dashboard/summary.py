@@ -370,8 +370,8 @@ def where_of(place: Row, shorten: blocks.Shorten) -> dict[str, Any]:
 
 
 def _command(tries: Sequence[Row], report: Report) -> str | None:
-    """The experiment that proves the finding's fix, all its knobs as one candidate; None where it names none, or how the
-    run was started is not known."""
+    """The experiment that proves the finding's fix, all its knobs as one candidate; None where it names none, or the
+    command of the run is not known."""
     command = [str(word) for word in report.run.get("command") or ()]
     knobs = [word for row in tries for word in ("--try", f"{row['knob']}={row['value']}")]
     if not knobs or not command or any("," in row["value"] for row in tries):  # a comma parts candidates

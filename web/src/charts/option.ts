@@ -80,8 +80,9 @@ function numberAxis({ block, shown, ink, geometry }: View): object {
 function nameAxis({ shape, ink, geometry }: View): object {
   const below = shape.lying || shape.drawn === 'heat';
   const room = below ? geometry.left - 12 : Math.max(NAME_PX, (geometry.width - geometry.left) / Math.max(shape.names.length, 1) - 6);
+  const labels = shortened(shape.names, room / LETTER);
   return {
-    type: 'category', data: shortened(shape.names, room / LETTER), inverse: below,
+    type: 'category', data: shape.names.map((name) => labels.get(name) ?? name), inverse: below,
     axisLine: { show: true, onZero: false, lineStyle: { color: ink.strong } },
     axisTick: { show: false },
     axisLabel: {

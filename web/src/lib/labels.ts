@@ -3,8 +3,8 @@
 const GAP = '…';
 const LEAST = 8;
 
-/** Each of `names` in at most `room` characters. Names that differ stay different, if need be by their number. */
-export function shortened(names: readonly string[], room: number): string[] {
+/** By name, each in at most `room` characters. Names that differ stay different, if need be by a number. */
+export function shortened(names: Iterable<string>, room: number): Map<string, string> {
   const space = Math.max(LEAST, Math.floor(room));
   const distinct = [...new Set(names)];
   const alike = grouped(distinct, (name) => middle(name, space));
@@ -19,7 +19,7 @@ export function shortened(names: readonly string[], room: number): string[] {
       labels.set(name, label);
     }
   }
-  return names.map((name) => labels.get(name) ?? name);
+  return labels;
 }
 
 function grouped(names: readonly string[], by: (name: string) => string): string[][] {

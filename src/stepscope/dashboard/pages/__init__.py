@@ -137,7 +137,13 @@ class Page(Struct, frozen=True):
 
 
 _EVERY = ("worker", "span", "steps")
-_OF_ALL_RANKS = ("overview", "findings", "ranks", "compare", "environment")  # the others are of the ranks that were looked at
+_OF_ALL_RANKS = (
+    "overview",
+    "findings",
+    "ranks",
+    "compare",
+    "environment",
+)  # the others are of the ranks that were looked at
 _LIST = (
     Page("overview", "Overview", "", ("steps",)),
     Page("findings", "Findings", "", ("steps",)),

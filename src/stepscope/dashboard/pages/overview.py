@@ -5,7 +5,7 @@ Everything on it stands on another page in full, and leads there: it fits 1280 x
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -96,7 +96,6 @@ def _bar(report: Report) -> dict[str, Any] | None:
 
 def _step_time(context: PageContext, report: Report) -> Block | None:
     """Of the first process that has steps of the kind that the figures are of, else of the first profiled span."""
-    unit: str
     if report.steps is not None:
         steps, kind = labelled(context), str(report.steps["kind"])
         chosen = processes(context.run, context.scope.worker)
@@ -104,26 +103,26 @@ def _step_time(context: PageContext, report: Report) -> Block | None:
         if own:
             parts = series.step_phases(steps, kind, own[0], POINTS)
             of = f" of {own[0]}" if len(own) > 1 else ""
-            return _curve("step-time", "Step time", f"{words.term(kind)} step{of}", parts.steps, parts.wall_ms, "ms")
+            return _curve(
+                f"{words.things(parts.total, f'{words.term(kind)} step')}{of}", parts.steps, parts.wall_ms, "ms"
+            )
     found = next((item for item in overviews(context) if item.has_steps), None)
     if found is None:
         return None
-    marked, unit = list(found.steps), "ns"
-    marked = pick(marked, positions([step.wall_ns for step in marked], POINTS))
+    marked = pick(list(found.steps), positions([step.wall_ns for step in found.steps], POINTS))
     numbers = [int(step.step) if step.step.isdecimal() else at for at, step in enumerate(marked)]
-    label = f"profiled step of {found.span.label}"
-    return _curve("step-time", "Step time", label, numbers, [step.wall_ns for step in marked], unit)
+    of = f"{words.things(len(found.steps), 'profiled step')} of {found.span.label}"
+    return _curve(of, numbers, [step.wall_ns for step in marked], "ns")
 
 
-def _curve(id: str, title: str, of: str, x: Any, values: Any, unit: str) -> Block | None:
+def _curve(of: str, x: Sequence[int], values: Sequence[float], unit: str) -> Block | None:
     if len(x) < 2:
         return None
-    low, high = (blocks.value_text(pick_(values), unit) for pick_ in (min, max))
-    sentence = f"{title} of {words.things(len(x), 'step')} between {low} and {high} ({of})."
-    made = [blocks.series(title, unit, values, role="wall")]
-    return blocks.chart(
-        id, title, "line", sentence=sentence, x=("step", "number", x), y=(title, unit), y_min=0, series=made, small=True
-    )
+    low, high = (blocks.value_text(bound(values), unit) for bound in (min, max))
+    sentence = f"The time of {of}, between {low} and {high}."
+    made = [blocks.series("step time", unit, values, role="wall")]
+    axes: dict[str, Any] = {"x": ("step", "number", x), "y": ("step time", unit)}
+    return blocks.chart("step-time", "Step time", "line", sentence=sentence, **axes, y_min=0, series=made, small=True)
 
 
 def _loss(context: PageContext) -> Block | None:
@@ -147,7 +146,8 @@ def _loss(context: PageContext) -> Block | None:
     finite = points.values[np.isfinite(points.values)]
     said = f"{name} over {words.things(len(points.x), 'step')}"
     if len(finite):
-        said += f", from {blocks.value_text(float(finite[0]), 'scalar')} to {blocks.value_text(float(finite[-1]), 'scalar')}"
+        first, last = (blocks.value_text(float(finite[at]), "scalar") for at in (0, -1))
+        said += f", from {first} to {last}"
     if odd := len(points.x) - len(finite):
         said += f"; {words.count(odd)} not finite"
     line = blocks.series(name, "scalar", made.lines[0].values, odd=made.lines[0].odd, joined=True)
