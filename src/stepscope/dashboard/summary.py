@@ -369,13 +369,15 @@ def where_of(place: Row, shorten: blocks.Shorten) -> dict[str, Any]:
     return {**made, "share": place.get("share"), "source": lines, "edited": edited}
 
 
-def _command(tries: Iterable[Row], report: Report) -> str | None:
-    """A run with the knobs of the finding; None where it names none, or how the run was started is not known."""
+def _command(tries: Sequence[Row], report: Report) -> str | None:
+    """The experiment that proves the finding's fix, all its knobs as one candidate; None where it names none, or the
+    command of the run is not known."""
     command = [str(word) for word in report.run.get("command") or ()]
-    knobs = [word for row in tries for word in ("--knob", f"{row['knob']}={row['value']}")]
-    if not knobs or not command:
+    knobs = [word for row in tries for word in ("--try", f"{row['knob']}={row['value']}")]
+    if not knobs or not command or any("," in row["value"] for row in tries):  # a comma parts candidates
         return None
-    line = shlex.join(["stepscope", "run", *knobs, "--", *command])
+    together = ["--together"] if len(tries) > 1 else []
+    line = shlex.join(["stepscope", "experiment", *knobs, *together, "--", *command])
     return line if len(line) <= MAX_COMMAND else None
 
 
