@@ -122,7 +122,7 @@ def document(run: api.Run) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def shown(run: api.Run) -> str:
     """The terminal, its lines joined."""
-    console = Console(file=io.StringIO(), width=200, force_terminal=False, color_system=None)
+    console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system=None)
     terminal.render(run.report(), console)
     assert isinstance(console.file, io.StringIO)
     return _joined(console.file.getvalue())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import functools
+import gc
 import inspect
 import os
 import re
@@ -31,14 +31,16 @@ class OptionGroup(Struct, frozen=True):
 
 def ungrouped(function: Any) -> Any:
     """`function` as the parser takes it: with the options of its groups as parameters of their own."""
-    hints = get_type_hints(function, include_extras=True)
+    # not `get_type_hints`: before Python 3.11 that makes another type of what is None by default
+    signature = inspect.signature(function, eval_str=True)
+    hints = {name: parameter.annotation for name, parameter in signature.parameters.items()}
     groups = {name: kind for name, kind in hints.items() if isinstance(kind, type) and issubclass(kind, OptionGroup)}
     if not groups:
         return function
     parameters = []
-    for name, parameter in inspect.signature(function).parameters.items():
+    for name, parameter in signature.parameters.items():
         if name not in groups:
-            parameters.append(parameter.replace(annotation=hints[name]))
+            parameters.append(parameter)
             continue
         types = get_type_hints(groups[name], include_extras=True)
         for field in fields(groups[name]):

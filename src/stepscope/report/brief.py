@@ -221,10 +221,8 @@ def proof(row: Mapping[str, Any], run: Mapping[str, Any]) -> str | None:
     command = [str(word) for word in run.get("command") or ()]
     if not command:
         return None
-    tries = [word for each in row["try"] for word in ("--try", f"{each['knob']}={each['value']}")]
-    if tries:
-        together = ["--together"] if len(row["try"]) > 1 else []
-        return shlex.join(["stepscope", "experiment", *tries, *together, "--", *command])
+    if row.get("try"):
+        return sentences.proof(row, run)
     before = str(run.get("folder") or "RUN")
     after = f"{before.rstrip(os.sep)}-after"
     made = shlex.join(["stepscope", "run", "--out", after, "--", *command])

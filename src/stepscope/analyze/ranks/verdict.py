@@ -19,6 +19,7 @@ from stepscope.analyze.ranks.stragglers import lateness
 from stepscope.analyze.ranks.structure import links, stages
 from stepscope.analyze.ranks.throttled import throttled
 from stepscope.analyze.ranks.tokens import sequence_length
+from stepscope.model.counted import things
 from stepscope.model.ranks import NONE, NOT_ENOUGH, RanksVerdict, Straggler
 from stepscope.tables.reduced import Reduced
 
@@ -45,7 +46,7 @@ def _judged(reduced: Reduced) -> RanksVerdict:
     step_ms = float(np.nanmean(middle(steps.wall[rows])))
     empty = replace(empty, step_ms=step_ms)
     if len(rows) < at.MIN_STEPS:
-        return replace(empty, reason=f"{len(rows)} steps count, at least {at.MIN_STEPS} are needed")
+        return replace(empty, reason=f"{things(len(rows), 'step')} count, at least {at.MIN_STEPS} are needed")
     case = gather(reduced, layout, steps, rows, step_ms)
     return _verdict(case, replace(empty, slowdown=_slowdown(case)))
 
