@@ -9,6 +9,7 @@ from msgspec import Struct
 from stepscope.analyze.ranks.arrivals import Arrivals, arrivals
 from stepscope.analyze.ranks.causes import Recorded
 from stepscope.analyze.ranks.layout import Layout
+from stepscope.analyze.ranks.links import LateGroup, SlowLink, slow_links
 from stepscope.analyze.ranks.own_work import Matrix, Steps, beyond
 from stepscope.analyze.ranks.pieces import pieces
 from stepscope.analyze.ranks.pipeline import Pipelines, pipelines
@@ -32,6 +33,8 @@ class Case(Struct, frozen=True):
     step_ms: float
     pipes: Pipelines | None
     has_pieces: bool  # what hosts did inside passes is known
+    links: list[SlowLink]
+    awaited: list[LateGroup]  # whose absent members may be late
     passes: tuple[Matrix, ...]  # `device` by passes, where ranks wait for each other in each and nothing is played
 
 
@@ -49,9 +52,10 @@ def gather(reduced: Reduced, layout: Layout, steps: Steps, rows: Int64, step_ms:
                 excess[row, column] = np.maximum(known, ms)
     pipes = None if work is None else pipelines(reduced, layout, steps, work)
     passes = by_passes(work, steps, layout) if work is not None and pipes is None and steps.waits_inside else ()
+    slow, awaited = ([], []) if found is None else slow_links(found.calls, layout, step_ms)
     return Case(
         reduced, layout, steps, rows, host, device, in_windows, found, recorded, step_ms, pipes, work is not None,
-        passes,
+        slow, awaited, passes,
     )  # fmt: skip
 
 

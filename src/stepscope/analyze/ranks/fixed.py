@@ -51,10 +51,18 @@ def drafts(case: Case, explained: Collection[int]) -> list[Draft]:
         return []
     found = []
     for part in with_host_mates(both, mean, case.layout):
-        if _hidden(case, part) < 1:
+        if _hidden(case, part) < 1 and not _waits_for_absent(case, part, float(np.mean(mean[part]))):
             in_windows = bool(np.isin(part, with_device).any())
             found.append(Draft(part, float(np.mean(mean[part])), in_windows, float(np.mean(there[part]))))
     return found
+
+
+def _waits_for_absent(case: Case, part: Int64, excess_ms: float) -> bool:
+    """Whether these ranks take longer because all that were recorded of their group wait: one that is not is late."""
+    return any(
+        bool(np.isin(part, group.members).all()) and group.excess_ms >= at.PART_OF_EXCESS * excess_ms
+        for group in case.awaited
+    )
 
 
 HIDDEN = 0.25  # of what a rank does longer must show in its arrivals, or the device's queue hides it
@@ -118,7 +126,7 @@ def _lost_ms(case: Case, draft: Draft, late: Int64) -> float:
         if len(part) == 1 and 0 < own_ms < lost.mean():
             lost = lost * (own_ms / lost.mean())  # no step is longer by more than what one rank does beyond the others
         walls = case.steps.wall
-        of_run = cost.along_the_run(lost, walls[_played_rows(case, len(lost))], walls[case.rows])
+        of_run = cost.along_the_run(lost, walls[played_rows(case, len(lost))], walls[case.rows])
         if of_run is not None:
             return of_run
         # what every step tells of the host beside what the windows do of it
@@ -135,7 +143,7 @@ def _lost_ms(case: Case, draft: Draft, late: Int64) -> float:
 MOST_BY_PASSES = 2.0  # by what a step's longest rank is late, where another may be the last in each of its passes
 
 
-def _played_rows(case: Case, steps: int) -> Int64:
+def played_rows(case: Case, steps: int) -> Int64:
     """Positions of the steps of windows of which a loss was made: of all, or of those that pipelines are played for."""
     if case.pipes is not None and len(case.pipes.numbers) == steps != len(case.steps.windows):
         return np.flatnonzero(np.isin(case.steps.numbers, case.pipes.numbers))

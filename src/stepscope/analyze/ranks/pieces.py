@@ -8,14 +8,15 @@ import numpy as np
 import polars as pl
 
 from stepscope.analyze.ranks import thresholds as at
-from stepscope.analyze.ranks.layout import Layout
+from stepscope.analyze.ranks.layout import Layout, axis_of
 from stepscope.engine.collective_names import POINT_TO_POINT
 from stepscope.tables.arrays import Bools, Floats, Int64
 from stepscope.tables.reduced import Index, Reduced
 from stepscope.workers import side_by_side
 
-# Kinds beside forward (0) and backward (1): of the host in between, from the optimizer on, and idle before a call
-HOST, BEHIND, BEFORE_CALL = 2, 3, 4
+# Kinds beside forward (0) and backward (1): of the host in between, from the optimizer on, idle before a call, of the
+# host behind the last call of a step, for which nobody waits before the next one, and idle between message and pass
+HOST, BEHIND, BEFORE_CALL, BEHIND_ALL, BEHIND_MESSAGE = 2, 3, 4, 7, 8
 CHUNKS, _MICROBATCHES = 2**8, 2**16
 _CALL, _MESSAGE = 5, 6
 _KINDS = {"forward": 0, "backward": 1, "optimizer": BEHIND, "data": HOST, "gc": HOST, "other": HOST}
@@ -32,12 +33,15 @@ def worker_of(layout: Layout) -> Int64:
 
 
 def groups_inside(layout: Layout) -> list[str]:
-    """Groups all recorded members of which are tensor slots of one worker."""
+    """Groups all recorded members of which are tensor slots of one worker; of one member alone its name tells."""
     worker = worker_of(layout)
     found = []
     for group in layout.groups.values():
         members = layout.at(np.array(group.ranks, np.int64))
-        if len(np.unique(worker[members[members >= 0]])) == 1:
+        here = members[members >= 0]
+        if len(np.unique(worker[here])) == 1 and (
+            len(here) > 1 or len(members) == 1 or axis_of(group.description) == "tp"
+        ):
             found.append(group.id)
     return found
 
@@ -142,15 +146,21 @@ def _in_order(columns: pl.DataFrame, *, messages: bool) -> pl.DataFrame:
         microbatch = microbatch.fill_null(counted)
     chunk = columns["chunk"].fill_null(0).cast(pl.Int64).to_numpy()
     code = (np.clip(microbatch.to_numpy(), 0, _MICROBATCHES - 1) * CHUNKS + chunk) * 2 + kind
-    of_host = np.where(behind, BEHIND, HOST)
+    called: Int64 = np.cumsum(~is_work)
+    calls = np.bincount(part, ~is_work)
+    ahead = called - called[opened] + (~is_work)[opened] < calls[part] if len(part) else behind
+    of_host = np.where(behind, np.where(ahead, BEHIND, BEHIND_ALL), HOST)
 
     def rows(of: Bools, kinds: Int64, codes: Int64, lasted: Floats) -> pl.DataFrame:
         columns = {"rank": rank[of], "step": step[of], "kind": kinds[of].astype(np.int8), "number": number[of]}
         return pl.DataFrame({**columns, "code": codes[of], "ms": lasted[of]})
 
     did = rows(is_work, np.where(kind == HOST, of_host, kind), np.where(is_pass, code, -1), ms)
+    after_message = np.zeros(len(kind), np.bool_)
+    after_message[1:] = is_pass[1:] & (kind[:-1] == _MESSAGE) & ~first[1:]
     # before its first pass no stage waits for another one but in a message
     between = np.where(is_work | (messages & (number == 0) & ~behind), of_host, BEFORE_CALL)
+    between = np.where(after_message & ~behind, BEHIND_MESSAGE, between)
     return pl.concat([did, rows(idle > 0, between, np.full(len(rank), -1), idle)])
 
 

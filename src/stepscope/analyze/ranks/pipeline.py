@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from stepscope.analyze.ranks.layout import Layout
 from stepscope.analyze.ranks.own_work import Steps
-from stepscope.analyze.ranks.pieces import BEHIND, CHUNKS, HOST, worker_of
+from stepscope.analyze.ranks.pieces import BEHIND, BEHIND_ALL, BEHIND_MESSAGE, CHUNKS, HOST, worker_of
 from stepscope.engine.collective_names import POINT_TO_POINT
 from stepscope.tables.arrays import Floats, Int64
 from stepscope.tables.reduced import Reduced
@@ -33,6 +33,7 @@ class Pipelines(Struct, frozen=True):
     """Milliseconds by step, replica, stage and number of the pass on its stage; what was not recorded is as its peers'.
 
     `before`: work of the host between the passes, before the one of the same number; the last one behind all.
+    `inside`: of the host, too, between the message that a pass waits for and the pass.
     `tail`: the optimizer's, behind the exchange of gradients, by step, replica and stage.
     """
 
@@ -42,6 +43,7 @@ class Pipelines(Struct, frozen=True):
     played: tuple[tuple[int, int, int, int], ...]  # stage and number of each pass, and of the one it waits for or -1
     work: Floats
     before: Floats
+    inside: Floats
     tail: Floats
     hops: Floats  # of a message, by replica and the earlier of two stages; the last one's leads to the first
 
@@ -51,10 +53,11 @@ class Pipelines(Struct, frozen=True):
         before: Floats | None = None,
         tail: Floats | None = None,
         hops: Floats | None = None,
+        inside: Floats | None = None,
     ) -> Floats:
         """How long each step lasts."""
         work, before = self.work if work is None else work, self.before if before is None else before
-        hops = self.hops if hops is None else hops
+        hops, inside = self.hops if hops is None else hops, self.inside if inside is None else inside
         ends = np.zeros_like(work)
         now = np.zeros(work.shape[:3])
         for stage, number, other, awaited in self.played:
@@ -62,7 +65,9 @@ class Pipelines(Struct, frozen=True):
             if other >= 0:
                 hop = 0.0 if other == stage else hops[:, _between(other, stage)]
                 start = np.maximum(start, ends[:, :, other, awaited] + hop)
-            now[:, :, stage] = ends[:, :, stage, number] = start + work[:, :, stage, number]
+            now[:, :, stage] = ends[:, :, stage, number] = (
+                start + inside[:, :, stage, number] + work[:, :, stage, number]
+            )
         for stage, passes in enumerate(self.passes):
             now[:, :, stage] += before[:, :, stage, len(passes)]
         behind = self.tail if tail is None else tail
@@ -76,7 +81,7 @@ class Pipelines(Struct, frozen=True):
         """
         replicas, stages = self.work.shape[1:3]
         odd = set(self.worker[np.union1d(part, late)].tolist())
-        work, before, tail = self.work.copy(), self.before.copy(), self.tail.copy()
+        work, before, tail, inside = (part.copy() for part in (self.work, self.before, self.tail, self.inside))
         for worker in sorted(set(self.worker[part].tolist())):
             replica, stage = divmod(worker, stages)
             twins = [other for other in range(replicas) if other * stages + stage not in odd]
@@ -85,9 +90,11 @@ class Pipelines(Struct, frozen=True):
             means = self.work[:, twins, stage].sum(axis=2).mean(axis=0)
             twin = twins[int(np.argsort(means, kind="stable")[(len(means) - 1) // 2])]
             shift = len(work) // 3 + 1
-            for values, source in ((work, self.work), (before, self.before), (tail, self.tail)):
+            for values, source in (
+                (work, self.work), (before, self.before), (tail, self.tail), (inside, self.inside)
+            ):  # fmt: skip
                 values[:, replica, stage] = np.roll(source[:, twin, stage], shift, axis=0)
-        return self.play() - self.play(work, before, tail)
+        return self.play() - self.play(work, before, tail, inside=inside)
 
     def without_heavy(self, stage: int, late: Int64) -> Floats:
         """By step: what it is shorter when a stage's passes are as long as those of the others in the mean, workers of
@@ -157,21 +164,25 @@ class Pipelines(Struct, frozen=True):
 
     def without_waits(self, numbers: Int64, columns: Int64, waits_ms: Floats) -> Floats:
         """By step: what it is shorter when the host of ranks (positions) waits so much less, where it waits longest
-        beyond what is usual: before one of the passes, or behind all; before the first what is seen nowhere."""
-        stages = self.work.shape[2]
-        parts = np.concatenate([self.before, self.tail[..., None]], axis=3)
-        usual = np.median(parts, axis=(0, 1))
+        beyond what is usual: before or in front of one of the passes, or behind all, which may delay the next step;
+        before the first pass what is seen nowhere."""
+        stages, passes = self.work.shape[2], self.before.shape[3]
+        parts = np.concatenate([self.before, self.tail[..., None], self.inside], axis=3)
         kept = np.isin(numbers, self.numbers)
         replica, stage = np.divmod(self.worker[columns[kept]], stages)
-        step = np.searchsorted(self.numbers, numbers[kept])
-        more = parts[step, replica, stage] - usual[stage]
-        cells = step, replica, stage, more.argmax(axis=1)
-        seen = np.minimum(waits_ms[kept], np.maximum(more.max(axis=1), 0.0))
-        before = self.before.copy()
-        np.add.at(before, (step, replica, stage, np.zeros(len(step), np.int64)), waits_ms[kept] - seen)
+        step, left = np.searchsorted(self.numbers, numbers[kept]), waits_ms[kept]
+        more = np.maximum(parts - np.median(parts, axis=(0, 1)), 0.0)
+        behind = np.roll(more[..., 0], -1, axis=0)  # before the first pass of the next step
+        both = np.concatenate([more, behind[..., None]], axis=3)[step, replica, stage]
+        where = both.argmax(axis=1)
+        seen = np.minimum(left, both.max(axis=1, initial=0.0))
+        next_ = where == parts.shape[3]
+        cells = np.where(next_, (step + 1) % len(self.numbers), step), replica, stage, np.where(next_, 0, where)
         np.subtract.at(parts, cells, seen)
-        parts = np.maximum(parts, 0.0)
-        return self.play(before=before) - self.play(before=parts[..., :-1], tail=parts[..., -1])
+        parts, before = np.maximum(parts, 0.0), self.before.copy()
+        np.add.at(before, (step, replica, stage, np.zeros(len(step), np.int64)), left - seen)
+        without = self.play(before=parts[..., :passes], tail=parts[..., passes], inside=parts[..., passes + 1 :])
+        return self.play(before=before) - without
 
     def without_slow_hop(self, replica: int, stage: int) -> Floats:
         """By step: what it is shorter when messages between a stage and the next take as long as elsewhere."""
@@ -188,8 +199,9 @@ class Pipelines(Struct, frozen=True):
             for stage, numbers in enumerate(of):
                 work[:, :, stage, numbers] = np.concatenate(parts).mean() if parts else 0.0
         before = np.broadcast_to(self.before.mean(axis=(0, 1), keepdims=True), self.before.shape)
+        inside = np.broadcast_to(self.inside.mean(axis=(0, 1, 2, 3)), self.inside.shape)
         tail = np.full_like(self.tail, self.tail.mean())
-        return self.play() - self.play(work, before, tail)
+        return self.play() - self.play(work, before, tail, inside=inside)
 
 
 def _between(one: int, other: int) -> int:
@@ -221,26 +233,36 @@ def pipelines(reduced: Reduced, layout: Layout, steps: Steps, rows: pl.DataFrame
     step = np.searchsorted(numbers, rows["step"].to_numpy())
     where = rows["worker"].to_numpy()
     kind, slot, number = rows["kind"].to_numpy(), rows["slot"].to_numpy(), rows["number"].to_numpy()
+    # what the host does behind all it does before the first pass of the next step
+    last = kind == BEHIND_ALL
+    step, number = np.where(last, (step + 1) % len(numbers), step), np.where(last, 0, number)
+    kind = np.where(last, HOST, kind)
     spent = rows["ms"].to_numpy()
     work = np.full((len(numbers), replicas * stages, longest), np.nan)
     before = np.full((len(numbers), replicas * stages, longest + 1), np.nan)
     tail = np.full((len(numbers), replicas * stages), np.nan)
+    inside = np.full(work.shape, np.nan)
     for one in np.unique(slot):
-        passed, hosted, behind = (chosen & (slot == one) for chosen in (kind < HOST, kind == HOST, kind == BEHIND))
+        passed, hosted, behind, held = (
+            chosen & (slot == one) for chosen in (kind < HOST, kind == HOST, kind == BEHIND, kind == BEHIND_MESSAGE)
+        )
         seen = np.zeros(tail.shape, bool)
         seen[step[passed], where[passed]] = True
         own, waited, last = np.full(work.shape, np.nan), np.zeros(before.shape), np.zeros(tail.shape)
+        between = np.zeros(work.shape)
+        np.add.at(between, (step[held], where[held], number[held]), spent[held])
         own[step[passed], where[passed], number[passed]] = spent[passed]
         np.add.at(waited, (step[hosted], where[hosted], number[hosted]), spent[hosted])
         np.add.at(last, (step[behind], where[behind]), spent[behind])
         # slots go on together: one that begins a pass late is waited for in the passes of the others
-        work = np.fmax(work, own + waited[:, :, :longest])
+        work = np.fmax(work, own + between + waited[:, :, :longest])
+        inside[seen] = np.fmax(inside[seen], between[seen])
         before[seen] = np.fmax(before[seen], waited[seen])
         tail[seen] = np.fmax(tail[seen], last[seen])
-    work -= before[:, :, :longest]
+    work -= before[:, :, :longest] + inside
     shape = len(numbers), replicas, stages
     work = _by_batch(work.reshape(*shape, -1), passes)
-    filled = [_filled(values.reshape(*shape, -1)) for values in (work, before, tail)]
+    filled = [_filled(values.reshape(*shape, -1)) for values in (work, before, inside, tail)]
     for stage, mine in enumerate(passes):
         filled[0][:, :, stage, len(mine) :] = 0.0
     if not (kind == HOST).any():
@@ -248,7 +270,7 @@ def pipelines(reduced: Reduced, layout: Layout, steps: Steps, rows: pl.DataFrame
     if not all(np.isfinite(values).all() for values in filled):
         return None
     hops = _hops(reduced, layout, replica, numbers)
-    return Pipelines(numbers, worker, passes, played, filled[0], filled[1], filled[2][..., 0], hops)
+    return Pipelines(numbers, worker, passes, played, filled[0], filled[1], filled[2], filled[3][..., 0], hops)
 
 
 def _with_phases(before: Floats, steps: Steps, numbers: Int64, replica: Int64, layout: Layout) -> None:
@@ -265,6 +287,7 @@ def _by_batch(work: Floats, passes: tuple[tuple[Pass, ...], ...]) -> Floats:
     found: Floats = work.copy()
     usual = np.nanmedian(work, axis=(0, 1))
     ratio = work / usual
+    ratio /= np.nanmedian(ratio, axis=(0, 3), keepdims=True)  # what makes all of a worker longer is no batch
     for stage, own in enumerate(passes):
         gaps = ~np.isfinite(work[:, :, stage])
         if not gaps.any():

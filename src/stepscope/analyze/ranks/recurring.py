@@ -8,7 +8,7 @@ from stepscope.analyze.ranks import cost
 from stepscope.analyze.ranks import thresholds as at
 from stepscope.analyze.ranks.case import Case, cells_of
 from stepscope.analyze.ranks.causes import STEPS_SOURCE, of_data
-from stepscope.analyze.ranks.fixed import MOST_BY_PASSES
+from stepscope.analyze.ranks.fixed import MOST_BY_PASSES, played_rows
 from stepscope.analyze.ranks.own_work import Matrix
 from stepscope.analyze.ranks.stragglers import Rotating, Spikes, rotating, spikes, together
 from stepscope.model.findings import Evidence, Place
@@ -75,7 +75,7 @@ def _of_spikes(case: Case, one: Rotating) -> Straggler | None:
     if case.device is not None and (case.pipes is not None or case.passes or not case.steps.waits_inside):
         values = case.steps.gc if one.component == "gc" else case.steps.phases[one.component]
         assert values is not None
-        cells = spikes(values[case.steps.windows], layout, at.LEAST_SHARE * case.step_ms / 2)
+        cells = spikes(one.component, values[case.steps.windows], layout, at.LEAST_SHARE * case.step_ms / 2)
         shown = cost.of_cells(_with(case.host_in_windows, cells), cells)
         most = 1.0
         if case.pipes is not None:
@@ -86,6 +86,9 @@ def _of_spikes(case: Case, one: Rotating) -> Straggler | None:
         else:
             played = cost.of_cells(_with(case.device, cells), cells)
         lost *= cost.in_earnest(shown, played, most) * _arrived_late(case, cells)
+        if one.component == "gc" and most > 1:  # it falls into phases in which ranks wait: their lengths tell more
+            walls = case.steps.wall
+            lost = cost.along_the_run(played, walls[played_rows(case, len(played))], walls[case.rows]) or lost
     lost *= _with_absent(case, len(one.spikes.row) / max(len(case.rows), 1))
     if lost < at.LEAST_SHARE * case.step_ms:
         return None

@@ -113,10 +113,14 @@ class Spikes(Struct, frozen=True):
     excess: Floats
 
 
-def spikes(values: Matrix, layout: Layout, least: float) -> Spikes:
-    """Where `values` exceed the peers' middle one by `least` and by what no noise of a thousand ranks makes."""
+def spikes(component: str, values: Matrix, layout: Layout, least: float) -> Spikes:
+    """Where `values` exceed the peers' middle one by `least` and by what no noise of a thousand ranks makes.
+
+    Args:
+        component: a phase, in which ranks of other stages do other work, or "gc", which is the same to all.
+    """
     rows, columns, found = [], [], []
-    for group in layout.peer_groups():
+    for group in [np.arange(values.shape[1])] if component == "gc" else layout.peer_groups():
         mine = values if len(group) == values.shape[1] else values[:, group]
         some = mine[:, :: -(-len(group) // 33)]
         centre = middle(some)
@@ -151,7 +155,7 @@ def rotating(parts: Sequence[tuple[str, Matrix]], layout: Layout, known: Int64, 
     found: list[Rotating] = []
     taken: set[int] = set()
     for name, values in parts:
-        cells = spikes(values, layout, at.LEAST_SHARE * step_ms / 2)
+        cells = spikes(name, values, layout, at.LEAST_SHARE * step_ms / 2)
         key = cells.row * values.shape[1] + cells.column
         kept = ~np.isin(cells.column, known) & np.isfinite(cells.excess)
         if taken:

@@ -8,7 +8,7 @@ from stepscope.analyze.ranks import thresholds as at
 from stepscope.analyze.ranks.arrivals import MESSAGE, Arrivals
 from stepscope.analyze.ranks.case import Case
 from stepscope.analyze.ranks.imbalance import heavy_stages
-from stepscope.analyze.ranks.links import SlowLink, slow_links
+from stepscope.analyze.ranks.links import SlowLink
 from stepscope.model.findings import Evidence
 from stepscope.model.ranks import Straggler
 from stepscope.tables.arrays import Int64
@@ -48,7 +48,7 @@ def links(case: Case) -> list[Straggler]:
     if case.arrivals is None:
         return []
     layout, found = case.layout, []
-    for one in slow_links(case.arrivals.calls, layout, case.step_ms)[: at.MAX_STRAGGLERS]:
+    for one in case.links[: at.MAX_STRAGGLERS]:
         ranks = one.members if one.host is None else one.members[layout.host[one.members] == one.host]
         found.append(
             Straggler(

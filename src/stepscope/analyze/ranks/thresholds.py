@@ -42,6 +42,7 @@ GLOBAL_OWN = 0.5  # at most this part of the extra time may be one rank's own wo
 GLOBAL_EVENTS = 3  # times it must have happened
 
 LINK_RATIO = 1.5  # a group's transfers against those of groups alike
+LINK_PART = 0.01  # of the step that calls of one kind must take longer; of all kinds together it is LEAST_SHARE
 LINK_GROUPS = 3  # alike, the slow one among them: of two, none can be told to be the usual one
 MIN_LINK_STEPS = 5  # with calls of the group: a retransmission now and then is no slow link
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -112,6 +113,12 @@ def _verdict(case: Case, empty: RanksVerdict) -> RanksVerdict:
 def _needed(case: Case) -> str:
     """What is missing to say that nobody is late; empty where nothing is."""
     layout = case.layout
+    if case.awaited:
+        first = case.awaited[0]
+        return (
+            f"{_ranks(layout.ranks[first.members])} wait {_number(first.excess_ms)} ms a step longer than others for "
+            f"what their group shares with {_ranks(first.absent)}, of which nothing was recorded"
+        )
     if layout.waits_inside and (case.device is None or len(case.steps.windows) < at.MIN_WINDOWED):
         return (
             "stages and tensor slots wait for each other inside their phases, and too few windows tell their own work"
@@ -128,6 +135,12 @@ def _needed(case: Case) -> str:
     if judged.sum() < (1 - at.MISSING_SHARE) * places:
         return f"{int(judged.sum())} of {places} ranks could be laid beside peers, too few to say that none is late"
     return ""
+
+
+def _ranks(numbers: Iterable[int], most: int = 4) -> str:
+    found = [str(int(number)) for number in numbers]
+    more = f" and {len(found) - most} more" if len(found) > most else ""
+    return f"rank{'s' if len(found) > 1 else ''} {', '.join(found[:most])}{more}"
 
 
 def _suspects(case: Case, stragglers: list[Straggler]) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from stepscope.analyze.ranks import thresholds as at
 from stepscope.analyze.ranks.arrivals import Arrivals
 from stepscope.analyze.ranks.layout import Layout
 from stepscope.analyze.ranks.own_work import Matrix, Steps, beyond
-from stepscope.analyze.ranks.pieces import BEFORE_CALL, BEHIND, worker_of
+from stepscope.analyze.ranks.pieces import BEFORE_CALL, BEHIND, BEHIND_ALL, worker_of
 from stepscope.analyze.ranks.stragglers import late_at_times
 
 
@@ -77,7 +77,7 @@ def by_passes(rows: pl.DataFrame, steps: Steps, layout: Layout) -> tuple[Matrix,
         rows = rows.filter(pl.col("kind") != BEFORE_CALL)
     numbers = steps.numbers[steps.windows]
     last = rows.filter(pl.col("kind") < 2).group_by("column", "step").agg(pl.col("number").max().alias("last"))
-    number = pl.when(pl.col("kind") == BEHIND).then(-1).otherwise(pl.min_horizontal("number", "last"))
+    number = pl.when(pl.col("kind").is_in([BEHIND, BEHIND_ALL])).then(-1).otherwise(pl.min_horizontal("number", "last"))
     sums = (
         rows.filter(pl.col("step").is_in(pl.Series(numbers).implode()))
         .join(last, on=["column", "step"])
