@@ -30,8 +30,8 @@ def test_list_findings_source_prove_verdict(tmp_path: Path, tmp_path_factory: py
 
     async def questions(asked: Asked) -> None:
         (run,) = (await asked.tool("list_runs"))["runs"]
-        finding = (await asked.tool("findings", run=run["name"]))["findings"][0]
-        assert finding["rule"] == "input.loader_bound"
+        findings = (await asked.tool("findings", run=run["name"]))["findings"]  # on a busy machine, that first
+        finding = next(row for row in findings if row["rule"] == "input.loader_bound")
         detail = (await asked.tool("findings", run=run["name"], finding=finding["id"], detail=True))["findings"][0]
         source = await asked.tool("source", run=run["name"], finding=finding["id"])
         line = source["lines"][source["line"] - source["first_line"]]
