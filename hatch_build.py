@@ -64,9 +64,10 @@ class FrontEndHook(BuildHookInterface[Any]):
         return [NODE_WHEEL] if needs_node(Path(self.root)) else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Build what is missing or out of date; never fails. A wheel also gets the pages that `stepscope mcp` serves."""
+        """Build what is missing or out of date; never fails. A wheel also gets the pages that `mcp` serves."""
         if self.target_name == "wheel" and version == "standard":
-            build_data["force_include"] |= {f"docs/{page}": f"stepscope/docs/{page}" for page in SERVED}
+            pages = [page for page in SERVED if (Path(self.root) / "docs" / page).is_file()]
+            build_data["force_include"] |= {f"docs/{page}": f"stepscope/docs/{page}" for page in pages}
         said = build(Path(self.root))
         if said:
             print(f"stepscope: {said}", file=sys.stderr, flush=True)
