@@ -55,8 +55,9 @@ CEILINGS = {
     "analyze: modules": Ceiling(1_060, "Polars, NumPy, Rich and all analyses"),
     "compare: modules": Ceiling(1_070, "the same and the comparison"),
     "experiment --help: modules": Ceiling(180, "nothing is read before the first run"),
+    "mcp --help: modules": Ceiling(180, "the protocol's package is imported by the server alone"),
 }
-UNWANTED = ("torch", "pandas", "scipy.stats", "matplotlib")
+UNWANTED = ("torch", "pandas", "scipy.stats", "matplotlib", "mcp", "pydantic")
 
 
 def main() -> int:
@@ -99,6 +100,7 @@ def _counted(folder: Path) -> list[tuple[str, float]]:
         "analyze": ["analyze", "--no-cache", str(short)],
         "compare": ["compare", "--no-cache", str(short), str(long)],
         "experiment --help": ["experiment", "--help"],
+        "mcp --help": ["mcp", "--help"],
     }
     for name, arguments in commands.items():
         modules = _inside("modules", *arguments)["modules"]

@@ -36,7 +36,10 @@ class Desk:
 
     def places(self, text: str = "") -> list[Place]:
         """Where runs, traces and experiments lie whose name, path or command holds all of `text`, newest first."""
-        return [place for place in self._catalog.matching(Filter(text)) if self._is_inside(place)]
+        found = [place for place in self._catalog.matching(Filter(text)) if self._is_inside(place)]
+        # a folder without a run counts as one that may hold traces, which that of a project is not
+        project = self.jobs is not None or (self.root / ".git").exists()
+        return [place for place in found if not (project and place.kind == TRACE and place.path == self.root)]
 
     def place(self, name: str) -> Place:
         """The one of a name or an ID; raises `NotThere`."""

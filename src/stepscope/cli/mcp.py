@@ -12,13 +12,11 @@ MOST_AT_ONCE = 64
 
 
 def mcp(
-    folder: Annotated[
-        Path, argument("FOLDER", "What lies below it can be asked for; the working directory by default.")
-    ] = Path(),
+    folder: Annotated[Path, argument("FOLDER", "What can be asked for lies below it.")] = Path(),
     allow_run: Annotated[
         bool, option("--allow-run", "Let the agent record and experiment with commands, in folders below FOLDER.")
     ] = False,
-    max_seconds: Annotated[float, option("--max-seconds S", "End what it started after so long.")] = 3600.0,
+    max_seconds: Annotated[float, option("--max-seconds S", "End what it started after so long.")] = 3600,
     max_jobs: Annotated[int, option("--max-jobs N", "The most it may have running at once.")] = 1,
     *,
     reading: Reading,
@@ -28,8 +26,8 @@ def mcp(
 
     An agent's configuration names this command (docs/agents.md). It can list runs, read findings with their lines, read
     tables, hot lines and source around a finding, compare runs, and read verdicts of experiments. Answers hold 4 kB
-    unless more is asked for. Nothing is written, and nothing outside FOLDER is opened, but for source files whose
-    content is what a run recorded.
+    unless more is asked for. Nothing is written but tables of traces in your cache. Runs are opened below FOLDER alone;
+    of source files, those that are as a run recorded them or lie below the working directory.
 
     With --allow-run it can also start `stepscope run` and `stepscope experiment` with a command of its choice, which
     runs with your rights: in folders below FOLDER, results in FOLDER/stepscope-runs, at most --max-jobs at once and
