@@ -1,4 +1,4 @@
-"""From a finding and a source to the difference, or to what has to be decided. `# here` marks the line that is named."""
+"""From a finding and a source to the difference, or to what has to be decided. `# here` marks the named line."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def loader_case(call: str, imports: str = IMPORTS, more: str = "") -> str:
 
 WORKERS = "num_workers=2, persistent_workers=True"
 LOADERS = {
-    "a name": (loader_case("DataLoader(data)"), f"DataLoader(data)", f"DataLoader(data, {WORKERS})"),
+    "a name": (loader_case("DataLoader(data)"), "DataLoader(data)", f"DataLoader(data, {WORKERS})"),
     "a module by another name": (
         loader_case("d.DataLoader(data, 4)", "import torch.utils.data as d\n"),
         "data, 4)",

@@ -28,9 +28,6 @@ POSITIONS = {
         *("batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn", "pin_memory"),
     ],
     "zero_grad": ["set_to_none"],
-    "set_num_threads": ["int"],
-    "set_float32_matmul_precision": ["precision"],
-    "set_detect_anomaly": ["mode"],
 }
 
 

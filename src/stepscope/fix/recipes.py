@@ -23,7 +23,6 @@ from stepscope.model.findings import Try
 
 LOADERS = ("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader")
 REMOVABLE = ("gc.collect", "torch.cuda.empty_cache", "torch.cuda.synchronize", "torch.mps.empty_cache")
-DETECTS = ("torch.autograd.set_detect_anomaly", "torch.autograd.anomaly_mode.set_detect_anomaly")
 # knob -> (full name of the call, its argument) that sets it for the process
 SETTINGS = {
     "torch.num_threads": "set_num_threads",
