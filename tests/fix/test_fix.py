@@ -1,4 +1,4 @@
-"""From a finding and a source to the difference, or to what has to be decided. `# here` marks the line that is named."""
+"""From a finding and a source to the difference, or to what has to be decided. `# here` marks the named line."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def loader_case(call: str, imports: str = IMPORTS, more: str = "") -> str:
 
 WORKERS = "num_workers=2, persistent_workers=True"
 LOADERS = {
-    "a name": (loader_case("DataLoader(data)"), f"DataLoader(data)", f"DataLoader(data, {WORKERS})"),
+    "a name": (loader_case("DataLoader(data)"), "DataLoader(data)", f"DataLoader(data, {WORKERS})"),
     "a module by another name": (
         loader_case("d.DataLoader(data, 4)", "import torch.utils.data as d\n"),
         "data, 4)",
@@ -224,6 +224,9 @@ REASONS = {
     ),
     "no program": (loader_case("DataLoader(data").replace("\n", " )\nif\n"), "cannot be parsed"),
     "a form feed": (loader_case("DataLoader(data)") + "\x0cx = 1\n", "form feeds"),
+    "two on a line": (loader_case("DataLoader(a), DataLoader(b)"), "several loaders"),
+    "several values": (loader_case("DataLoader(data, num_workers=N)", more="N = 0\nN += 2\n"), "several values"),
+    "no encoding": ("# coding: nonsense\n" + loader_case("DataLoader(data)"), "cannot be parsed"),
     "a generator alone": (loader_case("DataLoader(x for x in y)"), "edit it by hand"),
 }
 
@@ -274,6 +277,12 @@ OTHERS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
         loop("if step() % 4 == 0:\n            gc.collect()  # here", imports="import gc"),
         "gc.collect()",
         "pass",
+        {"rule": "system.garbage_collection"},
+    ),
+    "a collection beside another call": (
+        loop("tell(); gc.collect()  # here", imports="import gc"),
+        "tell(); gc.collect()",
+        "tell()",
         {"rule": "system.garbage_collection"},
     ),
     "the cache of the device": (
@@ -392,6 +401,15 @@ def test_float16_scales_the_loss(here: Path) -> None:
 
 
 UNDECIDED = {
+    "used by another name": (loop("print(y := save(model))  # here\n        use(y)"), "`y`"),
+    "another module's": (
+        "class Log:\n    def save(self):\n        write()  # here\n\n" + loop("torch.save(x)"),
+        "no loop",
+    ),
+    "a step of its own": (
+        "def update(x):\n    model(x).backward()\n    save(x)  # here\n\nfor x in loader:\n    update(x)\n",
+        "in `update`, which trains",
+    ),
     "summed up": (loop("total += measure(model)  # here", before="total = 0"), "adds up over all steps"),
     "used": (loop("kept = copy(model)  # here\n        use(kept)"), "`kept`"),
     "the update": (loop("pass").replace("optimizer.step()", "optimizer.step()  # here"), "it has to run in every step"),
@@ -417,6 +435,11 @@ def test_a_person_decides_what_a_rule_cannot(here: Path) -> None:
     assert "--every N" in case.fix("host.python_on_critical_path").reason
     assert "operators on whole tensors" in case.fix("host.per_item_loop").reason
     assert "start the command with" in case.fix("memory.page_faults", (("host.allocator", "keep"),)).reason
+
+
+def test_no_name_of_a_recording_is_written_into_a_source(here: Path) -> None:
+    case = Case(here, loop("pass  # here"))
+    assert "was not recorded" in case.fix(knobs=(("amp.dtype", "bf16"),), device='cpu"); import os; ("').reason
 
 
 def test_rarer_the_more_it_costs(here: Path) -> None:

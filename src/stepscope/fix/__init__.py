@@ -71,13 +71,7 @@ def fix_of(run: Run, finding: Finding, *, every: int | None = None, roots: Seque
     odd = [change.source for change in changes if change.source.changed]
     if odd:
         return Fix(finding, reason=f"{odd[0].path} was changed since it was recorded; record it again")
-    knobs = tuple(recipe.knobs) if len(recipe.knobs) else ()
-    return Fix(finding, changes, done=not changes, notes=tuple(dict.fromkeys(recipe.notes)), knobs=knobs)
-
-
-def fixes_of(run: Run, *, every: int | None = None, roots: Sequence[Path] = ()) -> list[Fix]:
-    """The fixes of all findings, in the order of their cost."""
-    return [fix_of(run, finding, every=every, roots=roots) for finding in run.diagnosis.findings]
+    return Fix(finding, changes, done=not changes, notes=tuple(dict.fromkeys(recipe.notes)), knobs=tuple(recipe.knobs))
 
 
 def find(run: Run, name: str) -> Finding:

@@ -28,9 +28,6 @@ POSITIONS = {
         *("batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn", "pin_memory"),
     ],
     "zero_grad": ["set_to_none"],
-    "set_num_threads": ["int"],
-    "set_float32_matmul_precision": ["precision"],
-    "set_detect_anomaly": ["mode"],
 }
 
 
@@ -45,7 +42,7 @@ class Tree:
         try:
             module = cst.parse_module(data)
             kept = module.bytes == data
-        except (cst.ParserSyntaxError, UnicodeError, LookupError, RecursionError, ValueError) as error:
+        except (cst.ParserSyntaxError, SyntaxError, UnicodeError, LookupError, RecursionError, ValueError) as error:
             raise NotMechanical(f"{name} cannot be parsed: {str(error).splitlines()[0]}") from None
         if not kept:
             raise NotMechanical(f"{name} has line ends or form feeds that an edit would not keep; edit it by hand")
@@ -104,6 +101,12 @@ class Tree:
         given = self._names.get(node, ())
         return {name.name for name in (given() if callable(given) else given)}
 
+    def is_imported(self, node: cst.CSTNode) -> bool:
+        """Whether a name is another module's."""
+        given = self._names.get(node, ())
+        found = given() if callable(given) else given
+        return any(name.source is metadata.QualifiedNameSource.IMPORT for name in found)
+
     def calls(self, *names: str) -> list[cst.Call]:
         """Calls of what has one of these full names."""
         return [call for call in self.all(cst.Call) if self.names(call.func) & set(names)]
@@ -129,14 +132,12 @@ class Tree:
         if len(found) != 1 or not isinstance(found[0], metadata.Assignment):
             return None, 0, None
         target, uses = found[0].node, len(found[0].references)
-        held = self._parents.get(self._parents.get(target, target), target)
+        parent = self._parents.get(target)
+        held = None if parent is None else self._parents.get(parent)
+        if isinstance(parent, cst.AnnAssign):
+            return parent.value, uses, target
         if isinstance(held, cst.Assign) and len(held.targets) == 1 and held.targets[0].target is target:
             return held.value, uses, target
-        if isinstance(held, cst.AnnAssign | cst.SimpleStatementLine) or isinstance(
-            self._parents.get(target), cst.AnnAssign
-        ):
-            annotated = self._parents[target]
-            return (annotated.value if isinstance(annotated, cst.AnnAssign) else None), uses, target
         return None, uses, target
 
     # --- changing
@@ -178,21 +179,32 @@ class Tree:
 
     def remove(self, call: cst.Call) -> None:
         """A statement that is nothing but this call; with it the `if` that holds nothing else, where that only asks."""
-        line = self.statement(call)
-        small = self._parents[call]
-        if not isinstance(line, cst.SimpleStatementLine) or not isinstance(small, cst.Expr):
+        small: Any = self._parents[call]
+        if not isinstance(small, cst.Expr):
             raise NotMechanical(f"the result of `{self.code(call)}` (line {self.line(call)}) is used")
-        block = self._parents[line]
-        if len(line.body) == 1 and len(block.body) == 1:  # type: ignore[attr-defined]
-            branch = self._parents[block]
+        line: Any = self._parents[small]
+        block: Any = self._parents[line]
+        if len(line.body) > 1:
+            at = line.body.index(small)
+
+            def without(updated: Any) -> Any:
+                kept = [*updated.body[:at], *updated.body[at + 1 :]]
+                if at == len(kept):
+                    kept[-1] = kept[-1].with_changes(semicolon=updated.body[-1].semicolon)
+                return updated.with_changes(body=kept)
+
+            self.change(line, without)
+        elif isinstance(line, cst.SimpleStatementSuite) or len(block.body) == 1:
+            branch: Any = line if isinstance(line, cst.SimpleStatementSuite) else block
+            branch = self._parents[branch]
             asks = isinstance(branch, cst.If) and branch.orelse is None and not list(self.all(cst.Call, branch.test))
-            inside = isinstance(self._parents.get(branch), cst.IndentedBlock | cst.Module)
-            if asks and inside and len(self._parents[branch].body) > 1:  # type: ignore[attr-defined]
+            outer = self._parents.get(branch)
+            if asks and isinstance(outer, cst.IndentedBlock | cst.Module) and len(outer.body) > 1:
                 self.change(branch, lambda _updated: cst.RemoveFromParent())
-                return
-            self.change(small, lambda _updated: cst.Pass())
-            return
-        self.change(line if len(line.body) == 1 else small, lambda _updated: cst.RemoveFromParent())
+            else:
+                self.change(small, lambda _updated: cst.Pass())
+        else:
+            self.change(line, lambda _updated: cst.RemoveFromParent())
 
     def set_value(self, node: cst.BaseExpression, value: str, what: str, held: Held | None = None) -> bool:
         """Have `what` be `value` where it is written; False where it is so already.
@@ -215,28 +227,33 @@ class Tree:
                 self.replace(node, value)
                 return True
         if isinstance(node, cst.Name):
-            given, uses, target = self.assigned(node)
-            if given is not None and (isinstance(given, cst.IfExp) or self.literal(given) is not UNKNOWN):
-                if uses == 1:
-                    return self.set_value(given, value, what, held)
-                if self.literal(given) == ast.literal_eval(value):
-                    return False
-                self.notes.append(
-                    f"{what} was `{node.value}` of line {self.line(given)}, which stays for its other uses"
-                )
-                self.replace(node, value)
-                return True
-            if given is None and isinstance(target, cst.Param):
+            return self._set_name(node, value, what, held)
+        raise self._elsewhere(node, what)
+
+    def _set_name(self, node: cst.Name, value: str, what: str, held: Held | None) -> bool:
+        given, uses, target = self.assigned(node)
+        if given is None:
+            if isinstance(target, cst.Param):
                 function = self.around(target, cst.FunctionDef)
-                name = f" of `{function.name.value}`" if function is not None else ""
-                raise NotMechanical(
-                    f"{what} comes in as the parameter `{node.value}`{name}: set it where that is called"
-                )
-            if given is not None:
-                node = given
-        raise NotMechanical(
-            f"{what} is set by `{self.code(node).strip()}` (line {self.line(node)}): {self.decided(node)}"
-        )
+                name = f"the parameter `{node.value}`" + (f" of `{function.name.value}`" if function else "")
+                raise NotMechanical(f"{what} comes in as {name}: set it where that is called")
+            if target is None:
+                raise NotMechanical(f"{what} is `{node.value}`, which is given several values: choose where to set it")
+            where = f"line {self.line(target)}"
+            raise NotMechanical(f"{what} is `{node.value}`, which {where} gives a value from elsewhere: set it there")
+        if not isinstance(given, cst.IfExp) and self.literal(given) is UNKNOWN:
+            raise self._elsewhere(given, what)
+        if uses == 1:
+            return self.set_value(given, value, what, held)
+        if self.literal(given) == ast.literal_eval(value):
+            return False
+        self.notes.append(f"{what} was `{node.value}` of line {self.line(given)}, which stays for its other uses")
+        self.replace(node, value)
+        return True
+
+    def _elsewhere(self, node: cst.CSTNode, what: str) -> NotMechanical:
+        code = " ".join(self.code(node).split())
+        return NotMechanical(f"{what} is set by `{code}` (line {self.line(node)}): {self.decided(node)}")
 
     def decided(self, node: cst.CSTNode) -> str:
         """Who decides a value that is no literal."""
@@ -301,9 +318,15 @@ class Tree:
     def result(self) -> bytes:
         """The file with all changes; raises `NotMechanical` where it is no program any more."""
         changer = _Changer(self._changes, self._ahead, self._behind)
-        new: bytes = self.module.visit(changer).bytes if self._changes or self._ahead or self._behind else self.data
+        new = self.data
+        if self._changes or self._ahead or self._behind:
+            new = self.module.visit(changer).bytes
         try:
-            before, after = ast.parse(self.data), ast.parse(new)
+            before = ast.parse(self.data)
+        except (SyntaxError, ValueError, RecursionError):
+            raise NotMechanical(f"this Python cannot parse {self.name}; use the one that trains") from None
+        try:
+            after = ast.parse(new)
             compile(new, self.name, "exec", dont_inherit=True)
         except (SyntaxError, ValueError, RecursionError) as error:
             raise NotMechanical(f"the edit would leave {self.name} broken ({error}); edit it by hand") from None

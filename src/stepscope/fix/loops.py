@@ -34,16 +34,31 @@ def training_loops(tree: Tree) -> list[Any]:
             kind = call.func.attr.value
             loop = tree.around(call, cst.For, cst.While, cst.FunctionDef)
             updates = kind == "backward" or _UPDATES.search(tree.code(call.func.value))
-            if updates and isinstance(loop, _Loop) and loop not in found[kind]:
+            if updates and loop is not None and loop not in found[kind]:
                 found[kind].append(loop)
-    return found["step"] or found["backward"]
+    around = found["step"] or found["backward"]
+    loops = [one for one in around if isinstance(one, _Loop)]
+    if not loops:  # the step is a function, which a loop calls
+        calls = [call for one in around for call in _calls_of(tree, one)]
+        loops = [loop for call in calls if isinstance(loop := tree.around(call, cst.For, cst.While), _Loop)]
+    return list(dict.fromkeys(loops))
+
+
+def _calls_of(tree: Tree, function: cst.FunctionDef) -> list[cst.Call]:
+    """The calls of a function of the file; of a method those of this name on any object, but on no module."""
+    name = function.name.value
+    if isinstance(tree.around(function, cst.ClassDef, cst.FunctionDef), cst.ClassDef):
+        found = [call for call in tree.all(cst.Call) if isinstance(call.func, cst.Attribute)]
+        return [call for call in found if call.func.attr.value == name and not tree.is_imported(call.func)]
+    return tree.calls(*tree.names(function))
 
 
 def every(tree: Tree, line: int | None, steps: int) -> bool:
     """Have what a line does in each step be done every so many; False where it is done as rarely already."""
     target, loop = _in_loop(tree, line)
     _check(tree, target, loop)
-    divisor = _interval(tree, target, loop)
+    own = _divisor(target.test) if isinstance(target, cst.If) and target.orelse is None else None
+    divisor = own or _interval(tree, target, loop)
     if divisor is not None:
         known = tree.literal(divisor)
         if isinstance(known, int) and known >= steps:
@@ -74,8 +89,11 @@ def _in_loop(tree: Tree, line: int | None) -> tuple[Any, Any]:
                     break
                 return tree.statement(one), loop
         function = tree.around(at[0], cst.FunctionDef)
-        name = function.name.value if function is not None else ""
-        at = [call for call in tree.all(cst.Call) if name and tree.code(call.func).rsplit(".", 1)[-1] == name]
+        if function is not None and any(_trains(tree, call) for call in tree.all(cst.Call, function)):
+            raise NotMechanical(
+                f"line {line} of {tree.name} is in `{function.name.value}`, which trains: count the steps there"
+            )
+        at = [] if function is None else list(_calls_of(tree, function))
         inside = [(call, held) for call in at for held in tree.above(call) if held in loops]
         at = [call for call, held in inside if len(inside) == 1 or _interval(tree, call, held) is None] or at
         if len(at) != 1:
@@ -103,7 +121,8 @@ def _check(tree: Tree, target: Any, loop: Any) -> None:
     if any(tree.all(cst.AugAssign, target)):
         raise NotMechanical(f"{where} adds up over all steps: decide whether a part of them will do")
     function = tree.around(loop, cst.FunctionDef) or tree.module
-    stored = {name for node in tree.all(cst.AssignTarget, target) for name in _stored(tree, node.target)}
+    given = [node.target for node in tree.all(cst.AssignTarget | cst.NamedExpr, target)]
+    stored = {name for node in given for name in _stored(tree, node)}
     for name in stored:
         others = [
             node for node in tree.all(cst.Name, function) if node.value == name and target not in tree.above(node)
@@ -117,7 +136,8 @@ def _trains(tree: Tree, call: cst.Call) -> bool:
     if not isinstance(call.func, cst.Attribute):
         return False
     kind, owner = call.func.attr.value, tree.code(call.func.value)
-    return kind == "backward" or (kind in ("step", "zero_grad") and _UPDATES.search(owner) is not None)
+    updates = _UPDATES.search(owner) is not None or "sched" in owner.lower()
+    return kind == "backward" or (kind in ("step", "zero_grad") and updates)
 
 
 def _stored(tree: Tree, target: cst.CSTNode) -> list[str]:
@@ -217,9 +237,7 @@ def autocast(tree: Tree, torch: str, device: str, value: str) -> bool:
     loops = training_loops(tree)
     calls = [call for call in tree.all(cst.Call) if isinstance(call.func, cst.Attribute)]
     passes = [
-        call
-        for call in calls
-        if call.func.attr.value == "backward" and any(loop in tree.above(call) for loop in loops)
+        call for call in calls if call.func.attr.value == "backward" and any(loop in tree.above(call) for loop in loops)
     ]
     if len(passes) != 1:
         raise NotMechanical(
@@ -234,7 +252,9 @@ def autocast(tree: Tree, torch: str, device: str, value: str) -> bool:
     for line in reversed(body[: body.index(last)]):
         given = [name for one in tree.all(cst.AssignTarget, line) for name in _stored(tree, one.target)]
         moved = re.search(r"=\s*(?:[\w.\[\], ]+\.(?:to|cuda)\(|next\()", tree.code(line))
-        if set(given) & wanted and not moved:
+        if moved:
+            break
+        if set(given) & wanted:
             inside.append(line)
             wanted |= {node.value for node in tree.all(cst.Name, line)}
     if not inside:

@@ -23,7 +23,6 @@ from stepscope.model.findings import Try
 
 LOADERS = ("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader")
 REMOVABLE = ("gc.collect", "torch.cuda.empty_cache", "torch.cuda.synchronize", "torch.mps.empty_cache")
-DETECTS = ("torch.autograd.set_detect_anomaly", "torch.autograd.anomaly_mode.set_detect_anomaly")
 # knob -> (full name of the call, its argument) that sets it for the process
 SETTINGS = {
     "torch.num_threads": "set_num_threads",
@@ -40,8 +39,8 @@ MAYBE_RARER = ("host.python_on_critical_path", "sync.host_waits")
 NOTHING_THERE = "the lines of the finding hold no call that could just be left out"
 
 MEANS = {
-    "loader.num_workers": "each worker draws random numbers of its own, so that augmentations differ; "
-    "where workers are not forked (Python 3.14 on), the script has to train under `if __name__ == '__main__':`",
+    "loader.num_workers": "where workers are not forked (Python 3.14 on), the script has to train under "
+    "`if __name__ == '__main__':`",
     "amp.dtype": "forward pass and loss are computed in the shorter type: compare the losses",
     "optimizer.fused": "results differ in the last digits",
     "compile": "the first steps take longer, and results differ in the last digits",
@@ -98,8 +97,17 @@ class Recipe(Struct):
                 return way(self)
             except NotMechanical as error:
                 reasons.append(str(error))
+                self._begin_anew()
         told = [reason for reason in dict.fromkeys(reasons) if reason != NOTHING_THERE] or reasons[:1]
         raise NotMechanical("; ".join(told) or self.decide())
+
+    def _begin_anew(self) -> None:
+        """Forget what was planned on a way that led nowhere."""
+        for source in self.touched.values():
+            source.forget()
+        self.touched.clear()
+        self.knobs.clear()
+        self.notes.clear()
 
     def decide(self) -> str:
         told = DECIDE.get(self.finding.rule)
@@ -114,9 +122,12 @@ class Recipe(Struct):
         made = [site.place.file for site in self.analysis.sites if site.place is not None]
         return [*dict.fromkeys([*(place.file for place in self.finding.where), *made])]
 
-    def _trees(self) -> list[Tree]:
+    def _trees(self, holding: bytes) -> list[Tree]:
+        """The file that the finding names first, and others of the user's that hold this word."""
         found, reason = [], None
-        for source in self.sources.all(self._files()):
+        for number, source in enumerate(self.sources.all(self._files())):
+            if number and holding not in source.data:
+                continue
             try:
                 found.append(self.open(source.path))
             except NotMechanical as error:
@@ -190,7 +201,7 @@ class Recipe(Struct):
         loader = self.analysis.loader
         place = place or (loader.site if loader is not None else None)
         if place is None:
-            found = [(tree, call) for tree in self._trees() for call in tree.calls(*LOADERS)]
+            found = [(tree, call) for tree in self._trees(b"DataLoader") for call in tree.calls(*LOADERS)]
             if len(found) != 1:
                 named = ", ".join(f"{tree.name}:{tree.line(call)}" for tree, call in found) or "none is in your files"
                 raise NotMechanical(
@@ -198,7 +209,9 @@ class Recipe(Struct):
                 )
             return _arguments(found[0][0], found[0][1], arguments)
         tree = self.open(place.file)
-        calls = [call for call in tree.on(cst.Call, place.line) if tree.names(call.func) & set(LOADERS)]
+        calls = [call for call in tree.on(cst.Call, place.line) if _is_loader(tree, call)]
+        if len(calls) > 1:
+            raise NotMechanical(f"{tree.name}:{place.line} makes several loaders: choose to which {arguments} belongs")
         if not calls:
             calls = tree.calls(*LOADERS) if self.sources.open(place.file).changed else []
             calls = calls if len(calls) == 1 else []
@@ -216,10 +229,11 @@ class Recipe(Struct):
 
     def _setting(self, one: Try) -> bool:
         literal = repr(one.value) if not re.fullmatch(r"\d+|true|false", one.value) else one.value.capitalize()
-        trees = self._trees()
+        word = (SETTINGS.get(one.knob) or ASSIGNED[one.knob]).rsplit(".", 1)[-1]
+        trees = self._trees(word.encode())
         if one.knob in SETTINGS:
             full = f"torch.{SETTINGS[one.knob]}"
-            called = full.rsplit(".", 1)[-1]
+            called = word
             found = [(tree, call) for tree in trees for call in tree.calls(full)]
             where = {(place.file.rsplit("/", 1)[-1], place.line) for place in self.finding.where}
             found = [pair for pair in found if (pair[0].name, pair[0].line(pair[1])) in where] or found
@@ -249,7 +263,8 @@ class Recipe(Struct):
     def _optimizer(self, argument: str, other: str) -> bool:
         spots = {(s.place.file, s.place.line) for s in self.analysis.sites if s.place is not None}
         changed, seen = False, False
-        for tree, source in [(self.open(s.path), s) for s in self.sources.all(self._files())]:
+        for source in [source for source in self.sources.all(self._files()) if b"optim" in source.data]:
+            tree = self.open(source.path)
             for call in tree.all(cst.Call):
                 names = tree.names(call.func)
                 if not any(
@@ -270,7 +285,7 @@ class Recipe(Struct):
 
     def _set_to_none(self, _value: str) -> bool:
         changed, seen = False, 0
-        for tree in self._trees():
+        for tree in self._trees(b"zero_grad"):
             for call in tree.all(cst.Call):
                 if isinstance(call.func, cst.Attribute) and call.func.attr.value == "zero_grad":
                     seen += 1
@@ -282,6 +297,8 @@ class Recipe(Struct):
 
     def _autocast(self, value: str) -> bool:
         device = next((name.split(":")[0] for name in self.analysis.devices), "cpu")
+        if not device.isalpha():  # it is written into the source
+            raise NotMechanical("which kind of device trains was not recorded")
         return self._in_training(lambda tree: loops.autocast(tree, _torch(tree), device, value))
 
     def _compile(self, value: str) -> bool:
@@ -289,7 +306,7 @@ class Recipe(Struct):
         return self._in_training(lambda tree: loops.compile_model(tree, mode))
 
     def _compile_argument(self, argument: str) -> bool:
-        calls = [(tree, call) for tree in self._trees() for call in tree.calls("torch.compile")]
+        calls = [(tree, call) for tree in self._trees(b"compile") for call in tree.calls("torch.compile")]
         if len(calls) != 1:
             raise NotMechanical(
                 f"torch.compile is called at {len(calls)} places of your files: add {argument} to the right one"
@@ -297,7 +314,7 @@ class Recipe(Struct):
         return _arguments(*calls[0], argument)
 
     def _in_training(self, change: Callable[[Tree], bool]) -> bool:
-        trees = [tree for tree in self._trees() if loops.training_loops(tree)]
+        trees = [tree for tree in self._trees(b"backward") if loops.training_loops(tree)]
         if len(trees) != 1:
             raise NotMechanical(f"{len(trees)} of your files hold a loop that trains: choose where the change belongs")
         return change(trees[0])
@@ -435,6 +452,12 @@ def _same(recorded: object) -> Held | None:
 def _last(tree: Tree, call: cst.Call) -> str:
     full = next(iter(sorted(tree.names(call.func))), tree.code(call.func))
     return full.rsplit(".", 1)[-1]
+
+
+def _is_loader(tree: Tree, call: cst.Call) -> bool:
+    """Whether a call on the line that made a DataLoader is that of the class; a star import tells no full name."""
+    names = tree.names(call.func)
+    return bool(names & set(LOADERS)) or (not names and tree.code(call.func) == "DataLoader")
 
 
 def _is_loader_class(tree: Tree, call: cst.Call) -> bool:

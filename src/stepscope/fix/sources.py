@@ -46,6 +46,10 @@ class Source:
     def name(self) -> str:
         return os.path.basename(self.path)
 
+    def forget(self) -> None:
+        """Drop what was planned."""
+        self._tree = None
+
     @property
     def tree(self) -> Any:
         """The `edits.Tree`; raises `NotMechanical` for what LibCST does not keep byte for byte."""
@@ -63,6 +67,7 @@ class Sources:
         folders = (os.path.realpath(folder) for folder in (*own_folders(), *map(str, roots)))
         self.roots = tuple(folder for folder in dict.fromkeys(folders) if folder != os.sep)
         self._hashes = hashes
+        self._ran = {os.path.realpath(file): hashed for file, hashed in hashes.items()}
         self._files: dict[str, Source | str] = {}
 
     def open(self, file: str) -> Source:
@@ -95,7 +100,7 @@ class Sources:
         beside = (Path(*parts[:length]) / "pyvenv.cfg" for length in range(2, len(parts)))
         if _INSTALLED & set(parts) or any(config.is_file() for config in beside):
             return f"{file} belongs to an installed package"
-        known = next((hashed for seen, hashed in self._hashes.items() if os.path.realpath(seen) == path), None)
+        known = self._ran.get(path)
         for same in self._files.values():
             if isinstance(same, Source) and same.path == path:
                 return same
