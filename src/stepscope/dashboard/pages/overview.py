@@ -16,7 +16,7 @@ from stepscope.analyze.pictures import curve_lines, series
 from stepscope.analyze.pictures.series import pick, positions
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
-from stepscope.dashboard.pages import PageContext, findings, processes
+from stepscope.dashboard.pages import PageContext, findings
 from stepscope.dashboard.pages.steps import labelled, overviews
 from stepscope.dashboard.summary import card
 from stepscope.model import Report
@@ -98,9 +98,7 @@ def _step_time(context: PageContext, report: Report) -> Block | None:
     """Of the first process that has steps of the kind that the figures are of, else of the first profiled span."""
     if report.steps is not None:
         steps, kind = labelled(context), str(report.steps["kind"])
-        chosen = processes(context.run, context.scope.worker)
-        own = [each for each in series.processes_of(steps, kind) if chosen is None or each in chosen]
-        if own:
+        if own := series.processes_of(steps, kind):
             parts = series.step_phases(steps, kind, own[0], POINTS)
             of = f" of {own[0]}" if len(own) > 1 else ""
             return _curve(
@@ -131,9 +129,7 @@ def _loss(context: PageContext) -> Block | None:
     named = tables.metrics.filter(pl.col("name").str.to_lowercase().str.contains("loss")).drop_nulls(["value", "step"])
     if between is not None:
         named = named.filter(pl.col("step").is_between(*between))
-    wanted = processes(context.run, context.scope.worker)
-    known = [process for process in curves.processes(tables) if wanted is None or process in wanted]
-    named = named.filter(pl.col("process").is_null() | pl.col("process").is_in(known[:1]))
+    named = named.filter(pl.col("process").is_null() | pl.col("process").is_in(curves.processes(tables)[:1]))
     names = named["name"].unique(maintain_order=True).to_list()
     if not names:
         return None
