@@ -64,8 +64,8 @@ class TestInvalidJson:  # pitfall 7
             b'{"ph": "X", "name": , "ts": 2, "dur": 1}',
             b'"ph": "X", "name": "no bracket", "ts": 2, "dur": 1}',
             b'{"ph": "X", "name": "a" "ts": 2 "dur": 1}',
-            b'{"ph": "X", "name": "deep", "ts": 2, "dur": 1, "args": {"x": ' + b"[" * 5000 + b"]" * 5000 + b"}}",
-            b'{"ph": "X", "name": "deep", "ts": 2, "dur": 1, "args": {"x": ' + b'{"a":' * 5000 + b"}}",
+            b'{"ph": "X", "name": "deep", "ts": 2, "dur": 1, "args": {"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}}",
+            b'{"ph": "X", "name": "deep", "ts": 2, "dur": 1, "args": {"x": ' + b'{"a":' * 100_000 + b"}}",
         ],
     )
     def test_what_cannot_costs_one_event(self, tmp_path: Path, middle: bytes):

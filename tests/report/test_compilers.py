@@ -116,7 +116,7 @@ def test_huge_views_stay_small(file: str) -> None:
     assert report.views["compilers"]["causes_total"] == 5_000
     assert report.views["compilers"]["points_total"] == 100_000
     assert len(page_of(report, huge_facts)) < 3_000_000
-    assert len(block(shown(report)).splitlines()) < 60
+    assert len(block(shown(report)).splitlines()) < 120  # what is no sentence of ours ends at some 2,000 characters
 
 
 def test_the_document_reads_back_and_quotes_lines_only_where_allowed(file: str) -> None:
