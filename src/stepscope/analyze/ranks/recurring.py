@@ -10,7 +10,7 @@ from stepscope.analyze.ranks.case import Case, cells_of
 from stepscope.analyze.ranks.causes import STEPS_SOURCE, of_data
 from stepscope.analyze.ranks.fixed import MOST_BY_PASSES, played_rows
 from stepscope.analyze.ranks.own_work import Matrix
-from stepscope.analyze.ranks.stragglers import Rotating, Spikes, rotating, spikes, together
+from stepscope.analyze.ranks.stragglers import Rotating, Spikes, Together, rotating, spikes, together
 from stepscope.model.findings import Evidence, Place
 from stepscope.model.ranks import Straggler
 from stepscope.tables.arrays import Int64
@@ -199,6 +199,21 @@ def _with(excess: Matrix, cells: Spikes) -> Matrix:
     return more
 
 
+def _last_in(case: Case, found: Together) -> tuple[int | None, int]:
+    """The rank (position) that came last in each of these steps that windows hold, and in how many; None where none
+    did, or where so do others: all of a worker come late to other groups when one of its slots is."""
+    if case.arrivals is None:
+        return None, 0
+    numbers = case.steps.numbers[found.rows]
+    late = case.arrivals.late[np.isin(case.arrivals.numbers, numbers)]
+    if len(late) < at.GLOBAL_EVENTS or not np.isfinite(late).any(axis=1).all():
+        return None, 0
+    ordered = np.sort(np.nan_to_num(late), axis=1)
+    alone = (ordered[:, -1] >= at.GLOBAL_OWN * found.excess_ms) & (ordered[:, -2] <= at.STEADY_LATE * ordered[:, -1])
+    last = np.nanargmax(late, axis=1)
+    return (int(last[0]) if alone.all() and (last == last[0]).all() else None), len(late)
+
+
 def all_together(case: Case, saving: bool) -> list[Straggler]:
     """Steps in which all are slow.
 
@@ -224,17 +239,23 @@ def all_together(case: Case, saving: bool) -> list[Straggler]:
         more = np.nanmedian(data[found.rows], axis=0) - np.nanmedian(data[usual[:2000]], axis=0)
         if np.nanmax(more) >= at.PART_OF_EXCESS * found.excess_ms:
             cause, source = "data", "all wait for data in the same steps: what they share is slow, as their storage"
+    last, times = _last_in(case, found) if cause == "unknown" else (None, 0)
+    absent = len(case.reduced.missing or ())
+    if last is not None:
+        source = f"it came last to collectives in all {times} of these steps that windows hold; nothing tells why"
+    elif cause == "unknown" and absent:
+        source += f"; one of {absent} ranks of which nothing was recorded may be late in them"
     return [
         Straggler(
-            kind="global",
-            ranks=tuple(layout.ranks[: at.MAX_STRAGGLERS].tolist()),
-            hosts=(),
+            kind="global" if last is None else "rank",
+            ranks=tuple(layout.ranks[: at.MAX_STRAGGLERS].tolist()) if last is None else (int(layout.ranks[last]),),
+            hosts=() if last is None else (layout.hosts[layout.host[last]],),
             cause=cause,
             cause_source=source,
             cost_ms=found.extra_ms,
             excess_ms=found.excess_ms,
             share_of_steps=len(found.rows) / len(case.rows),
-            peers="the same ranks in other steps",
+            peers="the same ranks in other steps" if last is None else layout.peers_text,
             evidence=(Evidence("steps in which all were slow", len(found.rows), "count", STEPS_SOURCE),),
         )
     ]
