@@ -9,7 +9,7 @@ from stepscope.analyze.ranks import thresholds as at
 from stepscope.analyze.ranks.case import Case, cells_of
 from stepscope.analyze.ranks.causes import STEPS_SOURCE, of_data
 from stepscope.analyze.ranks.fixed import MOST_BY_PASSES, played_rows
-from stepscope.analyze.ranks.own_work import Matrix
+from stepscope.analyze.ranks.own_work import Matrix, middle
 from stepscope.analyze.ranks.stragglers import Rotating, Spikes, Together, rotating, spikes, together
 from stepscope.model.findings import Evidence, Place
 from stepscope.model.ranks import Straggler
@@ -148,6 +148,8 @@ def rotating_work(case: Case, late: Int64) -> list[Straggler]:
     if len(excess) < at.MIN_STEPS or excess.shape[1] < at.ROTATING_RANKS:
         return []
     played = [np.delete(values, late, axis=1)[known] for values in case.passes] if case.passes else [excess]
+    # by what a rank is slower in all steps it is no other one each time
+    excess, *played = (values - np.nan_to_num(np.nanmedian(values, axis=0)) for values in (excess, *played))
     walls = case.steps.wall
     by_step = np.sum([cost.uneven(values) for values in played], axis=0)
     of_run = cost.along_the_run(by_step, walls[case.steps.windows[known]], walls[case.rows])
@@ -204,8 +206,9 @@ def _last_in(case: Case, found: Together) -> tuple[int | None, int]:
     did, or where so do others: all of a worker come late to other groups when one of its slots is."""
     if case.arrivals is None:
         return None, 0
-    numbers = case.steps.numbers[found.rows]
-    late = case.arrivals.late[np.isin(case.arrivals.numbers, numbers)]
+    steps = case.steps
+    slow = middle(steps.wall) > at.GLOBAL_RATIO * np.nanmedian(middle(steps.wall[case.rows]))
+    late = case.arrivals.late[np.isin(case.arrivals.numbers, steps.numbers[slow])]
     if len(late) < at.GLOBAL_EVENTS or not np.isfinite(late).any(axis=1).all():
         return None, 0
     ordered = np.sort(np.nan_to_num(late), axis=1)

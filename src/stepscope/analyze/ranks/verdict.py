@@ -118,8 +118,8 @@ def _needed(case: Case) -> str:
     stage = untold_stage(case)
     if stage is not None:
         return (
-            f"pipeline stage {stage[0]} works longer than the others, but nothing was recorded of it on other hosts than "
-            f"{stage[1]}: whether the stage or the host is slow, {_ranks(case.reduced.missing or ())} would tell"
+            f"pipeline stage {stage[0]} works longer than the others, but nothing was recorded of it on other hosts "
+            f"than {stage[1]}: whether the stage or the host is slow, {_ranks(case.reduced.missing or ())} would tell"
         )
     if layout.waits_inside and (case.device is None or len(case.steps.windows) < at.MIN_WINDOWED):
         return (
@@ -136,7 +136,7 @@ def _needed(case: Case) -> str:
     places = places if places is not None else case.reduced.world_size or len(layout.ranks)
     alone = np.flatnonzero(~judged)
     absent = case.reduced.missing or ()
-    if layout.waits_inside and absent and 0 < len(alone) and len(layout.peer_groups()) > 1:
+    if layout.waits_inside and absent and len(alone) > 0 and len(layout.peer_groups()) > 1:
         return (
             f"{_ranks(layout.ranks[alone])} could be laid beside no peer, because nothing was recorded of "
             f"{_ranks(absent)}; none of the others is late"
