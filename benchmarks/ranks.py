@@ -33,7 +33,7 @@ from ranks_simulated.scenario import PLANTS, Clocks, Plant, Scenario
 from ranks_simulated.tables import truth_file
 
 from stepscope.analyze.ranks import judge
-from stepscope.model.ranks import HostClock, RanksVerdict, Straggler
+from stepscope.model.ranks import NOT_ENOUGH, HostClock, RanksVerdict, Straggler
 from stepscope.tables.reduced import load, reduced_folder
 
 LAYOUTS = ("dp", "fsdp", "hsdp", "3d")
@@ -202,9 +202,26 @@ def accuracy(args: argparse.Namespace) -> str:
         each for each in rows
         if each.planted["name"] in ("heavy_stage", "sequence_length") and each.planted["loss_share"] >= LEAST_SHARE
     ]  # fmt: skip
-    lines += ["", f"Stage imbalance and sequence length blamed on a node: {sum(map(_on_node, elsewhere))} of "
+    lines += ["", *_of_all(rows), f"Stage imbalance and sequence length blamed on a node: {sum(map(_on_node, elsewhere))} of "
               f"{len(elsewhere)} (limit 1 %)."]  # fmt: skip
     return "\n".join(lines)
+
+
+def _of_all(rows: list[Judged]) -> list[str]:
+    """Who is found, by whether what tells the cause was recorded, and what is said where nobody is."""
+    large = [each for each in rows if each.planted["loss_share"] >= LEAST_SHARE]
+    missed = [each for each in large if not each.found()]
+    unsaid = sum(each.verdict.verdict == NOT_ENOUGH for each in missed)
+    return [
+        f"Found where what tells the cause was recorded: {_share(each.found() for each in large if _told(each))}, where "
+        f"it was not: {_share(each.found() for each in large if not _told(each))} (limit 95 % of all). Of the "
+        f"{len(missed)} that were not found, {unsaid} were said to be not enough data.",
+        "",
+    ]
+
+
+def _told(each: Judged) -> bool:
+    return bool(each.planted["recorded"])
 
 
 def healthy(args: argparse.Namespace) -> str:
@@ -213,12 +230,15 @@ def healthy(args: argparse.Namespace) -> str:
     blamed = [each for each in _all(wanted, args) if each.verdict.stragglers]
     absent = [scenario for scenario in planted_scenarios((0.2,), 1, (0.05,), culprit_missing=True)
               if scenario.plants[0].name in _ON_ONE]  # fmt: skip
-    others = [each for each in _all(absent, args) if _on_node(each)]
+    lost = list(_all(absent, args))
+    others = [each for each in lost if _on_node(each)]
+    unsaid = sum(each.verdict.verdict == NOT_ENOUGH for each in lost)
     for each in (*blamed, *others):
         print("  blamed:", _words(each), file=sys.stderr)
     return (
         f"Healthy runs in which somebody is blamed: {len(blamed)} of {len(wanted)} (limit 1 %). Where the planted rank "
-        f"or host itself is missing, another one is blamed in {len(others)} of {len(absent)}."
+        f"or host itself is missing, another one is blamed in {len(others)} of {len(absent)}; {unsaid} are said to be not "
+        f"enough data, in the others no group tells that it waits for one that is not there."
     )
 
 
@@ -250,7 +270,7 @@ def _watched(found: Iterable[Judged], count: int) -> Iterator[Judged]:
 
 def _words(each: Judged) -> str:
     scenario, first = each.scenario, each.first
-    said = "none" if first is None else f"{first.kind} {first.ranks[:4]} {first.hosts[:2]} {first.cause}"
+    said = each.verdict.verdict if first is None else f"{first.kind} {first.ranks[:4]} {first.hosts[:2]} {first.cause}"
     cost = 0.0 if first is None else first.cost_ms
     planted = each.truth["plants"]
     true = "healthy" if not planted else (
@@ -271,8 +291,7 @@ def _row(name: str, rows: list[Judged]) -> str:
     large = [each for each in rows if each.planted["loss_share"] >= LEAST_SHARE]
     found = [each for each in large if each.found()]
     errors = [abs(error) for each in found if (error := each.cost_error()) is not None]
-    told = [each for each in large if each.planted["recorded"]]
-    untold = [each for each in large if not each.planted["recorded"]]
+    told, untold = ([each for each in large if _told(each) is wanted] for wanted in (True, False))
     return (
         f"| {name} | {len(rows)} | {len(large)} | {_share(each.found() for each in large)} "
         f"| {_share(each.explained() for each in told)} | {_share(each.explained() for each in untold)} "

@@ -65,7 +65,7 @@ def uneven(excess: Matrix) -> Floats:
 
 
 def along_the_run(lost: Floats, there: Matrix, everywhere: Matrix) -> float | None:
-    """Mean loss of a step of the run, of that in steps of windows; None where it is not what makes their lengths differ.
+    """Mean loss of a step of the run by that in steps of windows; None where it is not what makes their lengths differ.
 
     Windows may hit upon more or fewer of the steps in which somebody is late than there are: as all steps are known by
     their length, the loss in windows stands for that by which the others differ from the shortest tenth of theirs.
@@ -102,7 +102,7 @@ def in_earnest(shown: Floats, played: Floats, most: float = 1.0) -> float:
     """What is lost by host and device together, by what the host alone shows: its work is not all that varies.
 
     Args:
-        most: 1 where nobody waits inside a step; where ranks do, more is lost than the longest one does beyond the others.
+        most: 1 where nobody waits inside a step; where ranks do, more is lost than what the longest one does more.
     """
     alone, both = float(shown.mean()), float(played.mean())
     return min(max(both / alone, 0.0), most) if len(shown) and alone > 0 else 1.0

@@ -40,6 +40,7 @@ class LateGroup(Struct, frozen=True):
     members: Int64  # positions of those recorded
     absent: tuple[int, ...]  # ranks
     excess_ms: float  # of the wait beyond that in groups alike, in a mean step
+    of_slots: bool
 
 
 class _Transfers(Struct, frozen=True):
@@ -72,7 +73,9 @@ def slow_links(calls: pl.DataFrame, layout: Layout, step_ms: float) -> tuple[lis
         alike = (str(kind), len(members), axis_of(group.description) or group.description, hosts > 1, size,
                  int(whole["calls"].median() or 0))  # type: ignore[arg-type]  # fmt: skip
         by = dict(zip(whole["step"].to_list(), whole["least"].to_list(), strict=True))
-        classes[alike].append(_Transfers(group, str(kind), float(np.median(list(by.values()))), by, absent))
+        # who is absent may be late in a part of the steps
+        usual_ms = float((np.mean if absent else np.median)(list(by.values())))
+        classes[alike].append(_Transfers(group, str(kind), usual_ms, by, absent))
     kinds: dict[str, list[tuple[_Transfers, float, bool]]] = defaultdict(list)  # of a group; what is usual; if slow
     slow = []
     for alike, members_of in classes.items():
@@ -106,8 +109,10 @@ def _late_groups(
         first = each[0][0]
         more = sum(float(np.mean(list(one.by_step.values()))) - usual for one, usual, slow in each if slow)
         if first.absent and not _all_slow(each) and more >= at.LEAST_SHARE * step_ms:
-            found.append(LateGroup(_recorded(first.group, layout), first.absent, more))
-    return sorted(found, key=lambda one: -one.excess_ms)
+            slots = axis_of(first.group.description) == "tp"
+            found.append(LateGroup(_recorded(first.group, layout), first.absent, more, slots))
+    # tensor slots first: in other groups a whole worker of theirs comes late for it
+    return sorted(found, key=lambda one: (not one.of_slots, -one.excess_ms))
 
 
 def _merged(found: list[SlowLink]) -> list[SlowLink]:

@@ -240,8 +240,7 @@ def pipelines(reduced: Reduced, layout: Layout, steps: Steps, rows: pl.DataFrame
     spent = rows["ms"].to_numpy()
     work = np.full((len(numbers), replicas * stages, longest), np.nan)
     before = np.full((len(numbers), replicas * stages, longest + 1), np.nan)
-    tail = np.full((len(numbers), replicas * stages), np.nan)
-    inside = np.full(work.shape, np.nan)
+    tail, inside = np.full((len(numbers), replicas * stages), np.nan), np.full(work.shape, np.nan)
     for one in np.unique(slot):
         passed, hosted, behind, held = (
             chosen & (slot == one) for chosen in (kind < HOST, kind == HOST, kind == BEHIND, kind == BEHIND_MESSAGE)

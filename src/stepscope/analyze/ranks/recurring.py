@@ -9,8 +9,8 @@ from stepscope.analyze.ranks import thresholds as at
 from stepscope.analyze.ranks.case import Case, cells_of
 from stepscope.analyze.ranks.causes import STEPS_SOURCE, of_data
 from stepscope.analyze.ranks.fixed import MOST_BY_PASSES, played_rows
-from stepscope.analyze.ranks.own_work import Matrix
-from stepscope.analyze.ranks.stragglers import Rotating, Spikes, rotating, spikes, together
+from stepscope.analyze.ranks.own_work import Matrix, middle
+from stepscope.analyze.ranks.stragglers import Rotating, Spikes, Together, rotating, spikes, together
 from stepscope.model.findings import Evidence, Place
 from stepscope.model.ranks import Straggler
 from stepscope.tables.arrays import Int64
@@ -148,6 +148,8 @@ def rotating_work(case: Case, late: Int64) -> list[Straggler]:
     if len(excess) < at.MIN_STEPS or excess.shape[1] < at.ROTATING_RANKS:
         return []
     played = [np.delete(values, late, axis=1)[known] for values in case.passes] if case.passes else [excess]
+    # by what a rank is slower in all steps it is no other one each time
+    excess, *played = (values - np.nan_to_num(np.nanmedian(values, axis=0)) for values in (excess, *played))
     walls = case.steps.wall
     by_step = np.sum([cost.uneven(values) for values in played], axis=0)
     of_run = cost.along_the_run(by_step, walls[case.steps.windows[known]], walls[case.rows])
@@ -199,6 +201,22 @@ def _with(excess: Matrix, cells: Spikes) -> Matrix:
     return more
 
 
+def _last_in(case: Case, found: Together) -> tuple[int | None, int]:
+    """The rank (position) that came last in each of these steps that windows hold, and in how many; None where none
+    did, or where so do others: all of a worker come late to other groups when one of its slots is."""
+    if case.arrivals is None:
+        return None, 0
+    steps = case.steps
+    slow = middle(steps.wall) > at.GLOBAL_RATIO * np.nanmedian(middle(steps.wall[case.rows]))
+    late = case.arrivals.late[np.isin(case.arrivals.numbers, steps.numbers[slow])]
+    if len(late) < at.GLOBAL_EVENTS or not np.isfinite(late).any(axis=1).all():
+        return None, 0
+    ordered = np.sort(np.nan_to_num(late), axis=1)
+    alone = (ordered[:, -1] >= at.GLOBAL_OWN * found.excess_ms) & (ordered[:, -2] <= at.STEADY_LATE * ordered[:, -1])
+    last = np.nanargmax(late, axis=1)
+    return (int(last[0]) if alone.all() and (last == last[0]).all() else None), len(late)
+
+
 def all_together(case: Case, saving: bool) -> list[Straggler]:
     """Steps in which all are slow.
 
@@ -224,17 +242,23 @@ def all_together(case: Case, saving: bool) -> list[Straggler]:
         more = np.nanmedian(data[found.rows], axis=0) - np.nanmedian(data[usual[:2000]], axis=0)
         if np.nanmax(more) >= at.PART_OF_EXCESS * found.excess_ms:
             cause, source = "data", "all wait for data in the same steps: what they share is slow, as their storage"
+    last, times = _last_in(case, found) if cause == "unknown" else (None, 0)
+    absent = len(case.reduced.missing or ())
+    if last is not None:
+        source = f"it came last to collectives in all {times} of these steps that windows hold; nothing tells why"
+    elif cause == "unknown" and absent:
+        source += f"; one of {absent} ranks of which nothing was recorded may be late in them"
     return [
         Straggler(
-            kind="global",
-            ranks=tuple(layout.ranks[: at.MAX_STRAGGLERS].tolist()),
-            hosts=(),
+            kind="global" if last is None else "rank",
+            ranks=tuple(layout.ranks[: at.MAX_STRAGGLERS].tolist()) if last is None else (int(layout.ranks[last]),),
+            hosts=() if last is None else (layout.hosts[layout.host[last]],),
             cause=cause,
             cause_source=source,
             cost_ms=found.extra_ms,
             excess_ms=found.excess_ms,
             share_of_steps=len(found.rows) / len(case.rows),
-            peers="the same ranks in other steps",
+            peers="the same ranks in other steps" if last is None else layout.peers_text,
             evidence=(Evidence("steps in which all were slow", len(found.rows), "count", STEPS_SOURCE),),
         )
     ]

@@ -20,6 +20,8 @@ def stages(case: Case, late: Int64) -> list[Straggler]:
     layout = case.layout
     found = []
     for one in heavy_stages(case.steps.compute, layout, case.pipes, late, case.step_ms):
+        if not _told(case, one.stage):
+            continue
         ranks = np.flatnonzero(layout.pp == one.stage)
         source = "work of windows"
         found.append(
@@ -42,6 +44,23 @@ def stages(case: Case, late: Int64) -> list[Straggler]:
             )
         )
     return found
+
+
+def _told(case: Case, stage: int) -> bool:
+    """Whether a stage is known from more than one host: of one alone its stage's work and its own look the same."""
+    hosts = [len(np.unique(case.layout.host[case.layout.pp == each])) for each in range(case.layout.stages)]
+    return hosts[stage] > 1 or max(hosts) == 1 or not case.reduced.missing
+
+
+def untold_stage(case: Case) -> tuple[int, str] | None:
+    """A stage that works longer than the others, and the one host from which it is known; None where none is."""
+    if case.steps.compute is None:
+        return None
+    none = np.zeros(0, np.int64)
+    for one in heavy_stages(case.steps.compute, case.layout, case.pipes, none, case.step_ms):
+        if not _told(case, one.stage):
+            return one.stage, case.layout.hosts[case.layout.host[case.layout.pp == one.stage][0]]
+    return None
 
 
 def links(case: Case) -> list[Straggler]:

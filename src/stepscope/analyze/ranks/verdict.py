@@ -17,7 +17,7 @@ from stepscope.analyze.ranks.layout import layout_of
 from stepscope.analyze.ranks.own_work import middle, own_steps
 from stepscope.analyze.ranks.recurring import all_together, checkpoints, rotating_causes, rotating_work
 from stepscope.analyze.ranks.stragglers import lateness
-from stepscope.analyze.ranks.structure import links, stages
+from stepscope.analyze.ranks.structure import links, stages, untold_stage
 from stepscope.analyze.ranks.throttled import throttled
 from stepscope.analyze.ranks.tokens import sequence_length
 from stepscope.model.counted import things
@@ -81,6 +81,11 @@ def _stragglers(case: Case) -> list[Straggler]:
     most = max((one.cost_ms for one in found), default=0.0)
     shared = all_together(case, bool(saves)) + rotating_work(case, late)
     found += [one for one in shared if one.cause != "unknown" or most < at.PART_OF_EXCESS * one.cost_ms]
+    awaited = max((group.excess_ms for group in case.awaited), default=0.0)
+    found = [
+        one for one in found
+        if (one.kind, one.cause) != ("global", "unknown") or awaited < at.PART_OF_EXCESS * one.cost_ms
+    ]  # fmt: skip
     least = at.LEAST_STEADY_SHARE / 2 * case.step_ms
     return sorted((one for one in found if one.cost_ms >= least), key=lambda one: -one.cost_ms)[: at.MAX_STRAGGLERS]
 
@@ -119,6 +124,12 @@ def _needed(case: Case) -> str:
             f"{_ranks(layout.ranks[first.members])} wait {_number(first.excess_ms)} ms a step longer than others for "
             f"what their group shares with {_ranks(first.absent)}, of which nothing was recorded"
         )
+    stage = untold_stage(case)
+    if stage is not None:
+        return (
+            f"pipeline stage {stage[0]} works longer than the others, but nothing was recorded of it on other hosts "
+            f"than {stage[1]}: whether the stage or the host is slow, {_ranks(case.reduced.missing or ())} would tell"
+        )
     if layout.waits_inside and (case.device is None or len(case.steps.windows) < at.MIN_WINDOWED):
         return (
             "stages and tensor slots wait for each other inside their phases, and too few windows tell their own work"
@@ -132,6 +143,13 @@ def _needed(case: Case) -> str:
     known = len(layout.dp) > 0 and (layout.dp >= 0).all()
     places = int(layout.dp.max() + 1) * max(layout.stages, 1) * max(layout.slots, 1) if known else None
     places = places if places is not None else case.reduced.world_size or len(layout.ranks)
+    alone = np.flatnonzero(~judged)
+    absent = case.reduced.missing or ()
+    if layout.waits_inside and absent and len(alone) > 0 and len(layout.peer_groups()) > 1:
+        return (
+            f"{_ranks(layout.ranks[alone])} could be laid beside no peer, because nothing was recorded of "
+            f"{_ranks(absent)}; none of the others is late"
+        )
     if judged.sum() < (1 - at.MISSING_SHARE) * places:
         return f"{int(judged.sum())} of {places} ranks could be laid beside peers, too few to say that none is late"
     return ""
