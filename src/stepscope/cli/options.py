@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import functools
+import gc
 import inspect
 import os
 import re
