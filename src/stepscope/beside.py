@@ -23,8 +23,8 @@ Send = Callable[[bytes], None]
 _WAITING = 8  # values that were made and not taken: what bounds the child's memory
 _PIPE_BYTES = 1 << 20
 _LENGTH_BYTES = 8
-_SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ, which Python 3.10 calls so on Linux only
-_ATTEMPTS = ("numpy", "polars")  # with these a process has threads, and may hold locks that a child would wait for
+_SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ
+_THREADED = ("numpy", "polars")  # with these a process has threads, and may hold locks that a child would wait for
 _started: dict[Path, Beside] = {}
 
 
@@ -46,7 +46,7 @@ class Beside:
                 data = pipe.read(size)
                 if len(data) < size:
                     raise Ended
-                yield pickle.loads(data)
+                yield pickle.loads(data)  # noqa: S301 - written by our own child
 
     def stop(self) -> None:
         """Nobody wants it any more."""
@@ -65,7 +65,7 @@ def start(path: Path, make: Callable[[Send], None]) -> None:
     """Let a child `make` what will be asked for by `path`, where a process may fork and there is a core for both."""
     if not sys.platform.startswith("linux") or usable_cores() < 2 or threading.active_count() > 1:
         return
-    if any(name in sys.modules for name in _ATTEMPTS):
+    if any(name in sys.modules for name in _THREADED):
         return
     try:
         taken, given = os.pipe()
