@@ -53,8 +53,8 @@ def stubborn(tmp_path: Path) -> Path:
     return script
 
 
-async def started(asked: Asked, script: Path, **more: float) -> str:
-    job: str = (await asked.tool("start_run", argv=[sys.executable, str(script)], **more))["job"]
+async def started(asked: Asked, script: Path) -> str:
+    job: str = (await asked.tool("start_run", argv=[sys.executable, str(script)]))["job"]
     while "ready" not in (await asked.tool("job", job=job))["output"]:
         time.sleep(0.1)
     assert len(left(script)) >= 2
@@ -94,10 +94,10 @@ def test_it_ends_in_time_and_then_nothing_of_it_is_left(
     monkeypatch.setattr("stepscope.agents.jobs.GRACE_S", 1.0)
 
     async def questions(asked: Asked) -> None:
-        job = await started(asked, stubborn, max_seconds=8)
-        ended = await asked.tool("job", job=job, wait_seconds=60)
+        job = await asked.tool("start_run", argv=[sys.executable, str(stubborn)], max_seconds=4)
+        ended = await asked.tool("job", job=job["job"], wait_seconds=60)
         assert ended["state"] == "timed out"
-        assert ended["seconds"] < 30
+        assert 4 <= ended["seconds"] < 30
         wait_until_gone(stubborn)
 
     ask(desk_of(tmp_path, limits=Limits(60, 1)), questions)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 DIFF_TABLES = ("overview", "tensorboard", "operators", "kernels", "modules", "tree")
 DIFF_SHOWN = ("overview", "operators", "kernels", "modules")  # when none is named
 DIFF_ROWS = 8  # of each table when none is named
+MOST_NAMES = 300  # characters of paths that `--brief` repeats
 DEFAULT_ROWS = 30  # of a table on a terminal; files get all
 
 
@@ -203,8 +204,8 @@ def analyze(
         if brief:
             from stepscope.report.brief import Page, findings
 
-            found = findings(report, Page(), more=f"stepscope analyze {names} --json FILE has all")
-            outputs.emit(outputs.STDOUT, found)
+            whole = f"stepscope analyze {names if len(names) < MOST_NAMES else 'PATH'} --json FILE has all"
+            outputs.emit(outputs.STDOUT, findings(report, Page(), more=whole))
         else:
             with outputs.progress("making the page"):
                 page = outputs.refresh(report, run.folder, render) if run.recorded else None

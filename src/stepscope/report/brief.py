@@ -61,7 +61,7 @@ def answer(head: Row, key: str, rows: Sequence[Any], page: Page, more: str = AGA
     not fit either.
     """
     page.check()
-    wanted = rows[page.offset :][: page.limit]
+    wanted = rows[page.offset :][: page.limit][: page.max_bytes]  # more cannot fit
     whole = _Cut().plain({**head, key: wanted})
     size = len(_encoded(whole)) + SPARE_BYTES
     for cut in (_Cut(), *CUTS):
