@@ -25,7 +25,7 @@ from stepscope.report.source import MAX_FILE_BYTES, own_folders
 
 SUFFIXES = (".py", ".pyw")
 _INSTALLED = {"site-packages", "dist-packages", "__pypackages__", "node_modules"}
-MAX_FILES = 200  # of the user's, looked through for a construction of which no line was recorded
+MAX_FILES = 1000  # as many as the recorder hashes, looked through for a word
 MISSING = "`stepscope fix` needs LibCST, which is not installed; pip install 'stepscope[fix]'"
 
 
@@ -67,14 +67,16 @@ class Sources:
         folders = (os.path.realpath(folder) for folder in (*own_folders(), *map(str, roots)))
         self.roots = tuple(folder for folder in dict.fromkeys(folders) if folder != os.sep)
         self._hashes = hashes
-        self._ran = {os.path.realpath(file): hashed for file, hashed in hashes.items()}
         self._files: dict[str, Source | str] = {}
 
     def open(self, file: str) -> Source:
         """The file; raises `NotMechanical` where it is none of the reader's, cannot be read, or is no source."""
         found = self._files.get(file)
         if found is None:
-            found = self._files[file] = self._read(file)
+            try:
+                found = self._files[file] = self._read(file)
+            except (OSError, ValueError) as error:  # a name that no file can have
+                found = self._files[file] = f"{file!r}: {error}"
         if isinstance(found, str):
             raise NotMechanical(found)
         return found
@@ -100,7 +102,7 @@ class Sources:
         beside = (Path(*parts[:length]) / "pyvenv.cfg" for length in range(2, len(parts)))
         if _INSTALLED & set(parts) or any(config.is_file() for config in beside):
             return f"{file} belongs to an installed package"
-        known = self._ran.get(path)
+        known = self._hashes.get(os.path.normpath(file)) or self._hashes.get(path)
         for same in self._files.values():
             if isinstance(same, Source) and same.path == path:
                 return same
