@@ -131,15 +131,21 @@ def difference(path: str, base: str, old: bytes, new: bytes) -> bytes:
     for line in islice(difflib.unified_diff(before, after), 2, None):  # without its own heads
         whole = line.encode("latin-1")
         out.append(whole if line.endswith("\n") else whole + b"\n\\ No newline at end of file\n")
-    heads = [b"--- " + _quoted(f"a/{name}") + b"\n", b"+++ " + _quoted(f"b/{name}") + b"\n"]
+    sides = [_quoted(f"{side}/{name}") for side in "ab"]
+    # with the first line git takes the names from its root, wherever it is called
+    heads = [b"diff --git " + b" ".join(sides) + b"\n"]
+    heads += [
+        start + side + (b"\t" if b" " in side else b"") + b"\n"
+        for start, side in zip((b"--- ", b"+++ "), sides, strict=True)
+    ]
     return b"".join([*heads, *out] if out else [])
 
 
 def _quoted(name: str) -> bytes:
-    """A name as the head of a difference holds it: with a tab behind spaces, in C's quotes where it needs them."""
+    """A name as the head of a difference holds it: in C's quotes where it needs them."""
     raw = os.fsencode(name)
     if all(32 <= byte < 127 and byte not in b'"\\' for byte in raw):
-        return raw + (b"\t" if b" " in raw else b"")
+        return raw
     escapes = {9: b"\\t", 10: b"\\n", 34: b'\\"', 92: b"\\\\"}
     inside = (escapes.get(byte) or (bytes([byte]) if 32 <= byte < 127 else b"\\%03o" % byte) for byte in raw)
     return b'"' + b"".join(inside) + b'"'
