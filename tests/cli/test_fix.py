@@ -58,7 +58,7 @@ def test_shown_then_written_then_done(script: Path, capfdbinary: pytest.CaptureF
     assert b"changes train.py: stepscope fix RUN --finding input.loader_bound" in listed
     assert call("fix", "RUN", "--finding", "input.loader_bound") == 0
     shown, words = said(capfdbinary)
-    assert shown.startswith(b"--- a/train.py\n+++ b/train.py\n@@ ")
+    assert shown.startswith(b"diff --git a/train.py b/train.py\n--- a/train.py\n+++ b/train.py\n@@ ")
     assert script.read_text() == SOURCE
     workers = next(word for word in words.split() if word.startswith("loader.num_workers="))
     assert f"stepscope experiment --try {workers} --try loader.persistent_workers=true --together -- " in words
@@ -71,6 +71,20 @@ def test_shown_then_written_then_done(script: Path, capfdbinary: pytest.CaptureF
     assert "stepscope run --out RUN-fixed -- python train.py --name 'my run' && stepscope compare RUN RUN-f" in words
     assert call("fix", "RUN", "--finding", "input.loader_bound", "--apply") == 0
     assert "nothing to do" in said(capfdbinary)[1]
+
+
+def test_a_terminal_obeys_no_character_of_the_source(
+    elsewhere: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = elsewhere / "train.py"
+    script.write_text(SOURCE.replace("\n\n", "\n# \x1b[2J\n"))
+    run_of(script, elsewhere)
+    wanted = ("fix", "RUN", "--finding", "input.loader_bound")
+    assert call(*wanted) == 0
+    assert b"# \x1b[2J\n" in said(capfdbinary)[0]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert call(*wanted) == 0
+    assert b"# \\x1b[2J\n" in said(capfdbinary)[0]
 
 
 def test_refused(script: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:

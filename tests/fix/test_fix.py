@@ -462,11 +462,18 @@ def test_bytes_stay(data: bytes, here: Path) -> None:
     _applies_once(case, fix, lambda: case.fix(knobs=LOADER, what="DataLoader"))
 
 
-def test_git_takes_the_difference_from_its_root(here: Path) -> None:
+@pytest.mark.parametrize("name", ['my "code"/träin it.py', "code/train it.py"])
+@pytest.mark.parametrize("tool", ["git apply", "patch -s -p1"])
+def test_the_difference_is_taken_whatever_the_name(
+    name: str, tool: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By git from any folder of its own, by patch from its root."""
     subprocess.run(["git", "init", "-q", str(here)], check=True)
-    case = Case(here, loader_case("DataLoader(data)"), 'my "code"/träin it.py')
+    case = Case(here, loader_case("DataLoader(data)"), name)
+    monkeypatch.chdir(case.path.parent)
     fix = case.fix(knobs=LOADER, what="DataLoader")
-    subprocess.run(["git", "apply"], input=fix.changes[0].difference, cwd=here, check=True)
+    folder = case.path.parent if tool.startswith("git") else here
+    subprocess.run(tool.split(), input=fix.changes[0].difference, cwd=folder, check=True)
     assert case.path.read_bytes() == fix.changes[0].new
 
 

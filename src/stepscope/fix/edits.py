@@ -48,10 +48,10 @@ class Tree:
             raise NotMechanical(f"{name} has line ends or form feeds that an edit would not keep; edit it by hand")
         wrapper = metadata.MetadataWrapper(module, unsafe_skip_copy=True)
         self.module = wrapper.module
-        self._lines = wrapper.resolve(metadata.PositionProvider)
-        self._parents = wrapper.resolve(metadata.ParentNodeProvider)
-        self._names = wrapper.resolve(metadata.QualifiedNameProvider)
-        self._scopes = wrapper.resolve(metadata.ScopeProvider)
+        kinds: Any = (metadata.PositionProvider, metadata.ParentNodeProvider, metadata.ScopeProvider)
+        known: Any = wrapper.resolve_many((*kinds, metadata.QualifiedNameProvider))  # in one walk
+        self._lines, self._parents, self._scopes = (known[kind] for kind in kinds)
+        self._names = known[metadata.QualifiedNameProvider]
         self._nodes: list[cst.CSTNode] = []
         self._changes: dict[cst.CSTNode, list[Change]] = {}
         self._ahead: dict[cst.CSTNode, list[Any]] = {}

@@ -25,7 +25,7 @@ from stepscope.report.source import MAX_FILE_BYTES, own_folders
 
 SUFFIXES = (".py", ".pyw")
 _INSTALLED = {"site-packages", "dist-packages", "__pypackages__", "node_modules"}
-MAX_FILES = 200  # of the user's, looked through for a construction of which no line was recorded
+MAX_FILES = 1000  # as many as the recorder hashes, looked through for a word
 MISSING = "`stepscope fix` needs LibCST, which is not installed; pip install 'stepscope[fix]'"
 
 
@@ -67,14 +67,16 @@ class Sources:
         folders = (os.path.realpath(folder) for folder in (*own_folders(), *map(str, roots)))
         self.roots = tuple(folder for folder in dict.fromkeys(folders) if folder != os.sep)
         self._hashes = hashes
-        self._ran = {os.path.realpath(file): hashed for file, hashed in hashes.items()}
         self._files: dict[str, Source | str] = {}
 
     def open(self, file: str) -> Source:
         """The file; raises `NotMechanical` where it is none of the reader's, cannot be read, or is no source."""
         found = self._files.get(file)
         if found is None:
-            found = self._files[file] = self._read(file)
+            try:
+                found = self._files[file] = self._read(file)
+            except (OSError, ValueError) as error:  # a name that no file can have
+                found = self._files[file] = f"{file!r}: {error}"
         if isinstance(found, str):
             raise NotMechanical(found)
         return found
@@ -100,7 +102,7 @@ class Sources:
         beside = (Path(*parts[:length]) / "pyvenv.cfg" for length in range(2, len(parts)))
         if _INSTALLED & set(parts) or any(config.is_file() for config in beside):
             return f"{file} belongs to an installed package"
-        known = self._ran.get(path)
+        known = self._hashes.get(os.path.normpath(file)) or self._hashes.get(path)
         for same in self._files.values():
             if isinstance(same, Source) and same.path == path:
                 return same
@@ -129,15 +131,21 @@ def difference(path: str, base: str, old: bytes, new: bytes) -> bytes:
     for line in islice(difflib.unified_diff(before, after), 2, None):  # without its own heads
         whole = line.encode("latin-1")
         out.append(whole if line.endswith("\n") else whole + b"\n\\ No newline at end of file\n")
-    heads = [b"--- " + _quoted(f"a/{name}") + b"\n", b"+++ " + _quoted(f"b/{name}") + b"\n"]
+    sides = [_quoted(f"{side}/{name}") for side in "ab"]
+    # with the first line git takes the names from its root, wherever it is called
+    heads = [b"diff --git " + b" ".join(sides) + b"\n"]
+    heads += [
+        start + side + (b"\t" if b" " in side else b"") + b"\n"
+        for start, side in zip((b"--- ", b"+++ "), sides, strict=True)
+    ]
     return b"".join([*heads, *out] if out else [])
 
 
 def _quoted(name: str) -> bytes:
-    """A name as the head of a difference holds it: with a tab behind spaces, in C's quotes where it needs them."""
+    """A name as the head of a difference holds it: in C's quotes where it needs them."""
     raw = os.fsencode(name)
     if all(32 <= byte < 127 and byte not in b'"\\' for byte in raw):
-        return raw + (b"\t" if b" " in raw else b"")
+        return raw
     escapes = {9: b"\\t", 10: b"\\n", 34: b'\\"', 92: b"\\\\"}
     inside = (escapes.get(byte) or (bytes([byte]) if 32 <= byte < 127 else b"\\%03o" % byte) for byte in raw)
     return b'"' + b"".join(inside) + b'"'
