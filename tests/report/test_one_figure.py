@@ -158,8 +158,9 @@ def test_every_surface_tells_the_same_mean_median_and_percentile(
     steps = document["steps"]
     mean, median, p95 = (words.number(steps[key]) for key in ("mean_ms", "median_ms", "p95_ms"))
     assert f"{mean} ms a step (median {median}, p95 {p95})" in shown
-    for key in ("findings", "steps"):
-        figures = _figures(_blocks(run, key))
+    (overview,) = _blocks(run, "overview")
+    for shown_blocks in ([overview["figures"]], _blocks(run, "steps")):
+        figures = _figures(shown_blocks)
         assert {label: figures[label] for label in HEAD} == pytest.approx({k: steps[v] for k, v in HEAD.items()})
     assert words.milliseconds(steps["mean_ms"]) in _page(run)
     assert f"{mean} ms a step (median {median}, p95 {p95})" in notebook.fragment(run.report())

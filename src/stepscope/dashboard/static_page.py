@@ -472,11 +472,11 @@ def _intervals(block: Block) -> str:
     def x(value: float) -> float:
         return NAMES + float(value - low) / wide * (WIDTH - NAMES - 16)
 
-    tall = ROW * len(names)
+    tall, labels = ROW * len(names), words.shortened(names, NAME)
     marks = [f"<line class='zero' x1='{x(0.0):.1f}' y1='0' x2='{x(0.0):.1f}' y2='{tall}'/>"]
     for at, name in enumerate(names):
         middle = at * ROW + ROW / 2
-        marks.append(f"<text class='name' x='0' y='{middle + 4}'>{markup(name, NAME)}</text>")
+        marks.append(f"<text class='name' x='0' y='{middle + 4}'>{markup(labels[name], NAME)}</text>")
         for row in block["series"]:
             least, most, value = (_at(row.get(key) or (), at) for key in ("low", "high", "values"))
             if least is not None and most is not None:
@@ -520,10 +520,11 @@ def _heat(block: Block) -> str:
             return 0.0
         return math.log(value / low) / math.log(high / low) if logarithmic else (value - low) / (high - low)
 
+    labels = words.shortened((row["name"] for row in series), NAME)
     cells: list[str] = []
     shades: dict[int, list[str]] = {}  # one path for all cells of a shade
     for at, row in enumerate(series):
-        cells.append(f"<text class='name' x='0' y='{at * CELL + CELL - 3}'>{markup(row['name'], NAME)}</text>")
+        cells.append(f"<text class='name' x='0' y='{at * CELL + CELL - 3}'>{markup(labels[row['name']], NAME)}</text>")
         for column, value in enumerate(row["values"]):
             if value is not None:
                 square = f"M{NAMES + column * wide:.1f} {at * CELL}h{wide:.1f}v{CELL - 1}h-{wide:.1f}z"

@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from importlib import resources
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -152,6 +153,41 @@ def quantity(value: Any, unit: str) -> str:
     if unit in ("ms", "milliseconds"):
         return milliseconds(value)
     return plain(f"{count(value)} {unit}".strip() if unit not in ("", "1", "count") else count(value))
+
+
+def shortened(names: Iterable[str], room: int) -> dict[str, str]:
+    """By name, each in at most `room` characters, cut in the middle; as `web/src/lib/labels.ts` does.
+
+    Names that differ stay different: those of which both ends are alike are shown from where they begin to differ, and
+    what even then is alike gets a number.
+    """
+    alike: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        alike.setdefault(_middle(name, room), []).append(name)
+    labels: dict[str, str] = {}
+    used: set[str] = set()
+    for group in alike.values():
+        same = sum(1 for _ in takewhile(lambda each: len(set(each)) == 1, zip(*group, strict=False)))
+        for name in group:
+            label = _middle(name, room) if len(group) == 1 else _differing(name, same, room)
+            number = 2
+            while label in used:
+                label = f"{_middle(name, room - len(str(number)) - 2)} #{number}"
+                number += 1
+            used.add(label)
+            labels[name] = label
+    return labels
+
+
+def _middle(name: str, room: int) -> str:
+    head = int((room - 1) * 0.45)  # the end says more of a path or a module than its beginning
+    return name if len(name) <= room else f"{name[:head]}…{name[len(name) - (room - 1 - head) :]}"
+
+
+def _differing(name: str, same: int, room: int) -> str:
+    start = max(0, same - 2)
+    head = min(room // 4, start)
+    return f"{name[:head]}…{_middle(name[start:], room - head - 1)}"
 
 
 MAX_COMMAND = 4_000  # characters: whole, so that it can be copied
