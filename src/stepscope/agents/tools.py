@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.util
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -286,7 +284,8 @@ class Fix(Tool, frozen=True, kw_only=True):
     finding: FindingId
 
     def answer(self, desk: Desk) -> bytes:
-        fix: Any = importlib.import_module("stepscope.fix")
+        from stepscope import fix
+
         with desk.run(self.run) as (run,):
             made = fix.fix_of(run, fix.find(run, self.finding), roots=run.options.source_roots)
         head = {"diff": b"".join(change.difference for change in made.changes).decode("utf-8", "replace") or None}
@@ -371,7 +370,7 @@ READING: dict[str, type[Tool]] = {
     "hot_lines": HotLines,
     "compare": Compare,
     "verdict": Verdict,
-    **({"fix": Fix} if importlib.util.find_spec("stepscope.fix") else {}),
+    "fix": Fix,
 }
 STARTING: dict[str, type[Tool]] = {
     "start_run": StartRun,
