@@ -78,6 +78,7 @@ def start(path: Path, make: Callable[[Send], None]) -> None:
         return
     status = 1
     try:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is of the whole group: it ends at once
         os.close(taken)
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):

@@ -177,8 +177,6 @@ def analyze(
     plan = outputs.Plan(json_file=json_file, html_file=html_file, force=force)
     spare_memory(paths)
     reading.start(paths)
-    if not of_table:
-        _prepare()
     with outputs.reading("reading") as progress:
         options = reading.options(progress, judged=True, priced=priced)
         run = api.open_run(*paths, options=options)
@@ -189,6 +187,7 @@ def analyze(
         other = api.open_run(wanted.diff, options=options) if wanted.diff is not None else None
         if not of_table:
             plan.check(run.folder if run.recorded else None)
+            _prepare()
             report = run.report(source=not no_source)
         for opened in filter(None, (run, other)) if of_table else ():
             opened.load()  # the long part, while progress is shown
