@@ -61,7 +61,9 @@ def slow_links(calls: pl.DataFrame, layout: Layout, step_ms: float) -> tuple[lis
     )
     classes: dict[tuple[str, int, str, bool, int, int], list[_Transfers]] = defaultdict(list)
     for (name, kind), part in by_step.partition_by("group", "kind", as_dict=True).items():
-        group = layout.groups[str(name)]
+        group = layout.groups.get(str(name))
+        if group is None:
+            continue
         ranks = np.array(sorted(set(group.ranks)), np.int64)
         members = layout.at(ranks)
         absent = tuple(ranks[members < 0].tolist())
