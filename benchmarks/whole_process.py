@@ -9,6 +9,7 @@ The result goes between markers of benchmarks/RESULTS.md.
 from __future__ import annotations
 
 import argparse
+import compileall
 import gzip
 import os
 import statistics
@@ -48,6 +49,8 @@ def main() -> None:
     parser.add_argument("--before", type=Path, help="the `src` folder of another version of ours")
     options = parser.parse_args()
     peer = peers_python(HERE / ".peers", options.peers_python)
+    for source in filter(None, (HERE.parent / "src", options.before)):
+        compileall.compile_dir(source, quiet=2)  # as pip leaves a package, also where Python keeps no bytecode
     rows = []
     with tempfile.TemporaryDirectory() as name:
         large = Path(name) / f"{LARGE_MB}-mb.json.gz"

@@ -37,7 +37,7 @@ ALLOWED = {
     "read by the parser of command lines": ("__signature__", "__annotations__"),
     "read or called by a library that it is set for": (
         *("redirect_slashes", "should_exit", "fast_dtype", "suppress_errors", "_compiled_call_impl"),
-        *("on_broken_pipe", "do_GET", "log_message", "process_request", "wall_time", "simple_value"),
+        *("on_broken_pipe", "do_GET", "log_message", "process_request", "wall_time", "simple_value", "on_leave"),
     ),
     "called on a `stepscope.profile`, which has what `torch.profiler.profile` has": (
         *("add_metadata", "add_metadata_json", "export_memory_timeline", "export_stacks", "preset_metadata_json"),

@@ -6,8 +6,10 @@ import gc
 import importlib.util
 import os
 import signal
+import sys
 import threading
 from collections.abc import Generator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -15,6 +17,7 @@ import pytest
 pytest_plugins = ["tests.browser_page", "tests.dashboard.browser"]
 FEWER = 4  # in `make test` properties are tried with one in so many of their examples,
 AT_LEAST = 10  # and none with fewer than these
+START = Path(__file__).parent / "start"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -22,6 +25,9 @@ def pytest_configure(config: pytest.Config) -> None:
     for profile in ("some", "all"):
         hypothesis.settings.register_profile(profile, deadline=None, max_examples=50)
     hypothesis.settings.load_profile(config.getoption("--hypothesis-profile") or "some")
+    gc.disable()  # until all is imported and collected; in a process that only hands out tests, to its end
+    if str(START) not in sys.path:  # a worker has it from its parent
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(START), os.environ.get("PYTHONPATH")]))
     for name in [name for name in os.environ if name.startswith("STEPSCOPE_")]:
         if not name.startswith("STEPSCOPE_TEST_"):  # these are meant for the tests
             del os.environ[name]
@@ -57,8 +63,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """What was imported and collected stays: the garbage collector need not look at it again and again."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def _fixtures(item: pytest.Item) -> list[str]:

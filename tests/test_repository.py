@@ -9,8 +9,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 KNOWN = {
-    *(".ci", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md"),
-    *("benchmarks", "constraints.txt", "docs", "examples", "hatch_build.py", "pyproject.toml", "scripts"),
+    *(".ci", ".github", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md"),
+    *("action.yml", "benchmarks", "constraints.txt", "docs", "examples", "hatch_build.py", "mkdocs.yml"),
+    *("pyproject.toml", "scripts"),
     *("src", "tests", "web"),
 }
 

@@ -13,7 +13,9 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 ZOO = BENCHMARKS / "zoo"
 CATEGORIES = set(re.findall(r"\w+", "input host sync launch compute memory transfer communication compile io system"))
 # Modules of the zoo that are no script of it.
-MACHINERY = {"common", "launch", "perceptron", "planted", "run", "score", "table", "traceml_peer", "zoo_report"}
+MACHINERY = {
+    *("common", "fixes", "launch", "perceptron", "planted", "run", "score", "table", "traceml_peer", "zoo_report")
+}
 SCRIPT = """
 def fetch(path):
     return decode(

@@ -366,11 +366,14 @@ class Run:
 
     def report(self, *, source: bool = True) -> Report:
         """The document that the terminal, JSON and HTML show; `source=False` quotes no line of source text."""
-        from stepscope.report import document, experiment_report
+        from stepscope.report import document, experiment_report, replays
 
         if source not in self._reports:
             experiment = experiment_report.view(self.folder) if self.recorded else None
-            self._reports[source] = document.build(self.analysis, self.diagnosis, source=source, experiment=experiment)
+            replayed = replays.document(replays.kept(self.folder)) if self.recorded else ()
+            self._reports[source] = document.build(
+                self.analysis, self.diagnosis, source=source, experiment=experiment, replays=replayed
+            )
         return self._reports[source]
 
     def showing(self, report: Report) -> Run:

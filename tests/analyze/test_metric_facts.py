@@ -225,12 +225,13 @@ def test_a_run_without_steps_and_metrics_has_none() -> None:
 
 SCRIPT = """
 import torch
+from plain_sgd import PlainSGD
 torch.manual_seed(0)
 data = torch.randn(320, 4)
 data[4 * 51 + 1] = float("nan")
 loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(data), batch_size=4)
 model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+optimizer = PlainSGD(model.parameters(), lr=1e-3)
 for number, (batch,) in enumerate(loader):
     loss = model(batch).pow(2).mean()
     loss.backward()

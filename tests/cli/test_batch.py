@@ -20,6 +20,7 @@ main = partial(call, "batch")
 
 SCRIPT = """
 import torch
+from plain_sgd import PlainSGD
 from torch.utils.data import DataLoader, Dataset
 
 class Pictures(Dataset):
@@ -36,7 +37,7 @@ if __name__ == "__main__":
     data = Pictures()
     loader = DataLoader(data, batch_size=4, shuffle=True, num_workers=1)
     model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = PlainSGD(model.parameters(), lr=0.01)
     for step, (rows, numbers) in enumerate(loader):
         if 77 in numbers.tolist():
             print(step, *numbers.tolist())
@@ -89,13 +90,14 @@ def test_a_poisoned_sample_is_named(tmp_path: Path, capfd: pytest.CaptureFixture
 
 EPOCHS = """
 import torch
+from plain_sgd import PlainSGD
 from torch.utils.data import DataLoader
 
 if __name__ == "__main__":
     torch.manual_seed(1)
     loader = DataLoader([(torch.zeros(2), i) for i in range(70_000, 70_030)], 4, shuffle=True, num_workers={workers})
     model = torch.nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = PlainSGD(model.parameters(), lr=0.01)
     for epoch in range(3):
         for at, (rows, numbers) in enumerate(loader):
             print(*(numbers - 70_000).tolist(), end=" ")
@@ -108,7 +110,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(("workers", "parts"), [(0, 1), (2, 1), (0, 2)])
+@pytest.mark.parametrize(("workers", "parts"), [pytest.param(0, 1, marks=pytest.mark.thorough), (2, 1), (0, 2)])
 def test_the_samples_of_a_healthy_step_are_named(
     workers: int, parts: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,13 +18,9 @@ import pytest
 from stepscope.dashboard import bundle
 from tests.browser_page import PATIENCE_MS, Opened
 
-AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
 OWN_SCHEMES = ("data", "blob")
-_RUN_AXE = """async () => {
-  const found = await axe.run(document, { resultTypes: ['violations'] });
-  return found.violations.map((rule) => `${rule.id}: ${rule.help}: ` + rule.nodes.slice(0, 4).map((node) =>
-    node.html.slice(0, 200) + ' ' + node.any.map((check) => check.message).join(' ')).join(' | '));
-}"""
+COLOURS = {"runOnly": ["color-contrast"], "resultTypes": ["violations"]}  # all that a theme changes
+SHOWN = 4  # places of a violation
 
 
 @dataclass
@@ -45,17 +40,19 @@ class View(Opened):
 
     def pages(self) -> dict[str, str]:
         """Titles of the run's pages by their keys, in order."""
-        links = self.page.locator("nav a")
+        links = self.page.locator("nav li a")
         found = {}
         for index in range(links.count()):
             href = links.nth(index).get_attribute("href").partition("?")[0]
-            found[href.rpartition("/")[2]] = links.nth(index).locator("span").first.inner_text()
+            found[href.rpartition("/")[2]] = links.nth(index).text_content()
         return found
 
     def open(self, page: str) -> View:
         """Opens a page of the same run by its link, as a user does."""
-        link = self.page.locator(f'nav a[href$="/{page}"], nav a[href*="/{page}?"]').first
-        title = link.locator("span").first.inner_text()
+        link = self.page.locator(f'nav li a[href$="/{page}"], nav li a[href*="/{page}?"]').first
+        title = link.text_content()
+        if not link.is_visible():  # among the empty ones
+            self.page.locator("nav summary").click()
         link.click()
         self.until(lambda: link.get_attribute("aria-current") == "page" and self.text("h1") == title)
         return self.ready()
@@ -74,11 +71,25 @@ class View(Opened):
         """How often something with `part` in its path or query was asked for."""
         return sum(part in request for request in self.requests)
 
-    def violations(self) -> list[str]:
+    def violations(self, options: Any = None) -> list[str]:
         """What axe-core finds on the page now; needs `look(..., axe=True)`."""
-        if self.page.evaluate("typeof axe") == "undefined":
-            self.page.evaluate(f"{AXE.read_text(encoding='utf-8')}; undefined")
-        return list(self.page.evaluate(_RUN_AXE))
+        from axe_playwright_python.sync_playwright import Axe
+
+        found = Axe().run(self.page, options=options or {"resultTypes": ["violations"]}).response["violations"]
+        return [
+            f"{rule['impact']} {rule['id']}: {[node['html'][:200] for node in rule['nodes'][:SHOWN]]}" for rule in found
+        ]
+
+    def dark(self, on: bool) -> None:
+        """In the theme that the system asks for."""
+        self.page.emulate_media(color_scheme="dark" if on else "light")
+        self.until(lambda: self.page.locator(f"html[data-theme={'dark' if on else 'light'}]").count() == 1)
+
+    def sized(self, width: int, height: int) -> View:
+        """In a window of this size, laid out anew."""
+        self.page.set_viewport_size({"width": width, "height": height})
+        self.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        return self
 
 
 Look = Callable[..., View]
@@ -93,8 +104,6 @@ def look(chromium: Any) -> Iterator[Look]:
     contexts = []
 
     def open_view(address: str, *, axe: bool = False, answer: Callable[[Any], None] | None = None) -> View:
-        if axe and not AXE.is_file():
-            pytest.skip("needs axe-core: npm --prefix web ci")
         context = chromium.new_context(viewport={"width": 1280, "height": 800}, bypass_csp=axe, accept_downloads=True)
         context.set_default_timeout(PATIENCE_MS)
         contexts.append(context)

@@ -32,7 +32,7 @@ OWN = ("base", "catalog", "embedded", "source", "boxes", "key", "limit")
 LARGEST = 2**53  # of whole numbers that a browser can hold
 UNITS = {
     *("ns", "us", "ms", "s", "bytes", "share", "pct", "count", "per_s", "bytes_per_s", "celsius", "W", "MHz"),
-    *("number", "text", ""),
+    *("scalar", "number", "text", ""),
 }
 CHARTS = {"line", "stacked_area", "stacked_bars", "bars", "histogram", "scatter", "interval", "heat", "multiples"}
 KEYS = {
@@ -45,9 +45,11 @@ KEYS = {
     "findings": {"findings", "risks", "healthy", "abstained", "ignored"},
     "timeline": {"id", "from_ns", "to_ns", "steps", "tracks", "window", "notes", "sliceable", "details"},
     "flame": {"id", "document", "first"},
+    "overview": {"figures", "bar", "findings", "total", "risks", "healthy", "charts", "notes", "more_notes"},
     "choice": {"label", "param", "value", "options"},
     "parallel": {"id", "title", "sentence", "axes", "names", "shade", "more_is_better"},
 }
+EXTRA = {"table": {"tree", "open_depth"}, "text": {"link"}, "chart": {"lines", "points", "small"}}
 
 
 @dataclass
@@ -194,14 +196,21 @@ def check(document: Mapping[str, Any]) -> None:
     _each_once(block["id"] for block in document["blocks"] if "id" in block)
     for block in document["blocks"]:
         kind = block["kind"]
-        extra = {"table": {"tree", "open_depth"}, "text": {"link"}, "chart": {"lines", "points"}}.get(kind, set())
-        assert KEYS[kind] <= set(block) - {"kind"} <= KEYS[kind] | extra, block
+        extra = {"table": {"tree", "open_depth"}, "text": {"link"}, "chart": {"lines", "points", "small"}}.get(
+            kind, set()
+        )
+        assert KEYS[kind] <= set(block) - {"kind", "folded"} <= KEYS[kind] | extra, block
         if kind == "table":
             _table(block)
         elif kind == "chart":
             _chart(block)
         elif kind == "figures":
             assert {item["unit"] for item in block["items"]} <= UNITS
+        elif kind == "overview":
+            for chart in block["charts"]:
+                _chart(chart)
+            assert len(block["findings"]) <= min(3, block["total"])
+            assert len(block["notes"]) <= 3
         elif kind == "choice":
             assert block["value"] in {option["value"] for option in block["options"]}
 

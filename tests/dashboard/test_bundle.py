@@ -153,21 +153,6 @@ def requirements(hook: ModuleType, tree: Path) -> list[str]:
     return made
 
 
-def test_the_wheel_contains_the_front_end_and_no_source_map(tmp_path: Path) -> None:
-    if bundle.folder() is None:
-        pytest.skip(bundle.missing())
-    # what the installation has built; other tests look at it meanwhile
-    names = wheel(ROOT, tmp_path, STEPSCOPE_NO_WEB="1").namelist()
-    inside = [name for name in names if name.startswith("stepscope/dashboard/static/")]
-    assert "stepscope/dashboard/static/index.html" in inside
-    if (bundle.FOLDER / "build.json").exists():  # else it was built by hand, with npm alone
-        assert "stepscope/dashboard/static/licences.txt" in inside
-    assert any(name.endswith(".js") for name in inside)
-    assert any(name.endswith(".css") for name in inside)
-    assert not [name for name in names if name.endswith((".map", ".ts", ".svelte"))]
-    assert not [name for name in names if name.startswith(("web/", "tests/"))]
-
-
 def test_an_installation_that_cannot_reach_npm_works(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     leave = shutil.ignore_patterns("static", "__pycache__", "node_modules")

@@ -119,7 +119,7 @@ def test_values_stand_in_a_table_and_in_csv(show: Callable[..., View]) -> None:
     view.until(lambda: table.count() == 1)
     assert "c.band=table" in view.page.url
     assert [row.split("\t") for row in table.locator("tbody tr").all_inner_texts()] == [
-        ["0\u202fns", "5\u202fms", "4\u202fms", "6.5\u202fms"],
+        ["0\u202fs", "5\u202fms", "4\u202fms", "6.5\u202fms"],
         ["1\u202fs", "–", "–", "–"],
     ]
     with view.page.expect_download() as waited:

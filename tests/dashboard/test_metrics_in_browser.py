@@ -134,4 +134,4 @@ def test_the_page_without_scripts_shows_curves_and_crosses(tmp_path: Path) -> No
     made = Page(static_page.render("a run", [Section("Metrics", blocks)]))
     assert made.open == []
     assert "×" in made.text
-    assert "step 0 to 290; from light, 0.010, to dark, 30, logarithmic" in made.text
+    assert "step 0 to 290; from light, 0.01, to dark, 30, logarithmic" in made.text

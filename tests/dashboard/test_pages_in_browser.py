@@ -13,11 +13,12 @@ import pytest
 from stepscope.dashboard import blocks
 from stepscope.dashboard.pages import PAGES
 from stepscope.dashboard.server import prepare
-from tests.dashboard.browser import Look, View
+from tests.dashboard.browser import COLOURS, Look, View
 from tests.dashboard.client import Dashboard
 from tests.dashboard.served_runs import Growing
 
 Served = Callable[[str], str]
+SCREENS = {"overview": 1, "steps": 2, "system": 2}  # of 1280 x 720 that a page may need
 TITLES = {key: page.title for key, page in PAGES.items()}
 
 
@@ -39,10 +40,20 @@ def _visit(view: View, page: str) -> None:
     assert view.page.locator("h1").all_inner_texts() == [TITLES[page]]
     assert view.page.locator("[role=alert]").all_inner_texts() == [], page
     assert view.page.locator("main .block").count() > 0, page
-    assert view.page.locator("html").evaluate("root => root.scrollWidth") <= 1280, page
+    assert _sizes(view)[0] <= 1280, page
     assert _headings_in_order(view), page
-    marked = view.page.locator(f'nav a[href$="/{page}"] .empty').count()
+    marked = view.page.locator(f'nav .empty a[href$="/{page}"]').count()
     assert view.page.locator("main .empty").count() >= marked, page
+    if page in SCREENS:
+        assert _sizes(view.sized(1280, 720))[1] <= 720 * SCREENS[page], page
+    assert _sizes(view.sized(390, 844))[0] <= 390, page
+    view.sized(1280, 800)
+
+
+def _sizes(view: View) -> tuple[int, int]:
+    """How wide and how high the whole page is, in pixels."""
+    width, height = view.page.locator("html").evaluate("root => [root.scrollWidth, root.scrollHeight]")
+    return width, height
 
 
 def _headings_in_order(view: View) -> bool:
@@ -58,6 +69,9 @@ def test_accessible(dashboard: Dashboard, served: Served, look: Look) -> None:
     for page in TITLES:
         _visit(view, page)
         found[page] = view.violations()
+        view.dark(True)
+        found[page] += view.violations(COLOURS)
+        view.dark(False)
     assert {page: wrong for page, wrong in found.items() if wrong} == {}
 
 
@@ -74,7 +88,7 @@ def test_list_of_runs(dashboard: Dashboard, served: Served, look: Look) -> None:
     assert "q=small" in view.page.url
     view.page.get_by_role("link", name="small").click()
     view.ready()
-    assert view.text("h1") == "Findings"
+    assert view.text("h1") == "Overview"
 
 
 def test_scope_follows_from_page_to_page(dashboard: Dashboard, served: Served, look: Look) -> None:

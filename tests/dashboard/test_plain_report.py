@@ -70,7 +70,7 @@ def test_it_says_what_the_terminal_says_asks_for_nothing_and_can_be_read_without
     heads = [name for tag, name, _ in page.attributes if tag == "th" and name == "scope"]
     assert len(heads) == page.tags.count("th") > 0
     labels = [name for tag, name, _ in page.attributes if tag == "svg" and name == "aria-label"]
-    assert len(labels) == page.tags.count("svg") == 2 + 5  # of steps, of metrics
+    assert len(labels) == page.tags.count("svg") == 2 + 2 + 5  # of the overview, of steps, of metrics
 
 
 def test_hostile_names_stay_text(folder: Path) -> None:

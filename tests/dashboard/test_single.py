@@ -209,7 +209,7 @@ def test_the_file_opens_without_a_network(
 
     shown = open_page(file)
     view = View(shown.page, shown.wrong).ready()
-    assert view.text("h1") == "Findings"
+    assert view.text("h1") == "Overview"
     for finding in report.findings[:1]:
         assert finding["title"][:30] in view.page.locator("main").inner_text()
     for key in view.pages():

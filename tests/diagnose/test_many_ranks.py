@@ -30,7 +30,15 @@ def opened(run: Path, **more: Any) -> api.Run:
 
 def shown(report: Report) -> str:
     """The terminal's text, as one line."""
-    console = Console(file=io.StringIO(), width=100, highlight=False, markup=False, emoji=False)
+    console = Console(
+        file=io.StringIO(),
+        width=100,
+        force_terminal=True,
+        color_system=None,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
     with console.capture() as captured:
         terminal.render(report, console)
     return " ".join(captured.get().split())

@@ -162,7 +162,7 @@ def test_risks_are_ignored_by_name() -> None:
 
 
 def shown(report: Report) -> str:
-    console = Console(file=io.StringIO(), width=200)
+    console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system=None)
     terminal.render(report, console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()

@@ -18,10 +18,11 @@ pytestmark = [pytest.mark.torch, pytest.mark.process]
 SCRIPT = """\
 import sys, time
 import torch
+from plain_sgd import PlainSGD
 
 torch.manual_seed(0)
 model = torch.nn.Linear(256, 256)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+optimizer = PlainSGD(model.parameters(), lr=0.01)
 leaks = sys.argv[1] == "leak"
 losses = []
 

@@ -75,7 +75,15 @@ def _compared(given: Input) -> list[tuple[str, str]]:
 
 
 def _shown(render: Callable[[Console], None]) -> str:
-    console = Console(file=io.StringIO(), width=100, highlight=False, markup=False, emoji=False)
+    console = Console(
+        file=io.StringIO(),
+        width=100,
+        force_terminal=True,
+        color_system=None,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
     with console.capture() as captured:
         render(console)
     return captured.get()

@@ -58,15 +58,3 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-@pytest.fixture(scope="session")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    """Two ranks under torchrun."""
-    launcher = [PYTHON, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1"]
-    return record(
-        tmp_path_factory.mktemp("ddp") / "run",
-        [*launcher, f"--master-port={free_port()}", str(SCRIPTS / "ddp.py")],
-        options=NO_WINDOW,
-        env={"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"},
-    )

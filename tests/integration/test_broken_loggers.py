@@ -33,6 +33,7 @@ LIBRARIES = {
 }
 TRAINING = """
 import sys, torch
+from plain_sgd import PlainSGD
 if sys.argv[1] == "absent":
     for name in ("wandb", "mlflow", "trackio", "tensorboardX"):
         sys.modules[name] = None
@@ -49,7 +50,7 @@ except ImportError as error:
     print(error)
 torch.manual_seed(0)
 model = torch.nn.Linear(8, 2)
-optimizer = torch.optim.SGD(model.parameters(), 0.25)
+optimizer = PlainSGD(model.parameters(), 0.25)
 for step in range(6):
     loss = torch.nn.functional.cross_entropy(model(torch.randn(16, 8)), torch.randint(0, 2, (16,)))
     optimizer.zero_grad()

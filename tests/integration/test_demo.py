@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.calls import call
 from tests.integration.harness import EXAMPLES, SCRIPTS, Recorded, lines_of_function, record
 from tests.recordings import train_line
 
@@ -77,3 +78,11 @@ def test_without_permission_to_attach_the_line_is_still_named(pictures: Path, tm
     assert report["views"]["stacks"]["source"] == "agent"
     notes = " ".join(note["text"] for note in report["quality"]["notes"])
     assert "py-spy" in notes
+
+
+def test_an_option_decides_the_workers(demo: Recorded, capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("libcst")
+    before = TRAIN.read_bytes()
+    assert call("fix", demo.folder, "--finding", demo.findings[0]["id"], "--apply") == 1
+    assert "the option --workers of the command line decides it" in capfd.readouterr().err
+    assert TRAIN.read_bytes() == before

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.integration.harness import PYTHON, SCRIPTS, plain, record
+
+pytest.importorskip("torch")  # the scripts are imported, for their names
 from tests.integration.scripts.harmless import SCRIPTS as NAMES
 
 pytestmark = [pytest.mark.process, pytest.mark.torch, pytest.mark.thorough]

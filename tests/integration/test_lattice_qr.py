@@ -42,3 +42,24 @@ def test_both_ways_train_on_the_same_fields(recorded: Recorded) -> None:
     assert fast.returncode == 0, fast.stderr.decode()
     assert fast.stdout.startswith(b"step 5: loss ")
     assert recorded.stdout.startswith(fast.stdout)
+
+
+def test_the_top_line_stands_on_the_first_page_and_the_operator_behind_it_is_replayed(recorded: Recorded) -> None:
+    line = f"flow.py:{line_of(FLOW, 'torch.linalg.qr(')}"
+    assert line in recorded.text
+    done = command("replay", str(recorded.folder), "--op", "linalg_qr", "--devices", "cpu,cuda:99", "--seconds", "1")
+    assert done.returncode == 0, done.stderr
+    assert "Replayed alone: aten::linalg_qr" in done.stdout
+    assert "not on this machine" in done.stdout
+    shown = command("analyze", str(recorded.folder), "--json", "-", "--force")
+    assert shown.returncode == 0, shown.stderr
+    views = json.loads(shown.stdout)["views"]
+    assert views["stacks"]["hot_lines"][0]["line"] == line_of(FLOW, "torch.linalg.qr(")
+    (replay,) = views["replayed_operators"]
+    (call,) = replay["calls"]
+    cpu, absent = call["times"]
+    assert call["shapes"] == "[[64,4,4,4,4,4,3,3],[]]"
+    assert cpu["variant"]["threads"] == 1  # those of the training
+    assert cpu["per_step_ns"] == pytest.approx(call["calls_per_step"] * cpu["per_call_ns"])
+    assert absent["reason"] == "not on this machine"
+    assert [step["variant"]["device"] for step in replay["steps"]] == ["cpu"]

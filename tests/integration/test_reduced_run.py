@@ -1,4 +1,4 @@
-"""A real job of four ranks, recorded and reduced: by its reduced tables alone the slow rank is named, and its line."""
+"""A real job of three ranks, recorded and reduced: by its reduced tables alone the slow rank is named, and its line."""
 
 from __future__ import annotations
 
@@ -10,22 +10,37 @@ import pytest
 from stepscope.analyze.ranks import judge
 from stepscope.model.ranks import Straggler
 from stepscope.tables.reduced import LABELS, load
-from tests.integration.harness import PYTHON, SCRIPTS, command, line_of, record
+from tests.integration.harness import PYTHON, SCRIPTS, Recorded, command, line_of, record, step_rows
 
 pytestmark = [pytest.mark.process, pytest.mark.torch]
 
 SCRIPT = SCRIPTS / "slow_line.py"
-SLOW = 2
+SLOW, RANKS = 2, 3
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torchrun = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
-    done = record(tmp_path_factory.mktemp("four") / "run", [*torchrun, str(SCRIPT), "--slow", str(SLOW)])
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    torchrun = [PYTHON, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+    done = record(tmp_path_factory.mktemp("three") / "run", [*torchrun, str(SCRIPT), "--slow", str(SLOW)])
     assert done.status == 0, done.text
-    reduced = command("reduce", str(done.folder))
+    return done
+
+
+@pytest.fixture(scope="module")
+def run(recorded: Recorded) -> Path:
+    reduced = command("reduce", str(recorded.folder))
     assert reduced.returncode == 0, reduced.stderr
-    return done.folder
+    return recorded.folder
+
+
+def test_torchrun_records_every_rank(recorded: Recorded) -> None:
+    ranks = list(range(RANKS))
+    assert sorted(path.name for path in recorded.folder.glob("rank-*")) == [f"rank-{rank}" for rank in ranks]
+    for rank in ranks:
+        assert len(step_rows(recorded.folder / f"rank-{rank}")) in {119, 120}
+    run = recorded.report["run"]
+    assert (run["ranks"], run["world_size"]) == (ranks, RANKS)
+    assert recorded.report["steps"]["ranks"] == ranks
 
 
 def first_straggler(reduced: Path) -> Straggler:
@@ -52,5 +67,5 @@ def test_where_both_are_there_the_run_is_read_in_full_and_says_the_same(run: Pat
     assert shown.returncode == 0, shown.stderr
     assert f"Rank {SLOW} works" in " ".join(shown.stdout.split())
     windows = load(run / "reduced").scan("steps").filter(label=LABELS.index("window")).collect().to_dicts()
-    assert {row["rank"] for row in windows} <= {0, 1, 2, 3}
+    assert {row["rank"] for row in windows} <= {0, 1, 2}
     assert any(row["collective_us"] for row in windows)

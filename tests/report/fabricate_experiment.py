@@ -102,7 +102,7 @@ def shown(found: comparison.Experiment, *, width: int = 100, encoding: str = "ut
     """What a terminal of that width shows of it."""
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding=encoding, newline="")
-    console = Console(file=stream, width=width, color_system=None)
+    console = Console(file=stream, width=width, force_terminal=True, color_system=None)
     terminal.show_experiment(experiment_report.experiment_document(found), console, page=page)
     stream.flush()
     return raw.getvalue().decode(encoding)

@@ -90,7 +90,8 @@ def _reports(folder: Path) -> dict[str, str]:
     return {
         "a report on a narrow terminal": shown(usual),
         "a report on a terminal of ASCII": shown(usual, encoding="ascii"),
-        "a report in colour": shown(usual, terminal_like=True).replace("\x1b", "ESC"),
+        "a report in colour": shown(usual, coloured=True).replace("\x1b", "ESC"),
+        "a report that goes to a file": shown(usual, piped=True),
         "a healthy run": _run(folder),
         "a knob to try": _run(folder, Diagnosis((replace(first, try_=(Try("loader.num_workers", "2"),)),), ())),
         "a finding of one rank": _run(folder, Diagnosis((finding(file, ranks=(1,)),), ()), **ranks),

@@ -63,7 +63,9 @@ def change(kind: str = "kernel", name: str = "gemm", difference: float | None = 
 
 def terminal(found: Comparison, *, encoding: str = "utf-8", top: int | None = None) -> str:
     out = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="strict")
-    console = Console(file=out, width=100, highlight=False, markup=False, emoji=False)
+    console = Console(
+        file=out, width=100, force_terminal=True, color_system=None, highlight=False, markup=False, emoji=False
+    )
     show_comparison(comparison_report.comparison_document(found), console, top=top)
     out.flush()
     return out.buffer.getvalue().decode(encoding)

@@ -40,7 +40,7 @@ def run(folder: Path, prices: Prices, **metrics: float) -> api.Run:
 
 
 def on_terminal(opened: api.Run) -> str:
-    console = Console(file=io.StringIO(), width=100)
+    console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
     terminal.render(opened.report(), console)
     return " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
 

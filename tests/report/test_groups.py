@@ -30,7 +30,7 @@ def reported(folder: Path, **explains: tuple[int, ...]) -> Report:
 
 
 def shown(report: Report) -> str:
-    console = Console(file=StringIO(), width=100, no_color=True)
+    console = Console(file=StringIO(), width=100, force_terminal=True, color_system=None)
     terminal.render(report, console)
     assert isinstance(console.file, StringIO)
     return " ".join(console.file.getvalue().split())

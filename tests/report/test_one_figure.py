@@ -122,7 +122,7 @@ def document(run: api.Run) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def shown(run: api.Run) -> str:
     """The terminal, its lines joined."""
-    console = Console(file=io.StringIO(), width=200, force_terminal=False, color_system=None)
+    console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system=None)
     terminal.render(run.report(), console)
     assert isinstance(console.file, io.StringIO)
     return _joined(console.file.getvalue())
@@ -158,8 +158,9 @@ def test_every_surface_tells_the_same_mean_median_and_percentile(
     steps = document["steps"]
     mean, median, p95 = (words.number(steps[key]) for key in ("mean_ms", "median_ms", "p95_ms"))
     assert f"{mean} ms a step (median {median}, p95 {p95})" in shown
-    for key in ("findings", "steps"):
-        figures = _figures(_blocks(run, key))
+    (overview,) = _blocks(run, "overview")
+    for shown_blocks in ([overview["figures"]], _blocks(run, "steps")):
+        figures = _figures(shown_blocks)
         assert {label: figures[label] for label in HEAD} == pytest.approx({k: steps[v] for k, v in HEAD.items()})
     assert words.milliseconds(steps["mean_ms"]) in _page(run)
     assert f"{mean} ms a step (median {median}, p95 {p95})" in notebook.fragment(run.report())

@@ -45,7 +45,7 @@ def shown(views: SampledViews | None, *, width: int = 100) -> str:
 
 def printed(report: Report, width: int = 100) -> str:
     stream = io.StringIO()
-    terminal.render(report, Console(file=stream, width=width, color_system=None))
+    terminal.render(report, Console(file=stream, width=width, force_terminal=True, color_system=None))
     return stream.getvalue()
 
 

@@ -5,24 +5,28 @@ from __future__ import annotations
 import io
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from stepscope.dashboard import terminal
+from stepscope.dashboard import summary, terminal
 from stepscope.model import Abstention, Diagnosis, Evidence, Note, Place, Quality, Report
+from stepscope.report import words
 from stepscope.report.document import build
+from tests.records import replace
 from tests.report.fabricate import analysis, diagnosis, finding, hot_line, run_facts, step_facts
 
 HOSTILE = "<script>x</script>\x1b[2J\x1b]0;t\x07[bold red]b[/]\u202eevil\u2066\x9b31m\r\nfake: 0 ms"
 
 
-def shown(report: Report, *, width: int = 80, encoding: str = "utf-8", terminal_like: bool = False) -> str:
+def shown(
+    report: Report, *, width: int = 80, encoding: str = "utf-8", coloured: bool = False, piped: bool = False
+) -> str:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding=encoding, newline="")
-    console = Console(
-        file=stream, width=width, force_terminal=terminal_like, color_system="standard" if terminal_like else None
-    )
+    colours: Any = "standard" if coloured else None
+    console = Console(file=stream, width=width, force_terminal=not piped, color_system=colours)
     terminal.render(report, console)
     stream.flush()
     return raw.getvalue().decode(encoding)
@@ -65,8 +69,8 @@ def test_the_report_fits_a_screen_and_says_it_all(folder: Path) -> None:
 def test_no_colour_codes_unless_on_a_terminal(folder: Path) -> None:
     report = build(analysis(folder), diagnosis(folder))
 
-    assert "\x1b" not in shown(report)
-    assert "\x1b[" in shown(report, terminal_like=True)
+    assert "\x1b" not in shown(report, piped=True)
+    assert "\x1b[" in shown(report, coloured=True)
 
 
 def test_an_ascii_terminal_gets_ascii_drawings(folder: Path) -> None:
@@ -77,9 +81,9 @@ def test_an_ascii_terminal_gets_ascii_drawings(folder: Path) -> None:
     assert "7 | name = 'Gr\\xf6\\xdfe'" in text
 
 
-@pytest.mark.parametrize("terminal_like", [False, True])
+@pytest.mark.parametrize("coloured", [False, True])
 @pytest.mark.parametrize("width", [40, 80])
-def test_hostile_names_are_shown_not_obeyed(folder: Path, terminal_like: bool, width: int) -> None:
+def test_hostile_names_are_shown_not_obeyed(folder: Path, coloured: bool, width: int) -> None:
     file = str(folder / "train.py")
     hostile = finding(
         file,
@@ -100,10 +104,8 @@ def test_hostile_names_are_shown_not_obeyed(folder: Path, terminal_like: bool, w
         steps=(step_facts(kind=HOSTILE, signal=HOSTILE), step_facts(kind=HOSTILE)),
     )
     for findings in ((hostile, finding(file)), ()):
-        text = shown(
-            build(facts, Diagnosis(findings, (Abstention(HOSTILE, HOSTILE),))), width=width, terminal_like=terminal_like
-        )
-        if terminal_like:
+        text = shown(build(facts, Diagnosis(findings, (Abstention(HOSTILE, HOSTILE),))), width=width, coloured=coloured)
+        if coloured:
             for code in range(110):
                 text = text.replace(f"\x1b[{code}m", "").replace(f"\x1b[1;{code}m", "").replace(f"\x1b[2;{code}m", "")
         harmful = {char for char in text if unicodedata.category(char) in ("Cc", "Cf") and char != "\n"}
@@ -120,3 +122,45 @@ def test_hot_lines_of_a_hostile_file_are_harmless(folder: Path) -> None:
 
     assert "\x1b" not in text
     assert "\u202e" not in text
+
+
+def test_what_goes_to_a_file_is_whole(folder: Path) -> None:
+    """Each statement is one line, however long; on a terminal titles, notes and reasons are whole, too."""
+    file = str(folder / "train.py")
+    long = "a sentence of many words " * 40
+    title, fix, caveat, needs = (f"{name}: {long}".strip() for name in ("title", "fix", "caveat", "needs"))
+    deep = "/".join(["folder"] * 40) + "/lib.py"
+    found = finding(file, title=title, fix=fix, caveat=caveat, where=(Place(deep, 3, "f" * 200, 0.5),))
+    abstained = tuple(Abstention(f"rule.{number}", f"{needs} {number}") for number in range(9))
+    command = ("python", "train.py", *(f"--option-{number}=1" for number in range(40)))
+    report = build(analysis(folder, run=run_facts(folder, command=command)), Diagnosis((found,), abstained))
+
+    piped = shown(report, piped=True)
+    assert "…" not in piped
+    lines = piped.splitlines()
+    for text in (title, fix, caveat, f"  {deep}:3  {'f' * 200}  50 % of it", f"rule.8 (needs {needs} 8)", command[-1]):
+        assert any(text in line for line in lines), text
+    for text in (fix, caveat, ", ".join(one.rule for one in abstained)):
+        assert text in words_of(shown(report))
+
+
+def test_next_commands_are_for_where_one_stands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths below the working directory are relative, a run elsewhere is gone to, a named folder gets a neighbour; the
+    page has the same proof."""
+    run = folder / "runs" / "a"
+    run.mkdir(parents=True)
+    made = analysis(folder, run=replace(run_facts(folder), folder=str(run)))
+    report = build(made, Diagnosis((finding(str(folder / "train.py")),), ()))
+    again = "stepscope run --out runs/a-2 -- python train.py --lr 0.1"
+    proof = "stepscope experiment --try loader.workers=4 -- python train.py --lr 0.1"
+
+    monkeypatch.chdir(folder)
+    text = shown(report)
+    assert f"after a change  {again}" in text
+    assert f"prove a fix     {proof}" in text
+    assert "stepscope analyze runs/a --html" in text
+    assert proof == summary.card(report.findings[0], report, words.Shortener({}))["command"]
+    (folder / "runs" / "a-2").mkdir()
+    assert "--out runs/a-3 --" in shown(report)
+    monkeypatch.chdir("/")
+    assert f"cd {folder} && {proof}" in shown(report)

@@ -21,8 +21,9 @@ from tests.sinks import expected
 Points = Counter[tuple[int, str]]
 SCRIPT = """
 import torch
+from plain_sgd import PlainSGD
 model = torch.nn.Linear(8, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = PlainSGD(model.parameters(), lr=0.1)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5)
 for step in range(25):
     loss = model(torch.randn(16, 8)).pow(2).mean()

@@ -34,7 +34,7 @@ def searched(sampler: str, seed: int, count: int = 24) -> list[Trial]:
     ]
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random"])
+@pytest.mark.parametrize("sampler", ["tpe", pytest.param("random", marks=pytest.mark.thorough)])
 def test_an_inert_parameter_comes_last_and_is_not_called_important(sampler: str) -> None:
     found = [importance(RANGES, searched(sampler, seed), LOSS, 0, seed) for seed in range(20)]
     assert sum(each.rows[-1].param == "inert" for each in found) >= 18

@@ -177,7 +177,7 @@ class TestDrift:
         assert tables.compiles["kind"][0] == "recompile"
         (note,) = [note for note in tables.quality.notes if note.source == "torch.compile"]
         assert note.level == "warning"
-        assert note.text.startswith("4 compiler message(s)")
+        assert note.text.startswith("4 compiler messages in words")
 
 
 JUNK = st.one_of(

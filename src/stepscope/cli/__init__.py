@@ -54,6 +54,7 @@ COMMANDS: dict[str, Command] = {
             "stepscope analyze stepscope-runs/20260101-120000-train",
             "stepscope analyze RUN --json -",
             "stepscope analyze RUN --fail-on recompile",
+            "stepscope analyze RUN --brief   # the findings in 4 kB of JSON",
             "stepscope analyze logs/worker0.1700000000000.pt.trace.json.gz --source-root src",
             "stepscope analyze logs --table operators --sort self_device --top 20",
             "stepscope analyze logs/before --diff logs/after",
@@ -65,6 +66,14 @@ COMMANDS: dict[str, Command] = {
             "stepscope hotspots stepscope-runs/20260101-120000-train",
             "stepscope hotspots profile.txt --library mylib --rows 20",
             "stepscope hotspots RUN --rank 1 --phase data_wait --json hotspots.json",
+        ),
+    ),
+    "fix": Command(
+        "Show the change that a finding names as a patch, or what has to be decided.",
+        (
+            "stepscope fix stepscope-runs/20260101-120000-train",
+            "stepscope fix RUN --finding input.loader_bound | git apply",
+            "stepscope fix RUN --finding input.loader_bound --apply",
         ),
     ),
     "flamegraph": Command(
@@ -152,6 +161,21 @@ COMMANDS: dict[str, Command] = {
             "--sampler grid -- python train.py",
         ),
         {"allow_interspersed_args": False},
+    ),
+    "replay": Command(
+        "Run one operator of a run alone, on devices, threads and dtypes beside each other.",
+        (
+            "stepscope replay RUN --op linalg_qr --devices cpu,cuda",
+            "stepscope replay RUN --op mm --devices cpu --threads 1,2,4 --dtypes float32,float64",
+        ),
+    ),
+    "mcp": Command(
+        "Serve runs to coding agents by the Model Context Protocol.",
+        (
+            "stepscope mcp",
+            "stepscope mcp stepscope-runs",
+            "stepscope mcp --allow-run --max-seconds 1800   # it may start trainings below this folder",
+        ),
     ),
     "doctor": Command(
         "Say what this machine allows, and what each limit costs the report.",

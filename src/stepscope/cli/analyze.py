@@ -32,10 +32,9 @@ if TYPE_CHECKING:
     from stepscope.report.table import TableDocument
 
 DIFF_TABLES = ("overview", "tensorboard", "operators", "kernels", "modules", "tree")
-OWN_FILTER = ("stacks", "metrics")  # make the rows that `--filter` asks for, and no others
-OF_PROFILED = ("operators", "kernels", "modules", "stacks")  # whose times are of profiled steps alone
 DIFF_SHOWN = ("overview", "operators", "kernels", "modules")  # when none is named
 DIFF_ROWS = 8  # of each table when none is named
+MOST_NAMES = 300  # characters of paths that `--brief` repeats
 DEFAULT_ROWS = 30  # of a table on a terminal; files get all
 
 
@@ -125,6 +124,9 @@ def analyze(
     wanted: TableOptions,
     priced: Priced,
     fail_on: FailOn = None,
+    brief: Annotated[
+        bool, option("--brief", "Print the findings alone, as JSON of 4 kB, for coding agents and scripts.")
+    ] = False,
 ) -> None:
     """Show the report of a recorded run, or of traces, sampled stacks or torch_xla reports from anywhere.
 
@@ -152,24 +154,37 @@ def analyze(
     `stepscope analyze RUN --price-kwh 0.30 --gpu-hour 1.80` says what the run cost, and what 1,000 of its steps do
     (docs/energy.md); `[energy]` in stepscope.toml gives prices once for all.
 
+    With `--brief` stdout holds the findings alone, in at most 4 kB of JSON: cost, line, fix, what would prove it wrong
+    and the command that proves it (docs/agents.md); RUN/report.json and RUN/report.html stay as they are.
+
     With `--fail-on recompile` or `--fail-on graph-break` the exit status is 1 if the run holds one, and a line on
     stderr says which and where; 4 if nothing in it could tell. A report of torch_xla does not tell a recompile from a
     first compile: there the check is the rule "too frequent".
     """
     from stepscope import api
-    from stepscope.record.host import accounting
     from stepscope.report import outputs
 
     checks = parse_checks(fail_on)
     if checks and wanted.diff is not None:
         raise UsageError("--fail-on checks one run; leave out --diff")
     of_table = wanted.check(json_file, html_file, force=force)
+    refuse(
+        {
+            "--brief is about the report; leave out --table and --diff": brief and of_table,
+            "--brief prints to stdout; give --json and --html a file": brief and "-" in (json_file, html_file),
+        }
+    )
     plan = outputs.Plan(json_file=json_file, html_file=html_file, force=force)
     spare_memory(paths)
+    reading.start(paths)
+    if not of_table:
+        _prepare()
     with outputs.reading("reading") as progress:
         options = reading.options(progress, judged=True, priced=priced)
         run = api.open_run(*paths, options=options)
         if run.recorded:
+            from stepscope.record.host import accounting
+
             accounting.keep(run.folder)
         other = api.open_run(wanted.diff, options=options) if wanted.diff is not None else None
         if not of_table:
@@ -185,12 +200,18 @@ def analyze(
         from stepscope.dashboard import single, terminal
 
         render = single.renderer(run, source=not no_source)
-        with outputs.progress("making the page"):
-            page = outputs.refresh(report, run.folder, render) if run.recorded else None
-        if not plan.uses_stdout:
-            names = " ".join(shlex.quote(str(path)) for path in paths)
-            again = None if run.recorded else f"stepscope analyze {names} --html report.html"
-            terminal.show_report(report, page=page, again=again)
+        names = " ".join(shlex.quote(str(path)) for path in paths)
+        if brief:
+            from stepscope.report.brief import Page, findings
+
+            whole = f"stepscope analyze {names if len(names) < MOST_NAMES else 'PATH'} --json FILE has all"
+            outputs.emit(outputs.STDOUT, findings(report, Page(), more=whole))
+        else:
+            with outputs.progress("making the page"):
+                page = outputs.refresh(report, run.folder, render) if run.recorded else None
+            if not plan.uses_stdout:
+                again = None if run.recorded else f"stepscope analyze {names} --html report.html"
+                terminal.show_report(report, page=page, again=again)
         plan.write(report, render)
     if checks:
         from stepscope.cli.checks import judge
@@ -198,33 +219,24 @@ def analyze(
         raise typer.Exit(judge(run, checks, source=not no_source))
 
 
-def _show_table(run: Run, wanted: TableOptions, json_file: str | None) -> None:
-    from msgspec.structs import asdict
+def _prepare() -> None:
+    """Import what the report needs before its trace is asked for, which a process beside this one may be reading."""
+    from stepscope import analyze, diagnose  # noqa: F401
+    from stepscope.dashboard import terminal  # noqa: F401
+    from stepscope.report import document  # noqa: F401
 
-    from stepscope.analyze.views.select import TABLES, FirstRows, Selection
-    from stepscope.report import sentences
-    from stepscope.report.table import Choice, document
+
+def _show_table(run: Run, wanted: TableOptions, json_file: str | None) -> None:
+    from stepscope.analyze.views.select import TABLES, Selection
+    from stepscope.report.table import Choice, of_run
 
     table = (wanted.table or "").replace("_", "-")
     if table not in TABLES:
         raise UsageError(f"--table {wanted.table}: no such table; there are {', '.join(TABLES)}")
-    own = table in OWN_FILTER
     selection = Selection(
-        worker=wanted.worker,
-        span=wanted.span,
-        device=wanted.device,
-        step=wanted.step,
-        group=wanted.group,
-        name=wanted.filter_ if own else None,
-        top=wanted.rows(json_file) if wanted.sort is None else None,
+        worker=wanted.worker, span=wanted.span, device=wanted.device, step=wanted.step, group=wanted.group
     )
-    found = run.table(table, selection)
-    slowed = sentences.profiled(run.profiled) if table in OF_PROFILED else None
-    some = None if run.ranks_read is None else f"this table is of {sentences.looked_at(asdict(run.ranks_read))}"
-    notes = (*found.notes, *filter(None, (slowed, some)))
-    choice = Choice(wanted.sort, wanted.rows(json_file), None if own else wanted.filter_)
-    total = found.total if isinstance(found, FirstRows) else None
-    shown = document(table, found.rows, choice, notes=notes, absent=found.absent, total=total)
+    shown = of_run(run, table, selection, Choice(wanted.sort, wanted.rows(json_file), wanted.filter_))
     _put([shown], run, wanted, json_file)
 
 

@@ -349,12 +349,12 @@ class Progress:
             withheld = next((flag for flag in made.measure.flags if flag.withholds), None)
             said = f"{words.milliseconds(made.measure.mean_ms)} a step"
             said += f", left out: {withheld.text}" if withheld else ""
-        line = f"run {self._total}, {plain(made.slot.label, 60)}: {said} ({words.seconds(made.wall_s)})"
+        line = f"run {self._total}, {plain(made.slot.label)}: {said} ({words.seconds(made.wall_s)})"
         changed = []
         for tried in experiment.tried if experiment is not None else ():
             pairs = len(tried.outcome.pairs)
             if self._pairs.get(tried.candidate.name, 0) != pairs:
-                changed.append(f"{plain(tried.candidate.name, 60)} {_estimate(tried.outcome)}")
+                changed.append(f"{plain(tried.candidate.name)} {_estimate(tried.outcome)}")
             self._pairs[tried.candidate.name] = pairs
         self.note(line + (f"; block {made.slot.block + 1}: {', '.join(changed)}" if changed else ""))
 

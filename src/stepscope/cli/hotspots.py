@@ -80,7 +80,7 @@ def hotspots(
 
     Waiting and working are shown apart; nothing is dropped: top-level code, native frames and stacks without a Python
     frame are rows too. Left out, and counted, are launchers, helper processes and helper threads that are parked in a
-    wait. The lines above the table say what the samples are of and what to beware of.
+    wait. The lines below the tables say what the samples are of and what to beware of.
 
     With --json FILE or --csv FILE what is shown is written; `-` is stdout. --file, --library-name and --num-rows are
     accepted as older names of PATH, --library and --rows.

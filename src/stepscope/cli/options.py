@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import inspect
 import os
 import re
@@ -30,14 +31,16 @@ class OptionGroup(Struct, frozen=True):
 
 def ungrouped(function: Any) -> Any:
     """`function` as the parser takes it: with the options of its groups as parameters of their own."""
-    hints = get_type_hints(function, include_extras=True)
+    # not `get_type_hints`: before Python 3.11 that makes another type of what is None by default
+    signature = inspect.signature(function, eval_str=True)
+    hints = {name: parameter.annotation for name, parameter in signature.parameters.items()}
     groups = {name: kind for name, kind in hints.items() if isinstance(kind, type) and issubclass(kind, OptionGroup)}
     if not groups:
         return function
     parameters = []
-    for name, parameter in inspect.signature(function).parameters.items():
+    for name, parameter in signature.parameters.items():
         if name not in groups:
-            parameters.append(parameter.replace(annotation=hints[name]))
+            parameters.append(parameter)
             continue
         types = get_type_hints(groups[name], include_extras=True)
         for field in fields(groups[name]):
@@ -107,12 +110,20 @@ Parked = Annotated[bool, option("--parked", "Keep helper threads that are parked
 
 CHECKS = ("recompile", "graph-break")  # of `stepscope.analyze.compilers`, which takes long to import
 
+WORTH_BYTES = 2**18  # of a trace, packed or not: from there on a process that reads it is worth its start
+GARBAGE = 1_000_000  # objects more than were freed, some 100 MB at most, before cycles are looked for
 LARGE_BYTES = 48 * 2**20  # of packed traces: some 600 MB unpacked
 _STEPS = re.compile(r"(\d{1,18})(?::(\d{1,18}))?")
 
 
 def spare_memory(paths: Sequence[Path]) -> None:
-    """Let Polars give back at once what it frees if the files are large; before it is imported. 3 % of the time."""
+    """Let Polars give back at once what it frees if the files are large; before it is imported. 3 % of the time.
+
+    What is read and made is hardly ever garbage in cycles: looked for each 700 objects, it costs a tenth of the time.
+    And nothing here multiplies matrices, for which NumPy would start threads.
+    """
+    gc.set_threshold(GARBAGE, 20, 20)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with contextlib.suppress(OSError):  # who opens them says what is wrong with them
         if sum(path.stat().st_size for path in paths if path.is_file()) >= LARGE_BYTES:
             os.environ.setdefault("_RJEM_MALLOC_CONF", "dirty_decay_ms:0,muzzy_decay_ms:0")
@@ -127,6 +138,28 @@ class Reading(OptionGroup, frozen=True):
         Path | None, option("--tables DIR", "Keep the tables of traces there, not in the user cache.")
     ] = None
     no_cache: NoCache = False
+
+    def start(self, paths: Sequence[Path]) -> None:
+        """Begin to read the one trace, if it is one, beside the imports of what analyses it."""
+        from stepscope import beside
+        from stepscope.api import TRACES
+        from stepscope.cached import INDEX, default_folder, key_of
+
+        path = paths[0]
+        if len(paths) != 1 or self.steps is not None or not path.name.endswith(TRACES):
+            return
+        kept = None if self.no_cache else self.tables or default_folder()
+
+        def read(send: beside.Send) -> None:
+            if kept is None or size > LARGE_BYTES or not (kept / key_of(path) / INDEX).exists():
+                from stepscope.read.ahead import read_ahead
+
+                read_ahead(path, send)
+
+        with contextlib.suppress(OSError):  # who opens it says what is wrong with it
+            size = path.stat().st_size if path.is_file() else 0
+            if size >= WORTH_BYTES:
+                beside.start(path, read)
 
     def options(
         self,

@@ -59,7 +59,13 @@ def run(
         ),
     ] = None,
     no_window: Annotated[bool, option("--no-window", "Never open torch.profiler.")] = False,
-    window_memory: Annotated[bool, option("--window-memory", "Record memory in windows too.")] = False,
+    window_memory: Annotated[
+        bool | None,
+        option(
+            "--window-memory/--no-window-memory",
+            "Record allocations in windows. In one more window, where memory grows or is nearly full, by default.",
+        ),
+    ] = None,
     max_steps: Annotated[
         int | None,
         option("--max-steps N", "End the command with SIGINT after N steps (SIGTERM where it ignores that)."),

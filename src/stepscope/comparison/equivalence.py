@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from stepscope.comparison import thresholds
 from stepscope.comparison.verdicts import percent, student
 from stepscope.model.comparison import Equivalence
+from stepscope.model.counted import things
 
 Losses = Sequence[tuple[int, float]]  # (step, value); a step may have several, of accumulated batches
 Floats = NDArray[np.float64]
@@ -37,7 +38,7 @@ def equivalence(
         return not_judged("no step has a loss on both sides", band)
     before, after = (np.array([[run[step] for step in steps] for run in side]) for side in (ours, theirs))
     if _same(before, after):
-        text = f"the losses of {len(steps)} steps are the same bit for bit"
+        text = f"the losses of {things(len(steps), 'step')} are the same bit for bit"
         return Equivalence(True, True, True, 0.0, band, len(steps), text)
     bad_before, bad_after = (~np.isfinite(side).all(axis=0) for side in (before, after))
     if bad_before.any() and bad_after.any():
@@ -47,7 +48,7 @@ def equivalence(
             text = f"the {side}'s loss is no finite number at step {steps[int(np.argmax(bad))]}, the other's always is"
             return Equivalence(True, False, False, None, band, len(steps), text)
     if len(steps) < thresholds.LEAST_LOSSES:
-        text = f"only {len(steps)} steps have a loss on both sides, {thresholds.LEAST_LOSSES} are needed"
+        text = f"only {things(len(steps), 'step')} have a loss on both sides, {thresholds.LEAST_LOSSES} are needed"
         return not_judged(text, band, len(steps))
     with np.errstate(over="ignore", invalid="ignore"):
         return _judge(before, after, band)

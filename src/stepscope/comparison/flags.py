@@ -26,6 +26,7 @@ from stepscope.engine.journal import event_data, mean
 from stepscope.engine.step_labels import COMPILING, label
 from stepscope.model import Analysis
 from stepscope.model.comparison import APPLIED, REFUSED, AppliedKnob, Flag, Measure, standing
+from stepscope.model.counted import things
 from stepscope.tables.schema import Tables
 
 INTERRUPTED = 128 + 2  # a shell's status of a command that SIGINT ended, which is how --max-steps ends it
@@ -136,10 +137,10 @@ def _steps(measured: MeasuredSteps, asked: int | None) -> Iterator[Flag]:
     if asked is None and limit is not None and measured.recorded < limit:
         asked = limit - measured.dropped
     if asked is not None and count < asked:
-        text = f"{count} steps were measured, {asked} were asked for"
+        text = f"measured {things(count, 'step')}, {asked} were asked for"
         yield Flag("few_steps", text, source, count < thresholds.STEPS_SHARE * asked)
     elif count < thresholds.LEAST_STEPS:
-        text = f"only {count} steps were measured: a mean over so few moves by several percent"
+        text = f"only {things(count, 'step')} measured: a mean over so few moves by several percent"
         yield Flag("few_steps", text, source, withholds=False)
     if measured.profiled:
         yield Flag("profiled", "every step ran under torch.profiler, which makes steps longer", source, withholds=False)

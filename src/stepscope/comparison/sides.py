@@ -19,6 +19,7 @@ from stepscope.comparison.measure import QUANTILES
 from stepscope.comparison.profile import STEP_TIME, Profile, Steps
 from stepscope.comparison.thresholds import Limits
 from stepscope.model.comparison import Comparison, Measure, SideFacts
+from stepscope.model.counted import things
 from stepscope.model.run_facts import SourceFiles
 from stepscope.schema import Knob
 
@@ -55,7 +56,7 @@ def compare(baseline: Side, candidate: Side, limits: Limits | None = None) -> Co
     if more:  # runs that have no partner
         runs = "run" if more == 1 else f"{more} runs"
         notes.append(
-            f"{longer.label} holds {len(longer.profiles)} runs and {shorter.label} {len(shorter.profiles)}: "
+            f"{longer.label} holds {things(len(longer.profiles), 'run')} and {shorter.label} {len(shorter.profiles)}: "
             f"the last {runs} of {longer.label} {'is' if more == 1 else 'are'} left out"
         )
     steps = _known((one.measured, other.measured) for one, other in pairs)
@@ -66,12 +67,12 @@ def compare(baseline: Side, candidate: Side, limits: Limits | None = None) -> Co
         notes.append(PROFILED)
         few = min(measure.steps for pair in measures for measure in pair)
         if few < FEW_PROFILED:
-            notes.append(f"{few} profiled steps on a side: their mean and their 95th percentile are rough")
+            notes.append(f"{things(few, 'profiled step')} on a side: their mean and their 95th percentile are rough")
     elif measures:
         measures = list(zip(*with_flags_of_set(*zip(*measures, strict=True)), strict=True))
         lacking = len(pairs) - len(measures)
         if lacking:
-            notes.append(f"{lacking} of {len(pairs)} pairs left out: a run without steps")
+            notes.append(f"{lacking} of {things(len(pairs), 'pair')} left out: a run without steps")
     if len(measures) == 1:
         notes.append(NOISE_UNKNOWN)
     rows, absent, said = changes(pairs, measures, profiled=profiled and bool(measures))

@@ -31,6 +31,7 @@ from stepscope.model.comparison import (
     Effect,
     Verdict,
 )
+from stepscope.model.counted import things
 
 _MOST = 1_000  # pairs; nobody runs more, and the search ends
 
@@ -279,7 +280,7 @@ def slower_by(comparison: Comparison, by: float) -> tuple[bool | None, str]:
         needed = _outlook(max(1, thresholds.INTERVAL_PAIRS - effect.pairs))
         return None, f"{percent(ratio - 1, sign=True)} %, but {pairs} no interval; {needed}"
     change, *ends = (f"{percent(value - 1, sign=True)} %" for value in (ratio, low, high))
-    seen = f"{change} (95 %: {' to '.join(ends)}), {effect.pairs} pairs"
+    seen = f"{change} (95 %: {' to '.join(ends)}), {things(effect.pairs, 'pair')}"
     limit, median = 1 + by, outcome.effects.get("median_ms")
     if word == SLOWER and ratio >= limit and (low > 1 or (median is not None and median.ratio >= limit)):
         return True, seen

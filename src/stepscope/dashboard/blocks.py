@@ -47,6 +47,7 @@ UNITS: Final = {
     "ratio": "number",
     "cores": "number",
     "Hz": "per_s",
+    "scalar": "scalar",
 }
 # ends of names that tell a unit, the longest first
 ENDINGS: Final = (
@@ -176,6 +177,7 @@ def chart(
     notes: Iterable[str] = (),
     sync: str | None = None,
     select: str | None = None,
+    small: bool = False,
 ) -> Block:
     """A chart of type line, stacked_area, stacked_bars, bars, histogram, scatter, interval, heat or multiples.
 
@@ -188,6 +190,7 @@ def chart(
         y: label and unit.
         sync: charts with the same name zoom together.
         select: "steps" where a range drawn on x (step numbers) selects steps on all pages.
+        small: beside another, without its sentence: one of many, or of an overview.
     """
     along = [plain(value) if isinstance(value, str) else number(value) for value in x[2]]
     return {
@@ -204,6 +207,7 @@ def chart(
         "notes": [plain(note, MAX_TEXT) for note in notes],
         "sync": sync,
         "select": select,
+        **({"small": True} if small else {}),
     }
 
 
@@ -251,6 +255,38 @@ def drawn(
     """A chart from 0 on of (name, values, role) in the unit of `y`; `of` is the record and key that define them."""
     made = [series(name, y[1], values, role=role) for name, values, role in parts]
     return chart(id, title, type, sentence=sentence, x=x, y=y, y_min=0, series=made, help=meaning(*of), **more)
+
+
+def overview(
+    *,
+    figures: Block,
+    bar: Mapping[str, Any] | None,
+    findings: Iterable[Mapping[str, Any]],
+    total: int,
+    risks: int,
+    healthy: str | None,
+    charts: Sequence[Block],
+    notes: Sequence[Block],
+    more_notes: int,
+) -> Block:
+    """One screen: figures, the parts of a step, the first of `total` findings and lines of text, small charts."""
+    return {
+        "kind": "overview",
+        "figures": figures,
+        "bar": cleaned(bar),
+        "findings": [cleaned(row) for row in findings],
+        "total": total,
+        "risks": risks,
+        "healthy": optional(healthy, MAX_TEXT),
+        "charts": list(charts),
+        "notes": list(notes),
+        "more_notes": more_notes,
+    }
+
+
+def folded(made: Iterable[Block]) -> list[Block]:
+    """Blocks of which the title alone is seen until they are opened."""
+    return [{**block, "folded": True} for block in made]
 
 
 def findings(
@@ -394,6 +430,7 @@ _UNITS: dict[str, Callable[[Any], str]] = {
     "celsius": lambda value: f"{words.count(value)} °C",
     "W": lambda value: f"{words.count(value)} W",
     "MHz": lambda value: f"{words.count(value)} MHz",
+    "scalar": lambda value: f"{value:.4g}",  # of the training's own, however small it is
 }
 
 

@@ -27,8 +27,7 @@ from stepscope.report.values import json_bytes
 from stepscope.report.words import Shortener
 
 SCHEMA = "stepscope.hotspots/1"
-MAX_NAME = 60  # characters of a name in a table
-MAX_PROCESSES = 8  # named in the header
+MAX_PROCESSES = 8  # named below the table
 
 _LIBRARY = ("library_function_name", "library_function_path", "library_function_line")
 _SHARED = ("name", "path", "line", *_LIBRARY)
@@ -66,12 +65,7 @@ def to_csv(found: Hotspots, rows: int | None = None) -> bytes:
 
 
 def show(found: Hotspots, console: Console, shorten: Shortener, rows: int | None = None) -> None:
-    """Print what the samples are, what to beware of, and up to `rows` rows of working and of waiting."""
-    for text in _header(found):
-        console.print(Text(text), soft_wrap=True)
-    for warning in found.warnings:
-        console.print(Text.assemble(("! ", "bold yellow"), one_line(warning)), soft_wrap=True)
-    console.print()
+    """Print up to `rows` rows of working and of waiting, then what the samples are and what to beware of."""
     working = [row for row in found.rows if not row.waiting]
     waiting = [row for row in found.rows if row.waiting]
     for title, part, total, meaning in (
@@ -93,9 +87,13 @@ def show(found: Hotspots, console: Console, shorten: Shortener, rows: int | None
             console.print(Text.assemble((title, "bold"), (f": {meaning}{some}", "dim")), soft_wrap=True)
             made = (asdict(row) for row in part[:rows])
             terminal.show_rows(rows_table(Alone(len(part)), "", "", "", _columns(found, shorten), made), console)
+    for text in _facts(found):
+        console.print(Text(text), soft_wrap=True)
+    for warning in found.warnings:
+        console.print(Text.assemble(("! ", "bold yellow"), one_line(warning)), soft_wrap=True)
 
 
-def _header(found: Hotspots) -> Iterator[str]:
+def _facts(found: Hotspots) -> Iterator[str]:
     share = words.percent(found.waiting_samples / found.selected_samples) if found.selected_samples else "0 %"
     yield f"{words.count(found.selected_samples)} {found.unit}, {share} of them waiting; by {found.by}"
     files = words.things(found.files, "file")
@@ -168,16 +166,16 @@ def _columns(found: Hotspots, shorten: Shortener) -> list[blocks.Col]:
             return None
         if (row["library_function_name"], row["library_function_path"]) == (row["name"], row["path"]):
             return "itself"
-        return f"{plain(row['library_function_name'] or '', MAX_NAME)} {place(row, 'library_function_')}"
+        return f"{plain(row['library_function_name'] or '')} {place(row, 'library_function_')}"
 
     line = "Function: name; File: path; : library_function_path"
     what = {"module": "Module: module", "file": "File: path"}.get(found.by, line)
-    called = f"Called from {plain(found.library, 30)}"
+    called = f"Called from {plain(found.library)}"
     labels = {"samples": blocks.capital(plain(found.unit)), "library_function_path": called}
     declared = blocks.columns(
         f"Per step: ms_per_step ms; Time: seconds s; Share: proportion share; : samples count; {what}; Doing: phase",
-        module=lambda row: plain(row["module"] or row["name"] or words.MISSING, MAX_NAME),
-        name=lambda row: plain(row["name"] or words.MISSING, MAX_NAME),
+        module=lambda row: plain(row["module"] or row["name"] or words.MISSING),
+        name=lambda row: plain(row["name"] or words.MISSING),
         path=place,
         library_function_path=caller,
         phase=doing,

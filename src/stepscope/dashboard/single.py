@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from stepscope.report.outputs import Render
 
 SCHEMA = "stepscope.embedded/1"
-FIRST, TRIED = "findings", "compare"  # pages that are open where there is no script: what is lost, what was tried
+FIRST, TRIED = ("overview", "findings"), "compare"  # pages that are open where there is no script
 MAX_BYTES = 3_000_000
 PLAIN_DATA = 400_000  # characters of documents that stand in the file uncompressed
 UNMADE = "This page could not be made, which is a mistake in stepscope"
@@ -156,7 +156,7 @@ def _sections(found: Documents) -> list[static_page.Section]:
     """The pages in their order; an experiment comes first, for that is what its report is made for."""
     head, *shown = (document for path, document in found.items() if "?" not in path)
     tried = any(page["key"] == TRIED and not page["empty"] for page in head["pages"])
-    opened = (FIRST, TRIED) if tried else (FIRST,)
+    opened = (*FIRST, TRIED) if tried else FIRST
     shown.sort(key=lambda page: not tried or page["page"] != TRIED)
     return [static_page.Section(page["title"], page["blocks"], page["page"] in opened) for page in shown]
 

@@ -94,7 +94,14 @@ def hashes(texts: Iterable[str]) -> str:
 
 def drawn(shown: Iterable[Block], level: Level) -> str:
     """Blocks as markup, to stand in another document."""
-    return "\n".join(_BLOCKS[block["kind"]](block, level) for block in shown)
+    return "\n".join(
+        _folded(block, level) if "folded" in block else _BLOCKS[block["kind"]](block, level) for block in shown
+    )
+
+
+def _folded(block: Block, level: Level) -> str:
+    title = markup(block["title"])
+    return f"<details><summary>{title}</summary>{_BLOCKS[block['kind']]({**block, 'title': None}, level)}</details>"
 
 
 def _section(section: Section, level: Level) -> str:
@@ -207,6 +214,34 @@ def _findings(block: Block, level: Level) -> str:
             )
             parts.append(f"<details><summary>{label} ({len(rows)})</summary><ul>{items}</ul></details>")
     return "\n".join(parts)
+
+
+def _overview(block: Block, level: Level) -> str:
+    """The parts of a step as one bar, the findings in a line each; figures, charts and lines as on any page."""
+    parts = [_figures(block["figures"], level)] if block["figures"]["items"] else []
+    if bar := block["bar"]:
+        drawn_, legend, left = "", "", 0.0
+        for at, row in enumerate(bar["parts"]):
+            number, width = at % len(PART_COLOURS), row["share"] * WIDTH
+            drawn_ += f"<rect x='{left:.1f}' width='{width:.1f}' height='18' fill='{PART_COLOURS[number]}'/>"
+            said = f"{row['label']} {value_text(row['ms'], 'ms')} ({words.percent(row['share'])}) "
+            legend += f"<span class='swatch part-{number}'></span>{markup(said)}"
+            left += width
+        picture = f"<svg viewBox='0 0 {WIDTH} 18' role='img' aria-label='{markup(bar['sentence'], 600)}'>{drawn_}</svg>"
+        parts.append(f"{_heading(bar['title'])}{picture}<p>{legend}</p>")
+    rows = "".join(
+        f"<li>{markup(row['title'], level.text)} <strong>{markup(words.milliseconds(row['cost_ms_per_step']))} a step, "
+        f"{markup(words.percent(row['share']))}</strong>"
+        + (f"<br><code>{markup(row['command'], level.text)}</code>" if row["command"] else "")
+        + "</li>"
+        for row in block["findings"]
+    )
+    more = block["total"] - len(block["findings"])
+    parts.append(_heading("What costs most") + (f"<ol>{rows}</ol>" if rows else ""))
+    parts.append(f"<p class='healthy'>{markup(block['healthy'], level.text)}</p>" if block["healthy"] else "")
+    parts.append(f"<p class='soft'>{words.things(more, 'finding')} more below.</p>" if more > 0 else "")
+    parts += [drawn(block["charts"], level), drawn(block["notes"], level)]
+    return "".join(parts)
 
 
 def _left_out(cards: Sequence[Item], level: Level, noun: str) -> list[str]:
@@ -437,11 +472,11 @@ def _intervals(block: Block) -> str:
     def x(value: float) -> float:
         return NAMES + float(value - low) / wide * (WIDTH - NAMES - 16)
 
-    tall = ROW * len(names)
+    tall, labels = ROW * len(names), words.shortened(names, NAME)
     marks = [f"<line class='zero' x1='{x(0.0):.1f}' y1='0' x2='{x(0.0):.1f}' y2='{tall}'/>"]
     for at, name in enumerate(names):
         middle = at * ROW + ROW / 2
-        marks.append(f"<text class='name' x='0' y='{middle + 4}'>{markup(name, NAME)}</text>")
+        marks.append(f"<text class='name' x='0' y='{middle + 4}'>{markup(labels[name], NAME)}</text>")
         for row in block["series"]:
             least, most, value = (_at(row.get(key) or (), at) for key in ("low", "high", "values"))
             if least is not None and most is not None:
@@ -485,10 +520,11 @@ def _heat(block: Block) -> str:
             return 0.0
         return math.log(value / low) / math.log(high / low) if logarithmic else (value - low) / (high - low)
 
+    labels = words.shortened((row["name"] for row in series), NAME)
     cells: list[str] = []
     shades: dict[int, list[str]] = {}  # one path for all cells of a shade
     for at, row in enumerate(series):
-        cells.append(f"<text class='name' x='0' y='{at * CELL + CELL - 3}'>{markup(row['name'], NAME)}</text>")
+        cells.append(f"<text class='name' x='0' y='{at * CELL + CELL - 3}'>{markup(labels[row['name']], NAME)}</text>")
         for column, value in enumerate(row["values"]):
             if value is not None:
                 square = f"M{NAMES + column * wide:.1f} {at * CELL}h{wide:.1f}v{CELL - 1}h-{wide:.1f}z"
@@ -582,5 +618,6 @@ _BLOCKS: dict[str, Callable[[Block, Level], str]] = {
     "findings": _findings,
     "timeline": _timeline,
     "flame": _flame,
+    "overview": _overview,
     "choice": lambda _block, _level: "",  # there is no server to ask for another form of the page
 }

@@ -7,7 +7,6 @@ rest. Each section yields its blocks, and nothing where there is nothing worth a
 from __future__ import annotations
 
 import posixpath
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -16,12 +15,11 @@ from stepscope.dashboard.blocks import Alone, Block, Row, columns, rows_table
 from stepscope.dashboard.pages import experiments
 from stepscope.model import Report
 from stepscope.report import compiler_words as compiled
-from stepscope.report import sentences, words
+from stepscope.report import replays, sentences, words
 from stepscope.report.escape import one_line, plain
 from stepscope.report.words import Shortener
 
 MAX_WARNINGS = 4
-MAX_COMMAND = 2_000  # characters of a command that is offered to be copied
 SENTENCE = 2_000
 
 
@@ -31,11 +29,11 @@ class Screen(Alone, frozen=True, kw_only=True):
     report: Report
     shorten: Shortener
 
-    def place(self, place: Row, function: int = 60) -> dict[str, Any]:
-        """A line of code, with as many characters of its function."""
-        named = plain(place["function"], function) if place.get("function") and function else None
+    def place(self, place: Row, *, named: bool = True) -> dict[str, Any]:
+        """A line of code, with its function if `named`."""
         file, line = str(place["file"]), place.get("line")
-        return blocks.place(file, line, named, shown=self.shorten(file, line), code=place.get("code"))
+        function = place.get("function") if named else None
+        return blocks.place(file, line, function or None, shown=self.shorten(file, line), code=place.get("code"))
 
     def view(self, name: str) -> Any:
         """A view of the report, None where it is missing or empty."""
@@ -54,11 +52,11 @@ def _more(left: int, what: str) -> Iterator[Block]:
 def headline(screen: Screen) -> Iterator[Block]:
     """What was read, the steps, knobs, and what a reader has to know before the first figure."""
     report, steps = screen.report, screen.report.steps
-    yield from (blocks.text(one_line(text, SENTENCE), tone) for text, tone in sentences.hang(report))
+    yield from (blocks.text(one_line(text), tone) for text, tone in sentences.hang(report))
     yield from (blocks.text(text, "note") for text in sentences.quality(report))
     for number, text in enumerate(sentences.many_ranks(report)):
-        yield blocks.text(one_line(text, 600), "note" if number else "head")
-    name = plain(report.run.get("name") or "run", 60)
+        yield blocks.text(one_line(text), "note" if number else "head")
+    name = plain(report.run.get("name") or "run")
     if steps is None:
         yield blocks.text(f"{name}: {sentences.without_steps(report)}", "head")
     else:
@@ -73,7 +71,7 @@ def headline(screen: Screen) -> Iterator[Block]:
         )
         for said in (sentences.framework(report), compiled.kind_note(report, steps["kind"])):
             if said:
-                yield blocks.text(one_line(said, 300))
+                yield blocks.text(one_line(said))
         for other in report.views.get("steps_by_kind", ())[1:]:
             tone = "plain" if sentences.stands_out(report, other) else "note"
             yield blocks.text(sentences.step_kind(report, other), tone)
@@ -81,7 +79,7 @@ def headline(screen: Screen) -> Iterator[Block]:
     if knobs:
         yield blocks.text(f"Knobs: {one_line(knobs)}", "warning" if sentences.refused(report) else "head")
     texts = sentences.warnings(report)
-    yield from (blocks.text(one_line(text, 300), "warning") for text in texts[:MAX_WARNINGS])
+    yield from (blocks.text(one_line(text), "warning") for text in texts[:MAX_WARNINGS])
     yield from _more(len(texts) - MAX_WARNINGS, "and {} more notes on quality in the report's files")
 
 
@@ -164,7 +162,7 @@ def _overviews(screen: Screen) -> Iterator[Block]:
 def _overview(item: Row, screen: Screen, *, several: bool) -> Iterator[Block]:
     marked = f"mean of {words.things(len(item['steps']), 'step')}"
     steps = marked if item["has_steps"] else "no step is marked: the whole trace"
-    of = f" in {plain(item['span']['worker'], 60)}, span {item['span']['span']}" if several else ""
+    of = f" in {plain(item['span']['worker'])}, span {item['span']['span']}" if several else ""
     late = f", {item['dropped_steps']} without their device work left out" if item["dropped_steps"] else ""
     mean = words.nanoseconds(item["wall"]["mean_ns"])
     title = f"Where a profiled step goes{of}: {mean} ({steps}{late})"
@@ -183,16 +181,16 @@ STOOD_OUT = 3
 
 def _learned(screen: Screen) -> Iterator[Block]:
     if text := sentences.learned(screen.report):
-        yield blocks.text(one_line(text, 200))
+        yield blocks.text(one_line(text))
     found = sentences.stood_out(screen.report)
-    yield from (blocks.text(one_line(text, 300), "warning") for text in found[:STOOD_OUT])
+    yield from (blocks.text(one_line(text), "warning") for text in found[:STOOD_OUT])
     yield from _more(len(found) - STOOD_OUT, "and {} more changes and spikes in the report's files")
 
 
 def _energy(screen: Screen) -> Iterator[Block]:
-    yield from (blocks.text(one_line(text, 400)) for text in sentences.energy(screen.report))
+    yield from (blocks.text(one_line(text)) for text in sentences.energy(screen.report))
     warnings = (screen.view("energy") or {}).get("warnings") or ()
-    yield from (blocks.text(one_line(text, 300), "warning") for text in warnings[:ENERGY_WARNINGS])
+    yield from (blocks.text(one_line(text), "warning") for text in warnings[:ENERGY_WARNINGS])
     yield from _more(len(warnings) - ENERGY_WARNINGS, "and {} more such lines: --table energy")
 
 
@@ -210,8 +208,8 @@ def _gpus(screen: Screen) -> Iterator[Block]:
         return
     rows = []
     for gpu in gpus[:GPUS]:
-        of = f" {plain(gpu['span']['worker'], 40)}, span {gpu['span']['span']}" if len(gpus) > 1 else ""
-        rows.append({**gpu, "name": f"{gpu['gpu']['device']} {plain(gpu['gpu']['name'] or '', 60)}{of}".strip()})
+        of = f" {plain(gpu['span']['worker'])}, span {gpu['span']['span']}" if len(gpus) > 1 else ""
+        rows.append({**gpu, "name": f"{gpu['gpu']['device']} {plain(gpu['gpu']['name'] or '')}{of}".strip()})
     yield from screen.rows("gpus", GPU_COLUMNS, rows, whole=True)
     more = f"{len(gpus) - GPUS} more in --table gpus; " if len(gpus) > GPUS else ""
     yield blocks.text(f"{more}utilisation says that some kernel ran, not that the GPU was full", "note")
@@ -248,7 +246,7 @@ def _device_lines(screen: Screen) -> Iterator[Block]:
         code = row.get("code") if row["exact_line"] else None
         where = screen.place({**row["place"], "code": code})
         rows.append({"share": row["share"], "where": where, "notes": sentences.line_notes(row) or None})
-    rows += [{"share": share, "where": plain(why, 120)} for why, share in sentences.unattributed(view)]
+    rows += [{"share": share, "where": plain(why)} for why, share in sentences.unattributed(view)]
     if not view["lines"]:
         yield blocks.text("no line could be found:", "note")
     yield from screen.rows("device-lines", ": share share; : where; : notes", rows)
@@ -272,18 +270,21 @@ def _memory(screen: Screen) -> Iterator[Block]:
     yield from (blocks.text(_peak(curve, several=len(shown) > 1)) for curve in shown[:PEAKS])
     devices = {curve["device"] for curve in shown}
     own = [line for line in view["lines"] if line["device"] in devices and line["at_peak_bytes"] and line["place"]]
-    rows = [{"held": line["at_peak_bytes"], "where": screen.place(line["place"], 0)} for line in own[:MEMORY_LINES]]
+    rows = [
+        {"held": line["at_peak_bytes"], "where": screen.place(line["place"], named=False)}
+        for line in own[:MEMORY_LINES]
+    ]
     yield from screen.rows("memory-lines", ": held bytes; : where", rows)
     for state in view["states"][:PEAKS]:
         free, fragmented = words.size(state["free_bytes"]), words.size(state["fragmented_bytes"])
         held = f"{words.size(state['reserved_bytes'])} held, {words.size(state['in_use_bytes'])} in use"
-        snapshot = f"{plain(state['device'], 40)} in the snapshot"
+        snapshot = f"{plain(state['device'])} in the snapshot"
         yield blocks.text(f"{snapshot}: {held}, {free} free, of it {fragmented} fragmented", "note")
 
 
 def _peak(curve: Row, *, several: bool) -> str:
-    of = f" ({plain(curve['worker'], 40)}, span {curve['span']})" if several else ""
-    parts = [f"{plain(curve['device'], 40)}{of}: {words.size(curve['peak_allocated_bytes'])} allocated"]
+    of = f" ({plain(curve['worker'])}, span {curve['span']})" if several else ""
+    parts = [f"{plain(curve['device'])}{of}: {words.size(curve['peak_allocated_bytes'])} allocated"]
     for key, text in (
         ("peak_reserved_bytes", "{} reserved"),
         ("capacity_bytes", "of {}"),
@@ -353,7 +354,7 @@ def card(
         "explained_by": [{"id": one["id"], "title": one["title"]} for one in by],
         "disagreements": [one_line(sentences.disagreement(each), SENTENCE) for each in row.get("disagreements") or ()],
         "links": list(linked),
-        "command": _command(row["try"], report),
+        "command": sentences.proof(row, report.run),
     }
 
 
@@ -369,16 +370,6 @@ def where_of(place: Row, shorten: blocks.Shorten) -> dict[str, Any]:
     return {**made, "share": place.get("share"), "source": lines, "edited": edited}
 
 
-def _command(tries: Iterable[Row], report: Report) -> str | None:
-    """A run with the knobs of the finding; None where it names none, or how the run was started is not known."""
-    command = [str(word) for word in report.run.get("command") or ()]
-    knobs = [word for row in tries for word in ("--knob", f"{row['knob']}={row['value']}")]
-    if not knobs or not command:
-        return None
-    line = shlex.join(["stepscope", "run", *knobs, "--", *command])
-    return line if len(line) <= MAX_COMMAND else None
-
-
 def _experiment(screen: Screen) -> Iterator[Block]:
     document = screen.view("experiment")
     if document:
@@ -386,10 +377,30 @@ def _experiment(screen: Screen) -> Iterator[Block]:
         yield from experiments.outcome(screen, document)
 
 
+def replayed(context: Alone, replay: Row) -> Iterator[Block]:
+    """An operator that was replayed alone: a table for each list of its inputs."""
+    place = replay["place"]
+    at = f" ({context.shorten(place['file'], place['line'])})" if place else ""
+    yield blocks.text(f"Replayed alone: {plain(replay['operator'])}{at}", "head")
+    for number, call in enumerate(replay["calls"]):
+        yield blocks.text(replays.headline(replay, call))
+        if call["reason"]:
+            yield blocks.text(f"Not replayed: {one_line(call['reason'], SENTENCE)}", "warning")
+        yield from rows_table(context, f"replay-{number}", "", "", columns(REPLAY), replays.rows(replay, call))
+    for note in replay["notes"]:
+        yield blocks.text(blocks.sentence(one_line(note, SENTENCE)), "note")
+
+
+def _replays(screen: Screen) -> Iterator[Block]:
+    for replay in (screen.view("replayed_operators") or ())[:MAX_REPLAYED]:
+        yield from replayed(screen, replay)
+
+
+REPLAY = "on: on; a call: per_call; 95 % interval: interval quiet; a step: per_step quiet; by the first: ratio quiet"
+MAX_REPLAYED = 3  # operators on a screen
 CAUSES = 5
 WARNINGS = 4
 NOTES = 4
-MAX_WHAT = 60  # characters of what happened, before where
 QUIET_KINDS = ("fallback",)  # told in a sentence for all of them
 COMPILING = (
     ": name; steps: steps count; compiled: compiling_steps count; compile time: compile_ms ms; share: share share; "
@@ -404,7 +415,7 @@ def _compilers(screen: Screen) -> Iterator[Block]:
         return
     found = sentences.members(screen.report, LISTED)
     yield blocks.text("Compilers", "head")
-    yield from (blocks.text(one_line(compiled.backend(facts), 400)) for facts in view["backends"])
+    yield from (blocks.text(one_line(compiled.backend(facts))) for facts in view["backends"])
     kinds = view["steps"]
     if any(row["compiling_steps"] or row["compile_ms"] for row in kinds):
         several = len({row["backend"] for row in kinds}) > 1
@@ -414,15 +425,15 @@ def _compilers(screen: Screen) -> Iterator[Block]:
     titles = [finding["title"] for finding in found]
     warnings = [row for row in view["warnings"] if not any(row["text"] in title for title in titles)]
     for text, note in map(compiled.warning, warnings[:WARNINGS]):
-        yield blocks.text(f"{one_line(text, 300)}  ({one_line(note, 80)})", "warning")
+        yield blocks.text(f"{one_line(text)}  ({one_line(note)})", "warning")
     yield from _more(len(warnings) - WARNINGS, "and {} more such lines in the report's files")
     yield from _causes(view, found, screen)
     untold = [row for row in view["causes"] if row["kind"] in QUIET_KINDS and not compiled.told(row, found)]
     said = list(compiled.operators(untold))
     if not any(finding["category"] == "compile" for finding in found):
         said += [text for storm in view["storms"] for text in compiled.storm(storm)]
-    yield from (blocks.text(one_line(text, 300)) for text in said)
-    yield from (blocks.text(one_line(note, 300), "note") for note in view["notes"][:NOTES])
+    yield from (blocks.text(one_line(text)) for text in said)
+    yield from (blocks.text(one_line(note), "note") for note in view["notes"][:NOTES])
 
 
 def _causes(view: Row, found: Sequence[Any], screen: Screen) -> Iterator[Block]:
@@ -439,14 +450,14 @@ def _causes(view: Row, found: Sequence[Any], screen: Screen) -> Iterator[Block]:
     rows = []
     for row in left[:CAUSES]:
         place, ranks = row["place"] or row["definition"] or row["call"], compiled.of_ranks(row, view)
-        where = screen.place({**place, "code": row.get("code")}, 0) if place else None
-        often = f"{one_line(compiled.often(row), 100)}{f', {ranks}' if ranks else ''}"
-        rows.append({"what": one_line(compiled.what(row), MAX_WHAT), "where": where, "often": often})
+        where = screen.place({**place, "code": row.get("code")}, named=False) if place else None
+        often = f"{one_line(compiled.often(row))}{f', {ranks}' if ranks else ''}"
+        rows.append({"what": one_line(compiled.what(row)), "where": where, "often": often})
     yield from screen.rows("causes", ": what; : where; : often", rows)
     for row in left[:CAUSES]:
         if row["id"] in limits:
-            function = f"{plain(row['function'], 40)}: " if row["function"] else ""
-            yield blocks.text(f"{function}{one_line(compiled.eager(limits[row['id']]), 200)}")
+            function = f"{plain(row['function'])}: " if row["function"] else ""
+            yield blocks.text(f"{function}{one_line(compiled.eager(limits[row['id']]))}")
     yield from _more(len(left) - CAUSES, "and {} more causes: --table compiles")
 
 
@@ -482,7 +493,7 @@ def _hot(row: Row, screen: Screen) -> dict[str, Any]:
 
 def _doing(row: Row) -> str:
     file, _, leaf = (row.get("library_leaf") or "").rpartition(":")
-    inside = f", in {plain(leaf, 40)} ({plain(posixpath.basename(file), 40)})" if leaf else ""
+    inside = f", in {plain(leaf)} ({plain(posixpath.basename(file))})" if leaf else ""
     return f"{words.term(row['phase'])}{inside}"
 
 
@@ -516,11 +527,11 @@ def _is_alone(wait: Row) -> bool:
 def _wait_part(part: Row, screen: Screen) -> str:
     kind, place = words.WAIT_PARTS.get(part["kind"], words.term(part["kind"])), part["place"]
     if place:
-        named = f"  {plain(place['function'], 60)}" if place["function"] else ""
+        named = f"  {plain(place['function'])}" if place["function"] else ""
         return f"{kind} at {screen.shorten(place['file'], place['line'])}{named}"
     if part["lines"] > 1:
         return f"{kind} at {words.count(part['lines'])} more lines"
-    return f"{kind} in {plain(part['leaf'], 80)}" if part["leaf"] else kind
+    return f"{kind} in {plain(part['leaf'])}" if part["leaf"] else kind
 
 
 def _slow_steps(screen: Screen) -> Iterator[Block]:
@@ -550,7 +561,7 @@ def _rank_lines(screen: Screen) -> Iterator[Block]:
     view = (screen.view("sampled") or {}).get("rank_lines")
     if not view or not (view["lines"] or view["straggler"] is not None):
         return
-    yield blocks.text(f"Where ranks differ: {one_line(view['verdict'], 300)}", "head")
+    yield blocks.text(f"Where ranks differ: {one_line(view['verdict'])}", "head")
     show = words.milliseconds if view["unit"] == "ms per step" else words.percent
     rows = []
     for line in view["lines"][:RANK_LINES]:
@@ -589,6 +600,7 @@ SECTIONS: tuple[Callable[[Screen], Iterator[Block]], ...] = (
         _memory,
         findings,
         _experiment,
+        _replays,
     ),
     *(_compilers, _hot_lines, _waits, _slow_steps, _rank_lines, _stages),
 )

@@ -1,11 +1,14 @@
 """Blocks on a terminal: sentences, figures, tables and findings; pictures are left to pages.
 
-Colour only supports what characters already say, so a log file or a colour-blind reader loses nothing. Every text of a
-run has passed `escape.plain` and is put into `rich.text.Text`, which interprets no markup.
+On a screen sentences are broken over lines and names are cut at its edge; in a file or a pipe neither is, so that
+each statement and each row is one whole line. Colour only supports what characters already say, so a log file or a
+colour-blind reader loses nothing. Every text of a run has passed `escape.plain` and is put into `rich.text.Text`, which
+interprets no markup.
 """
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,9 +36,7 @@ from stepscope.report.words import Shortener
 MAX_WIDTH = 100  # longer lines are hard to read
 LONG = 60  # characters: a text of a table from which on it is broken over lines instead of being cut
 QUOTED = 7  # characters before a line of source below a row
-MAX_TEXT = 800
 MAX_NOTES = 4  # below a table in full
-MIN_WIDTH = 132  # of one that goes to a file or a pipe: nobody has to fit it on a screen
 RANKED, LISTED = 5, 12  # rows of changed figures, and of any other list, when no number was asked for
 Item = Mapping[str, Any]
 Rows = Iterator[RenderableType | None]
@@ -43,11 +44,16 @@ Steps = Iterable[tuple[str, str]]  # (what for, command or path) of what comes n
 
 
 class Screen(Struct, frozen=True):
-    """What blocks are drawn on."""
+    """What blocks are drawn on. `wraps`: texts of tables are broken over lines rather than cut; `whole`: neither."""
 
     width: int
     glyphs: Glyphs
     wraps: bool
+    whole: bool
+
+    def line(self, text: str, style: str = "") -> Text:
+        """A line that is cut at the terminal's edge; elsewhere it is whole."""
+        return Text(text, style=style, no_wrap=True, overflow="ignore" if self.whole else "ellipsis")
 
 
 def show_report(
@@ -65,27 +71,39 @@ def render(report: Report, console: Console, *, page: str | None = None, again: 
 
     `page` is where the HTML report lies, if it was written; `again` is the command that would write it.
     """
-    folder = shlex.quote(plain(report.run.get("folder") or "RUN"))
-    asked = page or again
-    everything = plain(asked) if asked else f"stepscope analyze {folder} --html report.html"
-    show(summary.sections(report), console, [*sentences.next_steps(report), ("everything", everything)])
+    cwd = _cwd()
+    folder = shlex.quote(plain(words.near(str(report.run.get("folder") or "RUN"), cwd)))
+    everything = plain(words.near(page, cwd) if page else again or f"stepscope analyze {folder} --html report.html")
+    show(summary.sections(report), console, [*sentences.next_steps(report, cwd), ("everything", everything)])
+
+
+def _cwd() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # deleted meanwhile
+        return os.sep
 
 
 def show_comparison(document: dict[str, Any], console: Console, *, top: int | None = None) -> None:
     """Print what `compare` found; `top` rows of each kind, 0 for all, a few by default."""
     rows = Alone(LISTED, RANKED) if top is None else Alone(top or sys.maxsize)
-    show([compare.comparison(rows, document)], console, least=110, most=140)
+    show([compare.comparison(rows, document)], console, most=140)
 
 
 def show_experiment(document: Item, console: Console, *, page: str | None = None) -> None:
     """Print what came of an experiment; `page` is where its report lies, if one was written."""
-    steps = [("repeat", document["repeat"]), ("everything", page or document["folder"])]
+    steps = [("repeat", document["repeat"]), ("everything", words.near(page or document["folder"] or "", _cwd()))]
     show(experiments.screen(document), console, [(label, plain(text, 4000)) for label, text in steps if text])
+
+
+def show_replay(document: Item, console: Console, shorten: Shortener) -> None:
+    """Print what an operator takes alone."""
+    show([summary.replayed(Alone(shorten=shorten), document)], console)
 
 
 def show_sweep(document: Item, console: Console, *, page: str) -> None:
     """Print what came of a sweep; `page` is where its report lies."""
-    steps = [("repeat", document["repeat"]), ("everything", page)]
+    steps = [("repeat", document["repeat"]), ("everything", words.near(page, _cwd()))]
     show(sweeps.screen(document), console, [(label, plain(text, 4000)) for label, text in steps])
 
 
@@ -113,7 +131,7 @@ def show_table(found: TableDocument, console: Console, shorten: Shortener, *, de
 
 def show_rows(shown: Iterable[Block], console: Console) -> None:
     """Print tables of which every row is a line, however wide the terminal is."""
-    show([shown], console, least=MIN_WIDTH, most=sys.maxsize, wraps=False)
+    show([shown], console, most=sys.maxsize, wraps=False)
 
 
 def show(
@@ -121,18 +139,18 @@ def show(
     console: Console,
     steps: Steps = (),
     *,
-    least: int = 0,
     most: int = MAX_WIDTH,
     wraps: bool = True,
 ) -> None:
     """Print the sections, an empty line between them and around each titled block, then the next `steps`.
 
-    Lines take up to `most` characters, and at least `least` where they go to a file or a pipe. Unless `wraps`, texts
-    of tables are cut.
+    Lines take up to `most` characters of a terminal, and as many as they need elsewhere. Unless `wraps`, texts of
+    tables are cut on a terminal.
     """
-    if not console.is_terminal:
-        console.width = max(console.width, least)
-    screen = Screen(min(console.width, most), glyphs_for(console.encoding), wraps)
+    whole = not console.is_terminal
+    if whole:
+        console.width = most = sys.maxsize
+    screen = Screen(min(console.width, most), glyphs_for(console.encoding), wraps and not whole, whole)
     rows = (row for section in sections for row in (*_section(section, screen), None))
     _print(rows, next_lines(steps), console, screen.width)
 
@@ -147,9 +165,9 @@ def _section(section: Iterable[Block], screen: Screen) -> Rows:
 
 
 def _text(block: Block, screen: Screen) -> Rows:  # noqa: ARG001
-    said, tone = one_line(block["text"], MAX_TEXT), block["tone"]
+    said, tone = one_line(block["text"]), block["tone"]
     if tone == "warning":
-        yield warned(said, MAX_TEXT)
+        yield warned(said)
     elif tone == "head":
         head, colon, rest = said.partition(": ")
         yield Text.assemble((head, "bold"), colon, rest)
@@ -158,7 +176,7 @@ def _text(block: Block, screen: Screen) -> Rows:  # noqa: ARG001
 
 
 def _empty(block: Block, screen: Screen) -> Rows:  # noqa: ARG001
-    yield Text.assemble((block["title"], "bold"), f": {one_line(block['why'], MAX_TEXT)}")
+    yield Text.assemble((block["title"], "bold"), f": {one_line(block['why'])}")
 
 
 def _figures(block: Block, screen: Screen) -> Rows:
@@ -192,7 +210,7 @@ def _table(block: Block, screen: Screen) -> Rows:
         cells[0] = [f"{'  ' * row.get('depth', 0)}{cell}" for row, cell in zip(rows, cells[0], strict=True)]
     lines: list[Text] = []
     if not any(each["label"] for each in shown):
-        lines = _list(shown, cells)
+        lines = _list(shown, cells, screen)
     elif screen.wraps and _wraps(shown, cells, screen):
         yield _wrapped(shown, cells)
     else:
@@ -203,7 +221,7 @@ def _table(block: Block, screen: Screen) -> Rows:
     for line, row in zip(lines, rows, strict=False):
         yield line
         code = next((cell["code"] for cell in row.values() if isinstance(cell, Mapping) and cell["code"]), None)
-        yield from [quoted(code, QUOTED, screen.glyphs)] if code else []
+        yield from [quoted(code, QUOTED, screen)] if code else []
     yield from (soft(note) for note in block["notes"])
 
 
@@ -249,11 +267,11 @@ def _cell(value: Any, row: Item, column: Item) -> str:
     return value_text(value, unit, signed=bool(column.get("signed")))
 
 
-def _list(columns: Sequence[Item], cells: Sequence[Sequence[str]]) -> list[Text]:
+def _list(columns: Sequence[Item], cells: Sequence[Sequence[str]], screen: Screen) -> list[Text]:
     widths = [max(map(len, column)) if each["numeric"] else 0 for each, column in zip(columns, cells, strict=True)]
     rows = zip(*cells, strict=True)
     said = ("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True) if cell) for row in rows)
-    return [clipped(f"{'  ' if columns[0]['numeric'] else ''}{text}") for text in said]
+    return [screen.line(f"{'  ' if columns[0]['numeric'] else ''}{text}") for text in said]
 
 
 def _wrapped(columns: Sequence[Item], cells: Sequence[Sequence[str]]) -> Table:
@@ -270,16 +288,16 @@ def _wrapped(columns: Sequence[Item], cells: Sequence[Sequence[str]]) -> Table:
 
 
 def _stacked(parts: Sequence[Item], screen: Screen) -> Rows:
-    bar = Text()
+    bar, width = Text(), min(screen.width, MAX_WIDTH)
     edge = 0.0
     for index, part in enumerate(parts):
         edge += part["share"]
         sign, colour = screen.glyphs.part(index)
-        bar.append(sign * (min(screen.width, round(edge * screen.width)) - len(bar)), style=colour)
+        bar.append(sign * (min(width, round(edge * width)) - len(bar)), style=colour)
     yield bar
     longest = max(len(part["part"]) for part in parts)
     cell = 2 + longest + 2 + 8 + 1 + 7
-    columns = max(1, min(len(parts), (screen.width + 4) // (cell + 4)))
+    columns = max(1, min(len(parts), (width + 4) // (cell + 4)))
     table = Table.grid(padding=(0, 4, 0, 0))
     texts = [
         Text.assemble(
@@ -301,6 +319,7 @@ MAX_EVIDENCE = 5
 MAX_EXPLAINED = 3
 RISKS_SHOWN = 3
 RISK_EVIDENCE = 4
+REASONED = 3  # different reasons, of rules that were not judged, from which on a screen has the rules alone
 SEVERITY_STYLES = {"critical": "bold red", "warning": "bold yellow", "info": "bold cyan"}
 
 
@@ -315,20 +334,21 @@ def _findings(block: Block, screen: Screen) -> Rows:
         for _, cards in groupby(zip(numbers, block["findings"], strict=True), lambda each: each[0].partition(".")[0])
     ]
     for index, (card, *explained) in enumerate(causes[:LISTED], start=1):
-        yield _title(index, card)
+        yield _title(index, card, screen)
         if index <= IN_FULL:
             yield indented(*_where(card["where"], screen), labelled(_details(card, explained, screen)))
             yield None
         elif explained:
             rules = ", ".join(each["rule"] for each in explained)
-            yield indented(clipped(f"explains, not in addition: {rules}", "dim"))
+            yield indented(soft(f"explains, not in addition: {rules}"))
     if len(causes) > LISTED:
         yield soft(f"and {len(causes) - LISTED} smaller findings")
-    for key, label in (("abstained", "Not judged"), ("ignored", "Ignored by configuration")):
-        rows = block[key]
-        if rows:
-            needs = f" (needs {one_line(rows[0]['needs'], 120)})" if len(rows) == 1 and key == "abstained" else ""
-            yield clipped(f"{label}: {', '.join(row['rule'] for row in rows)}{needs}", "dim")
+    for label, said in (
+        ("Not judged", [(row["rule"], f"needs {one_line(row['needs'])}") for row in block["abstained"]]),
+        ("Ignored by configuration", [(row["rule"], one_line(row["reason"])) for row in block["ignored"]]),
+    ):
+        if said:
+            yield soft(f"{label}: {_reasoned(said, screen)}")
     if block["risks"]:
         yield None
         yield head("Risks, without a measured cost")
@@ -338,11 +358,21 @@ def _findings(block: Block, screen: Screen) -> Rows:
         yield soft(f"and {len(block['risks']) - RISKS_SHOWN} more in the report's files")
 
 
-def _title(number: int, card: Item) -> Table:
-    title = head(one_line(card["title"], 160))
+def _reasoned(said: Sequence[tuple[str, str]], screen: Screen) -> str:
+    """Rules, those of one reason together, with it; without reasons where they would fill a screen."""
+    rules: dict[str, list[str]] = {}
+    for rule, reason in said:
+        rules.setdefault(reason, []).append(rule)
+    if len(rules) > REASONED and not screen.whole:
+        return f"{', '.join(rule for rule, _ in said)}; the report's files say why"
+    return "; ".join(f"{', '.join(names)} ({reason})" for reason, names in rules.items())
+
+
+def _title(number: int, card: Item, screen: Screen) -> Table:
+    title = head(one_line(card["title"]))
     if card["confidence"] != "high":
         title.append(f"  ({card['confidence']} confidence)", style="not bold dim")
-    table = Table.grid(padding=(0, 2, 0, 0), expand=True)
+    table = Table.grid(padding=(0, 2, 0, 0), expand=not screen.whole)
     table.add_column(no_wrap=True)
     table.add_column(ratio=1)
     table.add_column(no_wrap=True, justify="right")
@@ -355,15 +385,15 @@ def _where(places: Sequence[Item], screen: Screen) -> Iterator[RenderableType]:
     if not places:
         return
     first = places[0]
-    line = clipped(value_text(first, ""), "cyan")
+    line = screen.line(value_text(first, ""), "cyan")
     if first["function"]:
-        line.append(f"  {plain(first['function'], 80)}", style="default")
+        line.append(f"  {plain(first['function'])}", style="default")
     if first["share"] is not None and first["share"] < words.WHOLE:
         line.append(f"  {words.percent(first['share'])} of it", style="dim")
     yield line
     for each in first["source"] or ():
         if each["here"]:
-            quote = clipped(f"{each['line']:>5} {screen.glyphs.quote} ", "dim")
+            quote = screen.line(f"{each['line']:>5} {screen.glyphs.quote} ", "dim")
             quote.append(each["text"].strip(), style="default")
             if first["edited"]:
                 quote.append("   (edited since the run)", style="yellow")
@@ -371,7 +401,7 @@ def _where(places: Sequence[Item], screen: Screen) -> Iterator[RenderableType]:
     if len(places) > 1:
         others = ", ".join(value_text(place, "") for place in places[1:3])
         more = f" and {len(places) - 3} more" if len(places) > 3 else ""
-        yield clipped(f"also {others}{more}", "dim")
+        yield screen.line(f"also {others}{more}", "dim")
 
 
 def _details(card: Item, explained: Sequence[Item], screen: Screen) -> Iterator[tuple[str, Text]]:
@@ -380,30 +410,30 @@ def _details(card: Item, explained: Sequence[Item], screen: Screen) -> Iterator[
     if seen:
         yield "Seen", _pairs(seen[:MAX_EVIDENCE], screen)
     for text in card["disagreements"]:
-        yield "Sources", Text(one_line(text, 300), style="yellow")
+        yield "Sources", Text(one_line(text), style="yellow")
     if card["ranks"]:
         yield "Ranks", Text(", ".join(str(rank) for rank in card["ranks"][:16]))
-    yield "Fix", Text(one_line(card["fix"], 400))
+    yield "Fix", Text(one_line(card["fix"]))
     if card["caveat"]:
-        yield "Note", soft(one_line(card["caveat"], 200))
+        yield "Note", soft(one_line(card["caveat"]))
     tried = [f"{row['knob']}={row['value']}" for row in card["try"]]
     yield "Try" if tried else "Gain", Text(screen.glyphs.separator.join([*tried, card["gain"]]))
     for index, each in enumerate(explained[:MAX_EXPLAINED]):
         text = f"{each['title']} ({each['cost']}; not in addition)"
-        yield "" if index else "Explains", Text(one_line(text, 240))
+        yield "" if index else "Explains", Text(one_line(text))
     if len(explained) > MAX_EXPLAINED:
         yield "", soft(f"and {len(explained) - MAX_EXPLAINED} more")
 
 
 def _risk(card: Item, screen: Screen) -> Iterator[RenderableType]:
     sure = "" if card["confidence"] == "high" else f"  ({card['confidence']} confidence)"
-    title = Text.assemble(one_line(card["title"], 240), (sure, "dim"))
+    title = Text.assemble(one_line(card["title"]), (sure, "dim"))
     yield warned(title, style="yellow" if card["severity"] != "info" else "cyan")
     places = ", ".join(value_text(place, "") for place in card["where"][:RISKS_SHOWN])
     seen = [(row["metric"], row["text"]) for row in card["evidence"][:RISK_EVIDENCE]]
     rows = [("At", Text(places, style="cyan"))] if places else []
     rows += [("Seen", _pairs(seen, screen))] if seen else []
-    yield indented(labelled([*rows, ("Fix", Text(one_line(card["fix"], 400)))]))
+    yield indented(labelled([*rows, ("Fix", Text(one_line(card["fix"])))]))
 
 
 _BLOCKS = {
@@ -484,26 +514,21 @@ def head(text: str) -> Text:
     return Text(text, style="bold")
 
 
-def clipped(text: str, style: str = "") -> Text:
-    """A line that is cut at the terminal's edge."""
-    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
-
-
-def quoted(code: str, indent: int, glyphs: Glyphs) -> Text:
+def quoted(code: str, indent: int, screen: Screen) -> Text:
     """A line of source below its place."""
-    return clipped(f"{'':{indent}}{glyphs.quote} {plain(code)}", "dim")
+    return screen.line(f"{'':{indent}}{screen.glyphs.quote} {plain(code)}", "dim")
 
 
-def warned(text: str | Text, limit: int = 300, style: str = "yellow") -> Table:
+def warned(text: str | Text, style: str = "yellow") -> Table:
     """A paragraph that hangs behind a sign."""
     table = Table.grid()
-    table.add_row(Text(f"{WARNING} ", style=style), text if isinstance(text, Text) else Text(one_line(text, limit)))
+    table.add_row(Text(f"{WARNING} ", style=style), text if isinstance(text, Text) else Text(one_line(text)))
     return table
 
 
 def indented(*rows: RenderableType) -> Padding:
     """Rows moved to the right, however they are broken over lines."""
-    return Padding(Group(*rows), (0, 0, 0, 2))
+    return Padding(Group(*rows), (0, 0, 0, 2), expand=False)
 
 
 def labelled(rows: Iterable[tuple[str, Text]]) -> Table:

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from stepscope.diagnose.rule import ALL, REPORT_FLOOR, Claim, Known, Thresholds, at, at_place, distinct, ms, shown
 from stepscope.model import Evidence, Place
 from stepscope.model.compilers import Change, CompilerCause, CompilerFacts, CompilersView, EagerAfterLimit
+from stepscope.model.counted import things
 
 
 class COMPILE(Thresholds):
@@ -154,7 +155,7 @@ def settle(losses: Iterable[Loss]) -> Iterator[tuple[str, Claim]]:
         if share <= 0 or share < loss.claim.floor:
             continue
         left -= share
-        mean = ms(f"mean of all {backend.steps} {backend.kind} steps", backend.mean_ms, backend.source)
+        mean = ms(f"mean of all {things(backend.steps, f'{backend.kind} step')}", backend.mean_ms, backend.source)
         claim = replace(
             loss.claim,
             cost_ms=share * backend.mean_ms,
@@ -400,7 +401,8 @@ def _limit_loss(backend: Backend, limit: CompilerCause, group: list[CompilerCaus
         fact("step of the limit", limit.first_step, "", source),
     ]
     if eager is not None and excess is not None:
-        before, after = f"steps.jsonl, {eager.before_steps} steps", f"steps.jsonl, {eager.after_steps} steps"
+        pair = things(eager.before_steps, "step"), things(eager.after_steps, "step")
+        before, after = (f"steps.jsonl, {steps}" for steps in pair)
         evidence.append(ms("median step before the limit, compiling left out", eager.before_ms, before))
         evidence.append(ms("median step after the limit", eager.after_ms, after))
     evidence += (*_evidence(backend, ordered), fact("the compiler's reason", clipped(limit.text) or None, "", source))

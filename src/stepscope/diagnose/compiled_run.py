@@ -49,6 +49,7 @@ from stepscope.diagnose.rule import (
 )
 from stepscope.model import Analysis
 from stepscope.model.compilers import CompilerCause, CompilerFacts, CompilerMetric
+from stepscope.model.counted import things
 
 
 class TRANSFERS(Thresholds):
@@ -183,7 +184,7 @@ def _run_loss(backend: Backend, name: str, title: str, left_ms: float, others: l
     if name == "compile.share":
         worst = "warning" if left_ms > COMPILE.share_warning * backend.loop_ms else "info"
     evidence = [
-        fact("compilations", facts.compiles, f"in {backend.steps} {backend.kind} steps", facts.source),
+        fact("compilations", facts.compiles, f"in {things(backend.steps, f'{backend.kind} step')}", facts.source),
         ms("time of all compilations", facts.compile_ms, facts.source),
         ms("longest compilation", facts.longest_ms, facts.source),
         *(fact("also", text, "", facts.source) for text in others),

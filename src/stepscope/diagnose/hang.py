@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from stepscope.diagnose.rule import Need, advice, at, figure, figures, lowest, risk_rule
 from stepscope.model import Analysis, Finding, Risk
+from stepscope.model.counted import things
 from stepscope.model.hangs import CROSSED, ENDED, MISMATCH, MISSING, NO_DUMP, STUCK
 
 LEARN = "https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html"
@@ -32,7 +33,7 @@ def hang(analysis: Analysis, _findings: Sequence[Finding]) -> Iterator[Risk]:
     calls = {call.number: call for call in verdict.calls}
     for cause in verdict.causes:
         call = calls.get(cause.call or 0)
-        source = f"dumps of {verdict.dumps} ranks" if verdict.dumps else "NCCL RAS"
+        source = f"dumps of {things(verdict.dumps, 'rank')}" if verdict.dumps else "NCCL RAS"
         names = ", ".join(map(str, cause.ranks[:NAMED])) + (" …" if len(cause.ranks) > NAMED else "")
         sure = "low" if cause.kind in (STUCK, NO_DUMP) or cause.call is None else "high"
         doubts = ("medium",) if verdict.disagreements or (verdict.absent and cause.kind != MISMATCH) else ()

@@ -40,6 +40,7 @@ from stepscope.diagnose.rule import (
     steps_source,
 )
 from stepscope.model import Analysis, Evidence, Interval, IoFacts, LoopFacts, Place, PythonFacts, StepFacts
+from stepscope.model.counted import things
 
 
 class LOOP(Thresholds):
@@ -298,7 +299,7 @@ def _python_evidence(analysis: Analysis, train: StepFacts, facts: list[PythonFac
         source = f"{stacks}, with torch operators and libraries in it"
         yield ms(f"all that runs in {bare(call.function)}", whole, source)
     for fact in facts[: PYTHON.lines_shown]:
-        source = f"{stacks}, {fact.samples} samples in {fact.phase}"
+        source = f"{stacks}, {things(fact.samples, 'sample')} in {fact.phase}"
         yield ms(f"main thread at {shown(fact.place)}", fact.ms_per_step, source)
         if fact.python_fraction is not None:
             name = bare(fact.library_leaf or fact.place.function)
@@ -313,7 +314,7 @@ def logging(analysis: Analysis) -> Iterator[Claim]:
             continue
         waits = (one.waiting_share or 0.0) >= PYTHON.waiting
         doubt, words = device_doubt(analysis)
-        source = f"{stacks_source(analysis)}, {one.samples} samples"
+        source = f"{stacks_source(analysis)}, {things(one.samples, 'sample')}"
         yield Claim(
             title=f"Logging with {one.tool} takes {clip_share(one.ms_per_step, train.mean_ms):.0%} of the step"
             f"{', mostly waiting' if waits else ''}: {bare(one.function)}{at(one.place)}",
@@ -421,7 +422,7 @@ def step_drift(analysis: Analysis) -> Iterator[Claim]:
     named = phase is not None and grown > 0 and drift.phases[phase] >= DRIFT.phase * grown
     lines = {spot(line.place) for line in drift.lines}
     doubt, words = device_doubt(analysis)
-    source = f"{steps_source(train)}, {drift.steps} steady steps"
+    source = f"{steps_source(train)}, {things(drift.steps, 'steady step')}"
     medians = ", ".join(f"{value:.4g}" for value in drift.medians_ms)
     phases = sorted(drift.phases.items(), key=lambda item: -item[1])
     yield Claim(
@@ -441,7 +442,7 @@ def step_drift(analysis: Analysis) -> Iterator[Claim]:
                 ms(
                     f"main thread at {shown(line.place)}, last third",
                     line.late_ms_per_step,
-                    f"{line.early_ms_per_step:.3g} ms in the first third; {line.samples} samples",
+                    f"{line.early_ms_per_step:.3g} ms in the first third; {things(line.samples, 'sample')}",
                 )
                 for line in drift.lines
             ),

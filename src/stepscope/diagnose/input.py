@@ -44,6 +44,7 @@ from stepscope.diagnose.rule import (
 )
 from stepscope.model import Analysis, Evidence, Interval, LoaderFacts, Place, Settings, StepFacts, Try
 from stepscope.model import device_losses as kinds
+from stepscope.model.counted import things
 from stepscope.model.machine import StorageFacts, TraceLoader
 from stepscope.model.views import DEVICE, Overview
 
@@ -313,8 +314,8 @@ def _named(loader: LoaderFacts, hot: Place | None) -> str:
 
 def _evidence(analysis: Analysis, train: StepFacts, loader: LoaderFacts) -> Iterator[Known]:
     steps, stacks = steps_source(train), stacks_source(analysis)
-    loading = f"{stacks}, {loader.samples} samples of loading"
-    yield ms("data wait per step", loader.data_wait_ms, f"{steps}, {train.count} steady steps")
+    loading = f"{stacks}, {things(loader.samples, 'sample')} of loading"
+    yield ms("data wait per step", loader.data_wait_ms, f"{steps}, {things(train.count, 'steady step')}")
     yield figure("data wait share of the step", loader.data_wait_share, "fraction", steps)
     yield from figures(
         "events.jsonl, the loader's own setting",
@@ -322,14 +323,14 @@ def _evidence(analysis: Analysis, train: StepFacts, loader: LoaderFacts) -> Iter
         ("batch_size", loader.batch_size, "samples", 0),
     )
     if loader.batch is not None and loader.in_main_process:
-        looked = f"events.jsonl, median of {loader.batch.batches} batches that were looked at"
+        looked = f"events.jsonl, median of {things(loader.batch.batches, 'batch')} that were looked at"
         handed = f"{looked}, times what one takes"
         yield figure("tensors of a batch", loader.batch.tensors, "tensors", looked, 1)
         yield Evidence("bytes of a batch", round(loader.batch.bytes), "bytes", looked)
         yield ms("handing a step's batches over, at least", _handover_ms(loader), handed)
     files = loader.files
     if files is not None and files.samples >= LOADER.file_samples and files.share > 0:
-        of_files = f"{stacks}, {files.samples} samples of loading"
+        of_files = f"{stacks}, {things(files.samples, 'sample')} of loading"
         yield figure("loading time in opening and reading files", files.share, "fraction", of_files)
         yield from figures("profiler window", ("files opened per item", files.files_per_item, "files", 3))
     yield from figures("windows, idle_data", ("device idle while the host loads", idle_share(analysis), "fraction", 4))

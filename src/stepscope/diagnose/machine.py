@@ -33,6 +33,7 @@ from stepscope.diagnose.rule import (
     steps_source,
 )
 from stepscope.model import Analysis, Evidence, Place, Try
+from stepscope.model.counted import things
 from stepscope.model.machine import Child, CpuFacts, PauseFacts
 
 
@@ -118,9 +119,9 @@ def garbage_collection(analysis: Analysis) -> Iterator[Claim]:
     fix = "Let the collector look at less: "
     if line is not None:
         fix = f"If {shown(line)} calls gc.collect(), take the call out or make it once per epoch; else "
-    source = f"events.jsonl, {pauses.count} collections in {pauses.steps} steady steps"
+    source = f"events.jsonl, {things(pauses.count, 'collection')} in {things(pauses.steps, 'steady step')}"
     yield Claim(
-        title=f"Python's garbage collector stops {pauses.steps_struck} of {pauses.steps} steps for up to "
+        title=f"Python's garbage collector stops {pauses.steps_struck} of {things(pauses.steps, 'step')} for up to "
         f"{pauses.longest_ms:.3g} ms, {clip_share(pauses.ms_per_step, train.mean_ms):.0%} of the mean step"
         + (f", at {shown(line)}" if line is not None else ""),
         steps=train,
@@ -197,9 +198,9 @@ def profiler_overhead(analysis: Analysis) -> Iterator[Claim]:
         cost_ms=facts.lost_ms_per_step,
         levels=("high" if enough else "medium",),
         evidence=(
-            ms("mean step under the profiler", facts.inside_ms, f"{facts.inside} steps, {facts.source}"),
-            ms("mean step outside", facts.outside_ms, f"{facts.outside} steady steps"),
-            ms("mean of all steps", facts.total_ms_per_step, f"{facts.steps} steps"),
+            ms("mean step under the profiler", facts.inside_ms, f"{things(facts.inside, 'step')}, {facts.source}"),
+            ms("mean step outside", facts.outside_ms, f"{things(facts.outside, 'steady step')}"),
+            ms("mean of all steps", facts.total_ms_per_step, f"{things(facts.steps, 'step')}"),
         ),
         fix="Profile a few steps only (torch.profiler.schedule with wait, active and repeat=1), without "
         "with_stack, profile_memory and record_shapes where they are not needed; leave it out of production runs",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from stepscope.diagnose.ranks import LEARN
 from stepscope.diagnose.rule import Claim, Need, Thresholds, advice, at, at_place, figure, ms, rule
 from stepscope.model import Analysis
+from stepscope.model.counted import things
 from stepscope.model.ranks import Straggler
 
 
@@ -29,7 +30,7 @@ MEAN_STEP = Need("the mean step", lambda a: a.many_ranks.step_ms if a.many_ranks
 @rule("communication.late_ranks", REDUCED, JUDGED, MEAN_STEP, learn=LEARN)
 def late_ranks(analysis: Analysis) -> Iterator[Claim]:
     verdict, step_ms = JUDGED.of(analysis), MEAN_STEP.of(analysis)
-    source = f"reduced tables of {verdict.ranks} ranks, {verdict.steps} steps"
+    source = f"reduced tables of {things(verdict.ranks, 'rank')}, {things(verdict.steps, 'step')}"
     absent = len(verdict.missing or ())
     for late in verdict.stragglers:
         sure = late.share_of_steps >= MANY_RANKS.persistent and verdict.steps >= MANY_RANKS.steps_for_high

@@ -29,6 +29,7 @@ from stepscope.diagnose.rule import (
     steps_source,
 )
 from stepscope.model import Analysis, Evidence, Finding, Place, Risk, Try
+from stepscope.model.counted import things
 from stepscope.model.device_losses import ALLOCATOR
 from stepscope.model.machine import PageFaultFacts
 from stepscope.model.memory import MemoryGrowth, MemoryLimit, MemoryPeak
@@ -164,6 +165,7 @@ def page_faults(analysis: Analysis) -> Iterator[Claim]:
     fix, tries = _faults_fix(facts)
     megabytes = facts.minor_per_step * (1.0 - (facts.kept_share or 0.0)) * facts.page_bytes / 1e6
     measured = "manifest.json, measured on this machine after the run"
+    steps, threads = things(facts.steps, "step"), things(facts.threads, "thread")
     settings = " ".join(f"{name}={value}" for name, value in facts.settings.items())
     allocator = " ".join(part for part in (facts.preloaded or facts.libc or "unknown", settings) if part)
     huge = facts.huge_pages
@@ -175,11 +177,9 @@ def page_faults(analysis: Analysis) -> Iterator[Claim]:
         ceiling_ms=facts.at_most_ms_per_step,
         levels=("medium",),
         evidence=(
-            figure(
-                "page faults per step", facts.minor_per_step, "faults", f"{steps_source(train)}, {facts.steps} steps", 1
-            ),
+            figure("page faults per step", facts.minor_per_step, "faults", f"{steps_source(train)}, {steps}", 1),
             Evidence("a fault of one thread alone", facts.ns_alone or 0.0, "ns", measured),
-            Evidence(f"a fault, with {facts.threads} threads at once", facts.ns_beside or 0.0, "ns", measured),
+            Evidence(f"a fault, with {threads} at once", facts.ns_beside or 0.0, "ns", measured),
             Evidence("a page given back", facts.ns_returned or 0.0, "ns", measured),
             figure("faults of the training thread itself", facts.main_share, "share", "system.jsonl", 4),
             Evidence("allocator", allocator, "", "manifest.json"),
@@ -405,7 +405,7 @@ def _growth_risk(one: MemoryGrowth, ranks: tuple[int, ...], findings: Sequence[F
     source = f"{one.source}, {one.points} {'steps' if one.traced else 'readings'} over {_duration(one.seconds)}"
     evidence = [
         Evidence("growth per step", round(one.bytes_per_step), "bytes", source),
-        Evidence(f"grown over {one.steps} steps", round(one.late_bytes - one.early_bytes), "bytes", source),
+        Evidence(f"grown over {things(one.steps, 'step')}", round(one.late_bytes - one.early_bytes), "bytes", source),
     ]
     if one.limit is not None:
         what = _SIZES.get(one.limit.reason, "limit of this process")

@@ -45,6 +45,7 @@ from stepscope.diagnose.rule import (
 )
 from stepscope.model import Analysis, Evidence, Interval, Place, StepFacts
 from stepscope.model import device_losses as kinds
+from stepscope.model.counted import things
 from stepscope.model.machine import RanksFacts
 from stepscope.model.trace import SpanRef
 from stepscope.model.views import DEVICE, HOST, Overview, WorkerShare
@@ -267,7 +268,7 @@ def _expected(analysis: Analysis, train: StepFacts, ranks: RanksFacts, late: _La
 
 
 def _step_evidence(ranks: RanksFacts) -> tuple[Known, ...]:
-    source = f"steps.jsonl of {len(ranks.ranks)} ranks, {ranks.steps} steps side by side"
+    source = f"steps.jsonl of {things(len(ranks.ranks), 'rank')}, {things(ranks.steps, 'step')} side by side"
     waits = f"{source}; waits in {', '.join(ranks.exchange)}: {ranks.exchange_source}"
     least = RANKS.line_share * max(ranks.excess_ms, 0.0)
     return (

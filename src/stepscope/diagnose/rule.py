@@ -19,6 +19,7 @@ from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from stepscope.model import SEVERITIES, Analysis, Evidence, Finding, Interval, Place, Risk, StepFacts, Try
+from stepscope.model.counted import things
 from stepscope.model.views import Overview
 
 Fact = TypeVar("Fact")
@@ -358,7 +359,7 @@ def distinct(places: Iterable[Place]) -> tuple[Place, ...]:
 def steps_source(train: StepFacts) -> str:
     if len(train.ranks) == 1:
         return f"rank-{train.ranks[0]}/steps.jsonl"
-    return f"steps.jsonl of {len(train.ranks)} ranks"
+    return f"steps.jsonl of {things(len(train.ranks), 'rank')}"
 
 
 def stacks_source(analysis: Analysis) -> str:

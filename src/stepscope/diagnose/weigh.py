@@ -54,6 +54,7 @@ from stepscope.diagnose.rule import (
 )
 from stepscope.diagnose.rules import RULES
 from stepscope.model import Analysis, Disagreement, Finding, Place, StepFacts, Unexplained, UnexplainedPart
+from stepscope.model.counted import things
 from stepscope.model.machine import CpuFacts
 from stepscope.model.views import DEVICE, HOST, IDLE_PARTS, Overview
 
@@ -289,7 +290,7 @@ def _waits(analysis: Analysis) -> Iterator[_Conflict]:
     if analysis.stacks is not None and total:
         sampled = analysis.stacks.by_phase.get("data_wait", 0) / total
         if abs(sampled - measured) > _sampling(measured, total):
-            source = f"{stacks_source(analysis)}, {total} samples"
+            source = f"{stacks_source(analysis)}, {things(total, 'sample')}"
             yield _of_shares(_LOADERS, figure, measured, steps_source(train), sampled, source)
     windows = _windows(analysis, HOST)
     shares = _shares(windows, "host_data")
@@ -297,7 +298,7 @@ def _waits(analysis: Analysis) -> Iterator[_Conflict]:
         # recording Python makes a window's steps longer, and the other parts smaller
         slowing = max((one.parts["host_python"].share for one in windows if "host_python" in one.parts), default=0.0)
         if abs(fmean(shares) - measured) > max(AGREEMENT.share, AGREEMENT.sigmas * _error(shares)) + slowing:
-            source = f"window, {len(shares)} steps"
+            source = f"window, {things(len(shares), 'step')}"
             yield _of_shares(_LOADERS, figure, measured, steps_source(train), fmean(shares), source)
 
 
@@ -314,7 +315,10 @@ def _python_in_windows(analysis: Analysis) -> Iterator[_Conflict]:
     collected = pauses.ms_per_step / train.mean_ms if pauses is not None else 0.0
     sampled = max(0.0, min(1.0, sum(fact.share for fact in facts)) - collected)
     if sampled - fmean(shares) > _sampling(sampled, total) + AGREEMENT.sigmas * _error(shares):
-        source, window = f"{stacks_source(analysis)}, {total} samples", f"window, {len(shares)} steps"
+        source, window = (
+            f"{stacks_source(analysis)}, {things(total, 'sample')}",
+            f"window, {things(len(shares), 'step')}",
+        )
         python, figure = (host.python_on_critical_path.name,), "Python on the main thread, part of the step"
         yield _of_shares(python, figure, sampled, source, fmean(shares), window)
 
@@ -329,7 +333,7 @@ def _idle_by_telemetry(analysis: Analysis) -> Iterator[_Conflict]:
     idle = sum(one.parts[part].share * len(one.steps) for one in windows for part in IDLE_PARTS if part in one.parts)
     idle, by_driver = idle / steps, 1.0 - min(100.0, float(used)) / 100.0
     if abs(idle - by_driver) > AGREEMENT.utilization:
-        source, driver = f"window, {steps} steps", "system.jsonl, utilization by the driver"
+        source, driver = f"window, {things(steps, 'step')}", "system.jsonl, utilization by the driver"
         yield _of_shares((*_IDLE, *_LOADERS), "device idle, part of the time", idle, source, by_driver, driver)
 
 
@@ -348,7 +352,7 @@ def _slow_rank(analysis: Analysis) -> Iterator[_Conflict]:
     facts, lines = analysis.ranks, analysis.sampled.rank_lines if analysis.sampled is not None else None
     if facts is None:
         return
-    source, late = f"steps.jsonl of {len(facts.ranks)} ranks", ranks.straggler.name
+    source, late = f"steps.jsonl of {things(len(facts.ranks), 'rank')}", ranks.straggler.name
     if facts.excess_ms > 0 and not RANKS.agree <= facts.waited_ms / facts.excess_ms <= 1 / RANKS.agree:
         quantity = "a rank works longer, the others wait longer"
         works = (round(facts.excess_ms, 3), f"{source}, own work")

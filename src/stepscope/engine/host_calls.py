@@ -22,6 +22,7 @@ from stepscope.engine.spans import Span
 from stepscope.engine.step_labels import LabelledSteps
 from stepscope.engine.user_code import TORCH_FILE, UserCode
 from stepscope.model import PHASES
+from stepscope.model.counted import things
 from stepscope.tables.arrays import NONE, Bools, Int8, Int32, Int64, window_at
 from stepscope.tables.categories import ANNOTATION, OPERATORS, STEP
 from stepscope.tables.schema import Tables
@@ -278,4 +279,4 @@ def _phase_ms(labelled: LabelledSteps, seen: Iterable[tuple[str, int]]) -> dict[
 def _source(traces: list[str], steps: int, all_steps: int | None) -> str:
     shown = traces[0] if traces else "trace"
     shown = shown if len(traces) < 2 else f"{shown} and {len(traces) - 1} more"
-    return f"{shown}, the first {steps} of {all_steps} steps" if all_steps is not None else shown
+    return f"{shown}, the first {steps} of {things(all_steps, 'step')}" if all_steps is not None else shown

@@ -25,6 +25,7 @@ from stepscope.experiment.plan import FINDINGS, PILOT, Plan, Request, Slot
 from stepscope.experiment.propose import Proposals
 from stepscope.experiment.runner import Order, Runner, StepsSeen, Stopped
 from stepscope.model.comparison import Candidate, Experiment, Protocol
+from stepscope.model.counted import things
 from stepscope.record.host.processes import read_stat
 from stepscope.schema import Knob
 
@@ -217,7 +218,7 @@ class Engine:
     def _clean(self) -> None:
         """Remove runs that an earlier session began and never finished, once their processes are gone."""
         if self._state.bad_lines:
-            self.listener.note(f"{self._state.bad_lines} lines of the journal could not be read")
+            self.listener.note(f"{things(self._state.bad_lines, 'line')} of the journal could not be read")
         for name, pid, ticks in self._state.open:
             stat = read_stat(pid) if pid is not None else None
             if pid is not None and stat is not None and ticks is not None and stat.start_ticks == ticks:

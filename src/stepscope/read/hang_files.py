@@ -10,10 +10,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from itertools import pairwise
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +107,10 @@ def read_hang_files(files: Iterable[Path]) -> HangRecording:
     if workers < 2:
         found = _read(each)
     else:
+        from concurrent.futures import ProcessPoolExecutor
+        from concurrent.futures.process import BrokenProcessPool
+        from multiprocessing import get_context
+
         edges = [len(each) * number // workers for number in range(workers + 1)]
         batches = [each[start:end] for start, end in pairwise(edges)]
         try:

@@ -7,7 +7,8 @@ nanoseconds since the trace's base; the base itself may stand behind the events,
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -118,3 +119,11 @@ class TraceSummary(Struct, frozen=True):
     threads: dict[str, str]  # track -> thread name
     metadata: dict[str, Any] = field(default_factory=dict)
     quality: TraceQuality = field(default_factory=TraceQuality)
+
+
+class TraceSource(Protocol):
+    """A trace being read: take all of `chunks()`, then ask for `summary()`; both once."""
+
+    def chunks(self) -> Iterator[TraceChunk]: ...
+
+    def summary(self) -> TraceSummary: ...

@@ -10,6 +10,7 @@ from typing import Any
 
 from stepscope.diagnose.compile import CAUSE_WORDS
 from stepscope.model import Report
+from stepscope.model.counted import things
 from stepscope.report import words
 
 Row = Mapping[str, Any]
@@ -83,7 +84,7 @@ def kind_note(report: Report, kind: str) -> str | None:
         return None
     row = max(rows, key=lambda row: row["share"])
     share = f"{'about ' if row['estimated'] else ''}{words.percent(row['share'])}"
-    text = f"compiling was {share} of the time of all {words.count(row['steps'])} {words.term(kind)} steps"
+    text = f"compiling was {share} of the time of all {things(row['steps'], f'{words.term(kind)} step')}"
     if row["compiling_steps"] and row["mean_compiling_ms"] is not None:
         each = "each " if row["compiling_steps"] > 1 else ""
         text += (
@@ -105,7 +106,7 @@ def without_steps(report: Report) -> str | None:
     view = view_of(report)
     for facts in view["backends"] if view else ():
         if facts["marked_steps"]:
-            said = f"{words.count(facts['marked_steps'])} steps by {facts['backend']}'s own count"
+            said = f"{things(facts['marked_steps'], 'step')} by {facts['backend']}'s own count"
             if facts["step_estimate_ms"] is None:
                 return said
             about = words.milliseconds(facts["step_estimate_ms"])
@@ -180,7 +181,7 @@ def when(cause: Row) -> str | None:
         return f"step {first}"
     if number == last - first + 1:
         return f"steps {first}-{last}"
-    return f"{words.count(number)} steps from {first} to {last}"
+    return f"{things(number, 'step')} from {first} to {last}"
 
 
 def of_ranks(cause: Row, view: Mapping[str, Any]) -> str | None:
@@ -215,9 +216,9 @@ def storm(row: Row) -> list[str]:
     said = []
     if row["windows"]:
         first = f", first at step {row['first_window_step']}" if row["first_window_step"] is not None else ""
-        said.append(f"{row['backend']} kept compiling after warm-up, at {words.count(row['windows'])} steps{first}")
+        said.append(f"{row['backend']} kept compiling after warm-up, at {things(row['windows'], 'step')}{first}")
     if row["late_step"] is not None:
-        quiet = f" after {words.count(row['quiet_before'])} steps without" if row["quiet_before"] else ""
+        quiet = f" after {things(row['quiet_before'], 'step')} without" if row["quiet_before"] else ""
         said.append(f"{row['backend']} compiled again in step {row['late_step']}{quiet}")
     return said
 

@@ -23,6 +23,7 @@ from stepscope.model import REPORT_SCHEMA, Analysis, Diagnosis, Finding, Report,
 from stepscope.model.comparison import TrialFacts, standing
 from stepscope.model.compilers import CompilersView
 from stepscope.model.views import Views
+from stepscope.report.replays import evidence as replayed_evidence
 from stepscope.report.source import SourceReader
 from stepscope.report.values import field_names, json_bytes, plain_mapping, plain_rows, plain_value
 
@@ -124,13 +125,18 @@ class OnDemand(Mapping[str, Any]):
 
 
 def build(
-    analysis: Analysis, diagnosis: Diagnosis, *, source: bool = True, experiment: Mapping[str, Any] | None = None
+    analysis: Analysis,
+    diagnosis: Diagnosis,
+    *,
+    source: bool = True,
+    experiment: Mapping[str, Any] | None = None,
+    replays: Sequence[Mapping[str, Any]] = (),
 ) -> Report:
     """Assemble the document.
 
-    `experiment` is what `experiment_document` made of an experiment on this run. `source=False` leaves every line of
-    the user's source text out of it. Never raises on odd content: what JSON cannot carry (non-finite numbers, lone
-    surrogates) becomes null or an escape.
+    `experiment` is what `experiment_document` made of an experiment on this run, `replays` are operators of it that
+    were replayed alone. `source=False` leaves every line of the user's source text out of it. Never raises on odd
+    content: what JSON cannot carry (non-finite numbers, lone surrogates) becomes null or an escape.
     """
     reader = SourceReader(analysis.source_files, recorded_ns=analysis.run.started_ns) if source else None
     not_judged = [*(each.rule for each in diagnosis.abstained), *(each.rule for each in diagnosis.ignored)]
@@ -154,6 +160,8 @@ def build(
         makers = {name: partial(_quoted, make, reader) for name, make in makers.items()}
     if experiment is not None:
         makers["experiment"] = lambda: dict(experiment)
+    if replays:
+        makers["replayed_operators"] = lambda: list(replays)
     return Report(
         run={key: value for key, value in plain_mapping(analysis.run).items() if key != "source_hashes"},
         quality={
@@ -163,7 +171,7 @@ def build(
             "notes": plain_rows(analysis.quality.notes, MAX_NOTES),
         },
         steps=_headline(analysis) if analysis.steps else None,
-        findings=tuple(_finding(finding, reader) for finding in diagnosis.findings[:MAX_FINDINGS]),
+        findings=tuple(_finding(finding, reader, replays) for finding in diagnosis.findings[:MAX_FINDINGS]),
         risks=tuple(_with_source(plain_mapping(risk), reader) for risk in diagnosis.risks[:MAX_FINDINGS]),
         abstained=tuple(abstained[:MAX_ROWS]),
         ignored=tuple(plain_rows(diagnosis.ignored, MAX_ROWS)),
@@ -185,8 +193,9 @@ def _step_row(facts: StepFacts) -> Row:
     return {**row, "series": row["series"][:MAX_SERIES]}
 
 
-def _finding(finding: Finding, reader: SourceReader | None) -> Row:
+def _finding(finding: Finding, reader: SourceReader | None, replays: Sequence[Mapping[str, Any]]) -> Row:
     row = plain_mapping(finding)
+    row["evidence"] = [*replayed_evidence(row, replays), *row["evidence"]]
     first = (
         *("id", "rule", "category", "title", "severity", "confidence", "cost_ms_per_step", "share"),
         *("gain_ceiling", "expected_gain", "where", "ranks", "evidence", "fix", "caveat", "learn", "try_"),

@@ -19,6 +19,7 @@ from stepscope.errors import EnvironmentRefusal, UnreadableInputError
 from stepscope.files import open_regular
 from stepscope.model import Report
 from stepscope.model.comparison import EXPERIMENT_SCHEMA, FASTER, NO_DIFFERENCE, SLOWER, UNDECIDED, VOID, Experiment
+from stepscope.model.counted import things
 from stepscope.report import outputs, words
 from stepscope.report.comparison_report import MEAN, measure_document, outcome_document, signed_percent
 from stepscope.report.document import bare_report, load_report
@@ -319,7 +320,7 @@ def conclusion(document: Row) -> list[str]:
     screened = len(document.get("main_effects") or ())
     if not candidates and document.get("stopped") and (document.get("runs") or 0) > 1:
         told = f"{screened} of its knobs show below what they do" if screened else "too few to tell what a knob does"
-        text = f"Nothing is confirmed: the experiment was stopped after {document['runs']} runs, {told}."
+        text = f"Nothing is confirmed: the experiment was stopped after {things(document['runs'], 'run')}, {told}."
         return [text, *_out_of_reach(document, "which no knob reaches")]
     if screened and not candidates:
         text = f"No knob is shown to help: none of {screened} in the screening, so there is no combination to confirm."
@@ -373,19 +374,19 @@ def noise(document: Row) -> str | None:
     if not found or found.get("smallest_effect") is None:
         return None
     share, pairs = words.percent(found["smallest_effect"]), found["pairs"]
-    return f"With {pairs} pairs this machine shows effects from {share} on: equal runs differ by that much."
+    return f"With {things(pairs, 'pair')} this machine shows effects from {share} on: equal runs differ by that much."
 
 
 def protocol(document: Row) -> str:
     row = document["protocol"]
-    warmup, steps = words.count(row["warmup_steps"]), words.count(row["measured_steps"])
+    warmup, steps = row["warmup_steps"], words.count(row["measured_steps"])
     least, most = row["least_pairs"], row["most_pairs"]
-    pairs = f"{most} pairs a candidate"
+    pairs = f"{things(most, 'pair')} a candidate"
     if least != most:
         pairs = f"{least} to {pairs}, until the interval is ± {words.percent(row['width'])} wide"
     parts = [
-        f"{words.count(document['runs'])} runs" + (f" in {duration(document['wall_s'])}" if document["wall_s"] else ""),
-        f"each up to {warmup} steps of warm-up, {steps} measured",
+        things(document["runs"], "run") + (f" in {duration(document['wall_s'])}" if document["wall_s"] else ""),
+        f"each up to {things(warmup, 'step')} of warm-up, {steps} measured",
         pairs,
     ]
     return "; ".join(parts)

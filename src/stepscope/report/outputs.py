@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import combinations
@@ -58,7 +57,7 @@ def write_file(path: Path, data: bytes, *, make_folder: bool = False) -> None:
 
     `make_folder`: the user named the place, and its folder is made where there is none.
     """
-    temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}"
+    temporary = path.parent / f".{path.name}.{os.urandom(4).hex()}"
     try:
         if make_folder:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import shlex
 import signal
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,11 +13,13 @@ from msgspec import Struct
 
 from stepscope.model import ProfiledFacts, Report
 from stepscope.model.comparison import APPLIED, REFUSED
+from stepscope.model.counted import things
 from stepscope.report import compiler_words, words
 from stepscope.report.escape import plain
-from stepscope.report.words import Shortener, command_line
+from stepscope.report.words import MAX_COMMAND, Shortener, command_line, near
 
 Row = dict[str, Any]
+RUNS = "stepscope-runs"  # in which folders of runs are made whose name nobody gave
 
 
 class Group(Struct, frozen=True):
@@ -171,11 +175,11 @@ def reading(report: Report) -> str | None:
     facts = report.quality.get("reading")
     if not facts:
         return None
-    traces = "1 trace" if facts["traces"] == 1 else f"{words.count(facts['traces'])} traces"
+    traces = things(facts["traces"], "trace")
     counts = (("salvaged", "salvaged"), ("clipped", "overlaps cut"), ("repaired", "durations repaired"))
     said = [f"{words.count(facts['lost'])} lost" if facts["lost"] else "none lost"]
     said += [f"{words.count(facts[key])} {label}" for key, label in counts if facts[key]]
-    return f"Read {traces}, {words.count(facts['events'])} events: {', '.join(said)}"
+    return f"Read {traces}, {things(facts['events'], 'event')}: {', '.join(said)}"
 
 
 def links(report: Report) -> str | None:
@@ -390,17 +394,48 @@ def disagreement(row: Mapping[str, Any]) -> str:
     return f"disagree on {row['quantity']}: {first} by {row['source']}, {second} by {row['other_source']}"
 
 
-def next_steps(report: Report) -> list[tuple[str, str]]:
-    """(what for, command) of what is worth doing after the report."""
+def proof(finding: Mapping[str, Any], run: Mapping[str, Any]) -> str | None:
+    """The command that proves a finding's fix: an experiment with all its knobs as one candidate.
+
+    None where it names none, or where how the run was started is not known.
+    """
+    command = [str(word) for word in run.get("command") or ()]
+    tries = [f"{row['knob']}={row['value']}" for row in finding.get("try") or ()]
+    if not tries or not command:
+        return None
+    knobs = [word for each in tries for word in ("--try", each)]
+    if len(tries) > 1:
+        knobs.append("--together")
+    if any("," in each for each in tries):  # a comma parts candidates
+        knobs = ["--from", str(run.get("folder") or "RUN")]
+    return plain(shlex.join(["stepscope", "experiment", *knobs, "--", *command]), MAX_COMMAND)
+
+
+def next_steps(report: Report, cwd: str | None = None) -> list[tuple[str, str]]:
+    """(what for, command) of what is worth doing after the report, for one who stands in `cwd`.
+
+    A run's command was typed in a folder of its own, which is changed to where that is another one.
+    """
     steps, command = [], command_line(report.run)
-    if command and any(finding.get("try") for finding in report.findings):
-        folder = shlex.quote(plain(report.run.get("folder") or "RUN"))
-        steps.append(("prove a fix", f"stepscope experiment --from {folder} -- {command}"))
+    typed_in = str(report.run.get("cwd") or "")
+    there = f"cd {shlex.quote(plain(typed_in))} && " if cwd and os.path.isdir(typed_in) and typed_in != cwd else ""
+    proofs = (proof(finding, report.run) for finding in report.findings)
+    if proving := next(filter(None, proofs), None):
+        steps.append(("prove a fix", there + proving))
     if report.findings and command:
-        steps.append(("after a change", f"stepscope run -- {command}"))
+        out = _next_folder(str(report.run.get("folder") or ""), typed_in)
+        steps.append(("after a change", f"{there}stepscope run {out}-- {command}"))
     if any(note["source"] == "sampler" and note["level"] == "warning" for note in report.quality.get("notes", ())):
         steps.append(("more evidence", "stepscope doctor"))
     return steps
+
+
+def _next_folder(folder: str, typed_in: str) -> str:
+    """`--out` beside the folder of a run that was named; nothing where its name was made."""
+    if not folder or os.path.basename(os.path.dirname(folder)) == RUNS:
+        return ""
+    free = next(path for number in itertools.count(2) if not os.path.lexists(path := f"{folder}-{number}"))
+    return f"--out {shlex.quote(plain(near(free, typed_in)))} "
 
 
 def without_steps(report: Report) -> str:
@@ -411,7 +446,7 @@ def without_steps(report: Report) -> str:
         return "no step was seen"
     stacks = report.views.get("stacks")
     if stacks:
-        return f"{words.count(stacks['samples'])} sampled stacks, which know no steps"
+        return f"{things(stacks['samples'], 'sampled stack')}, which know no steps"
     if report.views.get("hang") and not report.run.get("ranks"):
         return "the last calls of ranks, which know no steps"
     return "a recording of memory" if report.views.get("memory") else "no step was seen"
@@ -423,8 +458,6 @@ def names_input(report: Report) -> bool:
 
 
 MAX_KNOBS = 8  # in the line
-_VALUE = 60  # characters of a value
-_REASON = 160
 
 
 def refused(report: Report) -> bool:
@@ -449,14 +482,14 @@ def _knobs(trial: Row, shorten: Shortener) -> Iterator[str]:
     for name in list(trial["standing"])[:MAX_KNOBS]:
         rows = [row for row in trial["knobs"] if row["knob"] == name]
         standing_of = trial["standing"][name]
-        yield _knob(standing_of, rows, shorten) if rows else f"{plain(name, _VALUE)} ({standing_of})"
+        yield _knob(standing_of, rows, shorten) if rows else f"{plain(name)} ({standing_of})"
     if len(trial["standing"]) > MAX_KNOBS:
         yield f"{len(trial['standing']) - MAX_KNOBS} more knobs"
 
 
 def _knob(found: str, rows: list[Row], shorten: Shortener) -> str:
     """`loader.num_workers=2 (applied, train.py:77)`, `amp.dtype=bf16 NOT applied: why`."""
-    setting = f"{plain(rows[0]['knob'], _VALUE)}={plain(rows[0]['value'], _VALUE)}"
+    setting = f"{plain(rows[0]['knob'])}={plain(rows[0]['value'])}"
     bad = next((row for row in rows if not row["applied"]), None)
     if found == REFUSED and bad is not None:
         where = f" on rank {bad['rank']}" if any(row["applied"] for row in rows) and bad["rank"] is not None else ""
@@ -470,7 +503,7 @@ def _knob(found: str, rows: list[Row], shorten: Shortener) -> str:
 
 
 def _why(row: Row) -> str:
-    return f": {plain(row['reason'], _REASON)}" if row["reason"] else ""
+    return f": {plain(row['reason'])}" if row["reason"] else ""
 
 
 def _place(row: Row, shorten: Shortener) -> str:
@@ -528,7 +561,7 @@ def learned(report: Report) -> str | None:
     rates = [row for name, row in by_name.items() if name.startswith(RATE)]
     parts = []
     if (loss := by_name.get(LOSS)) and loss["last"] is not None:
-        parts.append(f"loss {_course(loss)} over {words.count(loss['points'])} updates")
+        parts.append(f"loss {_course(loss)} over {things(loss['points'], 'update')}")
     if (norm := by_name.get(NORM)) and norm["median"] is not None:
         clipped = view.get("clipping")
         share = f", clipped in {words.percent(clipped['clipped_share'])} of updates" if clipped else ""

@@ -31,7 +31,7 @@ class SourceReader:
     """
 
     def __init__(self, files: SourceFiles, *, recorded_ns: int | None = None) -> None:
-        resolved = (os.path.realpath(root) for root in (*_own_folders(), *files.roots) if os.path.isabs(root))
+        resolved = (os.path.realpath(root) for root in (*own_folders(), *files.roots) if os.path.isabs(root))
         # "/" as a root would hand every file of this machine to whoever wrote the manifest
         self._roots = tuple(root for root in resolved if root != os.sep)
         self._hashes = files.hashes
@@ -103,7 +103,7 @@ class SourceReader:
         return text.split("\n"), changed
 
 
-def _own_folders() -> list[str]:
+def own_folders() -> list[str]:
     try:
         folder = Path.cwd()
     except OSError:  # it was removed

@@ -15,6 +15,7 @@ import msgspec
 
 from stepscope.errors import UnreadableInputError
 from stepscope.files import open_regular
+from stepscope.model.counted import things
 from stepscope.model.sweep import FAILED, FINISHED, MAXIMUM, PED_ANOVA, PRUNED, SWEEP_SCHEMA, Sweep
 from stepscope.report import words
 from stepscope.report.values import json_bytes, plain_rows, plain_value
@@ -135,7 +136,7 @@ def conclusion(document: Row) -> list[str]:
     if len(front) == 1:
         said.append(f"No trial is better than it in {names[0]} or in {names[1]}.")
     elif front:
-        said.append(f"{len(front)} trials are on the front: of each, no other trial is better in both metrics.")
+        said.append(f"{things(len(front), 'trial')} on the front: of each, no other trial is better in both metrics.")
     return said
 
 

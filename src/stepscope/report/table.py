@@ -14,16 +14,21 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from math import inf, isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
 
 from stepscope.errors import UsageError
 from stepscope.model.views import PARTS, Diff
+from stepscope.report import sentences
 from stepscope.report.definitions import definition
 from stepscope.report.escape import visible
 from stepscope.report.values import field_names, is_record, json_bytes
+
+if TYPE_CHECKING:
+    from stepscope.analyze.views.select import Selection
+    from stepscope.api import Run
 
 _UNIT = re.compile("_(ns|ms|bytes|pct)$")
 
@@ -89,6 +94,8 @@ IN_UNIT = re.compile(r"total|value_per_second|p\d+(\.\d+)?")  # columns whose un
 TABLE_SCHEMA = "stepscope.table/1"
 CURVE_VALUES = ("value", "first", "last", "lowest", "highest")
 METRICS = "metrics"  # whose values need not be finite
+OWN_FILTER = ("stacks", METRICS)  # make the rows that a pattern asks for, and no others
+OF_PROFILED = ("operators", "kernels", "modules", "stacks")  # whose times are of profiled steps alone
 TEXT_COLUMNS = (
     *("name", "part", "path", "key", "stack", "metric", "file", "function", "operator", "kernel"),
     *("kind", "cause", "subject", "text"),  # of compilers
@@ -121,6 +128,29 @@ class Choice(Struct, frozen=True):
     sort: str | None = None
     top: int | None = None
     pattern: str | None = None
+
+
+def of_run(run: Run, table: str, selection: Selection, choice: Choice) -> TableDocument:
+    """One of the tables of a run, with what a reader must know of its figures; raises `UsageError`."""
+    from stepscope.analyze.views.select import FirstRows
+
+    own = table in OWN_FILTER
+    if own:
+        selection = msgspec.structs.replace(selection, name=choice.pattern)
+    if choice.sort is None:
+        selection = msgspec.structs.replace(selection, top=choice.top)
+    found = run.table(table, selection)
+    slowed = sentences.profiled(run.profiled) if table in OF_PROFILED else None
+    read = run.ranks_read
+    some = None if read is None else f"this table is of {sentences.looked_at(msgspec.structs.asdict(read))}"
+    return document(
+        table,
+        found.rows,
+        Choice(choice.sort, choice.top, None if own else choice.pattern),
+        notes=(*found.notes, *filter(None, (slowed, some))),
+        absent=found.absent,
+        total=found.total if isinstance(found, FirstRows) else None,
+    )
 
 
 def document(

@@ -42,8 +42,15 @@ def field_names(record: Any) -> tuple[str, ...]:
 
 
 def plain_value(value: Any) -> Any:
-    if value is None or isinstance(value, bool):
+    kind = value.__class__  # most are told by it, where asking each of the types below takes most of the time
+    if kind is str:
+        return value if len(value) <= MAX_TEXT and value.isascii() else _string(value)
+    if value is None or kind is bool or (kind is int and -(2**63) < value < 2**63):
         return value
+    if kind is tuple or kind is list:
+        return [plain_value(item) for item in value]
+    if isinstance(value, Struct):
+        return {name: plain_value(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, str):
         return _string(value)
     if isinstance(value, int):

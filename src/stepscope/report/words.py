@@ -8,13 +8,15 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from importlib import resources
+from itertools import takewhile
 from typing import Any
 
 import msgspec
 
+from stepscope.model.counted import things as things  # for who writes words.things
 from stepscope.report.escape import plain
 
 MISSING = "–"
@@ -117,11 +119,6 @@ def count(value: int | float | None) -> str:
     return f"{value:.1f}" if abs(value) >= 0.95 else number(value, 2)
 
 
-def things(number: int, noun: str) -> str:
-    """A number of things with their noun, which takes an s unless there is one: 1 step, 1,234 steps."""
-    return f"{count(number)} {noun}" if number == 1 else f"{count(number)} {noun}s"
-
-
 def term(name: Any) -> str:
     """An identifier as words: data_wait → data wait."""
     return plain(str(name).replace("_", " "))
@@ -135,7 +132,7 @@ def signal(name: Any) -> str:
 
 def evidence(row: dict[str, Any]) -> tuple[str, str]:
     """What was measured and its figure; a unit that the words before it name already is not said again."""
-    metric, unit = plain(row["metric"], 80), str(row["unit"])
+    metric, unit = plain(row["metric"]), str(row["unit"])
     return metric, quantity(row["value"], "" if unit in metric.split() else unit)
 
 
@@ -146,7 +143,7 @@ def quantity(value: Any, unit: str) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if not isinstance(value, (int, float)):
-        return plain(f"{value} {unit}".strip() if unit not in ("", "text", "name", "1") else value, 160)
+        return plain(f"{value} {unit}".strip() if unit not in ("", "text", "name", "1") else value)
     if unit in ("share", "fraction", "ratio of step", "of step"):
         return percent(value)
     if unit in ("%", "pct", "percent"):
@@ -158,7 +155,42 @@ def quantity(value: Any, unit: str) -> str:
     return plain(f"{count(value)} {unit}".strip() if unit not in ("", "1", "count") else count(value))
 
 
-MAX_COMMAND = 160  # characters
+def shortened(names: Iterable[str], room: int) -> dict[str, str]:
+    """By name, each in at most `room` characters, cut in the middle; as `web/src/lib/labels.ts` does.
+
+    Names that differ stay different: those of which both ends are alike are shown from where they begin to differ, and
+    what even then is alike gets a number.
+    """
+    alike: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        alike.setdefault(_middle(name, room), []).append(name)
+    labels: dict[str, str] = {}
+    used: set[str] = set()
+    for group in alike.values():
+        same = sum(1 for _ in takewhile(lambda each: len(set(each)) == 1, zip(*group, strict=False)))
+        for name in group:
+            label = _middle(name, room) if len(group) == 1 else _differing(name, same, room)
+            number = 2
+            while label in used:
+                label = f"{_middle(name, room - len(str(number)) - 2)} #{number}"
+                number += 1
+            used.add(label)
+            labels[name] = label
+    return labels
+
+
+def _middle(name: str, room: int) -> str:
+    head = int((room - 1) * 0.45)  # the end says more of a path or a module than its beginning
+    return name if len(name) <= room else f"{name[:head]}…{name[len(name) - (room - 1 - head) :]}"
+
+
+def _differing(name: str, same: int, room: int) -> str:
+    start = max(0, same - 2)
+    head = min(room // 4, start)
+    return f"{name[:head]}…{_middle(name[start:], room - head - 1)}"
+
+
+MAX_COMMAND = 4_000  # characters: whole, so that it can be copied
 _LIBRARY = re.compile(r"^.*/(?:site-packages|dist-packages|lib/python3\.\d+)/")
 
 
@@ -173,9 +205,15 @@ class Shortener:
         """`file:line`, harmless to print."""
         inside = next((root for root in self._roots if file.startswith(root)), "")
         shown = _LIBRARY.sub("", file[len(inside) :])
-        return plain(shown, 200) + (f":{line}" if line is not None else "")
+        return plain(shown) + (f":{line}" if line is not None else "")
 
 
 def command_line(run: Mapping[str, Any]) -> str:
-    """The recorded command as a shell would take it, cut where it is very long."""
+    """The recorded command as it was typed, for a shell."""
     return plain(shlex.join(str(word) for word in run.get("command") or ()), MAX_COMMAND)
+
+
+def near(path: str, folder: str) -> str:
+    """A path as one who stands in `folder` writes it: relative below it, absolute elsewhere."""
+    inside = folder.rstrip(os.sep) + os.sep
+    return path[len(inside) :] if path.startswith(inside) and path != inside else path

@@ -25,6 +25,7 @@ import polars as pl
 
 from stepscope.errors import UsageError, readable
 from stepscope.files import read_small
+from stepscope.model.counted import things
 from stepscope.read.event_files import is_event_file, read_scalars
 from stepscope.read.raw import Losses
 from stepscope.read.streams import files_in
@@ -128,7 +129,7 @@ class _Folder:
 
     def sent(self, points: int) -> Sent:
         said = "values are in single precision, as in all event files: six or seven digits"
-        large = f"{self.outside} values beyond its largest number stand as infinite"
+        large = f"{things(self.outside, 'value')} beyond its largest number kept as infinite"
         return Sent(str(self.path), points, ((said, large) if self.outside else (said,)) if points else ())
 
 

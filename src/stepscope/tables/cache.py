@@ -13,16 +13,15 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from multiprocessing import get_context
 from pathlib import Path
 
 from msgspec import Struct
 
+from stepscope.beside import Beside, Ended, started
 from stepscope.cached import DIGEST_BYTES, INDEX, key_of
 from stepscope.errors import UnreadableInputError
+from stepscope.read.ahead import TraceAhead
 from stepscope.read.kineto import KinetoTrace
 from stepscope.tables.ingest import ingest
 from stepscope.tables.step_range import StepRange, Steps, is_large, step_range
@@ -106,13 +105,15 @@ def obtain(path: Path, root: Path | None, progress: Tell | None) -> Entry:
 
     The entry is made while the caller goes on. If it cannot be, the next one who asks makes it again.
     """
+    ahead = started(path)
     if root is None:
-        return Entry(path, ingest(KinetoTrace(path, progress=progress), None))
+        return Entry(path, _taken_in(path, ahead, progress, None))
     entry = root / key_of(path)
     if _is_there(entry):
+        if ahead is not None:
+            ahead.stop()
         return Entry(entry)
     part = _new_part(root)
-
     made = _making[entry] = threading.Event()
 
     def settle(whole: bool) -> None:
@@ -127,10 +128,24 @@ def obtain(path: Path, root: Path | None, progress: Tell | None) -> Entry:
             made.set()
 
     try:
-        return Entry(entry, ingest(KinetoTrace(path, progress=progress), part, settle=settle))
+        return Entry(entry, _taken_in(path, ahead, progress, part, settle))
     except BaseException:
         settle(whole=False)
         raise
+
+
+def _taken_in(
+    path: Path,
+    ahead: Beside | None,
+    progress: Tell | None,
+    target: Path | None,
+    settle: Callable[[bool], None] | None = None,
+) -> StoredTrace:
+    """Take in a trace, from the process that reads it already if there is one and it can."""
+    if ahead is not None:
+        with suppress(Ended):
+            return ingest(TraceAhead(ahead, progress), target, settle)
+    return ingest(KinetoTrace(path, progress=progress), target, settle)
 
 
 def _is_there(entry: Path) -> bool:
@@ -198,6 +213,10 @@ def collect(wanted: Sequence[tuple[Path, Steps | None]], folder: Path, options: 
     workers = _workers([path for path, _ in wanted], options)
     if workers < 2:
         return [_alone(path, folder, options, steps) for path, steps in wanted]
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+    from multiprocessing import get_context
+
     found: list[Entry | str] = []
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         pending = [pool.submit(_fetch, path, folder, steps) for path, steps in wanted]

@@ -19,8 +19,7 @@ from msgspec import Struct
 
 from stepscope import __version__
 from stepscope.cached import INDEX, LAYOUT
-from stepscope.read.kineto import KinetoTrace
-from stepscope.read.trace import MISSING, TraceSummary
+from stepscope.read.trace import MISSING, TraceSource, TraceSummary
 from stepscope.tables import categories, links, trace_entry
 from stepscope.tables.arrays import Bools, Int32, Int64
 from stepscope.tables.nesting import by_value, nest
@@ -47,7 +46,7 @@ _DEVICES = {0: "cpu", 1: "cuda", 6: "hip", 9: "xla", 12: "xpu", 13: "mps", 15: "
 
 
 def ingest(
-    source: KinetoTrace,
+    source: TraceSource,
     target: Path | None,
     settle: Callable[[bool], None] | None = None,
     only: StepRange | None = None,
@@ -134,7 +133,7 @@ class _Taken(Struct, frozen=True):
         return rows, values.astype(np.int64, copy=False)
 
 
-def _take(source: KinetoTrace, writer: PartWriter, only: StepRange | None) -> _Taken:
+def _take(source: TraceSource, writer: PartWriter, only: StepRange | None) -> _Taken:
     slices, flows, memory = Columns(), Columns(), Columns()
     texts = {name: TextCodes() for name in (*_TEXTS, "flow_kind")}
     track = texts["track"]

@@ -12,6 +12,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from stepscope.model import Note, Quality
+from stepscope.model.counted import things
 from stepscope.read.raw import RawHost, RawRank, RawRun
 from stepscope.read.text import integer, string
 from stepscope.tables.events import EventsTable
@@ -33,29 +34,32 @@ _MAX_NAMED = 3  # files or processes named in one note
 _MAX_QUOTED = 300  # characters of a recorded message in a note
 
 INFO, WARNING = "info", "warning"
-# loss -> (level, what to say; {n} is the count)
+# loss -> (level, what to say; {n} is the count, {s} and {were} agree with it)
 _LOSSES: dict[str, tuple[str, str]] = {
-    "torn_lines": (INFO, "{n} last line(s) were cut off when the writer ended and were left out"),
-    "bad_lines": (WARNING, "{n} line(s) could not be understood and were left out"),
-    "bad_steps": (WARNING, "{n} row(s) of the step journal broke a bound or came twice and were left out"),
-    "unordered_steps": (WARNING, "{n} step(s) were out of order and have been sorted"),
-    "skipped_records": (WARNING, "{n} sampled stack(s) could not be read and were left out"),
+    "torn_lines": (INFO, "{n} last line{s} {were} cut off when the writer ended and {were} left out"),
+    "bad_lines": (WARNING, "{n} line{s} could not be understood and {were} left out"),
+    "bad_steps": (WARNING, "{n} row{s} of the step journal broke a bound or came twice and {were} left out"),
+    "unordered_steps": (WARNING, "{n} step{s} {were} out of order and {were} sorted"),
+    "skipped_records": (WARNING, "{n} sampled stack{s} could not be read and {were} left out"),
     "skipped_samples": (INFO, ""),
-    "bad_stretches": (INFO, "{n} time(s) of sampled stacks made no sense and were left out"),
-    "cut_off_files": (WARNING, "{n} packed file(s) end in the middle, the rest is lost"),
-    "bad_events": (WARNING, "{n} record(s) of event files were damaged and were left out"),
-    "cut_off_event_files": (WARNING, "{n} event file(s) end in the middle of a record, the rest is lost"),
-    "other_units": (WARNING, "{n} profile(s) count something else than the first of their file and were left out"),
-    "oversized_files": (WARNING, "{n} file(s) are larger than the reader accepts and were cut short"),
-    "unreadable_files": (WARNING, "{n} file(s) could not be read"),
-    "foreign_files": (INFO, "{n} file(s) are of another kind and were left out"),
-    "earlier_runs": (WARNING, "{n} earlier run(s) were appended to the same metrics file; only the last one was read"),
-    "guessed_ranks": (INFO, "{n} trace(s) do not say which rank they are of and got the next number"),
-    "duplicate_ranks": (WARNING, "{n} trace(s) name a rank that another trace has and got the next free number"),
-    "missing_ranks": (WARNING, "the traces of {n} rank(s) are missing"),
+    "bad_stretches": (INFO, "{n} time{s} of sampled stacks made no sense and {were} left out"),
+    "cut_off_files": (WARNING, "{n} packed file{s} cut off in the middle: the rest is lost"),
+    "bad_events": (WARNING, "{n} record{s} of event files {were} damaged and {were} left out"),
+    "cut_off_event_files": (WARNING, "{n} event file{s} cut off in the middle of a record: the rest is lost"),
+    "other_units": (WARNING, "{n} profile{s} of something else than the first of the file {were} left out"),
+    "oversized_files": (WARNING, "{n} file{s} larger than the reader accepts {were} cut short"),
+    "unreadable_files": (WARNING, "{n} file{s} could not be read"),
+    "foreign_files": (INFO, "{n} file{s} of another kind {were} left out"),
+    "earlier_runs": (
+        WARNING,
+        "{n} earlier run{s} {were} appended to the same metrics file: only the last was read",
+    ),
+    "guessed_ranks": (INFO, "{n} trace{s} without a rank got the next number"),
+    "duplicate_ranks": (WARNING, "{n} trace{s} got the next free number, as another trace is of the same rank"),
+    "missing_ranks": (WARNING, "the traces of {n} rank{s} are missing"),
     "user_traces_left_out": (
         INFO,
-        "{n} trace(s) of the script's own profiler are gone, too large or too many, and were left out",
+        "{n} trace{s} of the script's own profiler, gone, too large or too many, {were} left out",
     ),
 }
 _SAMPLERS: dict[Any, tuple[str, str]] = {
@@ -94,7 +98,7 @@ def quality(
         counts[name] = events.counts[name]
     lost, files = raw.losses.counts, raw.losses.files
     told = ((loss, level, text) for loss, (level, text) in _LOSSES.items() if text and lost.get(loss))
-    notes = [Note(level, text.format(n=lost[loss]), _named(files[loss])) for loss, level, text in told]
+    notes = [Note(level, _of(text, lost[loss]), _named(files[loss])) for loss, level, text in told]
     notes += [*_host_notes(raw.hosts), *_process_notes(processes), *_stack_notes(counts)]
     notes += [*_foreign_notes(raw.hosts, raw.ranks), *job_notes(raw)]
     for rank in raw.ranks:
@@ -102,12 +106,16 @@ def quality(
     notes += [*_read(events), *_links(events)]
     if unknown_messages:
         # compilers word their messages anew in every release; one that is not understood is counted, not swallowed
-        text = "compiler message(s) are worded in a way this version does not know; they are counted, their cause is "
-        notes.append(Note(WARNING, f"{unknown_messages} {text}unknown", "torch.compile"))
+        text = "{n} compiler message{s} in words that this version does not know {were} counted, the cause is unknown"
+        notes.append(Note(WARNING, _of(text, unknown_messages), "torch.compile"))
     if not counts["steps_read"]:
         notes += _no_steps(raw, processes)
     notes.sort(key=lambda note: note.level != WARNING)
     return Quality(counts=dict(counts), notes=tuple(notes))
+
+
+def _of(text: str, count: int) -> str:
+    return text.format(n=count, s="" if count == 1 else "s", were="was" if count == 1 else "were")
 
 
 def _said(source: str, *notes: tuple[object, str, str]) -> Iterator[Note]:
@@ -332,7 +340,7 @@ def _read(events: EventsTable) -> Iterator[Note]:
     for name, why in islice(events.unreadable.items(), _MAX_NAMED):
         yield Note(WARNING, f"a trace could not be read: {why}", name)
     if len(events.unreadable) > _MAX_NAMED:
-        yield Note(WARNING, f"{len(events.unreadable) - _MAX_NAMED} more trace(s) could not be read", "traces")
+        yield Note(WARNING, f"{things(len(events.unreadable) - _MAX_NAMED, 'more trace')} could not be read", "traces")
     for trace in events.read:
         index, source = trace.index, f"{trace.rank.name}/{trace.name}"
         said = "".join(f"; {problem}" for problem in index.problems)
@@ -346,7 +354,7 @@ def _read(events: EventsTable) -> Iterator[Note]:
             (index.repaired, WARNING, f"{index.repaired:,} slices {cut}"),
         )
     if missing := events.counts["missing_steps"]:
-        yield Note(INFO, f"{missing} step(s) between the first and the last are in no trace", "traces")
+        yield Note(INFO, f"no trace has {things(missing, 'step')} between the first and the last", "traces")
     for trace in events.read:
         if trace.offset_ns:
             where = "ahead of" if trace.offset_ns < 0 else "behind"

@@ -26,6 +26,7 @@ from stepscope.errors import UnreadableInputError
 from stepscope.files import open_regular, read_small
 from stepscope.read.raw import Losses, RawHost, RawRank, RawRun
 from stepscope.schema import PHASES, REDUCED, REDUCED_INDEX, REDUCED_SCHEMA, STEP_COLUMNS
+from stepscope.workers import side_by_side
 
 STEPS_OF_BLOCK = 100  # steps that a row of a folded table stands for: block = step // 100
 BUCKET_NS = 10_000_000_000  # of telemetry
@@ -352,12 +353,10 @@ def load(folder: Path) -> Reduced:
     hosts: list[Index] = []
     problems: list[str] = []
     seen: dict[int, str] = {}
-    for child in [folder] if alone else sorted(folder.glob("host-*")):
-        try:
-            index = read_host(child)
-        except (OSError, ValueError, pl.exceptions.PolarsError) as error:
-            why = f"{REDUCED_INDEX}: {error.strerror}" if isinstance(error, OSError) else error
-            problems.append(f"{child.name}: left out ({why})")
+    children = [folder] if alone else sorted(folder.glob("host-*"))
+    for child, index in zip(children, side_by_side(_host_or_why, children), strict=True):
+        if isinstance(index, str):
+            problems.append(f"{child.name}: left out ({index})")
             continue
         again = sorted(rank.rank for rank in index.ranks if rank.rank in seen)
         if again:
@@ -371,6 +370,13 @@ def load(folder: Path) -> Reduced:
             f"{folder}: no host's reduced tables can be read{why}; run `stepscope reduce RUN` again"
         )
     return Reduced(folder.parent if alone else folder, tuple(hosts), tuple(problems))
+
+
+def _host_or_why(folder: Path) -> Index | str:
+    try:
+        return read_host(folder)
+    except (OSError, ValueError, pl.exceptions.PolarsError) as error:
+        return f"{REDUCED_INDEX}: {error.strerror}" if isinstance(error, OSError) else str(error)
 
 
 _HOST = re.compile(r"host-([^/\0]{1,255})", re.DOTALL)

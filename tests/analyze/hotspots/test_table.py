@@ -393,7 +393,7 @@ def test_files_of_a_folder_are_summed(tmp_path: Path) -> None:
     result = found(build(read_stack_files([tmp_path])), library="train")
     assert [(row.name, row.samples) for row in result.rows] == [("f", 13)]
     assert result.files == 2
-    assert any("1 file(s) beside them hold no sampled stacks" in text for text in result.warnings)
+    assert any("1 file beside them without sampled stacks" in text for text in result.warnings)
 
 
 def test_a_record_that_was_cut_off_is_said(tmp_path: Path) -> None:
@@ -402,7 +402,7 @@ def test_a_record_that_was_cut_off_is_said(tmp_path: Path) -> None:
     file.write_text(good + "<module> (a.py:1);g (a.p")
     result = found(build(read_stack_files([file])))
     assert (result.samples, result.skipped_samples) == (40, 0)
-    assert any("1 record(s) are cut off" in text for text in result.warnings)
+    assert any("1 record cut off" in text for text in result.warnings)
 
 
 def test_by_default_all_stay_but_launchers_helpers_and_parked_threads() -> None:

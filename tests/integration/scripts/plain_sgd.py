@@ -15,7 +15,7 @@ class PlainSGD(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         self.param_groups.append({**self.defaults, **param_group, "params": list(param_group["params"])})
 
-    def zero_grad(self, *_: Any) -> None:
+    def zero_grad(self, *_: Any, **__: Any) -> None:
         for parameter in self.param_groups[0]["params"]:
             parameter.grad = None
 

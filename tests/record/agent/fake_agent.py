@@ -40,6 +40,7 @@ class FakeAgent:
         self.clock = SimpleNamespace(now=lambda: time.time_ns() if self.now is None else self.now)
         self.device = SimpleNamespace(in_use=device)
         self.own_profiler_active = self.user_profiler_active = False
+        self.memory_question: str | None = None
         self.training_thread: int | None = None
         self.step: int | None = 0
         self.steps = SimpleNamespace(current_step=lambda: self.step)

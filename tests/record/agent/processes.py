@@ -18,6 +18,7 @@ SOURCE = Path(__file__).parents[3] / "src"
 PACKAGE = SOURCE / "stepscope"
 SCRIPTS = Path(__file__).parent / "scripts"
 PLAIN = Path(__file__).parents[2] / "integration" / "scripts"  # where scripts find `plain_sgd`
+START = Path(__file__).parents[2] / "start"  # where Python finds its `sitecustomize`
 
 
 OLD = Path.home() / ".pyenv" / "versions" / "3.8.18" / "bin" / "python"
@@ -80,7 +81,7 @@ def run_script(
     settings = {"run": str(run), "host_dir": str(run / "host-h")}
     settings.update({"epoch_offset_ns": 1_700_000_000_000_000_000, "window": {"mode": "off"}}, **config)
     env = {name: value for name, value in os.environ.items() if not name.startswith(("STEPSCOPE", "PYTHON", "RANK"))}
-    entries = [*map(str, path), str(PLAIN)]
+    entries = [*map(str, path), str(PLAIN), str(START)]
     if recorded:
         entries.insert(0, str(PACKAGE / "record" / "agent" / "bootstrap"))
         env["STEPSCOPE_RECORD"] = json.dumps(settings)

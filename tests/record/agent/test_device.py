@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.record.agent.memory import MemoryLog, host_memory
+from stepscope.record.agent.memory import MemoryLog, Question, host_memory
 from stepscope.record.agent.step_readings import PENDING_LIMIT, DeviceTimer
 from tests.record.agent.fake_agent import FakeAgent, row
 
@@ -182,3 +182,30 @@ def test_what_the_host_holds_is_what_was_written_to() -> None:
     after = host_memory()
     assert after["private_bytes"] - before["private_bytes"] >= 0.9 * len(block)
     assert after["shared_bytes"] >= 0
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("readings", "question"),
+    [
+        ([{"private_bytes": 100 * MIB + number * 10 * MIB} for number in range(12)], "memory of the process grows"),
+        ([{"private_bytes": 100 * MIB + number * MIB} for number in range(40)], None),  # an arena that fills
+        ([{"private_bytes": min(number, 6) * 100 * MIB} for number in range(30)], None),  # a cache that is full
+        (
+            [{"private_bytes": 0, "allocated_bytes": number * 3 * MIB} for number in range(12)],
+            "memory of the device grows",
+        ),
+        (
+            [{"allocated_bytes": 1, "peak_allocated_bytes": 41, "total_bytes": 100, "fraction": 0.5}],
+            "memory of the device is nearly full",
+        ),
+        ([{"allocated_bytes": 1, "peak_allocated_bytes": 41, "total_bytes": 100}], None),
+        ([{}], None),
+    ],
+)
+def test_what_readings_of_memory_leave_open(readings: list[dict[str, int]], question: str | None) -> None:
+    judge = Question()
+    asked = [judge.asked(reading) for reading in readings]
+    assert next(filter(None, asked), None) == question

@@ -279,9 +279,10 @@ def test_names_without_end_are_bounded(captured: Captured, monkeypatch: pytest.M
 
 SCRIPT = """
 import sys, time, torch
+from plain_sgd import PlainSGD
 torch.manual_seed(0)
 model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+optimizer = PlainSGD(model.parameters(), lr=0.01)
 data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(4000, 4)), batch_size=4)
 for step, (x,) in enumerate(data):
     loss = model(x).pow(2).mean()

@@ -31,7 +31,7 @@ def unrecorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tupl
     return functools.lru_cache(lambda kind: profile_with(tmp_path_factory.mktemp("without"), kind, recorded=False))
 
 
-@pytest.mark.parametrize("kind", ["plain", "stack"])
+@pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.thorough), "stack"])
 def test_the_scripts_profiler_sees_what_it_would_see_without_us(tmp_path: Path, unrecorded: Any, kind: str) -> None:
     without, expected = unrecorded(kind)
     beside, seen = profile_with(tmp_path, kind, window=CYCLES)

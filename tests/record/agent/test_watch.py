@@ -166,7 +166,7 @@ with stepscope.profile(out="run", watch=True) as prof:
 @pytest.mark.process
 def test_from_code(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(CODE)
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    environment = {**os.environ, "PYTHONPATH": f"{SOURCE}{os.pathsep}{os.environ['PYTHONPATH']}"}
     subprocess.run([sys.executable, "train.py"], cwd=tmp_path, env=environment, check=True)
     run = stepscope.open_run(tmp_path / "run")
     assert {"watch/grad_norm/weight", "watch/grad_norm_block/model"} <= set(run.tables.metrics["name"])

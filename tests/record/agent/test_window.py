@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from stepscope.record.agent import marks
-from stepscope.record.agent.window_session import apart
+from stepscope.record.agent.window_session import apart, quiet_allocator
 from tests.record.agent.window_harness import CYCLES, read_events, read_steps, read_trace, recorded, train
 
 pytestmark = pytest.mark.torch
@@ -51,6 +51,30 @@ def test_a_window_is_a_readable_trace_and_its_steps_are_flagged(tmp_path: Path) 
     between = steps[7]["start_ns"] - (steps[6]["start_ns"] + steps[6]["wall_ns"])
     assert window["stop_duration_ns"] > 0
     assert between >= window["stop_duration_ns"] + window["export_duration_ns"]
+
+
+def test_where_memory_grows_one_more_window_holds_allocations(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """torch's CPU allocator would say on stderr that it does not know blocks from before the window."""
+    level = quiet_allocator()
+    before = level.value if level is not None else None
+    with recorded(tmp_path / "run", time_share=1e6) as agent:
+        train(40)
+        agent.memory_question = "memory of the process grows"
+        train(40)
+        train(40)
+    for stream in capfd.readouterr():
+        assert "unknown size" not in stream
+    told = windows(tmp_path / "run")
+    asked = [window for window in told if "with allocations: memory of the process grows" in window["reason"]]
+    assert len(asked) == (0 if level is None else 1)
+    for window in told:
+        held = any(
+            event.get("name") == "[memory]" for event in read_trace(tmp_path / "run" / "rank-0" / window["trace"])
+        )
+        assert held == (window in asked)
+    assert level is None or level.value == before
 
 
 @pytest.mark.parametrize("of_main_thread", [True, False])

@@ -40,6 +40,7 @@ hot_line(time.time() + float(sys.argv[1]))
 """
 TRAINING = """
 import sys, time, torch
+from plain_sgd import PlainSGD
 from torch.utils.data import DataLoader, Dataset
 class Rows(Dataset):
     def __len__(self):
@@ -52,7 +53,7 @@ class Rows(Dataset):
 def train():
     torch.set_num_threads(1)
     model = torch.nn.Linear(8, 8)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = PlainSGD(model.parameters(), lr=0.1)
     for number, batch in enumerate(DataLoader(Rows(), batch_size=8, num_workers=1)):
         model(batch).sum().backward()
         optimizer.step()

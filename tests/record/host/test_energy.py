@@ -155,9 +155,10 @@ TRAINING = """
 import os, sys, time
 from pathlib import Path
 import torch
+from plain_sgd import PlainSGD
 Path(os.environ["PLAYED"], "pid").write_text(str(os.getpid()))
 model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+optimizer = PlainSGD(model.parameters(), lr=0.01)
 end = time.time() + 4.5
 while time.time() < end:
     model(torch.ones(8, 4)).sum().backward()
@@ -174,7 +175,7 @@ def test_a_real_recording_holds_the_energy_of_its_steps(tmp_path: Path) -> None:
     (played / "powercap/intel-rapl:0/max_energy_range_uj").write_text("10000000000")  # it begins anew after 3 s
     (played / "pynvml.py").write_text(PLAYED)
     (tmp_path / "train.py").write_text(TRAINING)
-    environment = {**os.environ, "PYTHONPATH": str(played), "PLAYED": str(played)}
+    environment = {**os.environ, "PYTHONPATH": f"{played}{os.pathsep}{os.environ['PYTHONPATH']}", "PLAYED": str(played)}
     done = record(tmp_path / "run", sys.executable, "train.py", cwd=tmp_path, env=environment)
     assert (done.returncode, done.stderr) == (0, b"")
     system = rows(host_dir(tmp_path / "run") / "system.jsonl")

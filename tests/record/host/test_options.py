@@ -11,7 +11,7 @@ from stepscope.record.host.options import parse_window
 def test_window_words() -> None:
     assert parse_window(None).mode == "auto"
     assert parse_window(None, off=True).mode == "off"
-    assert parse_window(None, memory=True).memory is True
+    assert parse_window(None, memory=True).memory == "on"
     found = parse_window("skip_first=10, wait=2,warmup=0,active=5,repeat=3,everywhere")
     assert (found.mode, found.skip_first, found.wait, found.warmup, found.active, found.repeat, found.everywhere) == (
         "schedule", 10, 2, 0, 5, 3, True,

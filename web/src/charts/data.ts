@@ -55,7 +55,8 @@ export function valueScale(block: ChartBlock, shape: Shape, hidden: ReadonlySet<
   let low = lowest([...seen(bottoms), ...highs]);
   if (block.y.min !== null) low = block.y.min;
   else if (floats(shape, [...seen(bottoms), ...highs])) low = seen(bottoms).reduce((least, value) => Math.min(least, value), high);
-  if (high <= low) high = low + 1;
+  // a value that never changes stands in the middle, above the zero that it is told from
+  if (high <= low) [low, high] = high > 0 ? [Math.min(low, block.y.min ?? 0), high * 2] : [low, low + 1];
   const scale = rounded(low, high, block.y.unit, shape.lying ? STEPS_LYING : STEPS_Y);
   if (block.y.max !== null && limit === null) scale.max = block.y.max;
   if (block.y.min !== null) scale.min = block.y.min;

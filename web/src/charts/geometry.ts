@@ -8,24 +8,24 @@ const LEFT = 68;
 const RIGHT = 18;
 const TOP = 10;
 const BOTTOM = 26;
+const SMALL = 90;
 const MARKS = 20;
 const ROW = 26;
 const CELL = 15;
 const HEIGHT = { line: 220, area: 240, bars: 220, scatter: 260, interval: 0, heat: 0 } as const;
-/** Of a letter in the font of the axes, about. */
-export const LETTER = 6.6;
-/** Of a letter in a name that must not be cut: digits and "m" are wider. */
-const WIDE_LETTER = 7.6;
+/** Of a letter in the font of the axes, where it is wide: digits and "m". */
+export const LETTER = 7.6;
 const MAX_NAMES = 260;
 const MIN_NAMES = 60;
+const MOST_NAMES = 0.4;
 
-/** Room for names of a lying chart: as much as they need, at most a third of the width. */
-export function geometryOf(shape: Shape, width: number, series: number, marked: boolean): Geometry {
+/** Room for names of a lying chart: as much as they need, at most two fifths of the width. */
+export function geometryOf(shape: Shape, width: number, series: number, marked: boolean, small: boolean): Geometry {
   const top = TOP + (marked ? MARKS : 0);
   const named = shape.lying || shape.drawn === 'heat';
-  if (!named) return { width, height: HEIGHT[shape.drawn] + top, left: LEFT, right: RIGHT, top, bottom: BOTTOM };
+  if (!named) return { width, height: (small ? SMALL : HEIGHT[shape.drawn]) + top, left: LEFT, right: RIGHT, top, bottom: BOTTOM };
   const longest = shape.names.reduce((most, name) => Math.max(most, name.length), 0);
-  const left = Math.max(MIN_NAMES, Math.min(longest * WIDE_LETTER + 14, MAX_NAMES, width / 3));
+  const left = Math.max(MIN_NAMES, Math.min(longest * LETTER + 14, MAX_NAMES, width * MOST_NAMES));
   const row = shape.drawn === 'heat' ? CELL : shape.stacked ? ROW : Math.max(ROW, series * 14 + 8);
   return { width, height: Math.max(shape.names.length, 1) * row + top + BOTTOM, left, right: RIGHT + 12, top, bottom: BOTTOM };
 }

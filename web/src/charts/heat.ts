@@ -1,7 +1,7 @@
 /** The colours of a heat map: one scale for all rows, logarithmic where values are many times each other. */
 
 import type { Theme } from '../lib/colours';
-import { digits } from '../lib/format';
+import { scalar } from '../lib/format';
 import type { ChartBlock } from '../lib/types';
 import { pixelOf, plotHeight, plotWidth } from './geometry';
 import type { View } from './option';
@@ -38,7 +38,7 @@ export function shade(share: number, theme: Theme): string {
 }
 
 export function scaleText({ low, high, log }: HeatScale): string {
-  return `${digits(low)} to ${digits(high)}${log ? ', logarithmic' : ''}`;
+  return `${scalar(low)} to ${scalar(high)}${log ? ', logarithmic' : ''}`;
 }
 
 /** The cells that are shown, in the pixels of the screen; what is not finite is crossed out. */

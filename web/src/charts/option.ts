@@ -8,6 +8,7 @@ import type { GridComponentOption } from 'echarts/components';
 import type { ComposeOption } from 'echarts/core';
 import type { Look, Theme } from '../lib/colours';
 import type { ChartBlock } from '../lib/types';
+import { shortened } from '../lib/labels';
 import { LETTER, type Geometry } from './geometry';
 import type { Ink } from './ink';
 import type { Scale } from './scale';
@@ -79,8 +80,9 @@ function numberAxis({ block, shown, ink, geometry }: View): object {
 function nameAxis({ shape, ink, geometry }: View): object {
   const below = shape.lying || shape.drawn === 'heat';
   const room = below ? geometry.left - 12 : Math.max(NAME_PX, (geometry.width - geometry.left) / Math.max(shape.names.length, 1) - 6);
+  const labels = shortened(shape.names, room / LETTER);
   return {
-    type: 'category', data: shape.names.map((name) => shortened(name, room)), inverse: below,
+    type: 'category', data: shape.names.map((name) => labels.get(name) ?? name), inverse: below,
     axisLine: { show: true, onZero: false, lineStyle: { color: ink.strong } },
     axisTick: { show: false },
     axisLabel: {
@@ -89,10 +91,4 @@ function nameAxis({ shape, ink, geometry }: View): object {
     },
     splitLine: { show: false },
   };
-}
-
-/** A path keeps its end, which tells it from others; all else is cut at its end by the axis. */
-function shortened(name: string, room: number): string {
-  const letters = Math.floor(room / LETTER);
-  return name.length <= letters || !/^[^\s<>()]*\/[^\s<>()]*$/.test(name) ? name : `…${name.slice(name.length - letters + 1)}`;
 }

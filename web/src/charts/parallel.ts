@@ -1,6 +1,6 @@
 /** Where the lines of a picture with parallel axes run: places from 0 (below) to 1, and what a range on an axis lets through. */
 
-import { digits } from '../lib/format';
+import { scalar } from '../lib/format';
 import type { Axis } from '../lib/types';
 
 export type Brush = readonly [number, number];
@@ -26,7 +26,7 @@ export function placed(axis: Axis): Placed {
   const marked = known.length === 0 ? [] : high > low ? [low, middle, high] : [low];
   return {
     label,
-    ticks: marked.map((value) => ({ at: place(value), text: digits(value) })),
+    ticks: marked.map((value) => ({ at: place(value), text: scalar(value) })),
     places: axis.values.map((value) => (value === null || (axis.log && value <= 0) ? null : place(value))),
   };
 }

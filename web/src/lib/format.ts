@@ -17,6 +17,8 @@ const TIME: Scale = [[1, 'ns'], [1e3, 'µs'], [1e6, 'ms'], [1e9, 's']];
 const BYTES: Scale = [[1, 'B'], [1024, 'KiB'], [1024 ** 2, 'MiB'], [1024 ** 3, 'GiB'], [1024 ** 4, 'TiB']];
 /** How many ns one of a unit is. */
 const TIMES: Partial<Record<Unit, number>> = { ns: 1, us: 1e3, ms: 1e6, s: 1e9 };
+/** Of any unit: less is the end of a float, no measurement. */
+const SMALLEST = 0.001;
 const PLAIN: Partial<Record<Unit, string>> = { per_s: '/s', celsius: '°C', W: 'W', MHz: 'MHz' };
 
 /** A value for reading: `format(1234567, 'ns')` is "1.23 ms". */
@@ -26,9 +28,10 @@ export function format(value: Value, unit: Unit): string {
   if (typeof value === 'string') return value;
   if (!Number.isFinite(value)) return MISSING;
   const time = TIMES[unit];
-  if (time !== undefined) return duration(value * time);
+  if (time !== undefined) return value === 0 ? `0${NARROW}${unitName(unit)}` : duration(value * time);
   if (unit === 'bytes') return scaled(value, BYTES, 1);
   if (unit === 'bytes_per_s') return `${scaled(value, BYTES, 1)}/s`;
+  if (unit === 'scalar') return scalar(value);
   if (unit === 'share') return `${digits(value * 100)}${NARROW}%`;
   if (unit === 'pct') return `${digits(value)}${NARROW}%`;
   if (unit === 'count') return count(value);
@@ -54,7 +57,7 @@ export function unitName(unit: Unit): string {
   if (unit === 'celsius') return '°C';
   if (unit === 'per_s') return 'per s';
   if (unit === 'bytes_per_s') return 'bytes per s';
-  return unit === 'count' || unit === 'number' || unit === 'text' ? '' : unit;
+  return unit === 'count' || unit === 'number' || unit === 'scalar' || unit === 'text' ? '' : unit;
 }
 
 /** A difference, always with its sign: "+1.2 ms", "−3 %". */
@@ -85,8 +88,15 @@ export function count(value: number): string {
 export function digits(value: number): string {
   const size = Math.abs(value);
   if (size >= 999.5) return minus(Math.round(value).toLocaleString('en-US'));
-  if (size !== 0 && size < 0.001) return minus(value.toExponential(1));
+  if (size !== 0 && size < SMALLEST) return `< ${SMALLEST}`;
   return minus(String(Number(value.toPrecision(3))));
+}
+
+/** A value of the training's own, which may be small: four digits that count. */
+export function scalar(value: number): string {
+  const size = Math.abs(value);
+  if (size === 0 || (size >= SMALLEST && size < 1e7)) return minus(Number(value.toPrecision(4)).toLocaleString('en-US', { maximumSignificantDigits: 4 }));
+  return minus(Number(value.toPrecision(4)).toExponential());
 }
 
 function scaled(value: number, scale: Scale, start: number): string {

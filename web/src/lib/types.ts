@@ -4,7 +4,7 @@
  */
 
 export type Unit =
-  | 'ns' | 'us' | 'ms' | 's' | 'bytes' | 'share' | 'pct' | 'count' | 'per_s' | 'bytes_per_s' | 'celsius' | 'W' | 'MHz' | 'number' | 'text' | '';
+  | 'ns' | 'us' | 'ms' | 's' | 'bytes' | 'share' | 'pct' | 'count' | 'per_s' | 'bytes_per_s' | 'celsius' | 'W' | 'MHz' | 'scalar' | 'number' | 'text' | '';
 
 /** What a figure means, shown on hover and focus. `picture` names a drawing that belongs to it. */
 export interface Help { text: string; picture?: 'utilisation' | null }
@@ -76,6 +76,8 @@ export interface ChartBlock {
   sync: string | null;
   /** A range drawn on x selects these on all pages; `x.values` are then step numbers. */
   select: 'steps' | null;
+  /** One of many, or of an overview: low, without its sentence. */
+  small?: true;
 }
 
 export interface SourceLine { line: number; text: string; here: boolean }
@@ -95,6 +97,13 @@ export interface FindingCard {
   disagreements: string[]; links: Link[];
   /** A command that tries the fix, null where no knob does. */
   command: string | null;
+}
+/** What stands in a line of a list of findings. */
+export type RankedFinding = Pick<FindingCard, 'id' | 'title' | 'severity' | 'cost_ms_per_step' | 'share' | 'of' | 'command'>;
+/** One screen of a run. `bar` is where a mean step goes; of `total` findings the first are listed, of the notes all but `more_notes`. */
+export interface OverviewBlock {
+  kind: 'overview'; figures: FiguresBlock; bar: { title: string; sentence: string; parts: { label: string; role: string; ms: number; share: number }[] } | null;
+  findings: RankedFinding[]; total: number; risks: number; healthy: string | null; charts: ChartBlock[]; notes: TextBlock[]; more_notes: number;
 }
 export interface FindingsBlock {
   kind: 'findings'; findings: FindingCard[]; risks: FindingCard[];
@@ -165,8 +174,10 @@ export interface ParallelBlock {
   shade: number; more_is_better: boolean;
 }
 
-export type Block =
-  | ParallelBlock | TextBlock | EmptyBlock | FiguresBlock | FactsBlock | TableBlock | ChartBlock | FindingsBlock | TimelineBlock | FlameBlock | ChoiceBlock;
+/** Of a block with `folded` the title alone is seen until it is opened. */
+export type Block = { folded?: true } & (
+  | OverviewBlock | ParallelBlock | TextBlock | EmptyBlock | FiguresBlock | FactsBlock | TableBlock | ChartBlock | FindingsBlock | TimelineBlock | FlameBlock | ChoiceBlock
+);
 
 export interface PageDocument {
   schema: 'stepscope.page/1'; page: string; title: string; revision: number;

@@ -51,6 +51,7 @@ from stepscope.model.compilers import (
     CompileStorm,
     EagerAfterLimit,
 )
+from stepscope.model.counted import things
 from stepscope.read.text import integer
 from stepscope.tables.arrays import Bools, Int64
 from stepscope.tables.schema import Tables
@@ -308,7 +309,7 @@ def _storms(view: CompilersView) -> _Judged | None:
     if quiet is None:
         return None
     graphs = f"{quiet.compiles} graph" + ("" if quiet.compiles == 1 else "s")
-    return False, True, f"torch_xla compiled {graphs} in {quiet.steps} steps: too few for a storm", None
+    return False, True, f"torch_xla compiled {graphs} in {things(quiet.steps, 'step')}: too few for a storm", None
 
 
 def _worst(causes: list[CompilerCause]) -> CompilerCause:

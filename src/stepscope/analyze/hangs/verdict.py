@@ -15,6 +15,7 @@ from stepscope.analyze.hangs import other_sources
 from stepscope.analyze.hangs.calls import Calls, calls
 from stepscope.analyze.hangs.other_sources import Ending, RasView, Standing, named
 from stepscope.analyze.hangs.waits import Cause, Wait, Waits, find
+from stepscope.model.counted import things
 from stepscope.model.findings import Place
 from stepscope.model.hangs import (
     CROSSED,
@@ -179,12 +180,12 @@ def judge(recording: HangRecording, context: Context, world_size: int | None = N
 
 def _nothing_open(judged: Judged) -> tuple[str, str]:
     count = len(judged.calls.rank)
-    dumps = _things(len(judged.recording.dumps), "dump")
+    dumps = things(len(judged.recording.dumps), "dump")
     if not count:
         return NOT_ENOUGH, f"not enough: no call is in the {dumps}; set TORCH_FR_BUFFER_SIZE before the job starts"
     return (
         NONE,
-        f"no call is open: all {count:,} calls in the {dumps} had ended, and no rank of theirs is missing in one",
+        f"no call is open: all {things(count, 'call')} in the {dumps} had ended, and none lacks a rank of theirs",
     )
 
 
@@ -274,7 +275,7 @@ def _left_out(judged: Judged, wait: Wait, position: int) -> tuple[str, Place | N
             row = others[first]
             what = f"{_row_words(judged, row)}{_at(judged.place(row))}"
             return f"it left out {what}" + (
-                f" and {_things(shift - 1, 'more call')}" if shift > 1 else ""
+                f" and {things(shift - 1, 'more call')}" if shift > 1 else ""
             ), judged.place(row)
         ahead = [sequence for sequence in later if sequence >= first + shift]
         if ahead and all(one - shift in others and token(mine[one]) == token(others[one - shift]) for one in ahead):
@@ -372,14 +373,14 @@ def _no_dump(judged: Judged, cause: Cause, number: int) -> HangCause:
             f"{next(iter(gone.values()))}"
         )
         return HangCause(ENDED, number, ranks, sentence, line)
-    them = _rank_words(cause.ranks) if cause.ranks else f"{_things(wait.unnamed, 'rank')} that no dump names"
+    them = _rank_words(cause.ranks) if cause.ranks else f"{things(wait.unnamed, 'rank')} that no dump names"
     verb = "is" if (len(cause.ranks) or wait.unnamed) == 1 else "are"
     sentence = (
         f"{_waiting(judged, wait)} in {call}{_at(line)}, all of whom there is a dump; {them} {verb} without a dump"
         f"{'' if verb == 'is' else ', and one of them at least is missing'}"
     )
     if wait.unnamed and cause.ranks:
-        sentence += f", and {_things(wait.unnamed, 'rank')} more that no dump names"
+        sentence += f", and {things(wait.unnamed, 'rank')} more that no dump names"
     if quiet:
         sentence += f"; to NCCL RAS {_rank_words(quiet).lower()} did not answer"
     stood = [rank for rank in cause.ranks if rank in judged.standing and not judged.standing[rank].waits]
@@ -548,16 +549,16 @@ def _disagreements(judged: Judged) -> Iterator[str]:
 def _notes(judged: Judged, absent: Sequence[int], world: int) -> Iterator[str]:
     recording = judged.recording
     if absent:
-        yield f"no dump of {_things(len(absent), 'rank')} of {world:,}: {named(absent)}"
+        yield f"no dump of {things(len(absent), 'rank')} of {world:,}: {named(absent)}"
     if not any((dump.calls.stack >= 0).any() for dump in recording.dumps) and len(judged.calls.rank):
         yield "the dumps hold no stacks, so that no line is known: dump pickles with includeStackTraces"
     gaps = sum(dump.gaps for dump in recording.dumps)
     if gaps:
-        yield f"{_things(gaps, 'dump')} left out calls that were over: who did not come to a call is less certain"
+        yield f"{things(gaps, 'dump')} left out calls that were over: who did not come to a call is less certain"
     unknown = [group.label for group in judged.calls.groups if group.size is None]
     if unknown:
         yield (
-            f"the ranks of {_things(len(unknown), 'group')} are told by no dump ({', '.join(unknown[:4])}): those that "
+            f"the ranks of {things(len(unknown), 'group')} are told by no dump ({', '.join(unknown[:4])}): those that "
             "made calls in them are taken for all"
         )
     if judged.ras.still is not None:
@@ -570,10 +571,6 @@ def _notes(judged: Judged, absent: Sequence[int], world: int) -> Iterator[str]:
 
 
 # -------------------------------------------------------------------------------------------------------------- words
-
-
-def _things(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _rank_words(ranks: Sequence[int]) -> str:

@@ -24,6 +24,7 @@ from stepscope.engine.call_tree import at, rows_of
 from stepscope.engine.samples import mean_step_ms, steps_of_means
 from stepscope.engine.user_code import UserCode
 from stepscope.errors import UsageError
+from stepscope.model.counted import things
 from stepscope.model.sampled import HotspotRow, Hotspots, SampledProcess
 from stepscope.read.raw import Frame
 from stepscope.tables.arrays import NONE
@@ -336,17 +337,17 @@ def _warnings(
     if counted == "mixed":
         yield "the files count different things (samples, time, bytes), so their sums mean little; open them apart"
     elif counted == "samples" and 0 < selected < FEW_SAMPLES:
-        yield f"only {selected} samples: shares may be off by several percent points; sample for longer"
+        yield f"only {things(selected, 'sample')}: shares may be off by several percent points; sample for longer"
     broken = tables.quality.counts.get("skipped_records", 0)
     if skipped:
-        yield f"{skipped:,} samples could not be read and are in no row"
+        yield f"{things(skipped, 'sample')} could not be read and are in no row"
     elif broken:
-        yield f"{broken:,} record(s) are cut off or damaged, their counts too, and are in no row"
+        yield f"{things(broken, 'record')} cut off or damaged, counts too, in no row"
     if not selected:
         yield "no sample is left after selection"
     strangers = tables.quality.counts.get("foreign_files", 0)
     if strangers and (tables.segments["host"] == "").all():
-        yield f"{strangers} file(s) beside them hold no sampled stacks and were left out"
+        yield f"{things(strangers, 'file')} beside them without sampled stacks left out"
     yield from (note.text for note in tables.quality.notes if note.source in OF_STACKS)
 
 

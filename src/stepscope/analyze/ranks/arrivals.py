@@ -48,37 +48,62 @@ class Arrivals(Struct, frozen=True):
 
 
 def arrivals(reduced: Reduced, layout: Layout) -> Arrivals | None:
-    stay = ((pl.col("end_ns") - pl.col("start_ns")) / 1e6).alias("ms")
+    lasted = pl.col("end_ns") - pl.col("start_ns")
     known = (
         reduced.scan("collectives")
-        .filter(
-            pl.col("sequence").is_not_null()
-            & (pl.col("end_ns") > pl.col("start_ns"))
-            & (pl.col("end_ns") - pl.col("start_ns") < _MAX_NS)
-        )
+        .filter(pl.all_horizontal(pl.col("sequence", "step", "group", "kind").is_not_null()))
+        .filter((lasted > 0) & (lasted < _MAX_NS))
         .with_columns(kind=pl.when(pl.col("kind").is_in(list(POINT_TO_POINT))).then(pl.lit(MESSAGE)).otherwise("kind"))
-        .select("rank", *_KEY, "bytes", "basis", stay)
+        .select("rank", *_KEY, "bytes", "basis", ms=(lasted / 1e6).cast(pl.Float32))
         .with_columns(pl.col("group", "kind").cast(pl.Categorical))
         .collect()
     )
-    if known.is_empty():
+    order, first = _alike(known)
+    members = np.diff(np.append(first, len(order)))
+    if not (members > 1).any():
         return None
-    calls = known.group_by(_KEY).agg(
-        pl.col("bytes").max(), members=pl.len(), least=pl.col("ms").min(), middle=pl.col("ms").median()
-    )
-    calls = calls.filter(pl.col("members") > 1)
+    known, call = known[order], np.repeat(np.arange(len(first)), members)
+    # as whole numbers, floats above 0 have the order that they have: one sort puts each call's stays in order
+    stays = (call.astype(np.uint64) << np.uint64(32)) | known["ms"].to_numpy().view(np.uint32)
+    stays.sort()
+    ordered = (stays & np.uint64(0xFFFFFFFF)).astype(np.uint32).view(np.float32).astype(np.float64)
+    middle = (ordered[first + (members - 1) // 2] + ordered[first + members // 2]) / 2
+    several = members > 1
+    calls = known[first[several]].select(_KEY).with_columns(
+        bytes=pl.Series(np.maximum.reduceat(known["bytes"].fill_null(-1).to_numpy(), first)[several]),
+        members=pl.Series(members[several]),
+        least=pl.Series(ordered[first[several]]),
+        middle=pl.Series(middle[several]),
+    ).with_columns(pl.col("bytes").replace(-1, None))  # fmt: skip
     by_group = (
-        known.filter(pl.col("kind") != MESSAGE)
-        .join(calls.select(*_KEY, "middle"), on=_KEY)
+        known.select("rank", "step", "group", late=pl.Series(middle[call]) - pl.col("ms"))
+        .filter(pl.Series(several[call]) & (known["kind"] != MESSAGE))
         .group_by("rank", "step", "group")
-        .agg((pl.col("middle") - pl.col("ms")).sum().alias("late"))
+        .agg(pl.col("late").sum())
     )
-    if calls.is_empty():
-        return None
     late = by_group.group_by("rank", "step").agg(pl.col("late").sum())
     numbers = np.unique(late["step"].to_numpy()).astype(np.int64)
     on_device = bool((known["basis"] == "device").any())
     return Arrivals(numbers, _matrix(late, numbers, layout), calls, by_group, layout, on_device)
+
+
+def _alike(known: pl.DataFrame) -> tuple[Int64, Int64]:
+    """An order of the rows that puts those of a call beside each other, and where in it each call begins."""
+    key, most = np.zeros(len(known), np.int64), 1
+    for name in _KEY:
+        values = known[name].to_physical().to_numpy().astype(np.int64)
+        least, span = (int(values.min()), int(values.max()) - int(values.min()) + 1) if len(values) else (0, 1)
+        if most * span >= 2**62:  # of numbers that lie far apart, their places among each other
+            key, values, least = _places(key), _places(values), 0
+            most, span = int(key.max()) + 1, int(values.max()) + 1
+        key, most = key * span + (values - least), most * span
+    order = np.argsort(key, kind="stable")
+    key = key[order]
+    return order, np.flatnonzero(np.append(True, key[1:] != key[:-1])[: len(key)])
+
+
+def _places(values: Int64) -> Int64:
+    return np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
 def _matrix(late: pl.DataFrame, numbers: Int64, layout: Layout) -> Matrix:

@@ -14,6 +14,7 @@ from stepscope.analyze.ranks.causes import Parts, cause_of
 from stepscope.analyze.ranks.own_work import Matrix, beyond
 from stepscope.analyze.ranks.stragglers import late_at_times, late_ranks, lateness, with_host_mates
 from stepscope.analyze.ranks.tokens import ms_per_token
+from stepscope.model.counted import things
 from stepscope.model.findings import Evidence
 from stepscope.model.ranks import Straggler
 from stepscope.tables.arrays import Int64
@@ -95,7 +96,7 @@ def straggler(case: Case, draft: Draft, late: Int64) -> Straggler:
     with np.errstate(all="ignore"):
         last = np.where(np.isfinite(excess), excess, -np.inf).max(axis=1)
         came_last = np.where(np.isfinite(excess[:, part]), excess[:, part], -np.inf).max(axis=1) >= last
-    source = f"{len(excess)} steps of windows" if draft.in_windows else f"{len(excess)} steady steps"
+    source = f"{things(len(excess), 'step')} of windows" if draft.in_windows else things(len(excess), "steady step")
     return Straggler(
         kind="host" if len(part) > 1 else "rank",
         ranks=tuple(case.layout.ranks[part].tolist()),

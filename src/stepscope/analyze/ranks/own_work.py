@@ -7,6 +7,7 @@ host's phases of every step that hold no exchange, and in windows the devices' o
 from __future__ import annotations
 
 from collections import Counter
+from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from stepscope.analyze.ranks import thresholds as at
 from stepscope.analyze.ranks.layout import Layout
 from stepscope.tables.arrays import Bools, Floats, Int64
 from stepscope.tables.reduced import LABELS, STEPS_OF_BLOCK, Index, Reduced
+from stepscope.workers import side_by_side
 
 Matrix = npt.NDArray[np.float32]  # steps x ranks
 
@@ -72,30 +74,35 @@ def own_steps(reduced: Reduced, layout: Layout) -> Steps:
     columns["collective"] = "collective_us"
     shape = len(numbers), len(layout.ranks)
     wall = np.full(shape, np.nan, np.float32)
-    made: dict[str, Matrix] = {}
     start = np.full(len(numbers), np.nan)
     ahead_us: dict[str, float] = {}
     windowed = np.zeros(len(numbers), np.int64)  # ranks of whose windows a step was, less those of whose it was not
-    for host in reduced.hosts:
-        if not host.tables["steps"].rows or not len(numbers):
-            continue
+    hosts = [host for host in reduced.hosts if host.tables["steps"].rows] if len(numbers) else []
+    made: dict[str, Matrix] = {}
+    new = Lock()
+
+    def fill(host: Index) -> tuple[Int64, pl.Series, Bools]:
+        """Ranks are columns, and no rank is of two hosts: no cell is written twice."""
         frame, row, column = _cells(reduced, host, layout, numbers, [*columns.values()])
         walls = frame["wall_us"].cast(pl.Float32).to_numpy() / np.float32(1000)
         wall[row, column] = walls
-        ahead_us[host.host] = _begun(start, row, frame["start_us"])
-        in_window = frame["label"].to_numpy() == _WINDOW
-        windowed += np.bincount(row[in_window], minlength=len(windowed)) - np.bincount(
-            row[~in_window], minlength=len(windowed)
-        )
         for name, source_column in columns.items():
             values = frame[source_column]
             if values.null_count() == len(values):
                 continue
-            if name not in made:
-                made[name] = np.full(shape, np.nan, np.float32)
+            with new:
+                if name not in made:
+                    made[name] = np.full(shape, np.nan, np.float32)
             cells = values.cast(pl.Float32).fill_null(np.nan).to_numpy()
             # a part of a step is no longer than it
             made[name][row, column] = cells if name == "tokens" else np.minimum(cells / np.float32(1000), walls)
+        return row, frame["start_us"], frame["label"].to_numpy() == _WINDOW
+
+    for host, (row, begun, in_window) in zip(hosts, side_by_side(fill, hosts), strict=True):
+        ahead_us[host.host] = _begun(start, row, begun)
+        windowed += np.bincount(row[in_window], minlength=len(windowed)) - np.bincount(
+            row[~in_window], minlength=len(windowed)
+        )
     compute, collective = made.pop("compute", None), made.pop("collective", None)
     by_slices = compute is not None
     compute = _worked(reduced, layout, numbers) if compute is None else compute
@@ -147,15 +154,14 @@ def _cells(
 
 def _numbers(reduced: Reduced, ranks: int) -> tuple[Int64, int]:
     """The steps to judge, and how many there are: all, or blocks over the whole run where there are too many."""
-    parts = [np.zeros(0, np.int64)]
-    for host in reduced.hosts:
-        if host.tables["steps"].rows:
-            counted = reduced.part("steps", host).filter(
-                pl.col("label").is_in([_STEADY, _WINDOW]) & (pl.col("wall_us") > 0) & (pl.col("step") >= 0)
-            )
-            steps = counted.select(pl.col("step").unique()).collect()["step"]
-            parts.append(steps.to_numpy().astype(np.int64))
-    numbers = np.unique(np.concatenate(parts))
+
+    def counted(host: Index) -> Int64:
+        kept = pl.col("label").is_in([_STEADY, _WINDOW]) & (pl.col("wall_us") > 0) & (pl.col("step") >= 0)
+        steps = reduced.part("steps", host).filter(kept).select(pl.col("step").unique()).collect()["step"]
+        return steps.to_numpy().astype(np.int64)
+
+    hosts = [host for host in reduced.hosts if host.tables["steps"].rows]
+    numbers = np.unique(np.concatenate([np.zeros(0, np.int64), *side_by_side(counted, hosts)]))
     most = max(at.MAX_CELLS // max(ranks, 1), at.MIN_STEPS)
     if len(numbers) > most:
         every = -(-len(numbers) // most)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -13,7 +12,7 @@ from stepscope.analyze.ranks.layout import Layout, axis_of
 from stepscope.engine.collective_names import POINT_TO_POINT
 from stepscope.tables.arrays import Bools, Floats, Int64
 from stepscope.tables.reduced import Index, Reduced
-from stepscope.workers import usable_cores
+from stepscope.workers import side_by_side
 
 # Kinds beside forward (0) and backward (1): of the host in between, from the optimizer on, idle before a call, of the
 # host behind the last call of a step, for which nobody waits before the next one, and idle between message and pass
@@ -72,9 +71,7 @@ def pieces(reduced: Reduced, layout: Layout) -> pl.DataFrame | None:
     )
     inside = groups_inside(layout) if layout.slots > 1 else []
     of_host = partial(_of_host, reduced, steps=steps, inside=inside, messages=layout.stages > 1)
-    with ThreadPoolExecutor(usable_cores()) as pool:  # NumPy and Polars work side by side
-        rows = pl.concat(pool.map(of_host, hosts))
-    rows = rows.join(places, on="rank")
+    rows = pl.concat(side_by_side(of_host, hosts)).join(places, on="rank")
     return None if rows.is_empty() else rows
 
 

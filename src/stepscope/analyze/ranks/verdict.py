@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from msgspec.structs import replace
@@ -19,11 +20,19 @@ from stepscope.analyze.ranks.stragglers import lateness
 from stepscope.analyze.ranks.structure import links, stages, untold_stage
 from stepscope.analyze.ranks.throttled import throttled
 from stepscope.analyze.ranks.tokens import sequence_length
+from stepscope.model.counted import things
 from stepscope.model.ranks import NONE, NOT_ENOUGH, RanksVerdict, Straggler
 from stepscope.tables.reduced import Reduced
 
 
 def judge(reduced: Reduced) -> RanksVerdict:
+    with ThreadPoolExecutor(1) as pool:  # beside each other: what takes Polars' time here takes Python's there
+        told = pool.submit(clocks, reduced)
+        verdict = _judged(reduced)
+        return replace(verdict, clocks=told.result().table)
+
+
+def _judged(reduced: Reduced) -> RanksVerdict:
     layout = layout_of(reduced)
     steps = own_steps(reduced, layout)
     steady = steps.steady
@@ -31,14 +40,14 @@ def judge(reduced: Reduced) -> RanksVerdict:
     present = int(np.isfinite(steps.wall[rows]).any(axis=0).sum()) if len(rows) else 0
     empty = RanksVerdict(
         NOT_ENOUGH, "", (), present, reduced.world_size, reduced.missing, len(steady), len(steps.windows),
-        None, None, layout.text, clocks=clocks(reduced).table,
+        None, None, layout.text,
     )  # fmt: skip
     if present < at.MIN_RANKS:
         return replace(empty, reason=f"{present} rank has steps that count, at least {at.MIN_RANKS} are needed")
     step_ms = float(np.nanmean(middle(steps.wall[rows])))
     empty = replace(empty, step_ms=step_ms)
     if len(rows) < at.MIN_STEPS:
-        return replace(empty, reason=f"{len(rows)} steps count, at least {at.MIN_STEPS} are needed")
+        return replace(empty, reason=f"{things(len(rows), 'step')} count, at least {at.MIN_STEPS} are needed")
     case = gather(reduced, layout, steps, rows, step_ms)
     return _verdict(case, replace(empty, slowdown=_slowdown(case)))
 

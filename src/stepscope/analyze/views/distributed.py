@@ -25,6 +25,7 @@ from stepscope.engine.device_work import work
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.spans import Base, Span
 from stepscope.engine.trace_steps import TraceSteps, trace_steps
+from stepscope.model.counted import things
 from stepscope.model.trace import SpanRef
 from stepscope.model.views import CollectiveOverWorkers, Distributed, WorkerShare
 from stepscope.tables.arrays import NONE, Int64
@@ -256,7 +257,7 @@ def _notes(found: Peers, missing: tuple[int, ...], workers: Sequence[_Worker], m
     partial = matches.table.filter(pl.col("workers") < len(found.workers)).height
     groups = {message.group for message in messages}
     if partial and len(groups) == 1:
-        yield f"{partial} collectives were found on some of the workers only"
+        yield f"{things(partial, 'collective')} found on some of the workers only"
 
 
 MAX_RANKS = 1 << 16  # a size of the world beyond this is no size but damage

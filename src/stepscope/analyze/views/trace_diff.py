@@ -14,6 +14,7 @@ from msgspec import Struct
 from stepscope.analyze.views import kernels, modules, operators, overview, step_tree
 from stepscope.analyze.views.step_tree import KernelSum, StepNode, StepTree
 from stepscope.engine.spans import Base
+from stepscope.model.counted import things
 from stepscope.model.trace import SpanRef
 from stepscope.model.views import Diff, DiffRow, KernelRow, ModuleTree, OperatorRow, Overview
 
@@ -85,7 +86,7 @@ def diff(base: DiffSide, other: DiffSide) -> Diff:
     tables: dict[str, tuple[DiffRow, ...]] = {}
     absent: dict[str, str] = {}
     notes = [
-        f"times and calls per step: {base.steps} steps of {base.label}, {other.steps} of {other.label}"
+        f"times and calls per step: {things(base.steps or 0, 'step')} of {base.label}, {other.steps} of {other.label}"
         if per_step
         else f"times and calls in total, because {without} has no steps: their lengths may differ"
     ]

@@ -137,13 +137,20 @@ class Page(Struct, frozen=True):
 
 
 _EVERY = ("worker", "span", "steps")
-_OF_ALL_RANKS = ("findings", "ranks", "compare", "environment")  # the others are of the ranks that were looked at
+_OF_ALL_RANKS = (
+    "overview",
+    "findings",
+    "ranks",
+    "compare",
+    "environment",
+)  # the others are of the ranks that were looked at
 _LIST = (
-    Page("findings", "Findings", "Overview", ("steps",)),
-    Page("steps", "Steps", "Overview", _EVERY),
-    Page("metrics", "Metrics", "Overview", ("worker", "steps")),
-    Page("ranks", "Ranks", "Overview", ()),
-    Page("hang", "Hang", "Overview", ()),
+    Page("overview", "Overview", "", ("steps",)),
+    Page("findings", "Findings", "", ("steps",)),
+    Page("steps", "Steps", "", _EVERY),
+    Page("metrics", "Metrics", "", ("worker", "steps")),
+    Page("ranks", "Ranks", "", ()),
+    Page("hang", "Hang", "", ()),
     Page("timeline", "Timeline", "Time", _EVERY),
     Page("flame", "Flame graph", "Time", _EVERY),
     Page("operators", "Operators", "Work", _EVERY, "operators"),

@@ -93,7 +93,7 @@ def screen(document: Row) -> list[list[Block]]:
     """What a terminal shows: without pictures and single runs."""
     context = Alone(SCREEN_ROWS)
     command = shlex.join(str(word) for word in document["protocol"]["command"])
-    head = [blocks.text(f"Experiment: {one_line(command, 160)}", "head")]
+    head = [blocks.text(f"Experiment: {one_line(command)}", "head")]
     head += [blocks.text(text, "note") for text in (say.protocol(document), say.source(document)) if text]
     sections = (_compared(context, document), _changes(document), _by_hand(document), _skipped(context, document))
     how = _how(document)

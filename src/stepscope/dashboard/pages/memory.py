@@ -15,6 +15,7 @@ from stepscope.analyze.views.select import NO_TRACE
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
 from stepscope.dashboard.pages import PageContext, traced
+from stepscope.model.counted import things
 from stepscope.model.memory import MemoryBlock, MemoryCurve, MemoryLine, MemoryOperator, MemoryView
 from stepscope.report import words
 from stepscope.report.definitions import definition_of
@@ -164,7 +165,7 @@ def _charts(curve: MemoryCurve, label: str) -> Iterator[Block]:
 def _sentence(curve: MemoryCurve) -> str:
     of = "" if curve.device == UNKNOWN else f" of {curve.device}"
     if curve.relative or curve.peak_allocated_bytes is None:
-        return f"How allocated memory{of} changed over {words.count(curve.events)} events."
+        return f"How allocated memory{of} changed over {things(curve.events, 'event')}."
     said = f"Allocated memory{of} peaks at {words.size(curve.peak_allocated_bytes)}"
     if curve.start_allocated_bytes is not None and curve.end_allocated_bytes is not None:
         ends = words.size(curve.start_allocated_bytes), words.size(curve.end_allocated_bytes)

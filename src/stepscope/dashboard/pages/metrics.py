@@ -71,6 +71,7 @@ class Shown(Struct, frozen=True):
     others: Sequence[Other]
     marks: Sequence[Mapping[str, Any]]
     gaps: Sequence[Gap]
+    small: bool  # of all groups together: side by side
 
     def points(self, curve: Curve, origin_ns: int) -> Points:
         """The curve on the axis that was chosen."""
@@ -118,12 +119,12 @@ def build(context: PageContext) -> list[Block]:
     happened = curve_lines.moments(tables, context.run.labelled, process)
     marks, left_out = _marks(happened, over, origin)
     gaps = curves.gaps(context.run.labelled, process)
-    shown = Shown(context, over, int(window or 0), own, origin, others, marks, gaps)
     layers = curves.layers(own)
     found = curves.charts(name for name in own if not (layers and name.startswith(f"{curves.WATCHED}/")))
     groups = [*found, *([WATCHED] if layers else [])]
     group = context.choice("group", ["", *groups])
     options = [("", "all"), *((each, each or "without a group") for each in groups if each)]
+    shown = Shown(context, over, int(window or 0), own, origin, others, marks, gaps, small=not group)
     made += traced.choice(context, "Group", "group", group, options)
     made += _notes(context, process, len(known), left_out)
     most = MOST_CHARTS if group else EMBEDDED_CHARTS if context.embedded else CHARTS
@@ -219,7 +220,7 @@ def _chart(shown: Shown, title: str, names: Sequence[str], ids: Counter[str]) ->
     made = curve_lines.lines(
         [curve_lines.held(points, end) for *_, points, end in drawn], max(limit // len(drawn), 80), window
     )
-    unit = blocks.unit_of(names[0]) or "number"
+    unit = blocks.unit_of(names[0]) or "scalar"
     series = []
     joined = len(drawn) > 1
     for at, (label, *_) in enumerate(drawn):
@@ -255,6 +256,7 @@ def _chart(shown: Shown, title: str, names: Sequence[str], ids: Counter[str]) ->
         notes=notes,
         sync=SYNC[shown.over],
         select="steps" if shown.over == STEP else None,
+        small=shown.small,
     )
 
 
@@ -288,7 +290,9 @@ def _sentence(label: str, curve: Curve, points: Points, unit: str, over: str) ->
     finite = np.isfinite(points.values)
     known = points.values[finite]
     if len(known):
-        first, last, low, high = (_said(value, unit) for value in (known[0], known[-1], known.min(), known.max()))
+        first, last, low, high = (
+            blocks.value_text(float(value), unit) for value in (known[0], known[-1], known.min(), known.max())
+        )
         said += f": from {first} to {last}, between {low} and {high}"
     if len(known) < len(points.x):
         at = int(np.argmin(finite))
@@ -296,11 +300,6 @@ def _sentence(label: str, curve: Curve, points: Points, unit: str, over: str) ->
         word = curve_lines.word(points.values[at])
         said += f"; {len(points.x) - len(known):,} not finite, the first {word} at {where}"
     return f"{said} ({curve.source})."
-
-
-def _said(value: float, unit: str) -> str:
-    """With its unit; a plain number with as many digits as tell small ones apart."""
-    return f"{value:.4g}" if unit == "number" else blocks.value_text(float(value), unit)
 
 
 def _marks(found: Sequence[Moment], over: str, origin_ns: int) -> tuple[list[Mapping[str, Any]], list[str]]:
@@ -404,8 +403,8 @@ def _matrix(
         type,
         sentence=sentence,
         x=("step", "number", x),
-        y=("value", "number"),
-        series=[_series(name, "number", line, joined=True) for name, line in zip(names, lines, strict=True)],
+        y=("value", "scalar"),
+        series=[_series(name, "scalar", line, joined=True) for name, line in zip(names, lines, strict=True)],
         notes=notes,
         sync=SYNC[STEP],
         select="steps",
@@ -413,7 +412,7 @@ def _matrix(
 
 
 def _summary(context: PageContext, own: Mapping[str, Curve]) -> list[Block]:
-    rows = [{**asdict(curves.summary(curve)), "unit": blocks.unit_of(name)} for name, curve in own.items()]
+    rows = [{**asdict(curves.summary(curve)), "unit": blocks.unit_of(name) or "scalar"} for name, curve in own.items()]
     notes = ["stepscope analyze RUN --table metrics has every value."]
     made = blocks.rows_table(context, "curves", "All curves", "CurveSummary", _SUMMARY, rows, notes=notes)
     for column in (column for table in made for column in table["columns"] if column["key"] in IN_UNIT):

@@ -74,12 +74,13 @@ def build(context: PageContext) -> list[Block]:
         made = [*choice, *_of_kind(context, steps, known[kind], made)]
     costs = context.base.analysis.fixed
     if costs.total_s is not None:  # what the run paid once
-        made.append(blocks.figures(blocks.measures(costs, FIXED), "Fixed costs of the run"))
-    made += [*_by_process(context, steps), *_ranks(context)]
+        made.append({**blocks.figures(blocks.measures(costs, FIXED), "Fixed costs of the run"), "folded": True})
+    made += blocks.folded([*_by_process(context, steps), *_ranks(context)])
     if not context.run.tables.metrics.is_empty():
         said = "Losses, learning rates, norms and what else the run learned stand beside its step times on the page"
         made.append(blocks.text(said, link=blocks.link("Metrics", "metrics")))
-    return [*made, *_sampled(context)]
+    made += blocks.folded(_sampled(context))
+    return sorted(made, key=lambda block: "folded" in block)  # what is folded stands below the pictures
 
 
 def empty(context: PageContext) -> bool:
@@ -118,7 +119,7 @@ def _of_kind(context: PageContext, steps: LabelledSteps, facts: StepFacts, profi
     if any(part.category != "unattributed" for part in facts.partition):
         rows = [{"part": words.term(part.category), "ms": part.ms, "share": part.share} for part in facts.partition]
         heads = blocks.heads("PartitionPart", _PARTITION)
-        yield blocks.table("partition", "Where a mean step goes", heads, rows, limit=len(rows))
+        yield from blocks.folded([blocks.table("partition", "Where a mean step goes", heads, rows, limit=len(rows))])
     if not own:
         yield blocks.text(f"{context.scope.worker} has no {words.term(kind)} step of its own.", "note")
         return
@@ -132,7 +133,7 @@ def _of_kind(context: PageContext, steps: LabelledSteps, facts: StepFacts, profi
     longest = series.longest(context.run.tables, steps, kind, min(LONGEST, context.limit), own)
     longest = tuple(row for at, row in enumerate(longest) if at < LEAST_LONGEST or row.extra_ms > 0)
     of_kind = (row for row in series.by_process(steps) if row.kind == kind and row.process in own)
-    yield _longest(longest, sum(row.steps for row in of_kind), context)
+    yield from blocks.folded([_longest(longest, sum(row.steps for row in of_kind), context)])
 
 
 def _said(facts: StepFacts, context: PageContext) -> Iterator[Block]:
@@ -209,6 +210,7 @@ def _distribution(found: StepDistribution, facts: StepFacts) -> Block:
         ("StepDistribution", "steady"),
         marks=[blocks.mark(found.edges_ms[-2], found.edges_ms[-1], "and longer")] if found.longer else [],
         notes=["The last bin holds all longer steps too."] if found.longer else [],
+        small=True,
     )
 
 
@@ -265,7 +267,7 @@ def _profiled(context: PageContext) -> list[Block]:
     if not found:
         return []
     made = [_profiled_chart(found[0], context, several=len(found) > 1)] if found[0].has_steps or len(found) == 1 else []
-    return [*made, _means(found, context)]
+    return [*made, *blocks.folded([_means(found, context)])]
 
 
 def _profiled_chart(item: Overview, context: PageContext, *, several: bool) -> Block:
@@ -302,6 +304,7 @@ def _profiled_chart(item: Overview, context: PageContext, *, several: bool) -> B
         notes=notes,
         sync=SYNC,
         select="steps" if item.has_steps else None,
+        small=True,
     )
 
 

@@ -87,7 +87,7 @@ def screen(document: Row) -> list[list[Block]]:
     context = Alone(SCREEN_ROWS)
     command = shlex.join(str(word) for word in document["command"])
     head = [
-        blocks.text(f"Sweep: {one_line(command, 160)}", "head"),
+        blocks.text(f"Sweep: {one_line(command)}", "head"),
         blocks.text(blocks.sentence(say.protocol(document)), "note"),
     ]
     ranked = [[*_decides(context, document, found)] for found in document.get("importances") or ()]

@@ -145,7 +145,7 @@ def build(context: PageContext) -> list[Block]:
         items = [{**item, "help": help_} for item in blocks.measures(analysis.system, SUMMARY, of="system")]
         made = [blocks.figures(items, "While it trained")] if items else []  # means and peaks over the training time
         made += [_about(found), *_step_chart(found), *_charts(found)]
-    return [*made, *_energy(context, analysis.energy), *_machine(context, analysis.machine)]
+    return [*made, *_energy(context, analysis.energy), *blocks.folded(_machine(context, analysis.machine))]
 
 
 def empty(context: PageContext) -> bool:
@@ -191,6 +191,7 @@ def _step_chart(found: Telemetry) -> Iterator[Block]:
         [("step time", found.step_ms, "wall")],
         ("Telemetry", "step_ms"),
         sync=SYNC,
+        small=True,
     )
 
 
@@ -221,6 +222,7 @@ def _charts(found: Telemetry) -> Iterator[Block]:
             series=made,
             help=blocks.help_(chart.help, "utilisation" if chart.help == USE else None) if chart.help else of_values,
             sync=SYNC,
+            small=True,
         )
 
 
@@ -235,7 +237,8 @@ def _energy(context: PageContext, energy: EnergyFacts | None) -> Iterator[Block]
         return
     rows = [asdict(one) for one in energy.domains]
     notes = [blocks.sentence(note) for note in energy.notes]
-    yield from blocks.rows_table(context, "energy", "Energy by device", "EnergyDomain", _ENERGY, rows, notes=notes)
+    domains = blocks.rows_table(context, "energy", "Energy by device", "EnergyDomain", _ENERGY, rows, notes=notes)
+    yield from blocks.folded(domains)
     yield from (blocks.text(blocks.sentence(text), "warning") for text in energy.warnings)
 
 

@@ -130,6 +130,7 @@ class Agent:
         self.after_compile: list[Callable[[], Any]] = []
         self.own_profiler_active = False  # a profiler of ours is being made or is recording
         self.user_profiler_active = False
+        self.memory_question: str | None = None  # what readings of memory leave open, and a window would tell
         self.last_compile_step: int | None = None
         self.last_save_step: int | None = None  # torch.save was called in it
         self.making_loader = False  # workers forked now are the loader's

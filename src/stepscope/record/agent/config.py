@@ -37,7 +37,7 @@ class WindowConfig:
     warmup: int = 1
     active: int = 3
     repeat: int = 1
-    memory: bool = False
+    memory: str = "auto"  # on | off | auto: in a window of its own, once memory grows or is nearly full
     byte_budget: int = 200_000_000  # a trace beyond this takes longer to read than it tells
     time_share: float = 0.02  # all windows together, export included, as a share of the run's wall time
     everywhere: bool = False  # also over evaluation, checkpoint and logging steps

@@ -6,7 +6,8 @@ import os
 import re
 import resource
 import sys
-from typing import Any
+from collections import deque
+from typing import Any, Sequence
 
 from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.segments import StepRow
@@ -28,6 +29,10 @@ def peak_resident_bytes() -> int:
 
 NAME = "memory_log"
 DEVICE_NAME = "device_memory"  # of the part that asks torch: it may be switched off alone
+# As `diagnose.memory.MEMORY` has it for a rise that is told of: fewer bytes are an arena that fills, or a cache.
+HOST_GROWN_BYTES, DEVICE_GROWN_BYTES = 64 << 20, 16 << 20
+GROWTH_READINGS, FIFTHS = 10, 5
+NEARLY_FULL = 0.8  # of what this process may have of the device, at the peak of a step
 EVERY_NS = 1_000_000_000
 RARER = 100  # after a time, one reading per hundredth of it: some 900 in a day
 
@@ -44,6 +49,7 @@ class MemoryLog:
         self._agent = agent
         self._began_ns = agent.clock.now()
         self._due_ns = 0
+        self._judge = Question()
         self._read_device = agent.guard.wrap(DEVICE_NAME, lambda: device_memory() if agent.device.in_use else None)
 
     def __call__(self, row: StepRow | None, now_ns: int) -> None:
@@ -56,6 +62,43 @@ class MemoryLog:
         fields = {**host_memory(), **(self._read_device() or {})}
         if fields:
             agent.journal.write("memory", now_ns, step=row.step, **fields)
+            agent.memory_question = agent.memory_question or self._judge.asked(fields)
+
+
+class Question:
+    """What readings leave open: which lines allocate what memory grows by, or what fills it.
+
+    A cheap look at what `analyze.memory_losses` judges by all readings: it decides whether a window is worth its cost.
+    """
+
+    def __init__(self) -> None:
+        self._device: deque[int] = deque(maxlen=GROWTH_READINGS)
+        self._host: deque[int] = deque(maxlen=GROWTH_READINGS)
+
+    def asked(self, fields: dict[str, Any]) -> str | None:
+        """Take in a reading; the question once there is one."""
+        allocated, total = fields.get("allocated_bytes"), fields.get("total_bytes")
+        if allocated is not None:
+            self._device.append(allocated)
+        if "private_bytes" in fields:
+            self._host.append(fields["private_bytes"] + fields.get("shared_bytes", 0))
+        if grows(self._device, DEVICE_GROWN_BYTES):
+            return "memory of the device grows"
+        if grows(self._host, HOST_GROWN_BYTES):
+            return "memory of the process grows"
+        peak = fields.get("peak_allocated_bytes")
+        if peak is not None and total and peak > NEARLY_FULL * total * fields.get("fraction", 1.0):
+            return "memory of the device is nearly full"
+        return None
+
+
+def grows(readings: Sequence[int], least: int) -> bool:
+    """Whether each fifth of the readings lies above the one before, and the last by `least` above the first."""
+    if len(readings) < GROWTH_READINGS:
+        return False
+    of_fifth, known = len(readings) // FIFTHS, list(readings)
+    means = [sum(known[at * of_fifth : (at + 1) * of_fifth]) / of_fifth for at in range(FIFTHS)]
+    return means[-1] - means[0] >= least and all(later > earlier for earlier, later in zip(means, means[1:]))
 
 
 def host_memory() -> dict[str, int]:

@@ -131,6 +131,14 @@ class Metrics:
             self._drain()
         return number
 
+    def keep_norm(self, series: int | None, time_ns: int, norm: Any) -> float | None:
+        """As `keep`, of a norm: in one piece, as it happens in every step that clips."""
+        value = _read(norm) if norm.__class__ is self._tensor and series is not None else norm
+        if value.__class__ is not float or len(self._numbers) >= HELD_LIMIT * FIELDS:
+            return self.keep(series, time_ns, norm)
+        self._numbers.extend((series, time_ns, value, 0))
+        return value
+
     def keep_all(self, vector: Any, then: VectorReader) -> None:
         """Have `then` called with the values of `vector`, which nobody writes to any more, once its device has them.
 
@@ -170,7 +178,9 @@ class Metrics:
 
         All in one function, for what it calls is in nobody's cache by the time of the next step.
         """
-        root = tensors[0] if tensors.__class__ in (list, tuple) and len(tensors) == 1 else tensors
+        root = tensors
+        if root.__class__ is not self._tensor and root.__class__ in (list, tuple) and len(root) == 1:
+            root = root[0]
         if self._scaled is None:
             self.is_scaled = False
         else:
@@ -184,9 +194,10 @@ class Metrics:
         caller = frame.f_back
         if frame.f_code is self._backward and caller is not None:
             frame, caller = caller, caller.f_back
-        key: Any = (id(frame.f_code), frame.f_lasti)
-        if caller is not None:
-            key = (*key, id(caller.f_code), caller.f_lasti)
+        if caller is None:
+            key: Any = (id(frame.f_code), frame.f_lasti)
+        else:
+            key = (id(frame.f_code), frame.f_lasti, id(caller.f_code), caller.f_lasti)
         series = self._sites.get(key)
         if series is None:
             series = self._site(frame, root)
@@ -450,11 +461,11 @@ def _read(tensor: Any) -> Any:
         return None
     if not tensor.is_cpu:
         return None if tensor.is_complex() else tensor
-    at = _readers.get((tensor.dtype, tensor.layout), _readers)
+    at = _readers.get(tensor.dtype, _readers)
     if at is _readers:
-        strided = tensor.layout is sys.modules["torch"].strided
-        at = _readers[tensor.dtype, tensor.layout] = _READERS.get(str(tensor.dtype)) if strided else None
-    if at is None:
+        at = _readers[tensor.dtype] = _READERS.get(str(tensor.dtype))
+        _readers[None] = sys.modules["torch"].strided
+    if at is None or tensor.layout is not _readers[None]:
         return None
     value = float(at(tensor.data_ptr()).value)
     return -value if tensor.is_neg() else value
@@ -469,7 +480,7 @@ class _Short:
 
 
 _frame = sys._getframe
-_readers: dict[Any, Any] = {}  # by torch's type and layout, as far as met
+_readers: dict[Any, Any] = {}  # by torch's type, as far as met; for None the layout of what lies there as it is
 # What has the `value` of a number of a type at an address.
 _READERS: dict[str, Callable[[int], Any]] = {
     "torch.float32": ctypes.c_float.from_address,

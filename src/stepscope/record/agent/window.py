@@ -15,9 +15,9 @@ import threading
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stepscope.record.agent import memory
 from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.guard import Guard
+from stepscope.record.agent.memory import peak_resident_bytes, resident_bytes
 from stepscope.record.agent.probes.loader import LoaderProbe
 from stepscope.record.agent.probes.user_profiler import UserProfilerProbe
 from stepscope.record.agent.segments import StepRow
@@ -28,6 +28,7 @@ from stepscope.record.agent.window_session import (
     begin_here,
     device_in_use,
     in_forked_child,
+    quiet_allocator,
     trace_path,
 )
 
@@ -48,7 +49,7 @@ def attach(agent: Agent) -> None:
     build = sys.modules["torch"].version
     if all(getattr(build, name, None) is None for name in ("cuda", "hip", "xpu")):  # for no device at all
         manager.begin_here()
-    agent.add_step_listener(manager, NAME, lambda: manager.is_open or not manager.plan.over)
+    agent.add_step_listener(manager, NAME, manager.is_waiting)
     probe.make_room = manager.make_room
     agent.add_finish_hook(manager.finish, NAME)
     # The child's handler is guarded by itself: a forked child's agent has been switched off before it runs.
@@ -92,6 +93,7 @@ class WindowManager:
         self._said: str | None = None
         self._usual_wall_ns = 0
         self._imported_torch = threading.get_ident()  # the thread: an import hook starts the agent
+        self._memory_asked = False  # the window for what readings of memory leave open was planned
         self._is_apart: bool | None = None  # whether sessions end on threads of their own; None before the first loop
 
     @property
@@ -99,13 +101,22 @@ class WindowManager:
         """Whether a window is open now."""
         return self._window is not None
 
+    def is_waiting(self) -> bool:
+        """Whether something may have to happen right where the next step ends."""
+        return self.is_open or not self.plan.over or self._asks_for_memory()
+
+    def _asks_for_memory(self) -> bool:
+        """Whether readings of memory ask for a window with allocations, which no window before them had."""
+        wanted = self._config.memory == "auto" and self._config.mode == "auto" and not self._memory_asked
+        return wanted and self._agent.memory_question is not None and quiet_allocator() is not None
+
     def begin_here(self) -> None:
         """Decide whether sessions end apart: no device is in use, and torch's first one is had on the right thread.
 
         As early as can be: what it leaves behind then lies below the script's tensors. Where torch knows of devices
         that is the first loop, for to ask for one would initialise its driver before processes are forked.
         """
-        here = self._imported_torch == threading.get_ident() and not self._config.memory and device_in_use() is None
+        here = self._imported_torch == threading.get_ident() and self._config.memory != "on" and device_in_use() is None
         self._is_apart = here and self._probe.busy() is None and not anything_enabled()
         if self._is_apart:
             begin_here()
@@ -122,8 +133,12 @@ class WindowManager:
                 self.begin_here()
             if window is not None:
                 self._advance(window, row)
-            elif row is not None and not self.plan.over:
-                self._consider(row, now_ns)
+            elif row is not None:
+                if self.plan.over and self._asks_for_memory():
+                    self.plan, self._memory_asked = Plan(self._config, once=True), True
+                    self._first_step_ns = None  # it waits for steady steps anew
+                if not self.plan.over:
+                    self._consider(row, now_ns)
         except BaseException:
             self._let_go()
             raise
@@ -201,13 +216,16 @@ class WindowManager:
             stacks = sys.getprofile() is None
             if not stacks:
                 opening = replace(opening, reason=f"{opening.reason}; without Python functions: {PROFILE_FUNCTION}")
-            session = Session(memory=self._config.memory, device=device, stacks=stacks, is_apart=apart)
+            memory = self._config.memory == "on" or self._memory_asked
+            if self._memory_asked:
+                opening = replace(opening, reason=f"{opening.reason}; with allocations: {agent.memory_question}")
+            session = Session(memory=memory, device=device, stacks=stacks, is_apart=apart)
             compiled, calls = agent.last_compile_step, self._probe.foreign_calls
             window = _Window(session, opening, compiled, calls, opening.warmup, at.completed, started_ns)
             self._window = window
             (session.prepare if window.warmup_left else session.start)()
             window.start_duration_ns = agent.clock.now() - started_ns
-            window.peak_bytes = memory.peak_resident_bytes()
+            window.peak_bytes = peak_resident_bytes()
             agent.steps.window(True)
 
     def _advance(self, window: _Window, row: StepRow | None) -> None:
@@ -247,7 +265,7 @@ class WindowManager:
             self._end(window)
         elif self._asked is not None:
             self._end(window, early=self._asked)
-        elif self.budget.outgrown_by(memory.resident_bytes() - window.peak_bytes):
+        elif self.budget.outgrown_by(resident_bytes() - window.peak_bytes):
             self._end(window, early="the process grew by more memory than a trace within the byte budget takes")
 
     def _is_lost(self, window: _Window) -> bool:

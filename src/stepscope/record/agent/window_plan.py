@@ -59,7 +59,8 @@ class Plan:
     `observe` is told of every boundary; `decide` only answers.
     """
 
-    def __init__(self, config: WindowConfig) -> None:
+    def __init__(self, config: WindowConfig, *, once: bool = False) -> None:
+        self._enough = (HIGH, LOW) if once else (HIGH,)  # confidence of a window after which none is wanted
         self.everywhere = config.everywhere
         self.warmup = 0  # DEVICE_WARMUP where a device will be traced as well, unless a schedule gives it
         self.max_active: int | None = None  # set from the bytes an earlier window took
@@ -100,7 +101,7 @@ class Plan:
 
     def closed(self, *, kept: bool, confidence: str) -> None:
         """A window that was opened has ended."""
-        if kept and confidence == HIGH:
+        if kept and confidence in self._enough:
             self._done = True
         elif kept:
             self._low += 1

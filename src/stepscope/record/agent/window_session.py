@@ -8,6 +8,7 @@ versions from 2.1 on is looked for before it is used.
 from __future__ import annotations
 
 import _thread
+import functools
 import inspect
 import json
 import os
@@ -163,6 +164,27 @@ def trace_path(folder: str) -> str:
     return os.path.join(folder, f"trace-{number}.pt.trace.json")
 
 
+@functools.lru_cache(maxsize=None)
+def quiet_allocator() -> Any | None:
+    """torch's own threshold for what it logs (c10), a C integer; None where it cannot be had.
+
+    In a session with allocations its CPU allocator logs a warning for memory that it gave out before, on the script's
+    stderr, at the first block and at every thousandth. While one records, only errors are logged.
+    """
+    import ctypes
+
+    import torch
+
+    path = os.path.join(os.path.dirname(str(torch.__file__)), "lib", "libc10.so")
+    try:
+        return ctypes.c_int.in_dll(ctypes.CDLL(path), "FLAGS_caffe2_log_level")
+    except (OSError, ValueError):  # another platform, or a build that logs by glog
+        return None
+
+
+ERRORS_ALONE = 2  # c10's level of errors
+
+
 class Session:
     """prepare → start → stop → export, asked for on one thread. After `abandon` no call reaches torch any more.
 
@@ -175,6 +197,8 @@ class Session:
         self.state = "new"  # new | prepared | recording | stopped | gone
         self.thread = threading.get_ident()
         self._visible = False
+        self._log_level = quiet_allocator() if memory else None
+        self._logged = 0
         self._stacks = stacks
         with our_call():
             self._profiler, all_threads = _build(memory=memory, device=device, stacks=stacks)
@@ -194,7 +218,10 @@ class Session:
 
         if self.state == "new":
             self.prepare()
-        with our_call():
+        if self._log_level is not None:
+            self._logged = self._log_level.value
+            self._log_level.value = max(self._logged, ERRORS_ALONE)
+        with our_call(), self._log_as_before_on_errors():
             self._profiler._start_trace()
             # A session over all threads is not the thread's own, and torch then answers False here while it records.
             self._visible = bool(torch.autograd._profiler_enabled())
@@ -205,7 +232,10 @@ class Session:
         """Recording ends; torch assembles the trace, which takes longer than anything else here."""
         if self.state == "prepared":  # torch complains on stderr when a prepared session is left behind
             self.start()
-        self._run(our_call()(lambda: self._profiler.__exit__(None, None, None)))
+        try:
+            self._run(our_call()(lambda: self._profiler.__exit__(None, None, None)))
+        finally:
+            self._log_again()
         self.state = "stopped"
 
     def export(self, path: str) -> int:
@@ -222,6 +252,20 @@ class Session:
         """Another session took over: touching this one would crash the process, so it is only forgotten."""
         self.state = "gone"
         self._profiler = None
+        self._log_again()
+
+    @contextmanager
+    def _log_as_before_on_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._log_again()
+            raise
+
+    def _log_again(self) -> None:
+        level, self._log_level = self._log_level, None
+        if level is not None:
+            level.value = self._logged
 
     def alive(self) -> bool:
         """False once another session replaced this one as far as torch can tell."""

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from stepscope.model.counted import things
 from stepscope.record.host.hardware import (
     ROOT,
     Cgroups,
@@ -182,7 +183,7 @@ def torch_check(build: Mapping[str, Any]) -> Check:
             "nothing of steps, phases and operators would be recorded with this interpreter",
             "activate the training environment, or name it with --python",
         )  # fmt: skip
-    text = f"{build['version']} on Python {build['python_version']}, {build['threads']} threads, "
+    text = f"{build['version']} on Python {build['python_version']}, {things(build['threads'], 'thread')}, "
     text += f"profiler: {', '.join(build['activities']) or 'none'}"
     if build["python_version"].startswith(("3.6.", "3.7.")):
         return Check(name, "missing", text, "the agent needs Python 3.8", "upgrade the interpreter")

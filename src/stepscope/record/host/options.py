@@ -65,8 +65,8 @@ class RecordOptions:
 _COUNTS = ("skip_first", "wait", "warmup", "active", "repeat")
 
 
-def parse_window(text: str | None, *, off: bool = False, memory: bool = False) -> WindowConfig:
-    """`--window`, `--no-window` and `--window-memory` as one value.
+def parse_window(text: str | None, *, off: bool = False, memory: bool | None = None) -> WindowConfig:
+    """`--window`, `--no-window` and `--window-memory` (None: where memory asks for it) as one value.
 
     `text` is a comma-separated list of `skip_first=`, `wait=`, `warmup=`, `active=`, `repeat=` and the bare word
     `everywhere`. Any of the counts turns the automatic choice into a schedule. Raises `UsageError`.
@@ -91,4 +91,6 @@ def parse_window(text: str | None, *, off: bool = False, memory: bool = False) -
     if counts.get("active", 1) < 1:
         raise UsageError("--window active= must be at least 1; use --no-window to record none")
     mode = "schedule" if counts else "auto"
-    return WindowConfig(mode=mode, memory=memory, everywhere=everywhere, **counts)
+    return WindowConfig(
+        mode=mode, memory="auto" if memory is None else "on" if memory else "off", everywhere=everywhere, **counts
+    )

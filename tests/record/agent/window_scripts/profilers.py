@@ -13,6 +13,7 @@ import sys
 import threading
 
 import torch
+from plain_sgd import PlainSGD
 from torch.profiler import ProfilerActivity, profile, schedule
 
 AGENT = None
@@ -28,7 +29,7 @@ FOLDER = os.path.dirname(OUTPUT)
 data = torch.utils.data.TensorDataset(torch.randn(40_000, 8), torch.randn(40_000, 2))
 batches = iter(torch.utils.data.DataLoader(data, batch_size=4))
 model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+optimizer = PlainSGD(model.parameters(), lr=0.01)
 counts = {}
 
 

@@ -10,6 +10,7 @@ import inspect
 import math
 import sys
 from threading import get_ident
+from time import monotonic_ns
 from typing import Any
 
 from stepscope.record.agent.agent import Agent
@@ -66,12 +67,14 @@ class MetricsProbe(Probe):
         takes_most, is_inside = name != "get_total_norm", name == CLIPS
         takes_norm = is_inside or name == "clip_grads_with_norm_"
         was_told = takes_norm and not is_inside  # the norm was taken before, most often by a function that told it
-        metrics, known, now = self._metrics, self._series, self._agent.clock.now
+        agent, metrics, known = self._agent, self._metrics, self._series
+        keep, offset_ns = metrics.keep_norm, agent.clock.epoch_offset_ns
 
         def told(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
             # In every step of a script that clips, so in one piece and by what is found at the first look.
-            if get_ident() != self._agent.training_thread:
+            if get_ident() != agent.training_thread:
                 return
+            now_ns = monotonic_ns() + offset_ns
             most = (args[1] if len(args) > 1 else kwargs.get("max_norm")) if takes_most else None
             norm = (args[2] if len(args) > 2 else kwargs.get("total_norm")) if takes_norm else result
             again = was_told and norm is self._told
@@ -81,8 +84,7 @@ class MetricsProbe(Probe):
                 series = known[is_scaled, most, again]
             except (KeyError, TypeError):
                 series = self._new_series(is_scaled, most, again)
-            now_ns = now()
-            value = metrics.keep(series, now_ns, norm)
+            value = keep(series, now_ns, norm)
             # Of what is about to be clipped, the gradients can still be looked at.
             if is_inside and value is not None and value - value != 0.0 and args and not is_scaled:
                 metrics.norm_lost(args[0], now_ns)

@@ -1,0 +1,12 @@
+"""A number of things with their noun, the same wherever a sentence counts."""
+
+from __future__ import annotations
+
+_HISSING = ("s", "x", "ch", "sh")
+
+
+def things(number: int, noun: str) -> str:
+    """A number, thousands separated, with its noun, which stands in the plural unless there is one: 1 step, 1,234
+    steps, 2 batches."""
+    plural = "" if number == 1 else "es" if noun.endswith(_HISSING) else "s"
+    return f"{number:,} {noun}{plural}"

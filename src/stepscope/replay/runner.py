@@ -1,0 +1,231 @@
+"""Runs `worker.py` in a Python that has torch, and makes figures of the times it writes.
+
+The interpreter is never one that only the run folder names: a folder may come from anybody.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from math import comb
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from stepscope.errors import EnvironmentRefusal
+from stepscope.model.replay import Replay, ReplayedCall, ReplayedStep, ReplayTimes, Variant
+from stepscope.replay.recorded import PREFIX, Recorded
+
+WORKER = Path(__file__).with_name("worker.py")
+MAX_BYTES = 4 * 2**30  # of the inputs and the outputs of a call
+START_S = 120.0  # torch's import, a cold CUDA context, and making inputs; beside the seconds that are asked for
+MAX_ANSWER_BYTES = 16 * 2**20
+OUTSIDE = 0.05  # of the median's interval: the part of all intervals that may miss it
+
+
+class Task(Struct, frozen=True):
+    """What is measured."""
+
+    operator: str
+    variants: tuple[Variant, ...]
+    seconds: float
+    trained_with: str | None = None  # version of torch
+
+
+def interpreter(asked: str | None, recorded: str | None, environ: Mapping[str, str]) -> str:
+    """The Python to replay with: the one `asked` for, else this one or the shell's, whichever has torch.
+
+    The one the run was `recorded` with comes first where it is one of these. Raises `EnvironmentRefusal`.
+    """
+    if asked is not None:
+        found = shutil.which(asked, path=environ.get("PATH"))
+        if found is None:
+            raise EnvironmentRefusal(f"--python {asked}: no such program; name the Python that has torch")
+        return found
+    here = [sys.executable] if importlib.util.find_spec("torch") is not None else []
+    known = here + [path for name in ("python", "python3") if (path := shutil.which(name, path=environ.get("PATH")))]
+    if recorded is not None:
+        known.sort(key=lambda path: not _same(path, recorded))
+    for path in known:
+        if path in here or _has_torch(path):
+            return path
+    which = f", e.g. --python {recorded}, with which it was recorded" if recorded else ""
+    raise EnvironmentRefusal(f"no Python here has torch; name the training's with --python{which}")
+
+
+def _same(path: str, other: str) -> bool:
+    """Whether both are one program of one environment: a link of an environment is not the program it leads to."""
+    return os.path.abspath(path) == os.path.abspath(other)
+
+
+def _has_torch(python: str) -> bool:
+    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+    try:
+        done = subprocess.run(
+            [python, "-I", "-c", code], stdin=subprocess.DEVNULL, capture_output=True, timeout=30, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return done.returncode == 0
+
+
+def replay(task: Task, recorded: Sequence[Recorded], python: str, notes: Sequence[str] = ()) -> Replay:
+    """Measure the calls `recorded`; what could not be says why. Raises `EnvironmentRefusal` without torch."""
+    asked = [call for call in recorded if call.reason is None]
+    answers = _answers(task, asked, python) if asked else []
+    said: dict[str, Any] = {}
+    reasons: dict[tuple[int, int | None], str] = {}
+    rounds: dict[tuple[int, int | None], list[float]] = defaultdict(list)
+    for answer in answers:
+        key = (answer.get("call", -1), answer.get("variant"))
+        if "problem" in answer:
+            raise EnvironmentRefusal(f"{python}: {answer['problem']}; name another with --python")
+        if "reason" in answer:
+            reasons[key] = answer["reason"]
+        elif "seconds" in answer:
+            rounds[key].append(answer["seconds"] * 1e9)
+        elif "torch" in answer:
+            said = answer
+    numbers = {id(call): number for number, call in enumerate(asked)}
+    made = []
+    for call in recorded:
+        number = numbers.get(id(call), -1)
+        reason = call.reason or reasons.get((number, None))
+        times = () if reason else tuple(
+            _times(variant, call, rounds.get((number, index), []), reasons.get((number, index)))
+            for index, variant in enumerate(task.variants)
+        )  # fmt: skip
+        made.append(_call(call, _compared(times), reason))
+    notes = [*notes, *_differs(task, said)]
+    place = max(recorded, key=lambda call: call.row.host_total_ns).row.place if recorded else None
+    return Replay(
+        task.operator, place, tuple(made), _per_step(task, made), said.get("torch"), tuple(said.get("gpus", ())),
+        tuple(notes),
+    )  # fmt: skip
+
+
+def _differs(task: Task, said: Mapping[str, Any]) -> list[str]:
+    """What a reader must know of the Python it ran in."""
+    version = said.get("torch")
+    if version is None or task.trained_with in (None, version):
+        return []
+    return [f"replayed with torch {version}, trained with torch {task.trained_with}; --python names another Python"]
+
+
+def _per_step(task: Task, calls: Sequence[ReplayedCall]) -> tuple[ReplayedStep, ...]:
+    """All calls of a step together, for each variant in which every one of them was timed."""
+    made = []
+    for index, variant in enumerate(task.variants):
+        times = [call.times[index].per_step_ns if call.times else None for call in calls]
+        if times and None not in times:
+            made.append(ReplayedStep(variant, sum(time for time in times if time is not None)))
+    return tuple(made)
+
+
+def _call(call: Recorded, times: tuple[ReplayTimes, ...], reason: str | None) -> ReplayedCall:
+    types = ", ".join(argument.type for argument in call.arguments if argument.sizes or argument.type not in _VALUES)
+    mean = call.row.host_total_ns / call.row.calls if call.row.calls else None
+    shapes = call.row.shapes or ""
+    return ReplayedCall(shapes, types, call.row.calls_per_step, mean, call.layouts, times, reason)
+
+
+_VALUES = ("", "Scalar", "ScalarList")
+
+
+def _times(variant: Variant, call: Recorded, rounds: list[float], reason: str | None) -> ReplayTimes:
+    if not rounds:
+        return ReplayTimes(variant, reason=reason or "the process ended before it was timed")
+    median = statistics.median(rounds)
+    low, high = interval(rounds)
+    per_step = median * call.row.calls_per_step if call.row.calls_per_step is not None else None
+    return ReplayTimes(variant, median, low, high, per_step, len(rounds), reason=reason)
+
+
+def _compared(times: tuple[ReplayTimes, ...]) -> tuple[ReplayTimes, ...]:
+    first = next((each.per_call_ns for each in times if each.per_call_ns), None)
+    if first is None:
+        return times
+    return tuple(
+        msgspec.structs.replace(each, ratio=each.per_call_ns / first) if each.per_call_ns is not None else each
+        for each in times
+    )
+
+
+def interval(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """The median's 95 % interval by order statistics (exact for any distribution); (None, None) below six values."""
+    ordered, count = sorted(values), len(values)
+    below, rank = 0.0, -1
+    for position in range(count // 2):
+        below += comb(count, position) / 2**count
+        if 2 * below > OUTSIDE:
+            break
+        rank = position
+    return (ordered[rank], ordered[count - 1 - rank]) if rank >= 0 else (None, None)
+
+
+def _answers(task: Task, asked: Sequence[Recorded], python: str) -> list[dict[str, Any]]:
+    """The lines that the worker wrote, with what ended it where it was not done."""
+    wanted = {
+        "operator": task.operator.removeprefix(PREFIX),
+        "variants": [msgspec.to_builtins(variant) for variant in task.variants],
+        "calls": [{"arguments": msgspec.to_builtins(call.arguments)} for call in asked],
+        "seconds": task.seconds,
+        "max_bytes": MAX_BYTES,
+    }
+    # without the working directory, whose files would shadow the standard library's, and without the user's start-up
+    environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONSTARTUP", "STEPSCOPE_RECORD")}
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        try:
+            done = subprocess.run(
+                [python, str(WORKER)],
+                input=msgspec.json.encode(wanted), stdout=output, stderr=errors, env=environ,
+                timeout=task.seconds + START_S, check=False,
+            )  # fmt: skip
+            why = None if done.returncode == 0 else _ended(done.returncode, errors)
+        except subprocess.TimeoutExpired:
+            why = f"it took longer than {task.seconds + START_S:.0f} s"
+        except OSError as error:
+            raise EnvironmentRefusal(
+                f"{python} could not be started ({error.strerror}); name one with --python"
+            ) from None
+        output.seek(0)
+        lines = output.read(MAX_ANSWER_BYTES).splitlines()
+    answers = []
+    for line in lines:
+        try:
+            answers.append(msgspec.json.decode(line, type=dict[str, Any]))
+        except msgspec.MsgspecError:
+            continue
+    if why is not None:
+        if not answers:
+            raise EnvironmentRefusal(f"{python} could not replay anything ({why})")
+        answers += _unanswered(answers, len(asked), len(task.variants), why)
+    return answers
+
+
+def _unanswered(answers: list[dict[str, Any]], calls: int, variants: int, why: str) -> list[dict[str, Any]]:
+    """A reason for each variant of which nothing is known."""
+    known = {(answer.get("call"), answer.get("variant")) for answer in answers}
+    refused = {answer["call"] for answer in answers if "reason" in answer and "variant" not in answer}
+    pairs = ((call, variant) for call in range(calls) if call not in refused for variant in range(variants))
+    return [
+        {"call": call, "variant": variant, "reason": f"the process ended: {why}"}
+        for call, variant in pairs
+        if (call, variant) not in known
+    ]
+
+
+def _ended(status: int, errors: Any) -> str:
+    errors.seek(0)
+    last = errors.read(MAX_ANSWER_BYTES).decode("utf-8", "replace").strip().splitlines()
+    how = f"signal {-status}" if status < 0 else f"status {status}"
+    return f"{how}; {last[-1][:200]}" if last else how

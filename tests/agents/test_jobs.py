@@ -1,0 +1,118 @@
+"""Commands that an agent starts: where, how long, how many, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from mcp import StdioServerParameters
+
+from stepscope.agents.jobs import Limits
+from tests.agents.asking import Asked, ask, desk_of
+from tests.integration.harness import environment
+
+pytestmark = pytest.mark.process
+# ignores what asks it to end, and has a child in a session of its own that does so too
+STUBBORN = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if len(sys.argv) == 1:
+    subprocess.Popen([sys.executable, __file__, "child"], start_new_session=True)
+    print("ready", flush=True)
+time.sleep(300)
+"""
+GONE_S = 20.0
+
+
+def left(script: Path) -> list[int]:
+    """Processes that run the script."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if str(script) in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+    return found
+
+
+def wait_until_gone(script: Path) -> None:
+    deadline = time.monotonic() + GONE_S
+    while left(script) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left(script) == []
+
+
+@pytest.fixture
+def stubborn(tmp_path: Path) -> Path:
+    script = tmp_path / "stubborn.py"
+    script.write_text(STUBBORN)
+    return script
+
+
+async def started(asked: Asked, script: Path) -> str:
+    job: str = (await asked.tool("start_run", argv=[sys.executable, str(script)]))["job"]
+    while "ready" not in (await asked.tool("job", job=job))["output"]:
+        time.sleep(0.1)
+    assert len(left(script)) >= 2
+    return job
+
+
+def test_what_may_be_started_is_limited(tmp_path: Path, stubborn: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepscope.agents.jobs.GRACE_S", 1.0)
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "out").symlink_to(tmp_path)
+    desk = desk_of(tmp_path / "project", limits=Limits(60, 1))
+
+    async def questions(asked: Asked) -> None:
+        offered = {tool.name: tool for tool in (await asked.client.list_tools()).tools}
+        assert offered["start_run"].annotations is not None
+        assert not offered["start_run"].annotations.read_only_hint
+        for cwd in ("..", "/", "out", "nowhere", "a\0b"):
+            assert "cwd" in await asked.error("start_run", argv=["true"], cwd=cwd) or "\0" in cwd
+        assert "argv" in await asked.error("start_run", argv=[])
+        assert "max_seconds" in await asked.error("start_run", argv=["true"], max_seconds=61)
+        assert "no such job" in await asked.error("job", job="x")
+        job = await started(asked, stubborn)
+        assert job in await asked.error("start_run", argv=["true"])
+        cancelled = await asked.tool("cancel_job", job=job)
+        assert cancelled["state"] == "cancelled"
+        wait_until_gone(stubborn)
+        # and another may be started: an option is none of ours, and no shell reads it
+        job = (await asked.tool("start_run", argv=["--out=/", "; true"]))["job"]
+        assert (await asked.tool("job", job=job, wait_seconds=60))["state"] == "failed"
+
+    ask(desk, questions)
+
+
+def test_it_ends_in_time_and_then_nothing_of_it_is_left(
+    tmp_path: Path, stubborn: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepscope.agents.jobs.GRACE_S", 1.0)
+
+    async def questions(asked: Asked) -> None:
+        job = await asked.tool("start_run", argv=[sys.executable, str(stubborn)], max_seconds=4)
+        ended = await asked.tool("job", job=job["job"], wait_seconds=60)
+        assert ended["state"] == "timed out"
+        assert 4 <= ended["seconds"] < 30
+        wait_until_gone(stubborn)
+
+    ask(desk_of(tmp_path, limits=Limits(60, 1)), questions)
+
+
+def test_jobs_end_with_the_server(tmp_path: Path, stubborn: Path) -> None:
+    server = StdioServerParameters(
+        command=sys.executable,
+        args=["-m", "stepscope", "mcp", str(tmp_path), "--allow-run"],
+        env={**environment(), "PATH": os.environ["PATH"]},
+        cwd=tmp_path,
+    )
+
+    async def questions(asked: Asked) -> None:
+        await started(asked, stubborn)
+
+    ask(server, questions)
+    wait_until_gone(stubborn)

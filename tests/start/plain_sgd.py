@@ -1,0 +1,1 @@
+../integration/scripts/plain_sgd.py
