@@ -203,8 +203,8 @@ def accuracy(args: argparse.Namespace) -> str:
         if each.planted["name"] in ("heavy_stage", "sequence_length") and each.planted["loss_share"] >= LEAST_SHARE
     ]  # fmt: skip
     lines += ["", *_of_all(rows)]
-    lines += [f"Stage imbalance and sequence length blamed on a node: {sum(map(_on_node, elsewhere))} of {len(elsewhere)} "
-              "(limit 1 %)."]  # fmt: skip
+    lines += [f"Stage imbalance and sequence length blamed on a node: {sum(map(_on_node, elsewhere))} of "
+              f"{len(elsewhere)} (limit 1 %)."]  # fmt: skip
     return "\n".join(lines)
 
 
