@@ -202,7 +202,8 @@ def accuracy(args: argparse.Namespace) -> str:
         each for each in rows
         if each.planted["name"] in ("heavy_stage", "sequence_length") and each.planted["loss_share"] >= LEAST_SHARE
     ]  # fmt: skip
-    lines += ["", *_of_all(rows), f"Stage imbalance and sequence length blamed on a node: {sum(map(_on_node, elsewhere))} of "
+    lines += ["", *_of_all(rows)]
+    lines += [f"Stage imbalance and sequence length blamed on a node: {sum(map(_on_node, elsewhere))} of "
               f"{len(elsewhere)} (limit 1 %)."]  # fmt: skip
     return "\n".join(lines)
 
@@ -213,8 +214,8 @@ def _of_all(rows: list[Judged]) -> list[str]:
     missed = [each for each in large if not each.found()]
     unsaid = sum(each.verdict.verdict == NOT_ENOUGH for each in missed)
     return [
-        f"Found where what tells the cause was recorded: {_share(each.found() for each in large if _told(each))}, where "
-        f"it was not: {_share(each.found() for each in large if not _told(each))} (limit 95 % of all). Of the "
+        f"Found where what tells the cause was recorded: {_share(each.found() for each in large if _told(each))}, "
+        f"where it was not: {_share(each.found() for each in large if not _told(each))} (limit 95 % of all). Of the "
         f"{len(missed)} that were not found, {unsaid} were said to be not enough data.",
         "",
     ]
@@ -237,8 +238,8 @@ def healthy(args: argparse.Namespace) -> str:
         print("  blamed:", _words(each), file=sys.stderr)
     return (
         f"Healthy runs in which somebody is blamed: {len(blamed)} of {len(wanted)} (limit 1 %). Where the planted rank "
-        f"or host itself is missing, another one is blamed in {len(others)} of {len(absent)}; {unsaid} are said to be not "
-        f"enough data, in the others no group tells that it waits for one that is not there."
+        f"or host itself is missing, another one is blamed in {len(others)} of {len(absent)}; {unsaid} are said to be "
+        f"not enough data, in the others no group tells that it waits for one that is not there."
     )
 
 

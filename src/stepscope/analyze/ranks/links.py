@@ -49,6 +49,7 @@ class _Transfers(Struct, frozen=True):
     usual_ms: float  # of its calls in a step
     by_step: dict[int, float]
     absent: tuple[int, ...]
+    calls: int  # in a step
 
 
 def slow_links(calls: pl.DataFrame, layout: Layout, step_ms: float) -> tuple[list[SlowLink], list[LateGroup]]:
@@ -61,7 +62,9 @@ def slow_links(calls: pl.DataFrame, layout: Layout, step_ms: float) -> tuple[lis
     )
     classes: dict[tuple[str, int, str, bool, int, int], list[_Transfers]] = defaultdict(list)
     for (name, kind), part in by_step.partition_by("group", "kind", as_dict=True).items():
-        group = layout.groups[str(name)]
+        group = layout.groups.get(str(name))
+        if group is None:
+            continue
         ranks = np.array(sorted(set(group.ranks)), np.int64)
         members = layout.at(ranks)
         absent = tuple(ranks[members < 0].tolist())
@@ -70,12 +73,12 @@ def slow_links(calls: pl.DataFrame, layout: Layout, step_ms: float) -> tuple[lis
             continue
         hosts = len(np.unique(layout.host[members[members >= 0]]))
         size = int(whole["bytes"].fill_null(0).median() or 0).bit_length()  # type: ignore[arg-type]
-        alike = (str(kind), len(members), axis_of(group.description) or group.description, hosts > 1, size,
-                 int(whole["calls"].median() or 0))  # type: ignore[arg-type]  # fmt: skip
+        count = int(whole["calls"].median() or 0)  # type: ignore[arg-type]
+        alike = str(kind), len(members), axis_of(group.description) or group.description, hosts > 1, size, count
         by = dict(zip(whole["step"].to_list(), whole["least"].to_list(), strict=True))
         # who is absent may be late in a part of the steps
         usual_ms = float((np.mean if absent else np.median)(list(by.values())))
-        classes[alike].append(_Transfers(group, str(kind), usual_ms, by, absent))
+        classes[alike].append(_Transfers(group, str(kind), usual_ms, by, absent, count))
     kinds: dict[str, list[tuple[_Transfers, float, bool]]] = defaultdict(list)  # of a group; what is usual; if slow
     slow = []
     for alike, members_of in classes.items():
@@ -97,8 +100,9 @@ def slow_links(calls: pl.DataFrame, layout: Layout, step_ms: float) -> tuple[lis
 
 
 def _all_slow(kinds: list[tuple[_Transfers, float, bool]]) -> bool:
-    """Who is absent is waited for in the first call behind its work, a slow link in calls of every kind."""
-    return len(kinds) > 1 and all(slow for _, _, slow in kinds)
+    """Who is absent is waited for in the first call behind its work, a slow link in calls of every kind; with more
+    calls of a kind in a step there is work before each of them, and both look the same."""
+    return len(kinds) > 1 and all(slow and one.calls == 1 for one, _, slow in kinds)
 
 
 def _late_groups(
