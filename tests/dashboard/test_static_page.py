@@ -59,7 +59,7 @@ def test_names_too_long_for_a_drawing_keep_what_tells_them_apart(kind: str) -> N
         x, drawn = ("step", "number", [0, 1]), [blocks.series(name, "ms", [1.0, 2.0]) for name in names]
     page = shown(blocks.chart("c", "A chart", kind, sentence="Said.", x=x, y=("time", "ms"), series=drawn))
     for at in range(12):
-        assert f".{at}.attention" in page.text
+        assert f".{at}.att" in page.text
     assert names[0] not in page.text
 
 
