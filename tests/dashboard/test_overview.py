@@ -68,8 +68,9 @@ def test_the_command_proves_all_knobs_of_a_finding_together(fabricated: Report, 
 
 def made_up(**changes: Any) -> dict[str, Any]:
     rows = [card(f"f{at}", title=f"{HOSTILE} {LONG}", command=COMMAND if at else None) for at in range(3)]
-    shares = {"data_wait": 0.6, "forward": 0.3, "other": 0.1}
-    bar = [{"label": name, "role": name, "ms": 100 * share, "share": share} for name, share in shares.items()]
+    names = ("compute", "exposed communication", "exposed copies", "idle: waiting for data", "idle: synchronising")
+    names += ("idle: launching", "idle: operators on the host", "idle: unknown")
+    bar = [{"label": name, "role": name, "ms": 12.5, "share": 0.125} for name in names]
     line = [blocks.series("step time", "ms", [float(at % 7) for at in range(100)])]
     small = [
         blocks.chart(

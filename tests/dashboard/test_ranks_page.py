@@ -75,6 +75,9 @@ def test_other_pages_say_of_which_ranks_they_are(thousand: api.Run) -> None:
         assert first["text"].startswith("This page is of ranks 13, "), key
         assert first["link"]["page"] == "ranks"
     assert "992 of 1,000 ranks judged" in said(page(thousand, "findings"))
+    (overview,) = page(thousand, "overview")["blocks"]
+    assert "992 of 1,000 ranks judged" in str(overview["notes"])
+    assert overview["total"] == 1
     (card,) = [card for block in parts(page(thousand, "findings"), "findings") for card in block["findings"]]
     assert (card["rule"], card["links"][0]["page"]) == ("communication.late_ranks", "ranks")
 

@@ -50,6 +50,19 @@ def test_a_line_leads_over_no_missing_value() -> None:
     assert [len(line.split()) for line in lines] == [20, 19]
 
 
+@pytest.mark.parametrize("kind", ["heat", "interval"])
+def test_names_too_long_for_a_drawing_keep_what_tells_them_apart(kind: str) -> None:
+    names = [f"{'encoder.' * 12}{at}.attention{'.projection' * 12}" for at in range(12)]
+    x: tuple[str, str, list[Any]] = ("name", "text", names)
+    drawn = [blocks.series("gain", "ms", [1.0] * 12, low=[0.5] * 12, high=[2.0] * 12)]
+    if kind == "heat":
+        x, drawn = ("step", "number", [0, 1]), [blocks.series(name, "ms", [1.0, 2.0]) for name in names]
+    page = shown(blocks.chart("c", "A chart", kind, sentence="Said.", x=x, y=("time", "ms"), series=drawn))
+    for at in range(12):
+        assert f".{at}.att" in page.text
+    assert names[0] not in page.text
+
+
 def test_every_kind_of_block_takes_any_text() -> None:
     figure = blocks.figure(HOSTILE, HOSTILE, note=HOSTILE)
     where = blocks.place(HOSTILE, 3, HOSTILE, shown=HOSTILE, code=HOSTILE)

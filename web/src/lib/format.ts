@@ -19,6 +19,7 @@ const BYTES: Scale = [[1, 'B'], [1024, 'KiB'], [1024 ** 2, 'MiB'], [1024 ** 3, '
 const TIMES: Partial<Record<Unit, number>> = { ns: 1, us: 1e3, ms: 1e6, s: 1e9 };
 /** Of any unit: less is the end of a float, no measurement. */
 const SMALLEST = 0.001;
+const SMALLEST_PERCENT = 0.1;
 const PLAIN: Partial<Record<Unit, string>> = { per_s: '/s', celsius: '°C', W: 'W', MHz: 'MHz' };
 
 /** A value for reading: `format(1234567, 'ns')` is "1.23 ms". */
@@ -32,8 +33,8 @@ export function format(value: Value, unit: Unit): string {
   if (unit === 'bytes') return scaled(value, BYTES, 1);
   if (unit === 'bytes_per_s') return `${scaled(value, BYTES, 1)}/s`;
   if (unit === 'scalar') return scalar(value);
-  if (unit === 'share') return `${digits(value * 100)}${NARROW}%`;
-  if (unit === 'pct') return `${digits(value)}${NARROW}%`;
+  if (unit === 'share') return percent(value * 100);
+  if (unit === 'pct') return percent(value);
   if (unit === 'count') return count(value);
   const name = PLAIN[unit];
   const text = Number.isInteger(value) ? count(value) : digits(value);
@@ -97,6 +98,11 @@ export function scalar(value: number): string {
   const size = Math.abs(value);
   if (size === 0 || (size >= SMALLEST && size < 1e7)) return minus(Number(value.toPrecision(4)).toLocaleString('en-US', { maximumSignificantDigits: 4 }));
   return minus(Number(value.toPrecision(4)).toExponential());
+}
+
+function percent(value: number): string {
+  const text = value !== 0 && Math.abs(value) < SMALLEST_PERCENT ? `< ${SMALLEST_PERCENT}` : digits(value);
+  return `${text}${NARROW}%`;
 }
 
 function scaled(value: number, scale: Scale, start: number): string {
