@@ -101,14 +101,6 @@ def test_every_command_is_in_the_readme() -> None:
     assert [name for name in COMMANDS if f"stepscope {name}" not in README] == []
 
 
-def test_the_options_of_the_examples_in_the_readme_exist() -> None:
-    known = set(options_of_commands())
-    lines = re.findall(r"^stepscope (\w+) (.*)$", README, re.MULTILINE)
-    named = [(name, option) for name, rest in lines for option in re.findall(r"--[a-z-]+", rest.partition(" -- ")[0])]
-    assert len(named) > 5
-    assert [item for item in named if item not in known] == []
-
-
 def test_the_readme_is_short() -> None:
     """A screen and a half: what it is, what it says, how far to trust it, the verbs, limits. The rest is in docs/."""
     assert len(README.splitlines()) <= 160
@@ -120,6 +112,11 @@ def test_every_page_is_in_the_index_with_one_line() -> None:
     pages = [path.name for path in (REPOSITORY / "docs").glob("*.md") if path.name != "README.md"]
     assert sorted(link for _, link in rows) == sorted(pages)
     assert all(name == link for name, link in rows)
+
+
+def test_every_page_is_in_the_site_once() -> None:
+    listed = re.findall(r"^ *- (\S+\.md)$", (REPOSITORY / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(path.name for path in (REPOSITORY / "docs").glob("*.md"))
 
 
 FINDINGS = (REPOSITORY / "docs" / "findings.md").read_text()

@@ -169,6 +169,8 @@ def test_parts_sum_to_the_step(ranks: list[list[tuple[bool, int, int]]], steps: 
             assert matched <= worker.overlap_ns + worker.communication_ns + rounding
 
 
+@pytest.mark.torch
+@pytest.mark.process
 def test_two_processes_with_gloo(tmp_path: Path):
     """A real run on the CPU in which rank 1 comes 30 ms late to each all-reduce."""
     done = subprocess.run(
