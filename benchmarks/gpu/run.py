@@ -273,7 +273,7 @@ def silent(name: str, report: Mapping[str, Any]) -> Row:
 
 # ----------------------------------------------------------------------------------------------------------- knobs
 
-# The case, knobs and what must come of each on a GPU (None: any verdict); the first two in eight minutes, all with --long
+# The case, knobs, and what must come of each on a GPU (None: any verdict); the first two by default, all with --long
 KNOBS: tuple[tuple[str, dict[str, str | None]], ...] = (
     ("fp32", {"amp.dtype=bf16": "faster", "matmul_precision=high": "faster"}),
     ("starving_loader", {"loader.num_workers=4": "faster"}),
