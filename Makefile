@@ -76,7 +76,7 @@ zoo: $(VENV)/installed ## score the diagnosis on scripts with a known cost, besi
 	$(BIN)/python benchmarks/zoo/run.py
 
 gpu: ## check device figures, planted costs, knobs and what recording costs on this machine's CUDA device (8 minutes); GPU_PYTHON=... chooses the Python
-	$(GPU_PYTHON) benchmarks/gpu/run.py $(GPU_ARGS)
+	$(GPU_PYTHON) benchmarks/gpu/check.py $(GPU_ARGS)
 
 clean: ## delete the environment, caches, example data and recorded runs
 	rm -rf $(VENV) $(FRAMEWORKS) web/node_modules src/stepscope/dashboard/static .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache benchmarks/.peers stepscope-runs benchmarks/zoo/stepscope-runs examples/*/data

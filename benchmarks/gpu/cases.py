@@ -184,7 +184,7 @@ class UnfusedPointwise(Case):
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         hidden = self.model[0](inputs)  # type: ignore[index]
         activate = self.activation_fused if self.fixed else self.activation
-        return F.mse_loss(self.model[2](activate(hidden)), targets)  # type: ignore[index]
+        return F.mse_loss(self.model[-1](activate(hidden)), targets)  # type: ignore[index]
 
     def activation(self, x: Tensor) -> Tensor:
         for _ in range(4):

@@ -1,4 +1,4 @@
-"""Checks stepscope on the CUDA device of this machine: `make gpu`, or `python benchmarks/gpu/run.py [--out DIR]`.
+"""Checks stepscope on the CUDA device of this machine: `make gpu`, or `python benchmarks/gpu/check.py [--out DIR]`.
 
 Four parts, each within its share of eight minutes: device figures against arithmetic and events (`truth`), planted
 costs and their twins (`zoo`), knobs through `stepscope experiment` (`knobs`), what recording costs (`cost`). It prints
