@@ -14,12 +14,15 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 # Where PYTHONDONTWRITEBYTECODE is set, each worker would compile all tests, 10 s of a core, and do so again each time.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --durations 10
+# `make gpu` installs nothing: torch with CUDA and stepscope are those of this Python.
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+GPU_ARGS ?=
 DEMO := examples/cifar_png
 # what the built front end depends on; an installation builds it anew when one of these has changed (hatch_build.py)
 WEB := hatch_build.py $(shell find web -type f -not -path 'web/node_modules/*' 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-fix test test-all frameworks golden fuzz guard check docs bench zoo clean
+.PHONY: help demo demo-fix test test-all frameworks golden fuzz guard check docs bench zoo gpu clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1	/' | expand -t 16
@@ -74,6 +77,9 @@ bench: $(VENV)/installed ## measure our overhead and our reader into benchmarks/
 
 zoo: $(VENV)/installed ## score the diagnosis on scripts with a known cost, beside TraceML (about 15 minutes; keep the machine idle)
 	$(BIN)/python benchmarks/zoo/run.py
+
+gpu: ## check device figures, planted costs, knobs and what recording costs on this machine's CUDA device (8 minutes); GPU_PYTHON=... chooses the Python
+	$(GPU_PYTHON) benchmarks/gpu/check.py $(GPU_ARGS)
 
 clean: ## delete the environment, caches, example data and recorded runs
 	rm -rf $(VENV) $(FRAMEWORKS) site web/node_modules src/stepscope/dashboard/static .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache benchmarks/.peers stepscope-runs benchmarks/zoo/stepscope-runs examples/*/data

@@ -190,3 +190,20 @@ def test_the_interval_of_a_median_needs_six_values() -> None:
     assert runner.interval([1.0] * 5) == (None, None)
     assert runner.interval([3, 1, 2, 6, 5, 4]) == (1, 6)  # 96.9 %
     assert runner.interval(list(range(1, 26))) == (8, 18)  # 95.7 %
+
+
+def test_a_finding_that_names_the_operator_or_its_line_has_the_figures_first() -> None:
+    place = {"file": "/x/flow.py", "line": 23, "function": "haar_qr"}
+    variants = [{"device": "cpu", "threads": 1, "dtype": None}, {"device": "cuda", "threads": None, "dtype": None}]
+    steps = [{"variant": variants[0], "per_step_ns": 2e6}, {"variant": variants[1], "per_step_ns": 2e8}]
+    replay = {"operator": "aten::linalg_qr", "place": place, "gpus": ["Test GPU"], "steps": steps}
+    named = {"title": "aten::linalg_qr on the GPU is serial", "where": [], "evidence": []}
+    at_line = {"title": "a line", "where": [place], "evidence": []}
+    other = {"title": "a line", "where": [{**place, "line": 24}], "evidence": [{"metric": "aten::mm"}]}
+    for finding in (named, at_line):
+        told = [(row["metric"], row["value"], row["unit"]) for row in replays.evidence(finding, [replay])]
+        assert told == [
+            ("aten::linalg_qr alone on cpu, 1 thread", 2.0, "ms"),
+            ("aten::linalg_qr alone on cuda, Test GPU", 200.0, "ms"),
+        ]
+    assert replays.evidence(other, [replay]) == []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Alone, Block, Row, columns, rows_table
@@ -18,6 +18,9 @@ from stepscope.report import compiler_words as compiled
 from stepscope.report import replays, sentences, words
 from stepscope.report.escape import one_line, plain
 from stepscope.report.words import Shortener
+
+if TYPE_CHECKING:
+    from stepscope.dashboard.pages import PageContext
 
 MAX_WARNINGS = 4
 SENTENCE = 2_000
@@ -377,7 +380,7 @@ def _experiment(screen: Screen) -> Iterator[Block]:
         yield from experiments.outcome(screen, document)
 
 
-def replayed(context: Alone, replay: Row) -> Iterator[Block]:
+def replayed(context: PageContext | Alone, replay: Row) -> Iterator[Block]:
     """An operator that was replayed alone: a table for each list of its inputs."""
     place = replay["place"]
     at = f" ({context.shorten(place['file'], place['line'])})" if place else ""

@@ -10,7 +10,10 @@ SCHEMA = "stepscope.replay/1"
 
 
 class Variant(Struct, frozen=True):
-    """Where and how an operator is run: `device` as torch names it; None for `threads` and `dtype` as recorded."""
+    """Where and how an operator is run: `device` as torch names it; None for `dtype` as recorded.
+
+    threads: Of torch's operators on the CPU; None: as many as torch takes by itself.
+    """
 
     device: str
     threads: int | None = None

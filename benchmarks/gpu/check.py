@@ -1,0 +1,447 @@
+"""Checks stepscope on the CUDA device of this machine: `make gpu`, or `python benchmarks/gpu/check.py [--out DIR]`.
+
+Four parts, each within its share of eight minutes: device figures against arithmetic and events (`truth`), planted
+costs and their twins (`zoo`), knobs through `stepscope experiment` (`knobs`), what recording costs (`cost`). It prints
+a table with pass and fail, writes it with its figures to DIR/gpu.json, and keeps small recordings in DIR/recordings. It
+installs nothing: torch and stepscope are those of the Python that runs it. What fails makes a row, never a traceback.
+
+Without a CUDA device it says so and exits with 4. `--device cpu` runs everything on the CPU for a few steps, to try the
+plumbing: its figures mean nothing. `--fake` judges a made-up trace of known times, without torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(ROOT)]
+
+TOLERANCE = 0.02  # of device figures
+CLEAN = 0.10  # share of the step from which a finding on a clean script is a false alarm, as in the zoo
+RECORDING_SHARE, RECORDING_US = 0.01, 30.0  # of a step, whichever is more
+MOST_BYTES = 2_000_000  # of a recording that is kept
+BUDGET_S = {"truth": 40.0, "zoo": 220.0, "knobs": 120.0, "cost": 95.0}  # together below eight minutes
+LONG = 6.0  # times as long
+TURNS = 2  # of each way to record a loop
+PASS, FAIL, SKIP = "pass", "FAIL", "-"
+NO_DEVICE = 4
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table: what was checked, what was found, what was expected, and whether that agrees."""
+
+    part: str
+    name: str
+    found: str
+    expected: str
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where things are written, what they run on, and when a part must be over."""
+
+    out: Path
+    device: str
+    end: float = 0.0
+    long: bool = False
+
+    @property
+    def small(self) -> bool:
+        return self.device == "cpu"
+
+    def steps(self, count: int) -> int:
+        return 12 if self.small else count
+
+    def left(self) -> float:
+        return max(1.0, self.end - time.monotonic())
+
+
+class Failed(Exception):
+    """A process did not do what it was started for."""
+
+
+def start(setting: Setting, *words: str) -> str:
+    """Run Python with `words` in the output folder; its stdout. Raises `Failed` with its last line."""
+    process = subprocess.Popen(
+        [sys.executable, *words],
+        cwd=setting.out, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        said, complained = process.communicate(timeout=setting.left())
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # its children as well, which hold the pipes
+        process.communicate()
+        raise Failed("out of time") from None
+    if process.returncode != 0:
+        last = (complained.strip() or said.strip() or "no output").splitlines()[-1]
+        raise Failed(f"status {process.returncode}: {last[:120]}")
+    return said
+
+
+def record(setting: Setting, name: str, *words: str, options: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The report of Python with `words` under `stepscope run`; its recording is kept where it is small."""
+    folder = setting.out / "runs" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    report = setting.out / "runs" / f"{name}.json"
+    line = ["-m", "stepscope", "run", "--quiet", "--out", str(folder), "--json", str(report), "--force", *options]
+    start(setting, *line, "--", sys.executable, *words)
+    for trace in sorted(folder.glob("rank-0/trace-*"))[:1]:
+        if trace.stat().st_size < MOST_BYTES:
+            kept = setting.out / "recordings" / f"{name}.{trace.name.partition('.')[2]}"
+            kept.parent.mkdir(exist_ok=True)
+            shutil.copyfile(trace, kept)
+    document: dict[str, Any] = json.loads(report.read_text())
+    return document
+
+
+def within(found: float | None, truth: float, tolerance: float = TOLERANCE) -> str:
+    return FAIL if found is None or not truth or abs(found / truth - 1) > tolerance else PASS
+
+
+# ------------------------------------------------------------------------------------------------- device figures
+
+
+def truth(setting: Setting) -> Iterator[Row]:
+    """Our durations beside those of events; FLOP/s, bandwidth and tensor cores by arithmetic."""
+    told = setting.out / "truth.json"
+    words = (str(HERE / "work.py"), str(told), "--device", setting.device, "--steps", str(setting.steps(40)))
+    report = record(setting, "truth", *words, options=("--window", "skip_first=3,active=4"))
+    folder = setting.out / "runs" / "truth"
+    tables = {name: table(setting, folder, name) for name in ("operators", "kernels")}
+    known = json.loads(told.read_text())
+    yield from judge_work(known["cases"], tables, cpu=setting.small)
+    yield from judge_gpu(report, known["about"])
+
+
+def table(setting: Setting, folder: Path, name: str) -> list[dict[str, Any]]:
+    """A table of a run in full, operators by shapes."""
+    by = ("--group", "shapes") if name == "operators" else ()
+    text = start(setting, "-m", "stepscope", "analyze", str(folder), "--table", name, *by, "--json", "-")
+    rows: list[dict[str, Any]] = json.loads(text)["rows"]
+    return rows
+
+
+def judge_work(
+    cases: Mapping[str, Mapping[str, Any]], tables: Mapping[str, list[dict[str, Any]]], *, cpu: bool = False
+) -> Iterator[Row]:
+    """A row for each figure of each case."""
+    for name, case in cases.items():
+        row = row_of(case, tables)
+        if row is None:
+            yield Row("truth", name, "not in the table", f"{case['us']:.1f} µs", FAIL)
+            continue
+        total = row["host_total_ns"] if cpu else row.get("device_total_ns", row.get("total_ns"))
+        found_us = None if total is None or not row["calls"] else total / row["calls"] / 1e3
+        us, most = case["us"], case.get("most_us")
+        said = "no device time" if found_us is None else f"{found_us:.1f} µs"
+        if most is not None:
+            right = found_us is not None and 0 < found_us <= most
+            yield Row("truth", f"{name}: duration", said, f"at most {most} µs", PASS if right else FAIL)
+            continue
+        yield Row("truth", f"{name}: duration", said, f"{us:.1f} µs by events", within(found_us, us))
+        for key, unit in (("flop", "TFLOP/s"), ("bytes", "TB/s")):
+            if key in case and found_us:
+                rate, expected = (case[key] / time_us / 1e6 for time_us in (found_us, us))
+                yield Row("truth", f"{name}: {unit}", f"{rate:.3f}", f"{expected:.3f}", within(rate, expected))
+        if "tensor_cores" in case and not cpu:
+            pct = row.get("tensor_core_total_pct")
+            wanted = 100.0 if case["tensor_cores"] else 0.0
+            agrees = pct is not None and abs(pct - wanted) <= 100 * TOLERANCE
+            yield Row("truth", f"{name}: tensor cores", f"{pct} %", f"{wanted:.0f} %", PASS if agrees else FAIL)
+
+
+def row_of(case: Mapping[str, Any], tables: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any] | None:
+    """The row of the operator with the case's shapes, or of its kernel."""
+    if "kernel" in case:
+        return next((row for row in tables["kernels"] if case["kernel"] in row["name"]), None)
+    shapes, prefix = case.get("shapes"), case.get("prefix", "[")
+    for row in tables["operators"]:
+        here = row["shapes"] or ""
+        if row["name"] == case["operator"] and (here == shapes or (shapes is None and here.startswith(prefix))):
+            return row
+    return None
+
+
+def judge_gpu(report: Mapping[str, Any], about: Mapping[str, Any]) -> Iterator[Row]:
+    """Shares of the device, which are shares; the loop keeps it busy, and so NVML must say."""
+    for gpu in report["views"].get("gpus") or ():
+        for key in ("utilization_pct", "sm_efficiency_pct", "achieved_occupancy_pct", "tensor_core_pct"):
+            value = gpu[key]
+            right = value is not None and 0 < value <= 100
+            yield Row("truth", f"GPU: {key}", f"{value}", "above 0, at most 100", PASS if right else FAIL)
+        nvml = about.get("nvml_busy_pct")
+        if nvml is not None and gpu["utilization_pct"] is not None:
+            # NVML counts a sample period as busy in which any kernel ran: never below ours by more than its grain
+            right = gpu["utilization_pct"] <= nvml + 10
+            yield Row(
+                "truth",
+                "GPU: NVML",
+                f"{gpu['utilization_pct']:.0f} %",
+                f"at most {nvml:.0f} % + 10",
+                PASS if right else FAIL,
+            )
+
+
+# ------------------------------------------------------------------------------------------------------------- zoo
+
+
+def zoo(setting: Setting) -> Iterator[Row]:
+    """First finding, line and ceiling of every planted cost; silence on clean scripts."""
+    from cases import CASES
+
+    scored = {"first finding": 0, "line": 0, "ceiling": 0}
+    for number, (name, (_case, expected)) in enumerate(CASES.items()):
+        part = replace(setting, end=time.monotonic() + setting.left() / (len(CASES) - number))
+        try:
+            words = case_words(setting, name)
+            report = record(part, f"zoo-{name}", *words)
+            if expected is None:
+                yield silent(name, report)
+                continue
+            times = [mean_ms(start(part, *words, *more)) for more in ((), ("--fixed",))]
+        except (Failed, OSError, ValueError, KeyError) as error:
+            yield Row("zoo", name, str(error)[:100], "", FAIL)
+            continue
+        rows = judge_case(name, report, expected, 1 - times[1] / times[0])
+        for key, row in rows.items():
+            scored[key] += row.verdict == PASS
+            yield row
+    for key, least in (("first finding", 11), ("line", 11), ("ceiling", 12)):
+        yield Row("zoo", f"{key}, of 13", str(scored[key]), f"at least {least}", PASS if scored[key] >= least else FAIL)
+
+
+def case_words(setting: Setting, name: str) -> tuple[str, ...]:
+    small = ("--small",) if setting.small else ()
+    return (str(HERE / "cases.py"), name, "--device", setting.device, "--steps", str(setting.steps(120)), *small)
+
+
+def mean_ms(said: str) -> float:
+    """The mean step that a script says of itself."""
+    return float(said.strip().splitlines()[-1].split(",")[1].split()[0])
+
+
+def judge_case(name: str, report: Mapping[str, Any], expected: tuple[str, ...], saved: float) -> dict[str, Row]:
+    """Of a planted cost: is it found first, at its line, and does the ceiling cover what the twin saves?"""
+    line = planted_line(name)
+    findings = sorted(report["findings"], key=lambda finding: -finding["cost_ms_per_step"])
+    first = findings[0] if findings else None
+    right = first is not None and first["category"] in expected
+    places = [(place["file"].rpartition("/")[2], place["line"]) for place in (first or {"where": ()})["where"]]
+    there = any(file == "cases.py" and at is not None and abs(at - line) <= 1 for file, at in places)
+    ceiling = next((one["gain_ceiling"] for one in findings if one["category"] in expected), None)
+    holds = ceiling is not None and ceiling >= saved - TOLERANCE
+    said = first["rule"] if first else "nothing"
+    at = ", ".join(f"{file}:{number}" for file, number in places[:3]) or "no line"
+    top = "none" if ceiling is None else f"{100 * ceiling:.0f} %"
+    return {
+        "first finding": Row("zoo", f"{name}: first finding", said, " or ".join(expected), PASS if right else FAIL),
+        "line": Row("zoo", f"{name}: line", at, f"cases.py:{line}", PASS if there else FAIL),
+        "ceiling": Row(
+            "zoo", f"{name}: ceiling", top, f"the twin saves {100 * saved:.0f} %", PASS if holds else FAIL
+        ),
+    }  # fmt: skip
+
+
+def planted_line(name: str) -> int:
+    """The number of the line that ends with `# planted: NAME`; ValueError unless there is one."""
+    lines = (HERE / "cases.py").read_text().splitlines()
+    marked = [number for number, text in enumerate(lines, 1) if text.endswith(f"# planted: {name}")]
+    if len(marked) != 1:
+        raise ValueError(f"{len(marked)} lines of cases.py end with '# planted: {name}'")
+    return marked[0]
+
+
+def silent(name: str, report: Mapping[str, Any]) -> Row:
+    loud = [one["rule"] for one in report["findings"] if one["share"] > CLEAN and one["category"] != "compute"]
+    return Row("zoo", f"{name}: silent", ", ".join(loud) or "nothing", "nothing", FAIL if loud else PASS)
+
+
+# ----------------------------------------------------------------------------------------------------------- knobs
+
+# The case, knobs, and what must come of each on a GPU (None: any verdict); the first two by default, all with --long
+KNOBS: tuple[tuple[str, dict[str, str | None]], ...] = (
+    ("fp32", {"amp.dtype=bf16": "faster", "matmul_precision=high": "faster"}),
+    ("starving_loader", {"loader.num_workers=4": "faster"}),
+    ("unfused", {"compile=true": "faster", "compile=reduce-overhead": None, "compile=max-autotune": None}),
+    ("clean", {"amp.dtype=fp16": None, "optimizer.fused=true": None, "cudnn.benchmark=true": None}),
+    ("retries", {"allocator.conf=expandable_segments:True": None, "memory_format=channels_last": None}),
+    ("starving_loader", {"loader.pin_memory=true": None}),
+)
+SHORT = 2
+
+
+def knobs(setting: Setting) -> Iterator[Row]:
+    """What `experiment` says of each knob, beside what is known of the case."""
+    chosen = KNOBS if setting.long else KNOBS[:SHORT]
+    for number, (name, tried) in enumerate(chosen):
+        part = replace(setting, end=time.monotonic() + setting.left() / (len(chosen) - number))
+        folder = setting.out / "runs" / f"knobs-{number}"
+        shutil.rmtree(folder, ignore_errors=True)
+        tries = [word for knob in tried for word in ("--try", knob)]
+        line = ("-m", "stepscope", "experiment", *tries, "--pairs", "3", "--steps", str(setting.steps(60)))
+        try:
+            # the budget ends it in time to say what it has; what a run in progress takes comes on top
+            words = (*line, "--out", str(folder), "--quiet", "--fresh", "--budget", f"{0.8 * part.left() / 60:.2f}")
+            start(part, *words, "--", sys.executable, *case_words(setting, name))
+            found = json.loads((folder / "experiment.json").read_text())["candidates"]
+        except (Failed, OSError, ValueError, KeyError) as error:
+            yield Row("knobs", f"knobs on {name}", str(error)[:100], "verdicts", FAIL)
+            continue
+        for (knob, expected), one in zip(tried.items(), found, strict=False):
+            yield judge_knob(f"{knob} on {name}", one, expected)
+
+
+def judge_knob(what: str, found: Mapping[str, Any], expected: str | None) -> Row:
+    verdict, effect = str(found["verdict"]), (found.get("effect") or {}).get("ratio")
+    said = verdict + (f" ({100 * (effect - 1):+.0f} %)" if effect is not None else "")
+    right = verdict == expected if expected else verdict in ("faster", "slower", "no_difference", "undecided")
+    return Row("knobs", what, said, expected or "a verdict", PASS if right else FAIL)
+
+
+# ------------------------------------------------------------------------------------------------------------ cost
+
+
+def cost(setting: Setting) -> Iterator[Row]:
+    """A loop alone, recorded without and with windows, in turns; synchronisations that are ours; graphs unbroken."""
+    words = (str(HERE / "loop.py"), "--device", setting.device, "--steps", str(setting.steps(400)))
+    ways: dict[str, tuple[str, ...]] = {
+        "alone": (),
+        "hooks": ("-m", "stepscope", "run", "--quiet", "--no-report", "--no-window", "--rate", "1"),
+        "windows": ("-m", "stepscope", "run", "--quiet", "--no-report"),
+    }
+    for mode in ("eager", "graph", "reduce-overhead"):
+        times: dict[str, list[float]] = {way: [] for way in ways}
+        try:
+            for turn in range(TURNS):
+                for way, before in ways.items():
+                    out = ("--out", str(setting.out / "runs" / f"cost-{mode}-{way}-{turn}")) if before else ()
+                    shutil.rmtree(out[1], ignore_errors=True) if out else None
+                    line = (*before, *out, "--", sys.executable) if before else ()
+                    said = json.loads(start(setting, *line, *words, "--mode", mode).strip().splitlines()[-1])
+                    times[way].append(said["us"])
+                    if said["replayed"] is False:
+                        raise Failed(f"{way}: the graph was not replayed")
+        except (Failed, OSError, ValueError, KeyError) as error:
+            yield Row("cost", mode, str(error)[:100], "runs", FAIL)
+            continue
+        yield from judge_cost(mode, times)
+    yield from synchronisations(setting)
+
+
+def judge_cost(mode: str, times: Mapping[str, list[float]]) -> Iterator[Row]:
+    """The least of the runs of each way: what others on the machine add is never negative."""
+    alone = min(times["alone"])
+    most = max(RECORDING_SHARE * alone, RECORDING_US)
+    for way in ("hooks", "windows"):
+        more = min(times[way]) - alone
+        verdict = PASS if more <= most else FAIL
+        yield Row("cost", f"{mode}: {way}", f"{more:+.1f} µs of {alone:.0f}", f"at most {most:.0f} µs", verdict)
+
+
+def synchronisations(setting: Setting) -> Iterator[Row]:
+    """Calls that wait for the device between the first and the last update in a window of a loop that has none."""
+    traces = sorted((setting.out / "runs" / "cost-eager-windows-0").glob("rank-0/trace-*"))
+    if not traces:
+        yield Row("cost", "synchronisations in steps", "no window", "0", SKIP if setting.small else FAIL)
+        return
+    packed = traces[0].read_bytes()
+    data = gzip.decompress(packed) if traces[0].suffix == ".gz" else packed
+    events = [event for event in json.loads(data)["traceEvents"] if event.get("ph") == "X"]
+    updates = [event["ts"] for event in events if event["name"].startswith("Optimizer.step#")]
+    inside = [event for event in events if updates and min(updates) <= event["ts"] <= max(updates)]
+    waits = [event["name"] for event in inside if event.get("cat") == "cuda_runtime" and "Synchronize" in event["name"]]
+    verdict = SKIP if setting.small else FAIL if waits or not updates else PASS
+    yield Row("cost", "synchronisations in steps", f"{len(waits)} in {len(updates)} updates", "0", verdict)
+
+
+# ------------------------------------------------------------------------------------------------------------ fake
+
+
+def fake(setting: Setting) -> Iterator[Row]:
+    """The judges on a made-up trace: kernels of 300 and 100 µs pass, a truth that is wrong must not."""
+    from tests.gpu_traces import write
+
+    trace = write(setting.out / "fake.pt.trace.json", steps=4)
+    tables = {name: table(setting, trace, name) for name in ("operators", "kernels")}
+    right = {
+        "operator": "aten::mm",
+        "shapes": "[[64,32],[32,8]]",
+        "us": 300.0,
+        "flop": 2 * 64 * 32 * 8,
+        "tensor_cores": True,
+    }
+    copy = {"kernel": "reduce_kernel", "us": 100.0, "bytes": 4096}
+    for row in judge_work({"product": right, "sum": copy}, tables):
+        yield Row("fake", row.name, row.found, row.expected, row.verdict)
+    wrong = list(judge_work({"wrong": {**right, "us": 250.0}, "absent": {**right, "shapes": "[]"}}, tables))
+    caught = sum(row.verdict == FAIL for row in wrong)
+    yield Row("fake", "wrong truths are caught", str(caught), "3", PASS if caught == 3 else FAIL)
+
+
+PARTS: dict[str, Callable[[Setting], Iterator[Row]]] = {"truth": truth, "zoo": zoo, "knobs": knobs, "cost": cost}
+
+
+def show(rows: list[Row]) -> None:
+    """The table, as wide as its columns."""
+    lines = [("part", "what", "found", "expected", ""), *(tuple(asdict(row).values()) for row in rows)]
+    widths = [max(len(line[at]) for line in lines) for at in range(4)]
+    for line in lines:
+        print("  ".join([*(text.ljust(width) for text, width in zip(line, widths, strict=False)), line[4]]).rstrip())
+
+
+def main() -> None:
+    """Run the parts, print the table, write gpu.json; exits with 1 where something failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("gpu-check"), help="where recordings and gpu.json go")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--long", action="store_true", help="all knobs, and six times as long for everything")
+    parser.add_argument("--fake", action="store_true", help="judge a made-up trace, without a device")
+    options = parser.parse_args()
+    if options.device == "cuda" and not options.fake:
+        try:
+            import torch
+
+            here = torch.cuda.is_available()
+        except ImportError:
+            here = False
+        if not here:
+            print("no CUDA device that torch can use here; --fake or --device cpu try the plumbing", file=sys.stderr)
+            sys.exit(NO_DEVICE)
+    out = options.out.absolute()
+    (out / "runs").mkdir(parents=True, exist_ok=True)
+    rows: list[Row] = []
+    parts = {"fake": fake} if options.fake else {name: PARTS[name] for name in options.only}
+    for name, part in parts.items():
+        seconds = BUDGET_S.get(name, 60.0) * (LONG if options.long else 1.0)
+        setting = Setting(out, options.device, time.monotonic() + seconds, options.long)
+        try:
+            for row in part(setting):
+                rows.append(row)
+                print(f"{row.verdict:5}{row.part}: {row.name}: {row.found}", file=sys.stderr, flush=True)
+        except Exception as error:  # noqa: BLE001 - a row, never a traceback
+            rows.append(Row(name, "the part itself", f"{type(error).__name__}: {error}"[:120], "runs", FAIL))
+    show(rows)
+    failed = sum(row.verdict == FAIL for row in rows)
+    print(f"{len(rows) - failed} of {len(rows)} rows pass; {out / 'gpu.json'}")
+    (out / "gpu.json").write_text(json.dumps([asdict(row) for row in rows], indent=1))
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
