@@ -89,10 +89,12 @@ def taken(shown: Dashboard, out: Path) -> list[int]:
             empty = {link.get_attribute("href").rpartition("/")[2] for link in page.locator("nav .empty a").all()}
             for key in PAGES:
                 other = {"with": runs["small"]} if key == "compare" else {}
+                page.emulate_media(color_scheme=THEMES[0])  # before, for while a page loads it hears of no change
                 page.goto(shown.page(runs["small" if key in empty else "train"], key, **other))
+                page.locator(_READY).first.wait_for()
                 for theme in THEMES:
                     page.emulate_media(color_scheme=theme)
-                    page.locator(f"html[data-theme={theme}]").wait_for()
+                    page.locator(f"html[data-theme={theme}]").wait_for(state="attached")
                     path = out / f"{key}-{width}-{theme}.webp"
                     path.write_bytes(small(shot(page, key)))
                     sizes.append(path.stat().st_size)
