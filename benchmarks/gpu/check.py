@@ -65,7 +65,7 @@ class Setting:
         return self.device == "cpu"
 
     def steps(self, count: int) -> int:
-        return 12 if self.small else count
+        return 30 if self.small else count
 
     def left(self) -> float:
         return max(1.0, self.end - time.monotonic())
@@ -293,7 +293,7 @@ def knobs(setting: Setting) -> Iterator[Row]:
         folder = setting.out / "runs" / f"knobs-{number}"
         shutil.rmtree(folder, ignore_errors=True)
         tries = [word for knob in tried for word in ("--try", knob)]
-        line = ("-m", "stepscope", "experiment", *tries, "--pairs", "3", "--steps", str(setting.steps(60)))
+        line = ("-m", "stepscope", "experiment", *tries, "--pairs", "3", "--steps", str(setting.steps(120) // 2))
         try:
             # the budget ends it in time to say what it has; what a run in progress takes comes on top
             words = (*line, "--out", str(folder), "--quiet", "--fresh", "--budget", f"{0.8 * part.left() / 60:.2f}")
