@@ -2,9 +2,9 @@
 
 Each script is copied and recorded; of the findings of its report, in their order, the first for which `fix` prints a
 difference is applied by `patch -p1`, to another copy. Both copies then run unrecorded, in alternating order. A script
-is cured where the change applies, the script runs, and what it gains is at least the floor of a finding and not
-certainly above the finding's ceiling. For every other one stands the reason that `fix` gave. The result goes between
-the markers "fixes" of benchmarks/RESULTS.md, except with --only or --quick, which print it.
+is cured where the change applies, the script runs, and it gains in every round, by the median at least the floor of a
+finding, and not certainly more than the finding's ceiling. For every other one stands the reason that `fix` gave. The
+result goes between the markers "fixes" of benchmarks/RESULTS.md, except with --only or --quick, which print it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Row:
     @property
     def cured(self) -> bool:
         held = self.gain is not None and self.ceiling is not None and self.gain.low <= self.ceiling
-        return held and self.gain is not None and self.gain.median >= FLOOR
+        return held and self.gain is not None and self.gain.median >= FLOOR and self.gain.low > 0
 
 
 def measure(entry: Entry, rounds: int, part: float, folder: Path) -> Row:
