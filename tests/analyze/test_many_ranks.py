@@ -256,6 +256,22 @@ def test_the_slot_is_told_by_its_device_though_all_slots_pass_late() -> None:
     assert late.peers == "the same pipeline stage and tensor slot in 2 other replicas"
 
 
+def test_a_slot_that_was_not_recorded_is_not_laid_to_the_one_beside_it() -> None:
+    found = judge(Pipeline(tp=2, dp=3, slow={9: 1.25}, absent=(9,)).job().reduced())
+    assert (found.verdict, found.stragglers) == ("not_enough", ())
+    assert "rank 8 waits" in found.reason
+    assert "rank 9, of which nothing was recorded" in found.reason
+
+
+def test_a_rank_late_in_some_of_the_steps_is_named() -> None:
+    job = Job(forward=Job().usual()[1])
+    assert job.forward is not None
+    job.forward[::4, 9] += 80
+    late = first(judge(job.reduced()))
+    assert (late.kind, late.ranks) == ("rank", (9,))
+    assert late.cost_ms == pytest.approx(lost_ms(job), rel=0.1)
+
+
 @pytest.mark.parametrize("dp", [1, 2, 4])
 def test_a_heavy_stage_is_no_late_rank(dp: int) -> None:
     factor = np.ones((60, dp, 3, 6))

@@ -41,7 +41,7 @@ class Case(Struct, frozen=True):
 def gather(reduced: Reduced, layout: Layout, steps: Steps, rows: Int64, step_ms: float) -> Case:
     recorded = Recorded(reduced, layout)
     found, work = arrivals(reduced, layout), pieces(reduced, layout)
-    device = beyond_in_windows(steps, layout, work, found, step_ms)
+    device, partial = beyond_in_windows(steps, layout, work, found, step_ms, reduced.missing or ())
     host, in_windows = beyond(steps.own[rows], layout), beyond(steps.own[steps.windows], layout)
     events = recorded.events("retry")
     if events.height:  # retries of the allocator are a rank's own work in whatever phase
@@ -55,7 +55,7 @@ def gather(reduced: Reduced, layout: Layout, steps: Steps, rows: Int64, step_ms:
     slow, awaited = ([], []) if found is None else slow_links(found.calls, layout, step_ms)
     return Case(
         reduced, layout, steps, rows, host, device, in_windows, found, recorded, step_ms, pipes, work is not None,
-        slow, awaited, passes,
+        slow, [*awaited, *partial], passes,
     )  # fmt: skip
 
 

@@ -121,7 +121,7 @@ def _needed(case: Case) -> str:
     if case.awaited:
         first = case.awaited[0]
         return (
-            f"{_ranks(layout.ranks[first.members])} wait {_number(first.excess_ms)} ms a step longer than others for "
+            f"{_ranks(layout.ranks[first.members])} wait{'s' if len(first.members) == 1 else ''} {_number(first.excess_ms)} ms a step longer than others for "
             f"what their group shares with {_ranks(first.absent)}, of which nothing was recorded"
         )
     stage = untold_stage(case)

@@ -8,17 +8,23 @@ import polars as pl
 from stepscope.analyze.ranks import thresholds as at
 from stepscope.analyze.ranks.arrivals import Arrivals
 from stepscope.analyze.ranks.layout import Layout
+from stepscope.analyze.ranks.links import LateGroup
 from stepscope.analyze.ranks.own_work import Matrix, Steps, beyond
 from stepscope.analyze.ranks.pieces import BEFORE_CALL, BEHIND, BEHIND_ALL, worker_of
 from stepscope.analyze.ranks.stragglers import late_at_times
+from stepscope.tables.arrays import Int64
 
 
 def beyond_in_windows(
-    steps: Steps, layout: Layout, rows: pl.DataFrame | None, found: Arrivals | None, step_ms: float
-) -> Matrix | None:
-    """Own work of host and device beyond the peers', rows: `steps.windows`; None where devices were not recorded."""
+    steps: Steps, layout: Layout, rows: pl.DataFrame | None, found: Arrivals | None, step_ms: float,
+    missing: tuple[int, ...],
+) -> tuple[Matrix | None, list[LateGroup]]:  # fmt: skip
+    """Own work of host and device beyond the peers', rows: `steps.windows`; None where devices were not recorded.
+
+    And workers whose passes are long as for one of `missing` (ranks): of no tensor slot that was recorded is it known.
+    """
     if steps.compute is None:
-        return None
+        return None, []
     excess = beyond(steps.compute, layout)
     own = steps.own[steps.windows]
     forward = steps.phases.get("forward")
@@ -28,12 +34,18 @@ def beyond_in_windows(
         own = own - forward[steps.windows]
     excess = excess + np.nan_to_num(beyond(own, layout))
     if rows is None:
-        return excess
-    worked = _worked(rows, steps, layout)
+        return excess, []
+    worked, awaited = _worked(rows, steps, layout), []
     if layout.slots > 1:
-        worked = excess + _of_slots(worked - excess, steps, layout, found)
+        unexplained, partial = _of_slots(worked - excess, steps, layout, found)
+        worked = excess + unexplained
+        awaited = [
+            LateGroup(members, missing, ms, of_slots=True)
+            for members, ms in sorted(partial, key=lambda one: -one[1])
+            if missing and ms >= at.LEAST_SHARE * step_ms
+        ]
     # pieces tell what hosts do inside passes, too; else both say the same
-    return _with(excess, worked, step_ms)
+    return _with(excess, worked, step_ms), awaited
 
 
 def _with(excess: Matrix, other: Matrix, step_ms: float) -> Matrix:
@@ -94,11 +106,14 @@ def by_passes(rows: pl.DataFrame, steps: Steps, layout: Layout) -> tuple[Matrix,
     return tuple(beyond(values, layout) for values in found[:-1])
 
 
-def _of_slots(gap: Matrix, steps: Steps, layout: Layout, found: Arrivals | None) -> Matrix:
+def _of_slots(
+    gap: Matrix, steps: Steps, layout: Layout, found: Arrivals | None
+) -> tuple[Matrix, list[tuple[Int64, float]]]:
     """What a worker's passes are longer than any of its slots explains, given to those that others waited for.
 
     Slots wait for each other inside passes: what makes one late makes the passes of all longer. Who came last to
-    their collectives is the one; where nobody stands out, it is all of them.
+    their collectives is the one; where nobody stands out, it is all of them, or one that was not recorded: of such
+    workers the members and the mean (ms) are given instead.
     """
     worker = worker_of(layout)
     order = np.argsort(worker, kind="stable")
@@ -106,10 +121,14 @@ def _of_slots(gap: Matrix, steps: Steps, layout: Layout, found: Arrivals | None)
     unexplained = np.full_like(gap, np.nan)
     least = np.fmin.reduceat(gap[:, order], edges, axis=1)
     late = None if found is None else found.inside(steps.numbers[steps.windows])
+    partial: list[tuple[Int64, float]] = []
     for number, members in enumerate(np.split(order, edges[1:])):
         part, mean = members, np.nan_to_num(least[:, number]).mean()
         if late is not None and len(members) > 1:
             stand_out = np.nan_to_num(late[:, members]).mean(axis=0) >= at.HOST_PART * max(float(mean), 1e-9)
             part = members[stand_out] if stand_out.any() else members
+        if len(part) == len(members) < layout.slots:
+            partial.append((members, float(mean)))
+            continue
         unexplained[:, part] = least[:, number : number + 1]
-    return unexplained
+    return unexplained, partial
