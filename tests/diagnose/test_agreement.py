@@ -37,7 +37,7 @@ def test_a_sampled_wait_far_from_the_measured_one_is_said() -> None:
     (said,) = found.disagreements
     assert (said.value, said.other, said.unit) == (pytest.approx(0.6), pytest.approx(0.44), "fraction")
     assert "steps.jsonl" in said.source
-    assert "1000 samples" in said.other_source
+    assert "1,000 samples" in said.other_source
     assert found.confidence == "medium"
 
 
