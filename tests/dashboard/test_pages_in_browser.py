@@ -45,6 +45,7 @@ def _visit(view: View, page: str) -> None:
     marked = view.page.locator(f'nav .empty a[href$="/{page}"]').count()
     assert view.page.locator("main .empty").count() >= marked, page
     if page in SCREENS:
+        view.page.locator("nav details").evaluate_all("found => found.forEach((each) => { each.open = true; })")
         assert _sizes(view.sized(1280, 720))[1] <= 720 * SCREENS[page], page
     assert _sizes(view.sized(390, 844))[0] <= 390, page
     view.sized(1280, 800)
