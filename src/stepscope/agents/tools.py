@@ -288,7 +288,8 @@ class Fix(Tool, frozen=True, kw_only=True):
 
         with desk.run(self.run) as (run,):
             made = fix.fix_of(run, fix.find(run, self.finding), roots=run.options.source_roots)
-        head: dict[str, Any] = {"diff": b"".join(change.difference for change in made.changes).decode("utf-8", "replace") or None}
+        difference = b"".join(change.difference for change in made.changes).decode("utf-8", "replace")
+        head: dict[str, Any] = {"diff": difference}
         head |= {"already_done": made.done, "reason": made.reason}
         head = {key: value for key, value in head.items() if value}
         return answer(head, "notes", made.notes, Page(max_bytes=self.max_bytes))

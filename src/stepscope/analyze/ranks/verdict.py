@@ -120,8 +120,9 @@ def _needed(case: Case) -> str:
     layout = case.layout
     if case.awaited:
         first = case.awaited[0]
+        wait = "waits" if len(first.members) == 1 else "wait"
         return (
-            f"{_ranks(layout.ranks[first.members])} wait{'s' if len(first.members) == 1 else ''} {_number(first.excess_ms)} ms a step longer than others for "
+            f"{_ranks(layout.ranks[first.members])} {wait} {_number(first.excess_ms)} ms a step longer than others for "
             f"what their group shares with {_ranks(first.absent)}, of which nothing was recorded"
         )
     stage = untold_stage(case)
