@@ -118,7 +118,7 @@ def test_what_happened_is_marked(run: api.Run, tmp_path: Path) -> None:
     rows = [{**row, "epoch": at // 2} for at, row in enumerate(step_rows(100))]
     many = page(api.open_run(make_run_folder(tmp_path, steps=rows), options=OPTIONS), "metrics")
     assert len(part(many, "m-perf-step-ms")["marks"]) == 7
-    assert "Marked: every 7th of 49 epochs." in said(many, "note")
+    assert "Marked: one in 7 of 49 epochs." in said(many, "note")
 
 
 def test_steps_that_count_for_no_timing_are_marked_as_left_out(tmp_path: Path) -> None:

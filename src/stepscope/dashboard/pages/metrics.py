@@ -313,7 +313,7 @@ def _marks(found: Sequence[Moment], over: str, origin_ns: int) -> tuple[list[Map
             x = moment.step if over == STEP else (moment.time_ns - origin_ns) / SECOND
             labels.setdefault(x, []).append(moment.label)
         if every > 1:
-            left_out.append(f"every {every}th of {words.things(len(own), _SINGULAR.get(kind, kind))}")
+            left_out.append(f"one in {every} of {words.things(len(own), _SINGULAR.get(kind, kind))}")
     return [blocks.mark(x, x, ", ".join(said), event=True) for x, said in sorted(labels.items())], left_out
 
 
