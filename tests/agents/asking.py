@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +52,11 @@ def desk_of(root: Path, *, source: bool = True, limits: Limits | None = None) ->
 
 
 def ask(server: Desk | StdioServerParameters, questions: Callable[[Asked], Awaitable[None]]) -> None:
-    """Run `questions` with a client of a server."""
+    """Run `questions` with a client of a server, on a thread: a browser of other tests leaves a loop on this one."""
 
     async def main() -> None:
         async with Client(make(server) if isinstance(server, Desk) else server) as client:
             await questions(Asked(client))
 
-    anyio.run(main)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(anyio.run, main).result()

@@ -40,12 +40,8 @@ class View(Opened):
 
     def pages(self) -> dict[str, str]:
         """Titles of the run's pages by their keys, in order."""
-        links = self.page.locator("nav li a")
-        found = {}
-        for index in range(links.count()):
-            href = links.nth(index).get_attribute("href").partition("?")[0]
-            found[href.rpartition("/")[2]] = links.nth(index).text_content()
-        return found
+        read = "links => links.map(link => [new URL(link.href).pathname.split('/').pop(), link.textContent])"
+        return dict(self.page.locator("nav li a").evaluate_all(read))
 
     def open(self, page: str) -> View:
         """Opens a page of the same run by its link, as a user does."""

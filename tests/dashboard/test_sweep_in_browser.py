@@ -103,7 +103,7 @@ def test_a_range_on_an_axis_leaves_the_lines_that_pass_through_it(show_made_up: 
     text = view.page.locator("main").inner_text()
     for part in (
         "Best by loss: trial 5",
-        "2 trials are on the front",
+        "2 trials on the front",
         "What decides loss: lr.",
         "nothing to rank",
         EVIL,

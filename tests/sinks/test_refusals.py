@@ -101,6 +101,7 @@ def test_the_process_that_wandb_writes_by_may_hang_or_be_killed(
     run: Path, ends: signal.Signals, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("wandb")
+    monkeypatch.delitem(sys.modules, "mcp", raising=False)  # of other tests: W&B advertises where it sees it
     known = {child.pid for child in psutil.Process().children()}
 
     def service() -> list[psutil.Process]:
