@@ -40,7 +40,9 @@ class View(Opened):
 
     def pages(self) -> dict[str, str]:
         """Titles of the run's pages by their keys, in order."""
-        read = "links => links.map(link => [new URL(link.href).pathname.split('/').pop(), link.textContent])"
+        read = (
+            "links => links.map(link => [link.getAttribute('href').split('?')[0].split('/').pop(), link.textContent])"
+        )
         return dict(self.page.locator("nav li a").evaluate_all(read))
 
     def open(self, page: str) -> View:

@@ -25,6 +25,7 @@ TITLES = {key: page.title for key, page in PAGES.items()}
 @pytest.mark.parametrize("name", ["demo", "tb_plugin", "h100", "cpu", "growing", "empty", "fuzzed"])
 def test_every_page_of_every_run(name: str, dashboard: Dashboard, served: Served, look: Look) -> None:
     view = look(dashboard.page(served(name), "findings")).ready()
+    view.until(lambda: len(view.pages()) == len(TITLES))
     assert view.pages() == TITLES
     for page in TITLES:
         _visit(view, page)
