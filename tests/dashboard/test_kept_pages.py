@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,10 @@ def made(folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return made(tmp_path_factory.mktemp("kept"))
+def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("empty"))  # lines of files below the working folder are quoted
+        yield made(tmp_path_factory.mktemp("kept"))
 
 
 def test_every_page_is_the_one_that_is_kept(found: dict[str, str]) -> None:

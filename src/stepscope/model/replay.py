@@ -70,7 +70,7 @@ class ReplayedStep(Struct, frozen=True):
     per_step_ns: float
 
 
-class Replay(Struct, frozen=True):
+class OperatorReplay(Struct, frozen=True):
     """The replay of one operator. `notes` say what was left out and what differs from the training."""
 
     operator: str
@@ -82,8 +82,8 @@ class Replay(Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-class Replays(Struct, frozen=True):
+class OperatorReplays(Struct, frozen=True):
     """RUN/replay.json: the newest replay of each operator."""
 
     schema: str
-    replays: tuple[Replay, ...]
+    replays: tuple[OperatorReplay, ...]

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Struct
 
 from stepscope.errors import EnvironmentRefusal
-from stepscope.model.replay import Replay, ReplayedCall, ReplayedStep, ReplayTimes, Variant
+from stepscope.model.replay import OperatorReplay, ReplayedCall, ReplayedStep, ReplayTimes, Variant
 from stepscope.replay.recorded import PREFIX, Recorded
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -78,7 +78,7 @@ def _has_torch(python: str) -> bool:
     return done.returncode == 0
 
 
-def replay(task: Task, recorded: Sequence[Recorded], python: str, notes: Sequence[str] = ()) -> Replay:
+def replay(task: Task, recorded: Sequence[Recorded], python: str, notes: Sequence[str] = ()) -> OperatorReplay:
     """Measure the calls `recorded`; what could not be says why. Raises `EnvironmentRefusal` without torch."""
     asked = [call for call in recorded if call.reason is None]
     answers = _answers(task, asked, python) if asked else []
@@ -107,7 +107,7 @@ def replay(task: Task, recorded: Sequence[Recorded], python: str, notes: Sequenc
         made.append(_call(call, _compared(times), reason))
     notes = [*notes, *_differs(task, said)]
     place = max(recorded, key=lambda call: call.row.host_total_ns).row.place if recorded else None
-    return Replay(
+    return OperatorReplay(
         task.operator, place, tuple(made), _per_step(task, made), said.get("torch"), tuple(said.get("gpus", ())),
         tuple(notes),
     )  # fmt: skip

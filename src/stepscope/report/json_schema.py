@@ -18,6 +18,7 @@ import msgspec
 
 from stepscope import model
 from stepscope.model import Abstention, Analysis, Finding, Ignored, Report, Risk, Unexplained
+from stepscope.model.replay import OperatorReplay
 from stepscope.model.views import Views
 from stepscope.report.document import NOT_VIEWS, OF_TRACES
 from stepscope.schema import REPORT_SCHEMA
@@ -46,6 +47,7 @@ def schema() -> dict[str, Any]:
         "gpus": span["gpus"] | None,
         "absent": traces["absent"],
     }
+    views["replayed_operators"] = tuple[OperatorReplay, ...]
     views |= {"floor_share": float, "findings_share": float, "rules_judged": int, **dict.fromkeys(TOTALS, int)}
     quality = {
         **{name: get_type_hints(facts["quality"])[name] for name in ("counts", "notes")},

@@ -10,7 +10,7 @@ import msgspec
 
 from stepscope.errors import EnvironmentRefusal
 from stepscope.files import read_small
-from stepscope.model.replay import SCHEMA, Replay, Replays
+from stepscope.model.replay import SCHEMA, OperatorReplay, OperatorReplays
 from stepscope.report import outputs, words
 from stepscope.report.escape import one_line, plain
 from stepscope.report.values import json_bytes, plain_mapping
@@ -23,16 +23,16 @@ SHOWN = 300  # characters of shapes, types and reasons
 Row = Mapping[str, Any]
 
 
-def kept(folder: Path) -> tuple[Replay, ...]:
+def kept(folder: Path) -> tuple[OperatorReplay, ...]:
     """The replays that lie beside a run, the newest first; none where the file is absent or cannot be read."""
     try:
-        found = msgspec.json.decode(read_small(folder / NAME, MAX_FILE_BYTES), type=Replays)
+        found = msgspec.json.decode(read_small(folder / NAME, MAX_FILE_BYTES), type=OperatorReplays)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return ()
     return found.replays[:MAX_REPLAYS] if found.schema == SCHEMA else ()
 
 
-def keep(folder: Path, replay: Replay) -> Path | None:
+def keep(folder: Path, replay: OperatorReplay) -> Path | None:
     """Lay `replay` beside a run, in the place of an older one of its operator; None where nothing can be written."""
     others = [other for other in kept(folder) if other.operator != replay.operator]
     try:
@@ -42,11 +42,11 @@ def keep(folder: Path, replay: Replay) -> Path | None:
     return folder / NAME
 
 
-def dumps(replays: Sequence[Replay]) -> bytes:
+def dumps(replays: Sequence[OperatorReplay]) -> bytes:
     return json_bytes({"schema": SCHEMA, "replays": [plain_mapping(replay) for replay in replays]})
 
 
-def document(replays: Sequence[Replay]) -> list[dict[str, Any]]:
+def document(replays: Sequence[OperatorReplay]) -> list[dict[str, Any]]:
     """What a report holds of them."""
     return [dict(plain_mapping(replay)) for replay in replays]
 
