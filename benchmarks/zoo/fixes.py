@@ -1,21 +1,24 @@
 """How many planted scripts `stepscope fix` cures, by its answers alone: `python benchmarks/zoo/fixes.py [--quick]`.
 
-Each script is copied and recorded; of the findings of its report, in their order, the first for which `fix` prints a
-difference is applied by `patch -p1`, to another copy. Both copies then run unrecorded, in alternating order. A script
-is cured where the change applies, the script runs, and it gains in every round, by the median at least the floor of a
-finding, and not certainly more than the finding's ceiling. For every other one stands the reason that `fix` gave. The
-result goes between the markers "fixes" of benchmarks/RESULTS.md, except with --only or --quick, which print it.
+Each script is copied and recorded; of the findings that `analyze --brief` tells, in their order, the first for which
+`fix` prints a difference is applied by `patch -p1`, to another copy. Both copies then run unrecorded, in alternating
+order. A script is cured where the change applies, the script runs, and it gains in every round, by the median at least
+the floor of a finding, and not certainly more than the finding's ceiling. For every other one stands the reason that
+`fix` gave. The result goes between the markers "fixes" of benchmarks/RESULTS.md, except with --only or --quick, which
+print it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
@@ -62,8 +65,8 @@ def measure(entry: Entry, rounds: int, part: float, folder: Path) -> Row:
     """Record, ask, apply, run again. What fails ends the row, not the run."""
     before, after = _copy(entry, folder / "before"), _copy(entry, folder / "after")
     try:
-        report = launch.recorded(before, before.folder, part)
-        findings = [one for one in report["findings"] if one["share"] >= FLOOR]
+        launch.recorded(before, before.folder, part)
+        findings = [one for one in _brief(before.folder / "run") if one["share"] >= FLOOR]
         reasons = []
         for finding in findings:
             line = [sys.executable, "-m", "stepscope", "fix", str(before.folder / "run"), "--finding", finding["id"]]
@@ -86,7 +89,7 @@ def measure(entry: Entry, rounds: int, part: float, folder: Path) -> Row:
             means = {side.folder: launch.plain(side, side.folder, part, fixed=False) for side in sides}
             pairs.append((means[before.folder], means[after.folder]))
         return Row(row.name, row.rule, row.lines, row.ceiling, gain(pairs))
-    except (launch.Failed, ValueError, KeyError, OSError) as error:
+    except (launch.Failed, ValueError, KeyError, OSError, subprocess.SubprocessError) as error:
         return Row(entry.name, said=f"failed: {error}")
 
 
@@ -95,6 +98,14 @@ def _copy(entry: Entry, folder: Path) -> Copied:
     for name in (entry.script.name, "common.py"):
         shutil.copy(HERE / name, folder)
     return Copied(**{field.name: getattr(entry, field.name) for field in fields(Entry)}, folder=folder)
+
+
+def _brief(run: Path) -> list[dict[str, Any]]:
+    """The findings as a program reads them."""
+    line = [sys.executable, "-m", "stepscope", "analyze", str(run), "--brief"]
+    told = subprocess.run(line, capture_output=True, check=True)
+    findings: list[dict[str, Any]] = json.loads(told.stdout)["findings"]
+    return findings
 
 
 def _reason(said: str) -> str:
