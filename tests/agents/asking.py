@@ -11,8 +11,8 @@ from typing import Any
 import anyio
 from mcp import Client, StdioServerParameters
 
-from stepscope.agents.desk import Desk
 from stepscope.agents.jobs import Jobs, Limits
+from stepscope.agents.open_runs import OpenRuns
 from stepscope.agents.server import make
 from stepscope.api import ReadOptions
 
@@ -47,15 +47,15 @@ class Asked:
         return str(content.text)
 
 
-def desk_of(root: Path, *, source: bool = True, limits: Limits | None = None) -> Desk:
-    return Desk(root, OPTIONS, source=source, jobs=Jobs(root.resolve(), limits) if limits else None)
+def runs_of(root: Path, *, source: bool = True, limits: Limits | None = None) -> OpenRuns:
+    return OpenRuns(root, OPTIONS, source=source, jobs=Jobs(root.resolve(), limits) if limits else None)
 
 
-def ask(server: Desk | StdioServerParameters, questions: Callable[[Asked], Awaitable[None]]) -> None:
+def ask(server: OpenRuns | StdioServerParameters, questions: Callable[[Asked], Awaitable[None]]) -> None:
     """Run `questions` with a client of a server, on a thread: a browser of other tests leaves a loop on this one."""
 
     async def main() -> None:
-        async with Client(make(server) if isinstance(server, Desk) else server) as client:
+        async with Client(make(server) if isinstance(server, OpenRuns) else server) as client:
             await questions(Asked(client))
 
     with ThreadPoolExecutor(1) as pool:

@@ -13,7 +13,7 @@ import pytest
 from mcp import StdioServerParameters
 
 from stepscope.agents.jobs import Limits
-from tests.agents.asking import Asked, ask, desk_of
+from tests.agents.asking import Asked, ask, runs_of
 from tests.integration.harness import environment
 
 pytestmark = pytest.mark.process
@@ -65,7 +65,7 @@ def test_what_may_be_started_is_limited(tmp_path: Path, stubborn: Path, monkeypa
     monkeypatch.setattr("stepscope.agents.jobs.GRACE_S", 1.0)
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "out").symlink_to(tmp_path)
-    desk = desk_of(tmp_path / "project", limits=Limits(60, 1))
+    runs = runs_of(tmp_path / "project", limits=Limits(60, 1))
 
     async def questions(asked: Asked) -> None:
         offered = {tool.name: tool for tool in (await asked.client.list_tools()).tools}
@@ -85,7 +85,7 @@ def test_what_may_be_started_is_limited(tmp_path: Path, stubborn: Path, monkeypa
         job = (await asked.tool("start_run", argv=["--out=/", "; true"]))["job"]
         assert (await asked.tool("job", job=job, wait_seconds=60))["state"] == "failed"
 
-    ask(desk, questions)
+    ask(runs, questions)
 
 
 def test_it_ends_in_time_and_then_nothing_of_it_is_left(
@@ -100,7 +100,7 @@ def test_it_ends_in_time_and_then_nothing_of_it_is_left(
         assert 4 <= ended["seconds"] < 30
         wait_until_gone(stubborn)
 
-    ask(desk_of(tmp_path, limits=Limits(60, 1)), questions)
+    ask(runs_of(tmp_path, limits=Limits(60, 1)), questions)
 
 
 def test_jobs_end_with_the_server(tmp_path: Path, stubborn: Path) -> None:

@@ -13,7 +13,7 @@ from stepscope import agents
 from stepscope.agents import tools
 from stepscope.analyze.views.select import TABLES
 from tests import gpu_traces
-from tests.agents.asking import Asked, ask, desk_of
+from tests.agents.asking import Asked, ask, runs_of
 from tests.cli.calls import call
 from tests.dashboard import served_runs as runs
 
@@ -41,7 +41,7 @@ def test_only_reading_is_offered_and_each_tool_says_what_it_takes(folder: Path) 
         assert "--allow-run" not in await asked.error("findings")
         assert "no such tool" in await asked.error("start_run", argv=["true"])
 
-    ask(desk_of(folder), questions)
+    ask(runs_of(folder), questions)
 
 
 def test_every_table_and_finding_of_every_run_fits_and_more_can_be_had(folder: Path) -> None:
@@ -69,7 +69,7 @@ def test_every_table_and_finding_of_every_run_fits_and_more_can_be_had(folder: P
         assert named["rows"] == [[name] for name, _ in rows if "gemm" in name.lower()]
         assert named["rows"]
 
-    ask(desk_of(folder), questions)
+    ask(runs_of(folder), questions)
 
 
 def test_the_shell_prints_what_the_tool_answers(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +80,7 @@ def test_the_shell_prints_what_the_tool_answers(folder: Path, capfd: pytest.Capt
     async def questions(asked: Asked) -> None:
         assert await asked.tool("findings", run=str(run)) == printed
 
-    ask(desk_of(folder), questions)
+    ask(runs_of(folder), questions)
     assert call("analyze", run, "--brief", "--table", "steps") == 2
     assert call("analyze", run, "--brief", "--json", "-") == 2
 
@@ -99,7 +99,7 @@ def test_wrong_questions_are_one_line(folder: Path) -> None:
         assert "no experiment" in await asked.error("verdict", experiment="gpu")
         assert "no such finding" in await asked.error("source", run="gpu", finding="x")
 
-    ask(desk_of(folder), questions)
+    ask(runs_of(folder), questions)
 
 
 def test_nothing_is_opened_that_lies_elsewhere_whatever_links_there_are(folder: Path, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_nothing_is_opened_that_lies_elsewhere_whatever_links_there_are(folder: 
         assert "no such run" in await asked.error("findings", run=str(small))
         assert "leads out" in await asked.error("findings", run="mixed")
 
-    ask(desk_of(inside), questions)
+    ask(runs_of(inside), questions)
 
 
 def test_resources_are_reports_and_pages_and_nothing_else(folder: Path) -> None:
@@ -135,7 +135,7 @@ def test_resources_are_reports_and_pages_and_nothing_else(folder: Path) -> None:
             with pytest.raises(MCPError, match="no such"):
                 await client.read_resource(uri)
 
-    ask(desk_of(folder), questions)
+    ask(runs_of(folder), questions)
 
 
 def test_without_the_extra_one_line_says_how_to_get_it(
@@ -161,9 +161,9 @@ def test_source_that_may_not_be_quoted_is_refused(folder: Path) -> None:
         assert "may not be quoted" in await asked.error("source", run=run, finding=finding["id"])
         assert "places" in await asked.error("source", run=run, finding=finding["id"], place=99)
 
-    ask(desk_of(folder), questions)
+    ask(runs_of(folder), questions)
 
     async def refused(asked: Asked) -> None:
         assert "--no-source" in await asked.error("source", run="gpu", finding="any")
 
-    ask(desk_of(folder, source=False), refused)
+    ask(runs_of(folder, source=False), refused)

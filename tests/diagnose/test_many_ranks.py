@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from stepscope import api
-from stepscope.dashboard import single, terminal
+from stepscope.dashboard import single
 from stepscope.errors import UnreadableInputError
-from stepscope.model import Report
 from stepscope.report.document import report_bytes
 from tests.cli.calls import call, json_of
+from tests.on_terminal import joined
 from tests.reduced_runs import LINE, Made, reduced_run
 from tests.run_folders import make_run_folder
 
@@ -28,22 +26,6 @@ def opened(run: Path, **more: Any) -> api.Run:
     return api.open_run(run, options=api.ReadOptions(cache=False, keep=False, **more))
 
 
-def shown(report: Report) -> str:
-    """The terminal's text, as one line."""
-    console = Console(
-        file=io.StringIO(),
-        width=100,
-        force_terminal=True,
-        color_system=None,
-        highlight=False,
-        markup=False,
-        emoji=False,
-    )
-    with console.capture() as captured:
-        terminal.render(report, console)
-    return " ".join(captured.get().split())
-
-
 def surfaces(run: api.Run) -> dict[str, str]:
     report = run.report()
     pages = single.documents(run, report)
@@ -51,7 +33,7 @@ def surfaces(run: api.Run) -> dict[str, str]:
         key: " ".join(block["text"] for block in pages[f"runs/this/pages/{key}"]["blocks"] if block["kind"] == "text")
         for key in ("findings", "ranks")
     }
-    return {"terminal": shown(report), "html": single.plain(report, pages), **texts}
+    return {"terminal": joined(report), "html": single.plain(report, pages), **texts}
 
 
 def test_a_late_rank_is_a_finding_with_cost_place_and_falsifier(tmp_path: Path) -> None:
@@ -91,12 +73,12 @@ def test_a_healthy_run_has_no_finding_and_a_short_one_abstains_by_name(tmp_path:
     healthy = opened(reduced_run(tmp_path / "healthy", Made(late=()))).report()
     assert [row for row in healthy.findings if row["rule"] == RULE] == []
     assert RULE not in {row["rule"] for row in healthy.abstained}
-    assert "no rank, host or group keeps the others waiting" in shown(healthy)
+    assert "no rank, host or group keeps the others waiting" in joined(healthy)
     short = opened(reduced_run(tmp_path / "short", Made(steps=5))).report()
     assert [row for row in short.findings if row["rule"] == RULE] == []
     (needs,) = [row["needs"] for row in short.abstained if row["rule"] == RULE]
     assert needs.startswith("enough in the reduced tables")
-    assert "5 steps count, at least 20 are needed" in shown(short)
+    assert "5 steps count, at least 20 are needed" in joined(short)
 
 
 def test_a_persistent_rank_is_named_below_the_usual_floor(tmp_path: Path) -> None:
@@ -134,7 +116,7 @@ def test_ranks_that_lie_elsewhere_are_shown_by_their_reduced_steps(tmp_path: Pat
     assert found.ranks_read is not None
     assert (found.ranks_read.in_full, found.ranks_read.by_steps) == ((0, 1), (13,))
     assert {rank.rank: rank.host for rank in found.tables.ranks} == {0: "node1", 1: "node1", 13: "node2"}
-    assert "of which only the reduced steps are here" in shown(found.report())
+    assert "of which only the reduced steps are here" in joined(found.report())
 
 
 def test_ranks_that_were_not_reduced_are_no_missing_ones(tmp_path: Path) -> None:
@@ -144,7 +126,7 @@ def test_ranks_that_were_not_reduced_are_no_missing_ones(tmp_path: Path) -> None
     report = opened(run).report()
     read = report.views["ranks_read"]
     assert (read["absent"], read["not_reduced"], read["not_reduced_ranks"]) == (0, 8, "24-31")
-    assert "8 recorded ranks were not judged, because their hosts were not reduced (24-31)" in shown(report)
+    assert "8 recorded ranks were not judged, because their hosts were not reduced (24-31)" in joined(report)
 
 
 def test_a_few_ranks_that_are_all_here_are_read_in_full(tmp_path: Path) -> None:
@@ -178,7 +160,7 @@ def test_damaged_hosts_are_left_out_and_said(tmp_path: Path) -> None:
     (run / "reduced" / "host-node1" / "steps.parquet").write_bytes(b"PAR1")
     (run / "reduced" / "host-node3" / "reduced.json").write_text('{"schema": "stepscope.reduced/999"}')
     report = opened(run).report()
-    text = shown(report)
+    text = joined(report)
     assert "16 of 32 ranks judged by the reduced tables of 2 hosts" in text
     assert "host-node1: left out (steps.parquet is missing, or not as large" in text
     assert "host-node3: left out" in text
@@ -196,7 +178,7 @@ def test_where_all_tables_are_damaged_recordings_are_read_or_it_is_refused(tmp_p
     with_raw(run, range(2))
     report = opened(run).report()
     assert report.run["ranks"] == [0, 1]
-    assert "all ranks that lie here were read instead" in shown(report)
+    assert "all ranks that lie here were read instead" in joined(report)
 
 
 def test_a_number_of_ranks_that_no_machine_has_is_damage(tmp_path: Path) -> None:
@@ -204,7 +186,7 @@ def test_a_number_of_ranks_that_no_machine_has_is_damage(tmp_path: Path) -> None
     index = run / "reduced" / "host-node1" / "reduced.json"
     index.write_text(index.read_text().replace('"world_size":16', '"world_size":1000000000000'))
     report = opened(run).report()
-    assert "the number of ranks is damaged" in shown(report)
+    assert "the number of ranks is damaged" in joined(report)
 
 
 def test_hotspots_of_a_rank_that_nobody_suspects_are_read_when_asked_for(
@@ -233,6 +215,6 @@ def test_recordings_that_never_ended_are_one_note(tmp_path: Path) -> None:
         index = json.loads(path.read_text())
         del index["run"]["ended_ns"]
         path.write_text(json.dumps(index))
-    text = shown(opened(folder).report())
+    text = joined(opened(folder).report())
     assert text.count("never ended") == 1
     assert "the recording on 4 hosts (node1, node2, node3 and 1 more) never ended" in text

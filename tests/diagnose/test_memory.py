@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from stepscope.analyze import analyze
-from stepscope.dashboard import terminal
 from stepscope.diagnose import diagnose
 from stepscope.errors import UsageError
-from stepscope.model import Report, Risk
+from stepscope.model import Risk
 from stepscope.report.document import build, read_report, report_bytes
 from stepscope.tables.schema import Tables
 from tests.analyze.memory_scenes import GIB, HARDWARE, MIB, STEPS, memory_tables, readings, struck_steps
@@ -20,6 +17,7 @@ from tests.analyze.test_memory_losses import leaking
 from tests.builders import T0, make_tables, step_rows
 from tests.dashboard.plain_pages import page_of
 from tests.diagnose.judged import judged
+from tests.on_terminal import on_terminal
 
 RETRIES = "memory.allocator_retries"
 
@@ -161,13 +159,6 @@ def test_risks_are_ignored_by_name() -> None:
         diagnose(analysis, ignored={"memory.grow": "x"})
 
 
-def shown(report: Report) -> str:
-    console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system=None)
-    terminal.render(report, console)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
-
-
 def test_a_risk_is_shown_everywhere_and_ranked_nowhere() -> None:
     analysis = analyze(memory_tables(readings(lambda step: 4 * GIB + step * MIB)))
     report = build(analysis, diagnose(analysis), source=False)
@@ -175,7 +166,7 @@ def test_a_risk_is_shown_everywhere_and_ranked_nowhere() -> None:
     (row,) = report.risks
     assert not {"cost_ms_per_step", "share", "gain_ceiling"} & set(row)
     assert read_report(report_bytes(report)) == report
-    text = shown(report)
+    text = on_terminal(report, 200)
     assert text.index("Nobody explained 10") < text.index("Risks, without a measured cost") < text.index(row["title"])
     assert f"<h3>{row['title']}</h3>" in page_of(report, analysis)
 
@@ -185,5 +176,5 @@ def test_a_hostile_name_stays_text() -> None:
     analysis = analyze(memory_tables(readings(device=lambda _: device)))
     report = build(analysis, diagnose(analysis), source=False)
     assert report.risks
-    assert "\x1b[2J" not in shown(report)
+    assert "\x1b[2J" not in on_terminal(report, 200)
     assert "<script>" not in page_of(report, analysis)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -12,7 +11,6 @@ from typing import Any
 
 import msgspec
 import polars as pl
-from rich.console import Console
 
 from stepscope import comparing
 from stepscope.analyze.views.select import TABLES
@@ -24,6 +22,7 @@ from stepscope.report import comparison_report
 from stepscope.report.values import plain_value
 from stepscope.tables.schema import SCHEMAS
 from tests.golden.inputs import Input
+from tests.on_terminal import rendered
 
 OPTIONS = ReadOptions(cache=False, keep=False, workers=1)
 HERE = "/INPUT"  # for the folder in which the inputs lie
@@ -54,7 +53,7 @@ def _parts(run: Run) -> list[tuple[str, str]]:
             found += [(f"report/views/{name}", _text(view)) for name, view in value.items()]
         else:
             found.append((f"report/{key}", _text(value)))
-    found.append(("terminal", _shown(lambda console: terminal.render(report, console))))
+    found.append(("terminal", rendered(lambda console: terminal.render(report, console))))
     documents = single.documents(run, report)
     found.append(("html", single.plain(report, documents)))
     found += [(f"page/{path}", _text(document)) for path, document in documents.items()]
@@ -67,26 +66,11 @@ def _compared(given: Input) -> list[tuple[str, str]]:
     document = comparison_report.comparison_document(
         comparing.compare(given.path, str(given.against), options=OPTIONS), source=True
     )
-    shown = _shown(lambda console: terminal.show_comparison(document, console, top=0))
+    shown = rendered(lambda console: terminal.show_comparison(document, console, top=0))
     return [(f"document/{key}", _text(value)) for key, value in document.items()] + [
         ("terminal", shown),
         ("html", compare.render(document)),
     ]
-
-
-def _shown(render: Callable[[Console], None]) -> str:
-    console = Console(
-        file=io.StringIO(),
-        width=100,
-        force_terminal=True,
-        color_system=None,
-        highlight=False,
-        markup=False,
-        emoji=False,
-    )
-    with console.capture() as captured:
-        render(console)
-    return captured.get()
 
 
 def _attempt(make: Callable[[], str]) -> str:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from stepscope import api, comparing
-from stepscope.dashboard import terminal
 from stepscope.dashboard.single import renderer
 from stepscope.model.machine import Prices
 from stepscope.report.comparison_report import comparison_document, figures
 from stepscope.report.document import read_report, report_bytes
 from tests.builders import MS, T0, step_rows
 from tests.dashboard.opened import page
+from tests.on_terminal import joined
 from tests.run_folders import make_run_folder
 
 SAID = "Energy: 500 J (0.139 Wh), 50 W, 500 mJ a step, 62.5 mJ a sample; processors by RAPL"
@@ -39,12 +37,6 @@ def run(folder: Path, prices: Prices, **metrics: float) -> api.Run:
     return api.open_run(made, options=api.ReadOptions(prices=prices))
 
 
-def on_terminal(opened: api.Run) -> str:
-    console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
-    terminal.render(opened.report(), console)
-    return " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
-
-
 def texts(opened: api.Run) -> list[str]:
     return [block["text"] for block in page(opened, "system")["blocks"] if block["kind"] == "text"]
 
@@ -52,7 +44,7 @@ def texts(opened: api.Run) -> list[str]:
 def test_every_surface_says_the_same(tmp_path: Path) -> None:
     opened = run(tmp_path, Prices(kwh=3.6), cpu_energy_uj=5e7)
     cost = "Cost, at your prices: 0.0005 for the run; 0.0005 for 1,000 steps"
-    assert f"{SAID} {cost}" in on_terminal(opened)
+    assert f"{SAID} {cost}" in joined(opened.report())
     assert [text for text in texts(opened) if text in (SAID, cost)] == [SAID, cost]
     assert SAID in renderer(opened)(opened.report())
     found = read_report(report_bytes(opened.report())).views["energy"]
@@ -65,9 +57,9 @@ def test_a_run_without_any_source_says_why_where_one_looks_for_it(tmp_path: Path
     opened = run(tmp_path, Prices())
     (why,) = [text for text in texts(opened) if text.startswith("Energy")]
     assert why.startswith("Energy: not measured: ")
-    assert "nergy" not in on_terminal(opened)
+    assert "nergy" not in joined(opened.report())
     assert opened.table("energy").absent
-    assert "Energy: not told of the run (" in on_terminal(run(tmp_path / "priced", Prices(kwh=1.0)))
+    assert "Energy: not told of the run (" in joined(run(tmp_path / "priced", Prices(kwh=1.0)).report())
 
 
 def test_a_comparison_is_of_the_energy_of_the_measured_steps(tmp_path: Path) -> None:

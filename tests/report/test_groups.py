@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from stepscope.dashboard import terminal
 from stepscope.model import Diagnosis, Report
 from stepscope.report.document import build
 from stepscope.report.sentences import groups, members
 from tests.dashboard.plain_pages import page_of
+from tests.on_terminal import joined
 from tests.records import replace
 from tests.report.fabricate import analysis, diagnosis, three_findings
 
@@ -27,13 +25,6 @@ def reported(folder: Path, **explains: tuple[int, ...]) -> Report:
         for name, one in zip(names, found, strict=True)
     ]
     return build(analysis(folder), Diagnosis(tuple(linked), diagnosis(folder).abstained))
-
-
-def shown(report: Report) -> str:
-    console = Console(file=StringIO(), width=100, force_terminal=True, color_system=None)
-    terminal.render(report, console)
-    assert isinstance(console.file, StringIO)
-    return " ".join(console.file.getvalue().split())
 
 
 def ids(report: Report) -> list[list[str]]:
@@ -61,7 +52,7 @@ def test_a_circle_in_a_foreign_report_hides_nothing(folder: Path, explains: dict
 
 def test_terminal_and_page_say_that_it_is_no_loss_in_addition(folder: Path) -> None:
     report = reported(folder, first=(1,))
-    text = shown(report)
+    text = joined(report)
     assert "1 critical Waiting for the loader" in text
     assert "Explains A Python loop calls cross_entropy once per item (5.1 ms a step, 8.3 %; not in addition)" in text
     assert "2 warning" not in text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import shutil
@@ -11,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 import stepscope
 from stepscope import api
-from stepscope.dashboard import notebook, pages, single, terminal
+from stepscope.dashboard import notebook, pages, single
 from stepscope.dashboard.pages import PageContext
 from stepscope.report import comparison_report, sentences, words
 from stepscope.report.document import report_bytes
@@ -23,6 +21,7 @@ from stepscope.report.sentences import groups
 from tests.analyze.shared_traces import TRACES
 from tests.builders import MS, T0, Row, step_rows
 from tests.comparison.run_sets import make_run
+from tests.on_terminal import on_terminal
 from tests.run_folders import make_run_folder
 
 ROUNDING = 1e-6
@@ -122,10 +121,7 @@ def document(run: api.Run) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def shown(run: api.Run) -> str:
     """The terminal, its lines joined."""
-    console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system=None)
-    terminal.render(run.report(), console)
-    assert isinstance(console.file, io.StringIO)
-    return _joined(console.file.getvalue())
+    return _joined(on_terminal(run.report(), 200))
 
 
 def _joined(text: str) -> str:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from stepscope.analyze.input import loader_waits
-from stepscope.dashboard import terminal
 from stepscope.model import Place, Report
 from stepscope.model.sampled import (
     SampledViews,
@@ -18,6 +15,7 @@ from stepscope.model.sampled import (
 from stepscope.report import words
 from stepscope.report.document import build
 from stepscope.report.values import plain_mapping
+from tests.on_terminal import on_terminal
 from tests.records import replace, some
 from tests.report.fabricate import analysis, diagnosis, kept
 
@@ -40,13 +38,7 @@ def shown(views: SampledViews | None, *, width: int = 100) -> str:
         ignored=(),
         views={"sampled": views and plain_mapping(views)},
     )
-    return "".join(f"{part}\n" for part in printed(report, width).split("\n\n")[1:-1])
-
-
-def printed(report: Report, width: int = 100) -> str:
-    stream = io.StringIO()
-    terminal.render(report, Console(file=stream, width=width, force_terminal=True, color_system=None))
-    return stream.getvalue()
+    return "".join(f"{part}\n" for part in on_terminal(report, width).split("\n\n")[1:-1])
 
 
 @pytest.mark.parametrize("width", [30, 80])
@@ -81,7 +73,7 @@ def test_what_is_said_elsewhere_is_not_said_again(tmp_path: Path) -> None:
     assert "what workers did" not in shown(alone)
     assert "forward 70 %" in shown(alone)
     told = [
-        printed(build(analysis(tmp_path, sampled=replace(alone, waits=waits)), diagnosis(tmp_path)))
+        on_terminal(build(analysis(tmp_path, sampled=replace(alone, waits=waits)), diagnosis(tmp_path)))
         for waits in (alone.waits, (WAIT,))
     ]
     assert "the main process loads itself" not in told[0]

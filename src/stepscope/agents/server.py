@@ -1,4 +1,4 @@
-"""The server of the Model Context Protocol on standard input and output: tools and resources of one `Desk`."""
+"""The server of the Model Context Protocol on standard input and output: tools and resources of one `OpenRuns`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mcp.server.stdio import stdio_server
 
 from stepscope import __version__
 from stepscope.agents import tools
-from stepscope.agents.desk import Desk, is_search
+from stepscope.agents.open_runs import OpenRuns, is_search
 from stepscope.dashboard.server.security import unexpected
 from stepscope.errors import NotThere, StepscopeError
 from stepscope.files import read_small
@@ -38,39 +38,39 @@ MAX_DOC = 2**21
 POLL_S = 0.1
 
 
-def serve(desk: Desk) -> None:
+def serve(runs: OpenRuns) -> None:
     """Answer until the client closes its end; jobs end with us."""
 
     def end(number: int, _frame: object) -> None:
-        if desk.jobs is not None:
-            desk.jobs.close()
+        if runs.jobs is not None:
+            runs.jobs.close()
         os._exit(128 + number)  # a thread still waits for the client's next line
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, end)
     try:
-        anyio.run(_serve, desk)
+        anyio.run(_serve, runs)
     finally:
-        if desk.jobs is not None:
-            desk.jobs.close()
+        if runs.jobs is not None:
+            runs.jobs.close()
 
 
-async def _serve(desk: Desk) -> None:
-    server = make(desk)
+async def _serve(runs: OpenRuns) -> None:
+    server = make(runs)
     async with stdio_server() as (incoming, outgoing):
         await server.run(incoming, outgoing, server.create_initialization_options())
 
 
-def make(desk: Desk) -> Server[Any]:
+def make(runs: OpenRuns) -> Server[Any]:
     """The server, for any transport."""
-    known = {**tools.READING, **(tools.STARTING if desk.jobs is not None else {})}
+    known = {**tools.READING, **(tools.STARTING if runs.jobs is not None else {})}
 
     async def list_tools(_context: Any, _params: Any) -> types.ListToolsResult:
         return types.ListToolsResult(tools=[_described(name, tool) for name, tool in known.items()])
 
     async def call_tool(_context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
         try:
-            text = await _answer(desk, tools.asked(known, params.name, params.arguments or {}))
+            text = await _answer(runs, tools.asked(known, params.name, params.arguments or {}))
             return types.CallToolResult(content=[types.TextContent(text=text.decode())])
         except StepscopeError as error:
             said = str(error)
@@ -80,7 +80,7 @@ def make(desk: Desk) -> Server[Any]:
 
     async def list_resources(_context: Any, _params: Any) -> types.ListResourcesResult:
         found = [_resource(f"{DOCS}{path.name}", path.name, _kind(path.name)) for path in _pages()]
-        for place in await anyio.to_thread.run_sync(desk.places):
+        for place in await anyio.to_thread.run_sync(runs.places):
             if len(found) < LISTED + len(_pages()) and not is_search(place):
                 found.append(_resource(f"{RUNS}{place.key}{REPORT}", f"report of {place.name}", JSON))
         return types.ListResourcesResult(resources=found)
@@ -95,7 +95,7 @@ def make(desk: Desk) -> Server[Any]:
     async def read_resource(_context: Any, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
         uri = str(params.uri)
         try:
-            text, kind = await anyio.to_thread.run_sync(_read, desk, uri, abandon_on_cancel=True)
+            text, kind = await anyio.to_thread.run_sync(_read, runs, uri, abandon_on_cancel=True)
         except StepscopeError as error:
             raise MCPError(types.INVALID_PARAMS, one_line(error, 1_000)) from None
         except Exception as error:  # noqa: BLE001 - a mistake of ours is told to who asked
@@ -114,13 +114,13 @@ def make(desk: Desk) -> Server[Any]:
     )
 
 
-async def _answer(desk: Desk, asked: tools.Tool) -> bytes:
+async def _answer(runs: OpenRuns, asked: tools.Tool) -> bytes:
     """Raises `StepscopeError`. Who cancels a request ends no job and no reading: the next request finds it."""
     if type(asked) is tools.WaitForJob:
-        job, until = asked.of(desk), time.monotonic() + min(asked.wait_seconds, tools.MOST_WAIT_S)
+        job, until = asked.of(runs), time.monotonic() + min(asked.wait_seconds, tools.MOST_WAIT_S)
         while not job.ended and time.monotonic() < until:
             await anyio.sleep(POLL_S)
-    return await anyio.to_thread.run_sync(asked.answer, desk, abandon_on_cancel=True)
+    return await anyio.to_thread.run_sync(asked.answer, runs, abandon_on_cancel=True)
 
 
 JSON, MARKDOWN = "application/json", "text/markdown"
@@ -149,13 +149,13 @@ def _pages() -> list[Path]:
     return sorted(path for path in (folder.iterdir() if folder else ()) if path.suffix in (".md", ".json"))
 
 
-def _read(desk: Desk, uri: str) -> tuple[str, str]:
+def _read(runs: OpenRuns, uri: str) -> tuple[str, str]:
     if uri.startswith(DOCS):
         page = next((path for path in _pages() if path.name == uri[len(DOCS) :]), None)
         if page is None:
             raise NotThere(f"{uri}: no such page; there are {', '.join(path.name for path in _pages()) or 'none'}")
         return read_small(page, MAX_DOC, follow=True).decode(), _kind(page.name)
     if uri.startswith(RUNS) and uri.endswith(REPORT):
-        with desk.run(uri[len(RUNS) : -len(REPORT)]) as (run,):
-            return report_bytes(run.report(source=desk.source)).decode(), JSON
+        with runs.run(uri[len(RUNS) : -len(REPORT)]) as (run,):
+            return report_bytes(run.report(source=runs.source)).decode(), JSON
     raise NotThere(f"{uri}: no such resource; give {RUNS}ID{REPORT} or {DOCS}PAGE")

@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from stepscope.agents.desk import Desk, is_search
 from stepscope.agents.jobs import CANCELLED, Job
+from stepscope.agents.open_runs import OpenRuns, is_search
 from stepscope.errors import UsageError
 from stepscope.report import brief
 from stepscope.report.brief import Page, answer
@@ -50,7 +50,7 @@ class Tool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     starts: ClassVar[bool] = False
     max_bytes: Annotated[int, Meta(description="How large the answer may be.")] = brief.USUAL_BYTES
 
-    def answer(self, desk: Desk) -> bytes:
+    def answer(self, runs: OpenRuns) -> bytes:
         """Raises `StepscopeError`."""
         raise NotImplementedError
 
@@ -69,11 +69,11 @@ class ListRuns(Listing, frozen=True, kw_only=True):
 
     search: Annotated[str, Meta(description="Words that name, path, command, tags or knobs hold.")] = ""
 
-    def answer(self, desk: Desk) -> bytes:
+    def answer(self, runs: OpenRuns) -> bytes:
         from stepscope.dashboard.server.catalog import entry
 
         self.page.check()
-        places = desk.places(self.search)
+        places = runs.places(self.search)
         rows: list[Row] = []
         for number, place in enumerate(places):
             row: Row = {"id": place.key}
@@ -83,7 +83,7 @@ class ListRuns(Listing, frozen=True, kw_only=True):
                 if told["started_ns"]:
                     row["started"] = _date(told["started_ns"])
             rows.append(row)
-        return answer({"folder": str(desk.root)}, "runs", rows, self.page)
+        return answer({"folder": str(runs.root)}, "runs", rows, self.page)
 
 
 def _date(time_ns: int) -> str | None:
@@ -102,9 +102,9 @@ class Findings(Listing, frozen=True, kw_only=True):
     finding: Annotated[str | None, Meta(description="Only the finding of this id.")] = None
     detail: Annotated[bool, Meta(description="With all evidence, places and knobs.")] = False
 
-    def answer(self, desk: Desk) -> bytes:
-        with desk.run(self.run) as (run,):
-            report = run.report(source=desk.source)
+    def answer(self, runs: OpenRuns) -> bytes:
+        with runs.run(self.run) as (run,):
+            report = run.report(source=runs.source)
             return brief.findings(report, self.page, only=self.finding, detail=self.detail)
 
 
@@ -117,12 +117,12 @@ class Source(Tool, frozen=True, kw_only=True):
     place: Annotated[int, Meta(description="Which of the finding's places, 0 the first.")] = 0
     around: Annotated[int, Meta(description="Lines before and after it.")] = AROUND
 
-    def answer(self, desk: Desk) -> bytes:
+    def answer(self, runs: OpenRuns) -> bytes:
         from stepscope.report.source import SourceReader
 
-        if not desk.source:
+        if not runs.source:
             raise UsageError("this server quotes no source (--no-source)")
-        with desk.run(self.run) as (run,):
+        with runs.run(self.run) as (run,):
             where = brief.find(run.report(source=True), self.finding)["where"]
             if not 0 <= self.place < len(where):
                 raise UsageError(f"place {self.place}: the finding has {len(where)} places, counted from 0 on")
@@ -153,12 +153,12 @@ class Table(Listing, frozen=True, kw_only=True):
     device: int | None = None
     step: int | None = None
 
-    def answer(self, desk: Desk) -> bytes:
+    def answer(self, runs: OpenRuns) -> bytes:
         from stepscope.analyze.views.select import Selection
         from stepscope.report.table import Choice, of_run, worth_showing
 
         selection = Selection(self.worker, self.span, self.device, self.step, self.group)
-        with desk.run(self.run) as (run,):
+        with runs.run(self.run) as (run,):
             found = of_run(run, self.table.replace("_", "-"), selection, Choice(self.sort, None, self.filter))
         keys = [column.key for column in found.columns]
         shown = [key for _, key in found.shown.columns if key in keys and worth_showing(found, key)] or keys
@@ -202,13 +202,13 @@ class HotLines(Listing, frozen=True, kw_only=True):
     phase: Annotated[str | None, Meta(description="data_wait, forward, backward, optimizer, other or startup.")] = None
     rank: int | None = None
 
-    def answer(self, desk: Desk) -> bytes:
+    def answer(self, runs: OpenRuns) -> bytes:
         from stepscope.analyze.host.hotspots import HotspotOptions
         from stepscope.analyze.host.stack_selection import StackSelection
         from stepscope.report.source import SourceReader
 
         selection = StackSelection(phase=self.phase, rank=self.rank, process="all", parked=False)
-        with desk.run(self.run) as (run,):
+        with runs.run(self.run) as (run,):
             found = run.hotspots(HotspotOptions(selection=selection))
             facts = run.analysis
         lines: dict[tuple[Any, ...], Row] = {}
@@ -225,7 +225,7 @@ class HotLines(Listing, frozen=True, kw_only=True):
                 line["ms_per_step"] = (line["ms_per_step"] or 0.0) + row.ms_per_step
         if self.file and not lines:
             raise UsageError(f"{self.file}: no sample stands in such a file of your code; leave out file for all")
-        reader = SourceReader(facts.source_files, recorded_ns=facts.run.started_ns) if desk.source else None
+        reader = SourceReader(facts.source_files, recorded_ns=facts.run.started_ns) if runs.source else None
         rows = sorted(lines.values(), key=lambda line: -line["samples"])
         for row_ in rows[: self.offset + self.max_bytes // 20]:
             row_["share"] = row_["samples"] / found.selected_samples
@@ -242,12 +242,12 @@ class Compare(Listing, frozen=True, kw_only=True):
     a: Annotated[str, Meta(description="The baseline, as list_runs names it.")]
     b: Annotated[str, Meta(description="What is compared with it.")]
 
-    def answer(self, desk: Desk) -> bytes:
+    def answer(self, runs: OpenRuns) -> bytes:
         from stepscope import comparing
         from stepscope.report.comparison_report import comparison_document
 
-        with desk.run(self.a, self.b) as (a, b):
-            document = comparison_document(comparing.compare(a, b), source=desk.source)
+        with runs.run(self.a, self.b) as (a, b):
+            document = comparison_document(comparing.compare(a, b), source=runs.source)
         head: Row = {side: {key: document[side][key] for key in COMPARED} for side in ("baseline", "candidate")}
         for outcome in document["candidates"]:
             head["outcome"] = {key: outcome[key] for key in ("verdict", "text", "headline", "effect", "pairs")}
@@ -262,11 +262,11 @@ class Verdict(Listing, frozen=True, kw_only=True):
 
     experiment: Annotated[str, Meta(description="Name or id of an experiment, as list_runs or job shows it.")]
 
-    def answer(self, desk: Desk) -> bytes:
+    def answer(self, runs: OpenRuns) -> bytes:
         from stepscope.dashboard.server.catalog import standing
         from stepscope.report.experiment_report import NAME, experiment_document, load
 
-        place = desk.place(self.experiment)
+        place = runs.place(self.experiment)
         if not is_search(place):
             raise UsageError(f"{place.name}: no experiment; compare lays two runs beside each other")
         if not (place.path / NAME).is_file():
@@ -283,10 +283,10 @@ class Fix(Tool, frozen=True, kw_only=True):
     run: RunName
     finding: FindingId
 
-    def answer(self, desk: Desk) -> bytes:
+    def answer(self, runs: OpenRuns) -> bytes:
         from stepscope import fix
 
-        with desk.run(self.run) as (run,):
+        with runs.run(self.run) as (run,):
             made = fix.fix_of(run, fix.find(run, self.finding), roots=run.options.source_roots)
         difference = b"".join(change.difference for change in made.changes).decode("utf-8", "replace")
         head: dict[str, Any] = {"diff": difference}
@@ -301,10 +301,10 @@ class Started(Tool, frozen=True, kw_only=True):
     cwd: Folder = "."
     max_seconds: Seconds = None
 
-    def start(self, desk: Desk, kind: str, options: Sequence[str]) -> bytes:
-        if desk.jobs is None:
+    def start(self, runs: OpenRuns, kind: str, options: Sequence[str]) -> bytes:
+        if runs.jobs is None:
             raise UsageError("this server starts nothing; start it with --allow-run")
-        return _told(desk.jobs.start(kind, options, self.argv, self.cwd, self.max_seconds), self.max_bytes)
+        return _told(runs.jobs.start(kind, options, self.argv, self.cwd, self.max_seconds), self.max_bytes)
 
 
 class StartRun(Started, frozen=True, kw_only=True):
@@ -312,8 +312,8 @@ class StartRun(Started, frozen=True, kw_only=True):
 
     knobs: Annotated[list[str], Meta(description="Changes to make, e.g. 'loader.num_workers=2'.")] = []
 
-    def answer(self, desk: Desk) -> bytes:
-        return self.start(desk, "run", ["--quiet", *(f"--knob={knob}" for knob in self.knobs)])
+    def answer(self, runs: OpenRuns) -> bytes:
+        return self.start(runs, "run", ["--quiet", *(f"--knob={knob}" for knob in self.knobs)])
 
 
 class StartExperiment(Started, frozen=True, kw_only=True):
@@ -325,11 +325,11 @@ class StartExperiment(Started, frozen=True, kw_only=True):
     pairs: Annotated[str | None, Meta(description="MIN:MAX pairs of runs, 5:10 by default.")] = None
     steps: Annotated[int | None, Meta(description="Measured steps of a run; chosen from the step time.")] = None
 
-    def answer(self, desk: Desk) -> bytes:
+    def answer(self, runs: OpenRuns) -> bytes:
         given = {"pairs": self.pairs, "steps": self.steps}
         options = [f"--try={text}" for text in self.tries]
         options += [f"--{name}={value}" for name, value in given.items() if value is not None]
-        return self.start(desk, "experiment", [*options, *(["--together"] if self.together else [])])
+        return self.start(runs, "experiment", [*options, *(["--together"] if self.together else [])])
 
 
 class WaitForJob(Tool, frozen=True, kw_only=True):
@@ -340,22 +340,22 @@ class WaitForJob(Tool, frozen=True, kw_only=True):
     job: str
     wait_seconds: Annotated[float, Meta(description=f"At most {MOST_WAIT_S:g}; many clients give up after 60.")] = 0.0
 
-    def answer(self, desk: Desk) -> bytes:
-        return _told(self.of(desk), self.max_bytes)
+    def answer(self, runs: OpenRuns) -> bytes:
+        return _told(self.of(runs), self.max_bytes)
 
-    def of(self, desk: Desk) -> Job:
+    def of(self, runs: OpenRuns) -> Job:
         """Raises `StepscopeError`."""
-        if desk.jobs is None:
+        if runs.jobs is None:
             raise UsageError("this server starts nothing, so there are no jobs")
-        return desk.jobs.get(self.job)
+        return runs.jobs.get(self.job)
 
 
 class CancelJob(WaitForJob, frozen=True, kw_only=True):
     """End a job and all its processes."""
 
-    def answer(self, desk: Desk) -> bytes:
-        self.of(desk).stop(CANCELLED)
-        return super().answer(desk)
+    def answer(self, runs: OpenRuns) -> bytes:
+        self.of(runs).stop(CANCELLED)
+        return super().answer(runs)
 
 
 def _told(job: Job, max_bytes: int) -> bytes:

@@ -123,9 +123,12 @@ def proofs(run: Run, one: Fix, path: Path, *, applied: bool) -> list[tuple[str, 
     there = f"cd {shlex.quote(facts.cwd)} && " if facts.cwd and os.path.realpath(facts.cwd) != here else ""
     folder = shlex.quote(str(path.absolute() if there else path))
     if one.knobs and not applied:
-        tries = " ".join(f"--try {shlex.quote(f'{knob.knob}={knob.value}')}" for knob in one.knobs)
-        more = " --together" if len(one.knobs) > 1 else ""
-        return [("prove it before", f"{there}stepscope experiment {tries}{more} -- {command}")]
+        from stepscope.report import sentences
+
+        tries = [{"knob": knob.knob, "value": knob.value} for knob in one.knobs]
+        started = {"command": facts.command or ("COMMAND",), "folder": str(path.absolute() if there else path)}
+        line = sentences.proof({"try": tries}, started)
+        return [("prove it before", there + line)] if line else []
     after = shlex.quote(f"{(path.absolute() if there else path)}-fixed")
     line = f"{there}stepscope run --out {after} -- {command} && stepscope compare {folder} {after}"
     return [("prove it" if applied else "prove it when it is applied", line)]

@@ -397,7 +397,7 @@ def disagreement(row: Mapping[str, Any]) -> str:
 def proof(finding: Mapping[str, Any], run: Mapping[str, Any]) -> str | None:
     """The command that proves a finding's fix: an experiment with all its knobs as one candidate.
 
-    None where it names none, or where how the run was started is not known.
+    None where it names none, where how the run was started is not known, or where it is too long to be shown whole.
     """
     command = [str(word) for word in run.get("command") or ()]
     tries = [f"{row['knob']}={row['value']}" for row in finding.get("try") or ()]
@@ -408,7 +408,8 @@ def proof(finding: Mapping[str, Any], run: Mapping[str, Any]) -> str | None:
         knobs.append("--together")
     if any("," in each for each in tries):  # a comma parts candidates
         knobs = ["--from", str(run.get("folder") or "RUN")]
-    return plain(shlex.join(["stepscope", "experiment", *knobs, "--", *command]), MAX_COMMAND)
+    line = plain(shlex.join(["stepscope", "experiment", *knobs, "--", *command]), MAX_COMMAND + 1)
+    return line if len(line) <= MAX_COMMAND else None
 
 
 def next_steps(report: Report, cwd: str | None = None) -> list[tuple[str, str]]:

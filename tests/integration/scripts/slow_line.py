@@ -12,6 +12,7 @@ import torch.distributed as dist
 from plain_sgd import PlainSGD
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
 
 
 def augment(features: torch.Tensor, busy_s: float) -> torch.Tensor:
@@ -32,7 +33,8 @@ def main() -> None:
     busy_s = args.busy if int(os.environ["RANK"]) == args.slow else 0.0
     model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 8)))
     optimizer = PlainSGD(model.parameters(), lr=0.01)
-    loader = torch.utils.data.DataLoader(torch.randn(args.steps * 16, 64), batch_size=16)
+    data = torch.randn(args.steps * 16 * dist.get_world_size(), 64)
+    loader = DataLoader(data, batch_size=16, sampler=DistributedSampler(data))
     for features in loader:
         loss = model(augment(features, busy_s)).square().mean()
         optimizer.zero_grad()

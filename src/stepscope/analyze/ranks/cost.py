@@ -77,8 +77,8 @@ def along_the_run(lost: Floats, there: Matrix, everywhere: Matrix) -> float | No
     walls = [middle(values).astype(np.float64) for values in (there, everywhere)]
     if min(np.isfinite(values).sum() for values in walls) < at.MIN_STEPS:
         return None
-    x, y = (values - np.nanquantile(values, 0.1) for values in walls)
-    known = x <= 1.5 * lost.max()  # what makes a step longer than that is something else
+    x, y = (values - np.nanquantile(values, at.SHORTEST) for values in walls)
+    known = x <= at.LENGTHENS_MOST * lost.max()
     x, lost = x[known], lost[known]
     spread = float(x.std()) * float(lost.std()) if len(x) >= at.MIN_STEPS else 0.0
     if spread <= 0:
@@ -86,7 +86,7 @@ def along_the_run(lost: Floats, there: Matrix, everywhere: Matrix) -> float | No
     both = float(np.mean((x - x.mean()) * (lost - lost.mean())))
     if both / spread < np.sqrt(at.PART_OF_EXCESS):
         return None
-    alike = y[y <= 1.25 * x.max()]  # nothing like longer ones was seen in windows
+    alike = y[y <= at.SEEN_LENGTH * x.max()]
     return max(float(lost.mean()) + both / float(x.var()) * float(alike.mean() - x.mean()), 0.0)
 
 

@@ -65,9 +65,6 @@ def _waits_for_absent(case: Case, part: Int64, excess_ms: float) -> bool:
     )
 
 
-HIDDEN = 0.25  # of what a rank does longer must show in its arrivals, or the device's queue hides it
-
-
 def _hidden(case: Case, part: Int64) -> float:
     """1 where windows show that these ranks come to collectives no later for it: what they do is hidden, else 0."""
     # calls of the host hide behind no device's queue, and end late where it has no core for their threads
@@ -86,7 +83,7 @@ def _hidden(case: Case, part: Int64) -> float:
     late = case.arrivals.late[row][:, part]
     if own < at.LEAST_STEADY_SHARE * case.step_ms or not np.isfinite(late).any():
         return 0.0
-    return 1.0 if float(np.nanmean(late)) < HIDDEN * own else 0.0
+    return 1.0 if float(np.nanmean(late)) < at.HIDDEN * own else 0.0
 
 
 def straggler(case: Case, draft: Draft, late: Int64) -> Straggler:
@@ -135,12 +132,9 @@ def _lost_ms(case: Case, draft: Draft, late: Int64) -> float:
     if case.device is None or (played is None and case.steps.waits_inside):
         return lost_ms
     shown = cost.of_ranks(case.host_in_windows, part, late)
-    most = MOST_BY_PASSES if case.steps.waits_inside and len(part) > 1 else 1.0
+    most = at.MOST_BY_PASSES if case.steps.waits_inside and len(part) > 1 else 1.0
     played = cost.of_ranks(case.device, part, late) if played is None else played
     return lost_ms * cost.in_earnest(shown, played, most)
-
-
-MOST_BY_PASSES = 2.0  # by what a step's longest rank is late, where another may be the last in each of its passes
 
 
 def played_rows(case: Case, steps: int) -> Int64:

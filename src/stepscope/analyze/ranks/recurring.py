@@ -8,7 +8,7 @@ from stepscope.analyze.ranks import cost
 from stepscope.analyze.ranks import thresholds as at
 from stepscope.analyze.ranks.case import Case, cells_of
 from stepscope.analyze.ranks.causes import STEPS_SOURCE, of_data
-from stepscope.analyze.ranks.fixed import MOST_BY_PASSES, played_rows
+from stepscope.analyze.ranks.fixed import played_rows
 from stepscope.analyze.ranks.own_work import Matrix, middle
 from stepscope.analyze.ranks.stragglers import Rotating, Spikes, Together, rotating, spikes, together
 from stepscope.model.findings import Evidence, Place
@@ -80,9 +80,9 @@ def _of_spikes(case: Case, one: Rotating) -> Straggler | None:
         most = 1.0
         if case.pipes is not None:
             numbers = case.steps.numbers[case.steps.windows][cells.row]
-            played, most = case.pipes.without_waits(numbers, cells.column, cells.excess), MOST_BY_PASSES
+            played, most = case.pipes.without_waits(numbers, cells.column, cells.excess), at.MOST_BY_PASSES
         elif case.passes:
-            played, most = cost.of_cells_by_passes(case.passes, cells), MOST_BY_PASSES
+            played, most = cost.of_cells_by_passes(case.passes, cells), at.MOST_BY_PASSES
         else:
             played = cost.of_cells(_with(case.device, cells), cells)
         lost *= cost.in_earnest(shown, played, most) * _arrived_late(case, cells)

@@ -46,6 +46,13 @@ LINK_PART = 0.01  # of the step that calls of one kind must take longer; of all 
 LINK_GROUPS = 3  # alike, the slow one among them: of two, none can be told to be the usual one
 MIN_LINK_STEPS = 5  # with calls of the group: a retransmission now and then is no slow link
 
+# What is lost in steps of windows, carried over to the run by how long its steps are
+SHORTEST = 0.1  # quantile of the steps' lengths: nobody is late in such steps
+LENGTHENS_MOST = 1.5  # times the largest loss: what makes a step longer than that is something else
+SEEN_LENGTH = 1.25  # times the longest of windows: nothing is known of steps beyond
+HIDDEN = 0.25  # of what a rank does longer must show in its arrivals, or the device's queue hides it
+MOST_BY_PASSES = 2.0  # by what a step's longest rank is late, where another may be the last in each of its passes
+
 PART_OF_EXCESS = 0.5  # that a component must explain to be the cause
 LINE_PART = 0.25  # of the excess that a line must explain to be named
 SHARE_ERRORS = 4.0  # standard errors of a line's share: the largest of some hundred lines reaches 3 by chance

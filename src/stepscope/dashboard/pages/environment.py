@@ -12,7 +12,6 @@ from stepscope.model import Report
 from stepscope.report import sentences, words
 from stepscope.report.sentences import refused, trial_line
 
-MAX_COMMAND = 4_000  # characters: whole, so that it can be copied
 MAX_NESTED = 6  # values of a list or mapping that are shown in a fact
 
 _READING = (
@@ -89,7 +88,7 @@ def _run(context: PageContext, report: Report) -> Iterator[dict[str, Any]]:
     if run.get("command"):
         import shlex
 
-        yield blocks.fact("Command", shlex.join(str(word) for word in run["command"])[:MAX_COMMAND])
+        yield blocks.fact("Command", shlex.join(str(word) for word in run["command"])[: words.MAX_COMMAND])
     yield blocks.fact("Folder", str(context.base.folder))
     for label, key in (("Working directory", "cwd"), ("Name", "name"), ("Tags", "tags"), ("Hosts", "hosts")):
         if run.get(key):

@@ -22,7 +22,7 @@ from stepscope.report.escape import one_line
 KEPT = 3  # runs that stay open: a baseline, a candidate and one more
 
 
-class Desk:
+class OpenRuns:
     """What the tools work on. `jobs` is None where nothing may be started; `source` False quotes no line of source."""
 
     def __init__(self, root: Path, options: ReadOptions, *, source: bool = True, jobs: Jobs | None = None) -> None:
