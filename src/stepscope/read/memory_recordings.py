@@ -19,9 +19,8 @@ import msgspec
 from stepscope.errors import UnreadableInputError
 from stepscope.model import memory
 from stepscope.model.findings import Place
-from stepscope.read.jsonl import decode
 from stepscope.read.plain_pickle import loads
-from stepscope.read.streams import read_head, read_whole, stem
+from stepscope.read.streams import decode_json, read_head, read_whole, stem
 from stepscope.read.text import clean, integer, moment_ns, within
 
 MAX_FRAMES = 2_000  # of one stack
@@ -268,7 +267,7 @@ def read_memory_timeline(path: Path) -> tuple[memory.MemoryRecording, ...]:
             f"{path}: a picture without figures; call export_memory_timeline with .json.gz instead"
         )
     try:
-        value = decode(text)
+        value = decode_json(text)
     except ValueError:
         raise UnreadableInputError(f"{path}: no valid JSON, perhaps cut off; export the timeline again") from None
     rows: list[_Row | None] = []

@@ -1,8 +1,9 @@
-"""Traces taken in, or found in the cache: a folder of Parquet files for each, found again by the content of its file.
+"""Traces taken in, or found in the cache, and the tables `events`, `links`, `memory` and `traces` of all of them.
 
-An entry is made beside its final place and moved there in one step, so what is not whole is never seen. One that cannot
-be read is made again; where the cache cannot be written to, a temporary folder serves. Several traces are taken in side
-by side, in processes.
+The cache holds a folder of Parquet files for each trace, found again by the content of its file. An entry is made
+beside its final place and moved there in one step, so what is not whole is never seen. One that cannot be read is made
+again; where the cache cannot be written to, a temporary folder serves. Several traces are taken in side by side, in
+processes.
 """
 
 from __future__ import annotations
@@ -12,21 +13,23 @@ import re
 import shutil
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import polars as pl
 from msgspec import Struct
 
-from stepscope.beside import Beside, Ended, started
-from stepscope.cached import DIGEST_BYTES, INDEX, key_of
 from stepscope.errors import UnreadableInputError
-from stepscope.read.ahead import TraceAhead
-from stepscope.read.kineto import KinetoTrace
-from stepscope.tables.ingest import ingest
-from stepscope.tables.step_range import StepRange, Steps, is_large, step_range
-from stepscope.tables.trace_entry import StoredTrace, index_of, read
-from stepscope.workers import main_is_guarded, usable_cores
+from stepscope.files import DIGEST_BYTES, INDEX, key_of
+from stepscope.read.kineto import KinetoTrace, TraceAhead
+from stepscope.read.raw import RawRank, TraceRef
+from stepscope.tables.ingest import StepRange, ingest, is_large, step_range
+from stepscope.tables.journal import Steps
+from stepscope.tables.schema import empty
+from stepscope.tables.trace_entry import ReadTrace, StoredTrace, index_of, load, read
+from stepscope.workers import Beside, Ended, main_is_guarded, started, usable_cores
 
 _NAME = re.compile(rf"[0-9a-f]{{{2 * DIGEST_BYTES}}}")
 _making: dict[Path, threading.Event] = {}  # entries that this process makes beside its work
@@ -263,3 +266,76 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
+
+
+_DAMAGED = (OSError, UnreadableInputError, pl.exceptions.PolarsError)
+
+
+class EventsTable(Struct, frozen=True):
+    """What the traces of a run hold. `counts` are those of all `read` ones, `unreadable` is "process/trace" -> why."""
+
+    events: pl.DataFrame
+    links: pl.DataFrame
+    memory: pl.DataFrame
+    traces: pl.DataFrame
+    read: tuple[ReadTrace, ...]
+    counts: Counter[str]
+    unreadable: dict[str, str]
+
+
+def events_table(ranks: Sequence[RawRank], options: BuildOptions) -> EventsTable:
+    """All slices of all traces; ids count on from one trace to the next. A trace that cannot be read is named."""
+    frames: dict[str, list[pl.DataFrame]] = {name: [] for name in ("events", "links", "memory", "traces")}
+    read, unreadable = _read_all(ranks, options, frames)
+    counts = sum((trace.counts for trace in read), Counter({"unreadable_traces": len(unreadable)}))
+    # what the traces were read into is gone by now, or it would stand beside what is made of it
+    made = {name: _joined(parts) if parts else empty(name) for name, parts in frames.items()}
+    return EventsTable(**made, read=read, counts=counts, unreadable=unreadable)
+
+
+def _read_all(
+    ranks: Sequence[RawRank], options: BuildOptions, frames: dict[str, list[pl.DataFrame]]
+) -> tuple[tuple[ReadTrace, ...], dict[str, str]]:
+    # steps of a journal are no steps of the trace
+    wanted = [(rank, ref, None if rank.steps else options.steps) for rank in ranks for ref in rank.traces]
+    read: list[ReadTrace] = []
+    unreadable: dict[str, str] = {}
+    rows = 0
+    with cache_folder(options) as root:
+        found = collect([(ref.path, steps) for _, ref, steps in wanted], root, options)
+        for (rank, ref, steps), entry in zip(wanted, found, strict=True):
+            try:
+                if isinstance(entry, str):
+                    raise UnreadableInputError(entry)
+                trace, loaded = _loaded(entry, rank, ref, rows, root, steps, options)
+            except _DAMAGED as error:
+                unreadable[f"{rank.name}/{ref.name}"] = str(error)
+                continue
+            read.append(trace)
+            for name, parts in loaded.items():
+                frames[name] += parts
+            rows += sum(part.height for part in loaded["events"])
+    return tuple(read), unreadable
+
+
+def _joined(parts: list[pl.DataFrame]) -> pl.DataFrame:
+    """All rows, each column in one piece; empties `parts`. Else whatever looks at one makes a copy."""
+    whole = pl.concat(parts, rechunk=False)  # keeps a value that stands for all rows as one
+    parts.clear()
+    names = whole.columns
+    pieces = dict(zip(names, whole.n_chunks("all"), strict=True))
+    joined = [whole.drop_in_place(name).rechunk() for name in names if pieces[name] > 1]
+    return whole.hstack(joined).select(names) if joined else whole
+
+
+def _loaded(
+    entry: Entry, rank: RawRank, ref: TraceRef, first_id: int, root: Path, steps: Steps | None, options: BuildOptions
+) -> tuple[ReadTrace, dict[str, list[pl.DataFrame]]]:
+    """The rows of a trace; an entry that turns out damaged is made once more, and raises what it raises then."""
+    try:
+        return load(entry.read(), rank, ref, first_id, options.steps)
+    except _DAMAGED:
+        if entry.content is None:  # else nothing was read from a folder
+            shutil.rmtree(entry.folder, ignore_errors=True)
+    made = Entry(fetch(ref.path, root, steps=steps))
+    return load(made.read(), rank, ref, first_id, options.steps)

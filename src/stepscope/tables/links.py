@@ -15,9 +15,8 @@ import numpy.typing as npt
 import polars as pl
 from msgspec import Struct
 
-from stepscope.tables.arrays import NONE, Bools, Int32, Int64, climb
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64, climb, decode, with_ids
 from stepscope.tables.nesting import by_value
-from stepscope.tables.parts import decode, with_ids
 
 METHODS = ("correlation", "flow", "external_id", "containment")
 CORRELATION, FLOW, EXTERNAL_ID, CONTAINMENT = range(4)

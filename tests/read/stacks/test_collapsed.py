@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.read.raw import Frame, StackSource
-from stepscope.read.stacks.collapsed import Austin, Collapsed, Tachyon
-from stepscope.read.stacks.pyspy_raw import PySpyRaw
-from stepscope.read.stacks.sampled_files import open_stacks
+from stepscope.read.sampled_files import open_stacks
+from stepscope.read.stack_lines import Austin, Collapsed, PySpyRaw, Tachyon
 from tests.read.stack_text import read_all
 
 

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.read.raw import Frame, StackSource
-from stepscope.read.stacks.sampled_files import open_stacks
-from stepscope.read.stacks.speedscope import Speedscope
+from stepscope.read.sampled_files import open_stacks
+from stepscope.read.speedscope import Speedscope
 from tests.read.stack_text import Parsed, read_all
 
 SHARED = Path(__file__).parents[3] / ".." / "shared" / "traces" / "py_spy" / "speedscope.json"

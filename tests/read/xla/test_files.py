@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stepscope.errors import UnreadableInputError
-from stepscope.read.xla.files import is_xla_file, read_xla_files
+from stepscope.read.xla_files import is_xla_file, read_xla_files
 from tests.read.xla.texts import READ, SYNC, analysis, counts, events, read, recorded, report, section, table
 
 LOG = section(0, report(1, 1, 0)) + section(1, report(2, 2, 0))

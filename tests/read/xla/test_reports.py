@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.read.xla.files import read_xla_files
-from stepscope.read.xla.report import Report, ReportReader, time_ns, value
+from stepscope.read.xla_files import read_xla_files
+from stepscope.read.xla_text import Report, ReportReader, time_ns, value
 from tests.read.xla.texts import (
     SCALAR,
     counter,
