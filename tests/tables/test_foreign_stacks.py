@@ -6,10 +6,10 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from stepscope.read.stack_lines import PySpyRaw
 
 from stepscope import tables
 from stepscope.read.raw import Frame, FrameNames, Losses, RawHost, RawRun, RawSegment
+from stepscope.read.stack_lines import PySpyRaw
 from stepscope.tables import call_paths
 from stepscope.tables.call_paths import CallPaths
 from stepscope.tables.schema import Tables
