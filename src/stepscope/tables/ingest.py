@@ -10,7 +10,7 @@ from the steps. What is kept is decided exactly by `trace_entry.load`, as for an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from stepscope.read.kineto import KinetoTrace
 from stepscope.read.streams import GZIP
 from stepscope.read.trace import MISSING, Text, TraceChunk, TraceSource, TraceSummary
 from stepscope.tables import categories, links, trace_entry
-from stepscope.tables.arrays import Bools, Int32, Int64, decode, with_ids
+from stepscope.tables.arrays import Bools, Int32, Int64, Numbers, decode, with_ids
 from stepscope.tables.categories import STEP
 from stepscope.tables.journal import Steps, chosen, trace_steps
 from stepscope.tables.nesting import by_value, nest
@@ -146,7 +146,6 @@ _MAX_START_NS = 2**62
 
 LAUNCH_ARROWS = ("ac2g", "async")  # the second is what writers of 2021 called it
 FORWARD_ARROWS = ("fwdbwd",)
-_TIMES = (("track", np.int32), ("start_ns", np.int64), ("duration_ns", np.int64))
 _TEXTS = ("category", "name", "track")
 _SPARSE = ("correlation", "external_id", "sequence", "forward_thread")
 _MEMORY_NUMBERS = ("time_ns", "address", "bytes", "device_type", "device", "allocated_bytes", "reserved_bytes")
@@ -171,32 +170,41 @@ def ingest(
     frames: dict[str, pl.DataFrame] = {}
     with PartWriter(target, keep=keep) as writer:
         taken = _take(source, writer, only)
-        base_ns = taken.summary.base_ns
-        track, start, duration = (taken.whole(name, dtype) for name, dtype in _TIMES)
-        flags = _Flags(taken)
-        repaired = repair(track, start, duration, is_device=flags.device)
-        frames[MEMORY] = writer.write(_memory_frame(taken.memory.given(), taken.texts["track"], base_ns), MEMORY)
-        frames[MARKS] = writer.write(_marks_frame(taken, start, duration, base_ns), MARKS)
+        base_ns, texts = taken.summary.base_ns, taken.texts
+        category, name, track, start, duration = map(taken.slices.dense, (*_TEXTS, "start_ns", "duration_ns"))
+        frames[MEMORY] = writer.write(_memory_frame(taken.memory.given(), texts["track"], base_ns), MEMORY)
+
+        def each(said: Callable[[str], bool], what: str = "category", codes: Int32 = category) -> Bools:
+            return np.array([*map(said, texts[what].values), False], dtype=bool)[codes]
+
+        is_device, is_runtime = each(categories.DEVICE.__contains__), each(categories.is_runtime)
+        is_operator = each(categories.OPERATORS.__contains__)
+        graph_launch = is_runtime & each(categories.is_graph_launch, "name", name)
+        is_mark = each(lambda text: text.startswith((categories.STEP, categories.OPTIMIZER)), "name", name)
+        repaired = repair(track, start, duration, is_device=is_device)
+        # the slices that mark a step, in the order of the trace
+        marks = {what: decode(texts[what].values, taken.slices.dense(what)[is_mark]) for what in ("category", "name")}
+        marked = {**marks, "start_ns": start[is_mark] + base_ns, "duration_ns": duration[is_mark]}
+        frames[MARKS] = writer.write(pl.DataFrame(marked), MARKS)
+        kinds: dict[str, Any] = {
+            "is_function": each(categories.FUNCTION.__eq__),
+            "is_annotation": each(categories.ANNOTATION.__eq__),
+            "precedence": np.array([*map(categories.precedence, texts["category"].values), 0], np.int8)[category],
+        }
         taken.slices.forget("category", "name", "start_ns", "duration_ns")
-        nesting = nest(
-            track,
-            start,
-            duration,
-            is_function=flags.function,
-            is_annotation=flags.annotation,
-            precedence=flags.precedence,
-        )
+        del category, name, is_mark, each
+        nesting = nest(track, start, duration, **kinds)
         slices = links.Slices(
-            track, start, duration, nesting.parent, nesting.frame,
-            flags.device, flags.runtime, flags.operator, flags.graph_launch,
-            correlation=taken.sparse("correlation"), external_id=taken.sparse("external_id"),
+            track, start, duration, nesting.parent, nesting.frame, is_device, is_runtime, is_operator, graph_launch,
+            correlation=taken.slices.sparse("correlation"), external_id=taken.slices.sparse("external_id"),
         )  # fmt: skip
-        numbered = _numbered(taken, track, start, flags.operator)
+        numbered = _numbered(taken, track, start, is_operator)
         linked, forward_of = links.link(slices, _arrows(taken, LAUNCH_ARROWS), numbered, _arrows(taken, FORWARD_ARROWS))
         frames[LINKS] = writer.write(linked, LINKS)
         clipped = nesting.clipped
-        summary, device = taken.summary, categories.device_kind(taken.texts["category"].values)
-        del taken, flags, track, slices, numbered, linked  # a large trace is in memory once, not twice
+        summary, device = taken.summary, categories.device_kind(texts["category"].values)
+        del taken, kinds, track, slices, numbered, linked  # a large trace is in memory once, not twice
+        del is_device, is_runtime, is_operator, graph_launch
         start += base_ns
         tree = {"start_ns": start, "duration_ns": duration, "self_ns": nesting.self_ns, "depth": nesting.depth}
         tree |= {"parent": nesting.parent, "frame": nesting.frame, "forward": forward_of}
@@ -235,16 +243,10 @@ class _Taken(Struct, frozen=True):
     texts: dict[str, TextCodes]
     summary: TraceSummary
 
-    def whole(self, name: str, dtype: type[np.generic]) -> Any:
-        return self.slices.dense(name).astype(dtype, copy=False)
-
-    def sparse(self, name: str) -> tuple[Int64, Int64]:
-        rows, values = self.slices.sparse(name)
-        return rows, values.astype(np.int64, copy=False)
-
 
 def _take(source: TraceSource, writer: PartWriter, only: StepRange | None) -> _Taken:
-    slices, flows, memory = Columns(), Columns(), Columns()
+    slices, flows = Columns(dict.fromkeys(_TEXTS, np.int32)), Columns({"track": np.int32, "finish": np.bool_})
+    memory = Columns({"track": np.int32})
     texts = {name: TextCodes() for name in (*_TEXTS, "flow_kind")}
     track = texts["track"]
     for whole in source.chunks():
@@ -265,75 +267,34 @@ def _take(source: TraceSource, writer: PartWriter, only: StepRange | None) -> _T
     return _Taken(slices, flows, memory, texts, source.summary())
 
 
-class _Flags:
-    def __init__(self, taken: _Taken) -> None:
-        category = taken.whole("category", np.int32)
-        names = taken.texts["category"].values
-        self.function = _each(category, (name == categories.FUNCTION for name in names))
-        self.annotation = _each(category, (name == categories.ANNOTATION for name in names))
-        self.device = _each(category, (name in categories.DEVICE for name in names))
-        self.runtime = _each(category, (categories.is_runtime(name) for name in names))
-        self.operator = _each(category, (name in categories.OPERATORS for name in names))
-        self.precedence = np.array([*map(categories.precedence, names), 0], np.int8)[category]
-        graph = (categories.is_graph_launch(name) for name in taken.texts["name"].values)
-        self.graph_launch = self.runtime & _each(taken.whole("name", np.int32), graph)
-
-
-def _each(codes: Int32, values: Iterable[bool]) -> Bools:
-    return np.array([*values, False], dtype=bool)[codes]
-
-
 def _arrows(taken: _Taken, kinds: tuple[str, ...]) -> links.Arrows:
     """Pairs of ends with the same id; where one came several times, the last."""
     codes = [code for code, kind in enumerate(taken.texts["flow_kind"].values) if kind in kinds]
-    columns = taken.flows
-    mine = np.isin(columns.dense("kind"), codes)
-    ids, finish = columns.dense("id")[mine], columns.dense("finish")[mine].astype(np.bool_, copy=False)
-    track = columns.dense("track")[mine].astype(np.int32, copy=False)
-    time = columns.dense("time_ns")[mine].astype(np.int64, copy=False)
+    mine = np.isin(taken.flows.dense("kind"), codes)
+    ids, finish, track, time = (taken.flows.dense(name)[mine] for name in ("id", "finish", "track", "time_ns"))
     heads, tails = np.flatnonzero(finish), np.flatnonzero(~finish)
-    tails = tails[np.argsort(ids[tails], kind="stable")]
-    place = np.searchsorted(ids[tails], ids[heads], side="right") - 1
-    known = place >= 0
-    known[known] = ids[tails[place[known]]] == ids[heads[known]]
-    start, end = tails[place[known]], heads[known]
-    return links.Arrows(track[start], time[start], track[end], time[end])
+    last = links.last_until((ids[tails], np.zeros_like(tails)), (ids[heads], np.zeros_like(heads)))
+    start, end = tails[last[last >= 0]], heads[last >= 0]
+    return (track[start], time[start]), (track[end], time[end])
 
 
 def _numbered(taken: _Taken, track: Int32, start: Int64, is_operator: Bools) -> links.Numbered:
-    rows, sequence = taken.sparse("sequence")
+    rows, sequence = taken.slices.sparse("sequence")
     mine = is_operator[rows]
     rows, sequence = rows[mine], sequence[mine]
-    thread = links.value_at(taken.sparse("forward_thread"), rows)
-    names = taken.texts["track"].values
-    numbers: dict[str, int] = {}
-    process = np.array([*(numbers.setdefault(name.rpartition("/")[0], len(numbers)) for name in names), 0], np.int64)
+    thread, numbers = links.value_at(taken.slices.sparse("forward_thread"), rows), Numbers[str]()
+    process = np.array([*(numbers[name.rpartition("/")[0]] for name in taken.texts["track"].values), 0], np.int64)
     return links.Numbered(rows, process[track[rows]], track[rows], start[rows], sequence, thread)
 
 
-def _marks_frame(taken: _Taken, start_ns: Int64, duration_ns: Int64, base_ns: int) -> pl.DataFrame:
-    """Category, name, start and duration of the slices that mark a step, in the order of the trace."""
-    wanted = [name.startswith((categories.STEP, categories.OPTIMIZER)) for name in taken.texts["name"].values]
-    name = taken.whole("name", np.int32)
-    rows = np.flatnonzero(np.array([*wanted, False])[name])
-    return pl.DataFrame(
-        {
-            "category": decode(taken.texts["category"].values, taken.whole("category", np.int32)[rows]),
-            "name": decode(taken.texts["name"].values, name[rows]),
-            "start_ns": start_ns[rows] + base_ns,
-            "duration_ns": duration_ns[rows],
-        }
-    )
-
-
 def _memory_frame(rows: Columns, tracks: TextCodes, base_ns: int) -> pl.DataFrame:
-    columns: dict[str, Int64] = {name: rows.dense(name).astype(np.int64, copy=False) for name in _MEMORY_NUMBERS}
+    columns: dict[str, Int64] = {name: rows.dense(name) for name in _MEMORY_NUMBERS}
     frame = pl.DataFrame(
         {
             "device": _devices(columns["device_type"], columns["device"]),
             "time_ns": columns["time_ns"] + base_ns,
             **{name: columns[name] for name in _MEMORY_KEPT},
-            "track": decode(tracks.values, rows.dense("track").astype(np.int32, copy=False)),
+            "track": decode(tracks.values, rows.dense("track")),
         }
     )
     return frame.with_columns(pl.when(pl.col(name) != MISSING).then(pl.col(name)).alias(name) for name in _MEMORY_KEPT)

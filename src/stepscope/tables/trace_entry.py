@@ -11,7 +11,7 @@ them is ever made.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from io import BytesIO
 from itertools import pairwise
@@ -37,8 +37,6 @@ from stepscope.tables.categories import OPTIMIZER
 from stepscope.tables.journal import Steps, chosen, step_at, trace_steps
 from stepscope.tables.links import LINKED, STATES
 from stepscope.tables.schema import SCHEMAS
-
-AnyArray = npt.NDArray[np.generic]
 
 ROWS_PER_FILE = 1 << 17
 COMPRESSION: Any = "zstd"
@@ -194,11 +192,13 @@ class Columns:
     are kept, with their numbers. Texts are codes of one dictionary per column: traces repeat their texts.
     """
 
-    def __init__(self) -> None:
-        self._parts: dict[str, list[AnyArray]] = {}
+    def __init__(self, kinds: Mapping[str, Any]) -> None:
+        """`kinds` of columns that are none of 64-bit integers."""
+        self._parts: dict[str, list[Any]] = {}
+        self._kinds = kinds
         self.count = 0
 
-    def append(self, dense: dict[str, AnyArray], sparse: dict[str, Int64]) -> None:
+    def append(self, dense: dict[str, Any], sparse: dict[str, Int64]) -> None:
         for name, values in dense.items():
             self._parts.setdefault(name, []).append(values)
         for name, values in sparse.items():
@@ -210,16 +210,16 @@ class Columns:
                 self._parts.setdefault(name, []).append(values[rows])
         self.count += len(next(iter(dense.values())))
 
-    def dense(self, name: str) -> AnyArray:
+    def dense(self, name: str) -> Any:
         parts = self._parts.get(name)
         if parts is None:
-            return np.empty(0, np.int64)
+            return np.empty(0, self._kinds.get(name, np.int64))
         if len(parts) > 1:
             parts[:] = [np.concatenate(parts)]
         return parts[0]
 
     def given(self) -> Columns:
-        other = Columns()
+        other = Columns(self._kinds)
         other._parts, self._parts = self._parts, {}
         return other
 
@@ -227,8 +227,8 @@ class Columns:
         for name in names:
             self._parts.pop(name, None)
 
-    def sparse(self, name: str) -> tuple[Int64, AnyArray]:
-        return self.dense(f"{name}.rows").astype(np.int64, copy=False), self.dense(name)
+    def sparse(self, name: str) -> tuple[Int64, Int64]:
+        return self.dense(f"{name}.rows"), self.dense(name)
 
 
 def is_absent(values: npt.NDArray[Any]) -> bool:
