@@ -29,7 +29,7 @@ from stepscope.tables.ingest import StepRange, ingest, is_large, step_range
 from stepscope.tables.journal import Steps
 from stepscope.tables.schema import empty
 from stepscope.tables.trace_entry import ReadTrace, StoredTrace, index_of, load, read
-from stepscope.workers import Beside, Ended, main_is_guarded, started, usable_cores
+from stepscope.workers import Ended, main_is_guarded, started, usable_cores
 
 _NAME = re.compile(rf"[0-9a-f]{{{2 * DIGEST_BYTES}}}")
 _making: dict[Path, threading.Event] = {}  # entries that this process makes beside its work
@@ -106,49 +106,41 @@ def _make(source: KinetoTrace, entry: Path, near: StepRange | None = None, steps
 def obtain(path: Path, root: Path | None, progress: Tell | None) -> Entry:
     """As `fetch`, with what had to be made in memory; without a `root` nothing is written.
 
-    The entry is made while the caller goes on. If it cannot be, the next one who asks makes it again.
+    The entry is made while the caller goes on. If it cannot be, the next one who asks makes it again. Where a process
+    reads the trace already and can, it comes from there.
     """
-    ahead = started(path)
-    if root is None:
-        return Entry(path, _taken_in(path, ahead, progress, None))
-    entry = root / key_of(path)
-    if _is_there(entry):
-        if ahead is not None:
-            ahead.stop()
-        return Entry(entry)
-    part = _new_part(root)
-    made = _making[entry] = threading.Event()
+    ahead, entry, part = started(path), path, None
+    if root is not None:
+        entry = root / key_of(path)
+        if _is_there(entry):
+            if ahead is not None:
+                ahead.stop()
+            return Entry(entry)
+        part = _new_part(root)
+        _making[entry] = threading.Event()
 
     def settle(whole: bool) -> None:
+        if part is None:
+            return
         try:
             if whole:
                 _move(part, entry)
-                prune(root)
+                prune(entry.parent)
         except OSError:
             pass  # the cache is no place to write to any more
         finally:
             shutil.rmtree(part, ignore_errors=True)
             made.set()
 
+    made = _making.get(entry, threading.Event())
     try:
-        return Entry(entry, _taken_in(path, ahead, progress, part, settle))
+        if ahead is not None:
+            with suppress(Ended):
+                return Entry(entry, ingest(TraceAhead(ahead, progress), part, settle))
+        return Entry(entry, ingest(KinetoTrace(path, progress=progress), part, settle))
     except BaseException:
         settle(whole=False)
         raise
-
-
-def _taken_in(
-    path: Path,
-    ahead: Beside | None,
-    progress: Tell | None,
-    target: Path | None,
-    settle: Callable[[bool], None] | None = None,
-) -> StoredTrace:
-    """Take in a trace, from the process that reads it already if there is one and it can."""
-    if ahead is not None:
-        with suppress(Ended):
-            return ingest(TraceAhead(ahead, progress), target, settle)
-    return ingest(KinetoTrace(path, progress=progress), target, settle)
 
 
 def _is_there(entry: Path) -> bool:
@@ -215,37 +207,31 @@ def collect(wanted: Sequence[tuple[Path, Steps | None]], folder: Path, options: 
     """For each trace its tables, or why there are none; of some only the steps beside it are wanted."""
     workers = _workers([path for path, _ in wanted], options)
     if workers < 2:
-        return [_alone(path, folder, options, steps) for path, steps in wanted]
+        return [_obtained(path, folder, steps, options) for path, steps in wanted]
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context
 
     found: list[Entry | str] = []
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        pending = [pool.submit(_fetch, path, folder, steps) for path, steps in wanted]
+        pending = [pool.submit(_obtained, path, folder, steps) for path, steps in wanted]
         for (path, steps), future in zip(wanted, pending, strict=True):
             try:
                 found.append(future.result())
             except BrokenProcessPool:
                 # A process was killed, mostly for the memory of several at once: what is left goes one by one.
-                found.append(_alone(path, folder, options, steps))
+                found.append(_obtained(path, folder, steps, options))
             if options.progress is not None and path.exists():
                 options.progress(path.name, _size(path), _size(path))
     return found
 
 
-def _fetch(path: Path, folder: Path, steps: Steps | None) -> Entry | str:
-    try:
-        return Entry(fetch(path, folder, None, steps))
-    except (OSError, UnreadableInputError) as error:
-        return str(error)
-
-
-def _alone(path: Path, folder: Path, options: BuildOptions, steps: Steps | None) -> Entry | str:
-    progress = options.progress
+def _obtained(path: Path, folder: Path, steps: Steps | None, options: BuildOptions | None = None) -> Entry | str:
+    """Without `options` in a process of its own, which hands no tables over."""
+    progress = None if options is None else options.progress
     tell = None if progress is None else lambda done, size: progress(path.name, done, size)
     try:
-        if options.steps is not None:
+        if options is None or options.steps is not None:
             # Of some steps few slices are kept in the end, so all of them had better not be in memory at once.
             return Entry(fetch(path, folder, tell, steps))
         return obtain(path, folder if folder == options.cache else None, tell)
