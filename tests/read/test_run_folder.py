@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from stepscope.errors import UnreadableInputError
 from stepscope.model import STEP_COLUMNS, STEPS_SCHEMA
@@ -163,23 +161,6 @@ def test_repeated_and_unordered_steps(tmp_path: Path):
     steps, losses = read_journal(tmp_path, [HEADER, first, third, second, second])
     assert [step["step"] for step in steps] == [0, 1, 2]
     assert losses.counts == {"unordered_steps": 1, "bad_steps": 1}
-
-
-values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=20) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-    max_leaves=40,
-)
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
-@given(st.lists(values, max_size=8), st.binary(max_size=30))
-def test_never_raises(tmp_path: Path, lines: list[Any], tail: bytes):
-    path = tmp_path / "steps.jsonl"
-    path.write_bytes("".join(json.dumps(line) + "\n" for line in lines).encode() + tail)
-    losses = Losses()
-    for step in read_steps(path, losses, "x"):
-        assert step["wall_ns"] >= 0
 
 
 # ---- the times beside a segment's stacks: read, checked value by value, absent or damaged without harm

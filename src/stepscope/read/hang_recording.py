@@ -24,7 +24,7 @@ import numpy.typing as npt
 from msgspec import Raw, Struct
 
 from stepscope.errors import UnreadableInputError
-from stepscope.read.plain_pickle import PickleLimits, loads
+from stepscope.read.plain_pickle import PickleLimits, StackNumbers, loads
 from stepscope.read.streams import decode_json, read_whole
 from stepscope.read.text import INT64_MAX, clean, integer, moment_ns, string, whole_number, within
 
@@ -207,30 +207,18 @@ _file = msgspec.json.Decoder(_File)
 _entry = msgspec.json.Decoder(_Entry)
 
 
-class _List(dict[Any, int]):
-    """A number for each distinct key; `made` are what the keys stand for."""
-
-    def __init__(self) -> None:
-        self.made: list[Any] = []
-
-    def put(self, key: Any, value: Any) -> int:
-        self[key] = number = len(self.made)
-        self.made.append(value)
-        return number
-
-
 class DumpReader:
     """Reads dumps one after another into lists that all of them share. `problems` says what was odd about them."""
 
     def __init__(self) -> None:
-        self._groups, self._kinds, self._signatures, self._stacks = _List(), _List(), _List(), _List()
+        # each with its number, in the order of the numbers
+        self.groups: dict[GroupName, int] = {}
+        self.kinds: dict[str, int] = {}
+        self.signatures: dict[Signature, int] = {}
+        self.stacks: dict[tuple[Frame, ...], int] = {}
+        self._kind_of: dict[str, str] = {}  # by the name of the dump
         self._ranks: dict[str, tuple[int, ...] | None] = {}
-        self._same_signatures, self._same_stacks = _List(), _List()
-
-    groups: list[GroupName] = property(lambda self: self._groups.made)  # type: ignore[assignment]
-    kinds: list[str] = property(lambda self: self._kinds.made)  # type: ignore[assignment]
-    signatures: list[Signature] = property(lambda self: self._signatures.made)  # type: ignore[assignment]
-    stacks: list[tuple[Frame, ...]] = property(lambda self: self._stacks.made)  # type: ignore[assignment]
+        self._same: dict[Any, int] = {}  # numbers of signatures and stacks by their JSON
 
     def read(self, path: Path) -> tuple[Dump, int]:
         """The dump, with the rank that its name tells or -1, and how many of its records could not be read.
@@ -299,30 +287,22 @@ class DumpReader:
     def _of_json(self, raw: Raw) -> _Row | None:
         try:
             entry = _entry.decode(raw)
-            key = (bytes(entry.input_sizes), bytes(entry.output_sizes), bytes(entry.input_dtypes))
-            signature = self._same_signatures.get((*key, bytes(entry.output_dtypes)))
-            if signature is None:
-                given = (entry.input_sizes, entry.output_sizes, entry.input_dtypes, entry.output_dtypes)
-                made = self.signature(*(decode_json(bytes(part)) if part else None for part in given))
-                signature = self._same_signatures.put((*key, bytes(entry.output_dtypes)), made)
-            stack_key = bytes(entry.frames)
-            stack = self._same_stacks.get(stack_key)
-            if stack is None:
-                frames = self.stack(map(_frame, _some(decode_json(bytes(entry.frames))))) if entry.frames else -1
-                stack = self._same_stacks.put(stack_key, frames)
+            given = (entry.input_sizes, entry.output_sizes, entry.input_dtypes, entry.output_dtypes)
+            key, frames = tuple(map(bytes, given)), bytes(entry.frames)
+            if key not in self._same:
+                self._same[key] = self.signature(*(decode_json(part) if part else None for part in key))
+            if frames not in self._same:
+                self._same[frames] = self.stack(map(_frame, _some(decode_json(frames)))) if frames else -1
         except (ValueError, msgspec.MsgspecError, RecursionError):
-            return self._row_of_json(raw)
+            try:
+                return _Alive(self).row(decode_json(bytes(raw)))
+            except ValueError:
+                return None
         return self._row(
             entry.record_id, entry.profiling_name, entry.process_group, entry.collective_seq_id, entry.p2p_seq_id,
-            self._same_signatures.made[signature], self._same_stacks.made[stack], entry.state,
+            self._same[key], self._same[frames], entry.state,
             entry.retired, entry.is_p2p, entry.time_created_ns, entry.time_discovered_completed_ns,
         )  # fmt: skip
-
-    def _row_of_json(self, raw: Raw) -> _Row | None:
-        try:
-            return _Alive(self).row(decode_json(bytes(raw)))
-        except ValueError:
-            return None
 
     # ------------------------------------------------------------------------------------ what both have in common
 
@@ -333,10 +313,10 @@ class DumpReader:
     ) -> _Row | None:  # fmt: skip
         if not -1 <= sequence <= INT64_MAX or not -1 <= p2p_sequence <= INT64_MAX or abs(record) > INT64_MAX:
             return None
-        number = self._kinds.get(kind)
-        if number is None:
-            number = self._kinds.put(kind, clean(kind.partition(":")[2] or kind)[:MAX_NAME])
-        name = self._kinds.made[number]
+        name = self._kind_of.get(kind)
+        if name is None:
+            name = self._kind_of[kind] = clean(kind.partition(":")[2] or kind)[:MAX_NAME]
+        number = self.kinds.setdefault(name, len(self.kinds))
         if p2p is None:
             p2p = name.startswith(("send ", "recv "))
         reached = COMPLETED if completed_ns else _STATES.get(state, SCHEDULED)
@@ -345,20 +325,17 @@ class DumpReader:
 
     def signature(self, inputs: Any, outputs: Any, input_dtypes: Any, output_dtypes: Any) -> int:
         made = Signature(_shapes(inputs), _shapes(outputs), _dtypes(input_dtypes), _dtypes(output_dtypes))
-        known = self._signatures.get(made)
-        return self._signatures.put(made, made) if known is None else known
+        return self.signatures.setdefault(made, len(self.signatures))
 
     def stack(self, frames: Iterable[Frame | None]) -> int:
         made = tuple(frame for frame in frames if frame is not None)
-        known = self._stacks.get(made)
-        return self._stacks.put(made, made) if known is None else known
+        return self.stacks.setdefault(made, len(self.stacks))
 
     def _group(self, name: tuple[str, str], config: dict[str, Any]) -> int:
         told = config.get(name[0])
         ranks = self._members(told.get("ranks")) if isinstance(told, dict) else None
         made = GroupName(clean(name[0])[:MAX_NAME], clean(name[1])[:MAX_NAME], ranks)
-        known = self._groups.get(made)
-        return self._groups.put(made, made) if known is None else known
+        return self.groups.setdefault(made, len(self.groups))
 
     def _members(self, told: Any) -> tuple[int, ...] | None:
         """Ranks as a list, or as the text "[0, 1]" that torch writes; None where they are neither or empty."""
@@ -381,8 +358,7 @@ class _Alive:
 
     def __init__(self, reader: DumpReader) -> None:
         self._reader = reader
-        self._frames: dict[int, Frame | None] = {}
-        self._stacks: dict[tuple[int, ...], int] = {}
+        self._stacks = StackNumbers(reader.stacks, _frame, MAX_FRAMES)
         self._lists: dict[int, Any] = {}
         self._signatures: dict[Any, int] = {}
 
@@ -409,7 +385,7 @@ class _Alive:
             signature = self._signatures[key] = self._reader.signature(*parts)
         state, p2p = get("state"), get("is_p2p")
         return self._reader._row(
-            record, kind, (name, description), sequence, p2p_sequence, signature, self._stack(get("frames")),
+            record, kind, (name, description), sequence, p2p_sequence, signature, self._stacks.number(get("frames")),
             state if type(state) is str else "", get("retired") is True, p2p if type(p2p) is bool else None,
             integer(get("time_created_ns")), integer(get("time_discovered_completed_ns")),
         )  # fmt: skip
@@ -437,21 +413,6 @@ class _Alive:
     @staticmethod
     def _inner(sizes: list[Any]) -> Any:
         return tuple([_scalar(size) for size in sizes[:MAX_DIMENSIONS]])
-
-    def _stack(self, frames: Any) -> int:
-        if type(frames) is not list or not frames:
-            return -1
-        key = tuple(map(id, frames[:MAX_FRAMES]))
-        number = self._stacks.get(key)
-        if number is None:
-            known = self._frames
-            made = [known[one] if (one := id(frame)) in known else self._frame(frame) for frame in frames[:MAX_FRAMES]]
-            number = self._stacks[key] = self._reader.stack(made)
-        return number
-
-    def _frame(self, frame: Any) -> Frame | None:
-        made = self._frames[id(frame)] = _frame(frame)
-        return made
 
 
 def _scalar(value: Any) -> Any:

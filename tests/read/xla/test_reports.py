@@ -126,7 +126,7 @@ not_tied = st.integers(0, 10**15).filter(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     metrics=st.dictionaries(names, st.tuples(st.integers(1, 10**9), not_tied), max_size=8),
     figures=st.dictionaries(names, st.integers(1, 10**12), max_size=8),
