@@ -23,8 +23,8 @@ from stepscope.engine import intervals
 from stepscope.engine.host_calls import OPERATOR, TRANSPARENT, Function, HostCalls, ProfiledCalls
 from stepscope.engine.journal import parse_json
 from stepscope.engine.samples import Samples
-from stepscope.engine.slice_names import MODULE_CALL, callee_name
 from stepscope.engine.source_lines import Lines
+from stepscope.engine.user_code import MODULE_CALL, callee_name
 from stepscope.model import LoopFacts, Place
 from stepscope.tables.arrays import Bools, Int64, climb
 

@@ -29,9 +29,8 @@ from stepscope.engine.host_calls import BUILTIN, LIBRARY, OPERATOR, USER, HostCa
 from stepscope.engine.journal import event_data, events_in_steps
 from stepscope.engine.journal import place_of as place_of_event
 from stepscope.engine.samples import bare, short
-from stepscope.engine.slice_names import python_frame
 from stepscope.engine.step_labels import LabelledSteps
-from stepscope.engine.user_code import UserCode, is_torch, knows_no_tensors
+from stepscope.engine.user_code import UserCode, is_torch, knows_no_tensors, python_frame
 from stepscope.model import LoopFacts, Place, PythonFacts
 from stepscope.model.machine import PauseFacts, PauseLine
 from stepscope.tables.categories import ANNOTATION

@@ -23,8 +23,8 @@ from stepscope.engine import collective_names as words
 from stepscope.engine import intervals
 from stepscope.engine.device_work import work
 from stepscope.engine.intervals import Intervals
+from stepscope.engine.scene import TraceSteps, trace_steps
 from stepscope.engine.spans import Base, Span
-from stepscope.engine.trace_steps import TraceSteps, trace_steps
 from stepscope.model.counted import things
 from stepscope.model.trace import SpanRef
 from stepscope.model.views import CollectiveOverWorkers, Distributed, WorkerShare

@@ -22,9 +22,9 @@ from msgspec import Struct
 from stepscope.analyze.views.kernels import eligible, judged, plugin_tensor_cores, uses_tensor_cores
 from stepscope.engine import intervals
 from stepscope.engine.device_work import COPY, Work, by_device, work
+from stepscope.engine.scene import trace_steps
 from stepscope.engine.slice_tree import has_ancestor
 from stepscope.engine.spans import Base, Span
-from stepscope.engine.trace_steps import trace_steps
 from stepscope.model.trace import GpuProperties
 from stepscope.model.views import Counter, GpuSummary, Overview
 from stepscope.tables.arrays import Bools, Floats, Int64

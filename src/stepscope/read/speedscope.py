@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from stepscope.read import stack_lines as source
 from stepscope.read.raw import SAMPLES, Frame, FrameNames, Losses, Progress, RawStack, StackSource
-from stepscope.read.stacks import source
 from stepscope.read.streams import BYTE_ORDER_MARK, ByteStream, Limits
 from stepscope.read.text import LONGEST_NS, clean, integer
 

@@ -11,11 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from stepscope.errors import UnreadableInputError, readable
+from stepscope.read import speedscope
 from stepscope.read.raw import FrameNames, Losses, RawHost, RawRun, RawSegment, StackSource
-from stepscope.read.stacks import speedscope
-from stepscope.read.stacks.collapsed import Austin, Collapsed, Tachyon
-from stepscope.read.stacks.pyspy_raw import PySpyRaw
-from stepscope.read.stacks.source import START_PROCESS, START_THREAD
+from stepscope.read.stack_lines import START_PROCESS, START_THREAD, Austin, Collapsed, PySpyRaw, Tachyon
 from stepscope.read.streams import BYTE_ORDER_MARK, HEAD_BYTES, common_folder, known_files, read_head
 
 Detect = Callable[[bytes], bool]

@@ -20,10 +20,10 @@ from msgspec.structs import asdict, replace
 from stepscope.errors import UnreadableInputError, readable
 from stepscope.files import open_regular
 from stepscope.model.findings import Place
+from stepscope.read import xla_text
 from stepscope.read.raw import Losses, RawRank, RawRun, Row
 from stepscope.read.streams import GZIP, Limits, LineRules, common_folder, known_files, read_lines, unpacked
-from stepscope.read.xla import report as reports
-from stepscope.read.xla.debug_log import MARK, Analyses, Compile
+from stepscope.read.xla_text import MARK, Analyses, Compile
 
 LOOKED_AT = 2**18  # bytes of the beginning, and of the end: a script prints its report last
 PACKED_LOOKED_AT = 2**20  # of a packed file, whose end cannot be had without the rest
@@ -79,11 +79,11 @@ class Content:
     def __init__(self, path: Path, label: str, losses: Losses) -> None:
         self.path = path
         self.label = label  # for losses and sources
-        self.sections = reports.Sections()
-        self.report = reports.Report()
+        self.sections = xla_text.Sections()
+        self.report = xla_text.Report()
         self.analyses = Analyses()
         self._step: int | None = None
-        self._reader = reports.ReportReader(self._add_report)
+        self._reader = xla_text.ReportReader(self._add_report)
         for lines in read_lines(path, label, losses, LINES):
             for line in lines:
                 if line:
@@ -102,24 +102,24 @@ class Content:
         match = _ORDINAL.fullmatch(self.path.name.removesuffix(".gz"))
         return int(match[1]) if match is not None and (self.sections.count or self.report) else 0
 
-    def totals(self) -> reports.Report:
-        return reports.highest([self.sections.report(), self.report] if self.sections.count else [self.report])
+    def totals(self) -> xla_text.Report:
+        return xla_text.highest([self.sections.report(), self.report] if self.sections.count else [self.report])
 
     def _feed(self, line: str) -> None:
         if MARK in line:  # most lines of a debug log
             self.analyses.feed(line)
-        elif reports.HEAD in line and (section := reports.SECTION.search(line)) is not None:
+        elif xla_text.HEAD in line and (section := xla_text.SECTION.search(line)) is not None:
             self._reader.cut()
             self._step = int(section[1])
             self._reader.in_section = True
         elif ": " not in line or not self._reader.feed(line):
             self.analyses.feed(line)
 
-    def _add_report(self, report: reports.Report) -> None:
+    def _add_report(self, report: xla_text.Report) -> None:
         if self._step is not None:
             self.sections.add(self._step, report)
         else:
-            self.report = reports.highest([self.report, report])
+            self.report = xla_text.highest([self.report, report])
 
 
 def read_xla_files(paths: Sequence[Path]) -> RawRun:
@@ -156,13 +156,13 @@ def _sources(contents: list[Content]) -> Sources:
     debug = debug or next((content for content in contents if content.analyses), None)
     counting = [content for content in contents if content.sections.count or content.report]
     for one, other in combinations(counting, 2):
-        if reports.contradict(one.totals(), other.totals()):
+        if xla_text.contradict(one.totals(), other.totals()):
             raise _several(one, other, "their counts contradict each other")
-    whole = reports.highest([content.totals() for content in counting])
-    sections = stepped.sections if stepped is not None else reports.Sections()
+    whole = xla_text.highest([content.totals() for content in counting])
+    sections = stepped.sections if stepped is not None else xla_text.Sections()
     known = sections.report()
     # The steps, and without a step what a report of the whole run counts beyond them.
-    rest = reports.growth(reports.Report(), whole, reports.StepChange(None))
+    rest = xla_text.growth(xla_text.Report(), whole, xla_text.StepChange(None))
     for change in sections.changes:
         rest.samples -= change.samples
         rest.totals -= change.totals
@@ -243,9 +243,9 @@ _NOWHERE: _Target = (None, None)
 class Sources(Struct, frozen=True):
     """What is known of a rank. `changes` are steps, or the whole run as one; `source` names where they are from."""
 
-    changes: tuple[reports.StepChange, ...]
+    changes: tuple[xla_text.StepChange, ...]
     source: str
-    report: reports.Report  # the highest totals of all files
+    report: xla_text.Report  # the highest totals of all files
     last_step: int | None
     analyses: Analyses  # empty without a debug log
     log: str  # names the debug log
@@ -254,7 +254,7 @@ class Sources(Struct, frozen=True):
     def unlowered(self) -> set[str]:
         """Operators without lowering that were called, by any source."""
         counted = {name for change in self.changes for name in change.operators}
-        return (counted | set(self.analyses.operators)) - {reports.SCALAR}
+        return (counted | set(self.analyses.operators)) - {xla_text.SCALAR}
 
 
 def events(found: Sources) -> list[Row]:
@@ -282,19 +282,19 @@ def _at(place: Place | None, *more: str) -> dict[str, Any]:
 
 def _compiles(found: Sources) -> Iterator[Row]:
     analyses, log = found.analyses, found.log
-    cells = [change for change in found.changes if change.samples[reports.COMPILE]]
-    counts = [cell.samples[reports.COMPILE] for cell in cells]
+    cells = [change for change in found.changes if change.samples[xla_text.COMPILE]]
+    counts = [cell.samples[xla_text.COMPILE] for cell in cells]
     counted, logged = sum(counts), analyses.compiles
     if not logged:
         for cell, count in zip(cells, counts, strict=True):
-            yield _compile(_UNKNOWN, count, found.source, cell.step, round(cell.totals[reports.COMPILE]))
+            yield _compile(_UNKNOWN, count, found.source, cell.step, round(cell.totals[xla_text.COMPILE]))
         return
     exact = len(logged) >= counted
     if cells or not (analyses.steps_hold and analyses.syncs):
         logged = [replace(compile_, step=None) for compile_ in logged]
     shares = in_order(counts, logged) if exact else evenly(counts, Counter(map(Compile.kind, logged)), _UNKNOWN)
     for cell, share in zip(cells, shares, strict=True):
-        lengths = _share(round(cell.totals[reports.COMPILE]), share)
+        lengths = _share(round(cell.totals[xla_text.COMPILE]), share)
         notes = ["causes in their order" if exact else "causes shared out evenly"]
         notes += ["time shared by number"] if share.total() > 1 else []
         for compile_, count in share.items():
@@ -321,32 +321,32 @@ def _compile(
 
 
 def _eager(found: Sources) -> Iterator[Row]:
-    source = f"{reports.EAGER_COMPILE} of {found.source}"
+    source = f"{xla_text.EAGER_COMPILE} of {found.source}"
     for change in found.changes:
-        if count := change.samples[reports.EAGER_COMPILE]:
-            yield _compile(_UNKNOWN, count, source, change.step, round(change.totals[reports.EAGER_COMPILE]))
+        if count := change.samples[xla_text.EAGER_COMPILE]:
+            yield _compile(_UNKNOWN, count, source, change.step, round(change.totals[xla_text.EAGER_COMPILE]))
 
 
 def _transfers(found: Sources) -> Iterator[Row]:
-    cells = [change for change in found.changes if change.samples[reports.TRANSFER]]
+    cells = [change for change in found.changes if change.samples[xla_text.TRANSFER]]
     if not cells:
         yield from _logged_transfers(found)
         return
-    transfers = [cell.samples[reports.TRANSFER] for cell in cells]
+    transfers = [cell.samples[xla_text.TRANSFER] for cell in cells]
     scalars = [cell.scalars for cell in cells]
     targets, spread = _targets(found)
     if targets is None:  # which operator was called at which line is not known
         shares = list(evenly(transfers, spread, _NOWHERE))
     else:
-        of_scalars = {(reports.SCALAR, place): count for place, count in targets.items()}
-        read = evenly(scalars, of_scalars, (reports.SCALAR, None))
+        of_scalars = {(xla_text.SCALAR, place): count for place, count in targets.items()}
+        read = evenly(scalars, of_scalars, (xla_text.SCALAR, None))
         others = [count - scalar for count, scalar in zip(transfers, scalars, strict=True)]
         shares = [one + other for one, other in zip(read, evenly(others, spread, _NOWHERE), strict=True)]
     source = found.source if not (targets or spread) else f"{found.source}; lines of {found.log}"
     for cell, share in zip(cells, shares, strict=True):
-        times, sizes = (_share(round(cell.totals[name]), share) for name in (reports.TRANSFER, reports.INBOUND))
+        times, sizes = (_share(round(cell.totals[name]), share) for name in (xla_text.TRANSFER, xla_text.INBOUND))
         for target, count in share.items():
-            size = sizes[target] if cell.totals[reports.INBOUND] else None
+            size = sizes[target] if cell.totals[xla_text.INBOUND] else None
             yield _transfer(target, count, size, source, cell.step, times[target])
 
 
@@ -356,7 +356,7 @@ def _targets(found: Sources) -> tuple[Counter[Place | None] | None, Counter[_Tar
     scalar, other = Counter[Place | None](), Counter[_Target]()
     named = [frame for frame in frames if frame.operator is not None]
     for frame in named or frames:
-        if frame.operator in (None, reports.SCALAR):
+        if frame.operator in (None, xla_text.SCALAR):
             scalar[frame.place] += frame.count
         else:
             other[None, frame.place] += frame.count
@@ -377,11 +377,11 @@ def _transfer(
 def _logged_transfers(found: Sources) -> Iterator[Row]:
     """Of a debug log alone: the table of frames, or what the last warning counted."""
     analyses = found.analyses
-    default = reports.SCALAR if not found.unlowered else None
+    default = xla_text.SCALAR if not found.unlowered else None
     for frame in analyses.frames:
         yield _transfer((frame.operator or default, frame.place), frame.count, None, found.log)
     shown = sum(frame.count for frame in analyses.frames)
-    warned = max(analyses.counts.get(reports.TRANSFER, 0), analyses.counts.get("TransferFromServerTime", 0))
+    warned = max(analyses.counts.get(xla_text.TRANSFER, 0), analyses.counts.get("TransferFromServerTime", 0))
     if warned > shown:
         yield _transfer(_NOWHERE, warned - shown, None, found.log)
 
@@ -389,10 +389,10 @@ def _logged_transfers(found: Sources) -> Iterator[Row]:
 def _fallbacks(found: Sources) -> Iterator[Row]:
     analyses = found.analyses
     lines = _fallback_lines(found)
-    seen = {reports.SCALAR}
+    seen = {xla_text.SCALAR}
     for change in found.changes:
         for operator, count in change.operators.items():
-            if operator != reports.SCALAR:
+            if operator != xla_text.SCALAR:
                 seen.add(operator)
                 at = _at(lines.get(operator))
                 yield _event("fallback", found.source, change.step, operator=operator, count=count, **at)
@@ -424,4 +424,4 @@ def _counters(found: Sources) -> Iterator[Row]:
         fields: dict[str, Any] = {"metrics": metrics, "counters": counters, "renamed": found.report.renamed}
         yield _event("counters", found.source, found.last_step, **fields)
     elif steps := found.analyses.steps:
-        yield _event("counters", found.log, metrics={}, counters={reports.STEPS: steps}, renamed={})
+        yield _event("counters", found.log, metrics={}, counters={xla_text.STEPS: steps}, renamed={})
