@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.cli.settings import ignored_rules, prices, watch_share
+from stepscope.cli.options import ignored_rules, prices, watch_share
 from stepscope.errors import UsageError
 from tests.builders import MS, T0, step_rows
 from tests.cli.test_cli import stepscope
