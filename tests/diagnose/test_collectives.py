@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stepscope.diagnose import RULES, diagnose
-from stepscope.diagnose.ranks import COLLECTIVES
+from stepscope.diagnose.communication import COLLECTIVES
 from stepscope.model import Analysis, Finding, Place
 from stepscope.model.run_facts import HotLine, LoopFacts, StackFacts
 from stepscope.model.trace import SpanRef
