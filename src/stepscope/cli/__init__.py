@@ -1,8 +1,8 @@
 """The command line: a visible table of commands, each loaded only when it is called.
 
-`stepscope --help` therefore imports neither torch, polars, numpy nor Rich. A new command is a function in a file of this
-folder and one line in `COMMANDS`. Errors are caught here, once: a `StepscopeError` becomes one line on stderr and the exit
-code of its class; Ctrl-C ends with 130; a reader that closes the pipe ends us quietly, with 141.
+`stepscope --help` therefore imports neither torch, polars, numpy nor Rich. A new command is a function in a file of
+this folder and one line in `COMMANDS`. Errors are caught here, once: a `StepscopeError` becomes one line on stderr and
+the exit code of its class; Ctrl-C ends with 130; a reader that closes the pipe ends us quietly, with 141.
 """
 
 from __future__ import annotations

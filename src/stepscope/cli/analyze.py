@@ -29,7 +29,7 @@ from stepscope.cli.options import (
     spare_memory,
 )
 from stepscope.errors import UnreadableInputError, UsageError, refuse
-from stepscope.model.alarms import StepData
+from stepscope.model.metrics import StepData
 
 if TYPE_CHECKING:
     from stepscope.api import Run

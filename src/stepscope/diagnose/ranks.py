@@ -37,9 +37,8 @@ from stepscope.diagnose.rule import (
 )
 from stepscope.model import Analysis, Finding, Interval, Place, Risk, StepFacts
 from stepscope.model.counted import things
-from stepscope.model.hangs import CROSSED, ENDED, MISMATCH, MISSING, NO_DUMP, STUCK
 from stepscope.model.machine import RanksFacts
-from stepscope.model.ranks import Straggler
+from stepscope.model.ranks import CROSSED, ENDED, MISMATCH, MISSING, NO_DUMP, STUCK, Straggler
 from stepscope.model.views import WorkerShare
 
 
