@@ -34,9 +34,8 @@ if TYPE_CHECKING:
     from stepscope.analyze.views.select import Rows, Selection
     from stepscope.analyze.views.trace_diff import DiffSide
     from stepscope.engine.step_labels import LabelledSteps
-    from stepscope.model.hangs import HangVerdict
     from stepscope.model.memory import MemoryRecording
-    from stepscope.model.ranks import RankMap, RanksRead, RanksVerdict
+    from stepscope.model.ranks import HangVerdict, RankMap, RanksRead, RanksVerdict
     from stepscope.model.sampled import FlameGraph, Hotspots
     from stepscope.model.views import Diff
     from stepscope.read.hang_recording import HangRecording

@@ -5,15 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import polars as pl
 import pytest
 
 from stepscope.analyze import analyze
 from stepscope.diagnose import diagnose
 from stepscope.diagnose.machine import numa_caveat, numa_evidence
-from stepscope.model import Finding
+from stepscope.model import Diagnosis, Finding
+from stepscope.model.machine import ChildrenFacts
 from stepscope.tables.schema import Tables
 from tests.analyze.scenes import TORCH, TRAIN, stack
-from tests.analyze.test_machine import collections, cores_tables, growing, growing_stacks, profiled_tables, telemetry
+from tests.analyze.test_machine import (
+    SECOND,
+    collections,
+    cores_tables,
+    growing,
+    growing_stacks,
+    profiled_tables,
+    telemetry,
+)
 from tests.analyze.test_machine_views import (
     STRANGER,
     TWO_NODES,
@@ -26,6 +36,7 @@ from tests.analyze.test_machine_views import (
 from tests.analyze.test_pool import SMALL, pool_tables
 from tests.builders import MS, PID, T0, make_tables, rank_info, step_rows
 from tests.diagnose.judged import values
+from tests.records import replace
 
 OWN = ("system.", "host.step_drift")
 THREADS, OTHERS, CLOCKS = "system.threads_beyond_cores", "system.other_processes", "system.gpu_clocks"
@@ -226,3 +237,180 @@ def test_a_main_thread_away_from_its_gpu_is_shown_and_advised_upon() -> None:
     assert "numactl" in numa_caveat(away)
     near = analyze(numa_tables(TWO_NODES, 2, 3))
     assert (list(numa_evidence(near)), numa_caveat(near)) == ([], "")
+
+
+RULE = "system.children_hold_cores"
+BURN = "python burn.py 600"
+
+
+def process(pid: int, **more: Any) -> dict[str, Any]:
+    start = T0 - 200 * MS
+    return {"pid": pid, "ppid": PID, "role": "other", "command": BURN, "start_ns": start, **more}
+
+
+def used(pids: list[int], cores: float) -> list[dict[str, Any]]:
+    return [
+        {"metric": "cpu_pct", "time_ns": T0 + second * SECOND, "value": 100 * cores, "pid": pid}
+        for second in range(40)
+        for pid in pids
+    ]
+
+
+def started(pid: int | None, line: int, **more: Any) -> dict[str, Any]:
+    place = {"file": TRAIN, "line": line, "function": "main"}
+    row = {"kind": "child", "time_ns": T0 - 210 * MS, "pid": pid, "how": "subprocess.Popen", "command": BURN}
+    return {**row, **place, **more}
+
+
+def tables(processes: list[dict[str, Any]], cores: float, journal: list[dict[str, Any]], **more: Any) -> Tables:
+    """A main thread that has a core for a quarter of the time and waits for one in 60 %."""
+    values: dict[str, Any] = {"main": 0.25, "delay": 0.6, "pool": 0.25, "pool_delay": 0.0, "threads": 2, **more}
+    rank = {"pid": PID, "ppid": 1, "role": "rank", "command": "python train.py", "start_ns": T0 - SECOND}
+    made = pool_tables(**values, processes=[rank, *processes], journal=journal)
+    beside = make_tables(system=used([row["pid"] for row in processes], cores / max(1, len(processes)))).system
+    return replace(made, system=pl.concat([made.system, beside]))
+
+
+def children(of: Tables) -> ChildrenFacts:
+    machine = analyze(of).machine
+    assert machine.children is not None
+    return machine.children
+
+
+def found(of: Tables) -> Finding | None:
+    return next((one for one in diagnose(analyze(of)).findings if one.rule == RULE), None)
+
+
+def test_processes_of_the_script_that_hold_the_cores_are_named() -> None:
+    three = [process(pid) for pid in (51, 52, 53)]
+    finding = found(tables(three, 1.5, [started(pid, 7) for pid in (51, 52, 53)]))
+    assert finding is not None
+    assert finding.title.startswith(
+        f"3 processes that the script started ({BURN}, train.py:7) hold 1.5 of 2 cores: the main thread waits for one"
+    )
+    assert [(place.line, place.share) for place in finding.where] == [(7, pytest.approx(1))]
+    assert finding.share == pytest.approx(0.6 * 1.5 / 1.75)  # the rest is for the process's own other thread
+    assert finding.gain_ceiling >= 0.6
+    assert finding.confidence == "medium"
+
+
+def test_without_them_or_where_they_sleep_the_rule_keeps_quiet() -> None:
+    assert found(tables([], 0.0, [])) is None
+    assert found(tables([process(51)], 0.02, [started(51, 7)])) is None
+    assert found(tables([process(51)], 1.5, [started(51, 7)], delay=0.02)) is None
+
+
+def test_ranks_workers_and_helpers_are_nobodys_children() -> None:
+    others = [process(50 + number, role=role) for number, role in enumerate(("loader_worker", "helper", "launcher"))]
+    assert children(tables(others, 1.5, [started(50, 7)])).groups == ()
+
+
+def test_a_fork_and_a_shell_that_is_gone_are_known_by_their_time() -> None:
+    fork = started(None, 11, how="os.fork", command=None)
+    (child,) = children(tables([process(51, command="python train.py")], 1.0, [fork])).groups
+    assert (child.how, child.place and child.place.line) == ("os.fork", 11)
+    gone = [process(52, ppid=1)]  # its shell lived for a moment
+    (child,) = children(tables(gone, 1.0, [started(99, 12, command="burn &")])).groups
+    assert child.place is not None
+    assert child.place.line == 12
+    (late,) = children(tables(gone, 1.0, [started(99, 12, time_ns=T0 - 20 * SECOND)])).groups
+    assert (late.how, late.place) == (None, None)
+
+
+def test_a_process_of_python_is_named_by_what_it_runs() -> None:
+    pool = {"how": "multiprocessing.Process", "command": "squares"}
+    rows = [process(pid, command="python train.py") for pid in (51, 52)]
+    (child,) = children(tables(rows, 1.0, [started(pid, 5, **pool) for pid in (51, 52)])).groups
+    assert (child.command, child.processes) == ("Process(squares)", 2)
+    assert child.cores == pytest.approx(1.0)
+
+
+FAULT_RULE = "memory.page_faults"
+COST = {"page_bytes": 4096, "ns_alone": 1000.0, "threads": 2, "ns_beside": 1400.0, "ns_returned": 200.0}
+GLIBC = {"cost": COST, "huge_pages": "madvise", "libc": "glibc 2.36", "installed": []}
+
+
+def judged(
+    faults: int | None = 15_000,
+    *,
+    told: dict[str, Any] | None = GLIBC,
+    environment: dict[str, str] | None = None,
+    main: float | None = None,
+    resident: float = 0.0,
+    **step: Any,
+) -> Diagnosis:
+    """40 steps of 60 ms, half forward and half backward, with telemetry once a second where `main` gives a share."""
+    phases = {"data_wait_ms": 0, "forward_ms": 30, "backward_ms": 30, "optimizer_ms": 0, "other_ms": 0, **step}
+    rows = step_rows(200, minor_faults=faults, major_faults=0, **phases)
+    system = []
+    for second in range(12) if main is not None else ():
+        counted = {
+            "minor_faults": second * 250_000.0,
+            "main_minor_faults": main * second * 250_000.0,
+            "rss_bytes": resident * second * 250_000.0 * 4096,
+        }
+        row = {"host": "a", "time_ns": T0 + second * 1000 * MS, "unit": "count", "pid": PID}
+        system += [{**row, "metric": metric, "value": value} for metric, value in counted.items()]
+    tables = make_tables(steps=rows, system=system, manifests=[{"page_faults": told, "environment": environment or {}}])
+    return diagnose(analyze(tables))
+
+
+def finding(diagnosis: Diagnosis) -> Finding | None:
+    return next((one for one in diagnosis.findings if one.rule == FAULT_RULE), None)
+
+
+def test_the_training_thread_pays_its_own_faults_and_all_that_is_given_back():
+    alone, shared, unknown = (finding(judged(main=main)) for main in (1.0, 0.5, None))
+    assert alone is not None
+    assert shared is not None
+    assert unknown is not None
+    assert alone.cost_ms_per_step == pytest.approx(15_000 * (1000 + 200) / 1e6)
+    assert shared.cost_ms_per_step == pytest.approx(15_000 * (1400 / 2 + 200) / 1e6)
+    assert unknown.cost_ms_per_step == shared.cost_ms_per_step  # the least it can have been
+    assert shared.gain_ceiling == pytest.approx(15_000 * (1400 + 200) / 1e6 / 60)
+    assert judged(main=0.5).findings[0].rule == FAULT_RULE
+    told = values(shared)
+    assert told["page faults per step"] == 15_000
+    assert told["allocator"] == "glibc 2.36"
+    assert told["transparent huge pages"] == "madvise"
+
+
+@pytest.mark.parametrize("faults", [0, 200, 3_000])
+def test_silent_where_they_cost_little(faults: int):
+    diagnosis = judged(faults)
+    assert finding(diagnosis) is None
+    assert FAULT_RULE not in {one.rule for one in diagnosis.abstained}
+
+
+def test_pages_that_a_run_keeps_are_no_loss():
+    assert finding(judged(main=0.5, resident=1.0)) is None
+    half = finding(judged(main=0.5, resident=0.5))
+    assert half is not None
+    assert half.cost_ms_per_step == pytest.approx(7_500 * (1400 / 2 + 200) / 1e6)
+
+
+@pytest.mark.parametrize(("faults", "told"), [(None, GLIBC), (15_000, None), (15_000, {**GLIBC, "cost": None})])
+def test_abstains_without_counts_or_calibration(faults: int | None, told: dict[str, Any] | None):
+    diagnosis = judged(faults, told=told)
+    assert finding(diagnosis) is None
+    assert FAULT_RULE in {one.rule for one in diagnosis.abstained}
+
+
+def test_the_fix_is_for_the_allocator_in_use():
+    plain = finding(judged())
+    assert plain is not None
+    assert "MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TRIM_THRESHOLD_=4294967296" in plain.fix
+    assert [(one.knob, one.value) for one in plain.try_] == [
+        ("host.allocator", value) for value in ("keep", "keep_all", "huge_pages")
+    ]
+    kept = {"MALLOC_MMAP_THRESHOLD_": "33554432", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
+    for environment, told, words, tries in (
+        (kept, GLIBC, "out=", ["huge_pages"]),
+        ({"LD_PRELOAD": "/usr/lib/libjemalloc.so.2"}, GLIBC, "dirty_decay_ms", ["huge_pages"]),
+        ({}, {**GLIBC, "libc": None, "installed": ["jemalloc"]}, "jemalloc", ["jemalloc"]),
+        ({}, {**GLIBC, "huge_pages": "never"}, "MALLOC_MMAP_THRESHOLD_", ["keep", "keep_all"]),
+    ):
+        found = finding(judged(environment=environment, told=told))
+        assert found is not None
+        assert words in found.fix
+        assert [one.value for one in found.try_] == tries

@@ -1,8 +1,13 @@
-"""`stepscope run`: parse, record, then report; ends with the command's own status whatever becomes of the report."""
+"""What records: `stepscope run` and `attach`, the copy of a batch script that does, and what this machine allows.
+
+`run` parses, records, then reports, and ends with the command's own status whatever becomes of the report.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import difflib
+import json
 import os
 import shlex
 import signal
@@ -14,8 +19,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
 import typer
 
-from stepscope.cli import checks, say
+from stepscope.cli import say
 from stepscope.cli.options import (
+    NOT_JUDGED,
+    PASSED,
+    CsvFile,
     FailOn,
     Force,
     JsonFile,
@@ -23,25 +31,29 @@ from stepscope.cli.options import (
     Priced,
     Quiet,
     Rate,
+    Rows,
     RunFolder,
     argument,
+    ignored_rules,
+    judge,
     option,
     parse_checks,
+    watch_share,
 )
-from stepscope.cli.settings import ignored_rules, watch_share
-from stepscope.errors import StepscopeError, UsageError
-from stepscope.record.agent.knobs import parse
-from stepscope.record.host.options import DEFAULT_RATE_HZ, RecordOptions, parse_window
-from stepscope.report import outputs
-from stepscope.report.document import report_bytes
+from stepscope.errors import StepscopeError, UnreadableInputError, UsageError
+from stepscope.record.host.options import DEFAULT_RATE_HZ
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from rich.console import Console
+
     from stepscope.api import Run
+    from stepscope.record.host.doctor import Doctor
     from stepscope.record.host.launch import Outcome
     from stepscope.record.host.members import Part
     from stepscope.record.host.openmetrics import Endpoint
+    from stepscope.report import outputs
 
 
 def run(
@@ -115,9 +127,12 @@ def run(
     the last one to end reports and checks; the others keep their command's status. Of more than 16 launchers each
     machine first reduces what it recorded (docs/cluster.md).
     """
+    from stepscope.record.agent.knobs import parse
     from stepscope.record.host.launch import launch
     from stepscope.record.host.members import part_in_report, reduces, say_done
+    from stepscope.record.host.options import RecordOptions, parse_window
     from stepscope.record.host.signals import MAX_STEPS_MARKER
+    from stepscope.report import outputs
 
     if json_file == outputs.STDOUT:
         raise UsageError("--json - does not work here: stdout is the command's; name a file")
@@ -156,7 +171,7 @@ def run(
     with _status_first(outcome, quiet=quiet):
         recorded = _report(outcome, part, plan, reading, quiet=quiet, source=not no_source)
         if recorded is not None:
-            checked = checks.judge(recorded, names, quiet=quiet, source=not no_source)
+            checked = judge(recorded, names, quiet=quiet, source=not no_source)
     if checked is None:
         checked = _without_report(outcome, part, names, quiet=quiet)
     # a status that is that of the signal of --max-steps says nothing about the command
@@ -231,6 +246,8 @@ def _report(
     from stepscope.record.host import accounting
     from stepscope.record.host.members import Part
     from stepscope.record.host.signals import interrupted_on_termination
+    from stepscope.report import outputs
+    from stepscope.report.document import report_bytes
 
     if outcome.problem and not quiet:
         say(outcome.problem)
@@ -262,11 +279,11 @@ def _without_report(outcome: Outcome, part: Part, names: tuple[str, ...], *, qui
 
     ours = part is Part.REPORT or outcome.hurried
     if not names or not ours:
-        return checks.PASSED
+        return PASSED
     if not quiet and part is not Part.SILENT:
         again = f"stepscope analyze {shlex.quote(str(outcome.run))} --fail-on {','.join(names)}"
         say(f"check not judged: {', '.join(names)}: no report; check with: {again}")
-    return checks.NOT_JUDGED
+    return NOT_JUDGED
 
 
 class _MayGoUnread:
@@ -304,3 +321,178 @@ def _status_first(outcome: Outcome, *, quiet: bool) -> Iterator[None]:
         what = str(error) if isinstance(error, StepscopeError) else f"{type(error).__name__}: {error}".rstrip(": ")
         if not quiet:
             say(f"no report ({what}); the recording is kept, try: stepscope analyze {outcome.run}")
+
+
+_ENDINGS = {"interrupt": ", ended by Ctrl-C", "job": ", until the job ended"}
+
+
+def attach(
+    pid: Annotated[int, argument("PID", "The training process, or the launcher of all ranks.")],
+    seconds: Annotated[float, option("--seconds N", "How long to sample.")] = 30.0,
+    rate: Rate = DEFAULT_RATE_HZ,
+    out: RunFolder = None,
+    native: Annotated[
+        bool, option("--native", "C and C++ frames too; stops the job for a moment at each sample.")
+    ] = False,
+    rows: Rows = None,
+    json_file: JsonFile = None,
+    csv_file: CsvFile = None,
+    force: Force = False,
+) -> None:
+    """Sample a running job with all its workers, and show its hotspots.
+
+    The job is only read: nothing is injected into it, and it is not stopped (but for --native). Everything below PID is
+    sampled too, so name the training process for one rank with its loader workers, or torchrun for all ranks of this
+    host. Ctrl-C ends the sampling early and still reports; the end of the job does too.
+
+    The recording is a run folder, for `stepscope hotspots`, `stepscope flamegraph` and `stepscope analyze`. It holds no
+    steps: only `stepscope run` sees those. Where the right to attach is missing, the error says which.
+    """
+    from stepscope.cli.stacks import Wanted, parse_rows
+    from stepscope.record.host.attach import AttachOptions
+    from stepscope.record.host.attach import attach as sample
+    from stepscope.report import outputs
+    from stepscope.report.escape import one_line
+
+    outputs.check_files({"--json": json_file, "--csv": csv_file}, force=force)
+    wanted = Wanted(parse_rows(rows), json_file, csv_file)
+    options = AttachOptions(pid=pid, seconds=seconds, rate_hz=rate, out=out, native=native)
+    with outputs.reading("sampling") as shown:
+
+        def progress(passed: float, total: float) -> None:
+            if shown is not None:
+                shown(f"process {pid}", round(passed * 1000), round(total * 1000))
+
+        attached = sample(options, progress)
+    how = _ENDINGS.get(attached.ended, "")
+    print(f"Sampled process {pid} for {attached.seconds:.1f} s{how}: {one_line(str(attached.run))}", file=sys.stderr)
+    if attached.problem is not None:
+        say(attached.problem)
+    from stepscope import api
+    from stepscope.analyze.host.hotspots import HotspotOptions
+
+    with outputs.reading("reading") as reading:
+        run = api.open_run(attached.run, options=api.ReadOptions(progress=reading))
+        found = run.hotspots(HotspotOptions())
+    wanted.put(run, found)
+
+
+_STDOUT = "-"
+_MOST_BYTES = 4_000_000
+_LONGEST_LINE = 10_000  # of the difference shown; the file has all of it
+
+
+def slurm(
+    script: Annotated[Path, argument("SCRIPT", "The script that is handed to sbatch.")],
+    out: Annotated[
+        str | None, option("--out -o FILE", "The copy; NAME.stepscope.sbatch by default; - is stdout.")
+    ] = None,
+    program: Annotated[str, option("--stepscope PATH", "How stepscope is called in the job.")] = "stepscope",
+    force: Force = False,
+) -> None:
+    """Write a copy of a batch script that records every training it starts.
+
+    The recorder goes behind srun, mpirun or a container and in front of python, torchrun and other launchers. The
+    script itself stays as it is; the difference is shown. Lines that may start a training but are not understood are
+    left alone and named.
+    """
+    from stepscope.record.host.slurm import switch_on
+    from stepscope.report.escape import plain
+    from stepscope.report.outputs import write_file
+
+    try:
+        if script.stat().st_size > _MOST_BYTES:
+            raise UnreadableInputError(f"{script}: too large for a batch script; give the one handed to sbatch")
+        # surrogates keep bytes that are no UTF-8, and no line end is changed
+        text = script.read_bytes().decode("utf-8", "surrogateescape")
+    except OSError as error:
+        raise UnreadableInputError(f"{script}: {error.strerror}; give the script that is handed to sbatch") from None
+    switched = switch_on(text, program=program)
+    if switched.lines:
+        named = script.with_name(f"{script.stem}.stepscope{script.suffix}") if out is None else Path(out)
+        target = None if out == _STDOUT else named
+        if target is not None:
+            if target.exists() and (os.path.samefile(script, target) or target.is_dir()):
+                what = "is a folder" if target.is_dir() else "is the script itself, which is never changed"
+                raise UsageError(f"{target}: {what}; name another file with --out")
+            if target.exists() and not force:
+                raise UsageError(f"{target}: exists; add --force to overwrite it, or name another file with --out")
+            write_file(target, switched.text.encode("utf-8", "surrogateescape"))
+            target.chmod(script.stat().st_mode & 0o777)
+        _show_difference(script, text, target, switched.text)
+        for line, remark in switched.remarks:
+            say(f"line {line}: {remark}")
+    if switched.recorded:
+        numbers = ("line " if len(switched.recorded) == 1 else "lines ") + ", ".join(map(str, switched.recorded))
+        already = f"recorded already: {numbers}" if switched.lines else ""
+        say(already or f"{script} records already ({numbers}); nothing written")
+    for line, reason in switched.left:
+        say(f"left alone: line {line}: {reason}")
+    if not switched.lines and not switched.recorded:
+        raise UsageError(
+            f"{script}: no line that starts a training was recognised; "
+            "put `stepscope run --` before its command, behind srun and its options"
+        )
+    if switched.lines and target is not None:
+        print(f"Wrote {plain(str(target))}; submit it with: sbatch {plain(shlex.quote(str(target)))}", file=sys.stderr)
+
+
+def _show_difference(script: Path, text: str, target: Path | None, switched: str) -> None:
+    """On stdout, or on stderr where stdout takes the script."""
+    from stepscope.report.escape import plain
+
+    if target is None:
+        sys.stdout.buffer.write(switched.encode("utf-8", "surrogateescape"))
+        sys.stdout.flush()
+    stream = sys.stderr if target is None else sys.stdout
+    names = str(script), str(target) if target is not None else f"{script} with recording"
+    for line in difflib.unified_diff(text.splitlines(), switched.splitlines(), *names, lineterm=""):
+        print(plain(line, _LONGEST_LINE), file=stream)
+    stream.flush()
+
+
+_STYLES = {"ok": "green", "limited": "yellow", "missing": "yellow", "unknown": "dim"}
+
+
+def doctor(
+    python: Annotated[str | None, option("--python FILE", "The training environment's interpreter.")] = None,
+    json_file: Annotated[str | None, option("--json FILE", "Write the facts as JSON; - is stdout.")] = None,
+    force: Force = False,
+) -> None:
+    """Say what this machine allows, and what each limit costs the report."""
+    from stepscope.record.host.doctor import examine
+    from stepscope.report import outputs
+
+    outputs.check_files({"--json": json_file}, force=force)
+    with outputs.progress("looking at this machine"):
+        facts = examine(python)
+    data = json.dumps(facts.for_json(), indent=1).encode() + b"\n"
+    if json_file == outputs.STDOUT:
+        sys.stdout.buffer.write(data)
+        return
+    render(facts, outputs.console(sys.stdout))
+    if json_file is not None:
+        outputs.write_file(Path(json_file), data, make_folder=True)
+
+
+def render(facts: Doctor, console: Console) -> None:
+    """One row per check; what a limit costs and how to lift it under it."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from stepscope.report.escape import plain
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for check in facts.checks:
+        text = Text(plain(check.finding))
+        for label, part in (("costs: ", check.cost), ("get it: ", check.remedy)):
+            if part:
+                text.append(f"\n{label}", style="dim").append(plain(part))
+        table.add_row(Text(check.name, style="bold"), Text(check.state, style=_STYLES.get(check.state, "")), text)
+    console.print(table)
+    if facts.pinned_command:
+        console.print(Text("\nFor steady measurements, whole cores with their sibling threads:"))
+        console.print(Text(f"  {facts.pinned_command}"), soft_wrap=True)

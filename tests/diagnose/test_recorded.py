@@ -1,19 +1,33 @@
-"""Without one of its inputs a rule abstains by name, and what needs no such input stays as it is, byte for byte."""
+"""Copies of run folders, to change."""
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from stepscope.api import open_run
+from stepscope.api import ReadOptions, open_run
 from stepscope.diagnose import RULES
 from stepscope.model import Diagnosis, Finding
+from stepscope.report.document import report_bytes
 from tests.builders import MS, PID, T0, step_rows
-from tests.diagnose.recorded import without
+from tests.integration.harness import PYTHON, TIMEOUT_S, environment
 from tests.records import replace
 from tests.run_folders import make_run_folder
+
+
+def without(run: Path, copy: Path, patterns: tuple[str, ...] = ()) -> Path:
+    """A copy of a run folder in which nothing is derived, and no file that one of `patterns` matches."""
+    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("tables", "report.*"))
+    files = [file for pattern in patterns for file in copy.glob(pattern)]
+    assert files or not patterns, patterns
+    for file in files:
+        file.unlink()
+    return copy
+
 
 CLEAR_SHARE = 0.1  # of the step: twice the smallest that is told
 
@@ -163,3 +177,39 @@ def test_the_tables_above_name_rules() -> None:
     known = {rule.name for rule in RULES}
     assert set().union(*ABSTAIN.values(), *ADDS.values()) <= known
     assert set(ABSTAIN) == set(ADDS) == set(INPUTS)
+
+
+SEEDS = ("1", "2")
+
+
+def document(path: Path) -> bytes:
+    """report.json as this process makes it, read anew."""
+    return report_bytes(open_run(path, options=ReadOptions(cache=False, workers=1)).report())
+
+
+def elsewhere(path: Path, seed: str, folder: Path) -> bytes:
+    """report.json as a process of its own makes it."""
+    out = folder / f"report-{seed}.json"
+    line = [PYTHON, "-m", "stepscope", "analyze", str(path), "--no-cache", "--json", str(out)]
+    env = environment({"PYTHONHASHSEED": seed})
+    done = subprocess.run(line, env=env, capture_output=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    return out.read_bytes()
+
+
+def assert_same(path: Path, folder: Path) -> None:
+    first = document(path)
+    assert b'"findings": [' in first
+    assert document(path) == first
+    assert {elsewhere(path, seed, folder) for seed in SEEDS} == {first}
+
+
+def test_a_run_of_plain_values(tmp_path: Path) -> None:
+    assert_same(without(loses_in_many_ways(tmp_path), tmp_path / "copy"), tmp_path)
+
+
+@pytest.mark.thorough
+@pytest.mark.process
+@pytest.mark.torch
+def test_a_recorded_run(losses: Path, tmp_path: Path) -> None:
+    assert_same(without(losses, tmp_path / "run"), tmp_path)
