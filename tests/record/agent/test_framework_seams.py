@@ -13,8 +13,15 @@ import pytest
 
 from stepscope.record.agent import marks
 from stepscope.record.agent.imports import FRAMEWORK_MODULES
-from stepscope.record.agent.probes.frameworks import CALL, FRAMEWORKS, OPTIMIZER, Framework, FrameworkSeamsProbe, Seam
-from stepscope.record.agent.probes.taps import TAPS
+from stepscope.record.agent.probes.frameworks import (
+    CALL,
+    FRAMEWORKS,
+    OPTIMIZER,
+    TAPS,
+    Framework,
+    FrameworkSeamsProbe,
+    Seam,
+)
 from tests.record.agent import fake_frameworks
 from tests.record.agent.fake_agent import Captured
 from tests.record.agent.fake_frameworks import FAKE

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.record.agent import window_plan
+from stepscope.record.agent import window
 from stepscope.record.agent.config import WindowConfig
-from stepscope.record.agent.window_plan import DEVICE_WARMUP, HIGH, LOW, Boundary, Budget, Opening, Plan, SchedulePlan
+from stepscope.record.agent.window import DEVICE_WARMUP, HIGH, LOW, Boundary, Budget, Opening, Plan, SchedulePlan
 from tests.records import replace
 
 MS = 1_000_000
@@ -168,8 +168,8 @@ def test_byte_budget_shrinks_and_predicts() -> None:
 
 @given(st.lists(st.integers(0, 10**12), max_size=20), st.integers(2, 1000))
 def test_any_walls_get_an_answer_that_does_not_depend_on_the_unit(values: list[int], factor: int) -> None:
-    assert isinstance(window_plan.is_outlier(10**9, values), bool)
+    assert isinstance(window.is_outlier(10**9, values), bool)
     scaled = [value * factor for value in values]
-    assert window_plan.spread(values) == window_plan.spread(scaled)
+    assert window.spread(values) == window.spread(scaled)
     if len(values) < 5 or min(values) >= 1000:  # shares of less than a nanosecond are rounded
-        assert window_plan.is_steady(values) == window_plan.is_steady(scaled)
+        assert window.is_steady(values) == window.is_steady(scaled)

@@ -15,8 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Callable, Optional, Tuple
 
 from stepscope.record.agent.alarms import Alarms
-from stepscope.record.agent.batch_log import BatchLog
-from stepscope.record.agent.batches import Batches
+from stepscope.record.agent.batches import Batches, BatchLog
 from stepscope.record.agent.config import Clock
 from stepscope.record.agent.guard import Guard, HookList
 from stepscope.record.agent.journal import Journal, append_line, masked_command, rank_identity

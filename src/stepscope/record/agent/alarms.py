@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence, Tuple
 
 from stepscope.record.agent.batches import NAMES_LIMIT
 from stepscope.record.agent.metrics import as_json
-from stepscope.record.agent.origins import Origins
-from stepscope.record.agent.outputs import Outputs
+from stepscope.record.agent.origins import Origins, Outputs
 
 if TYPE_CHECKING:
     from stepscope.record.agent.agent import Agent

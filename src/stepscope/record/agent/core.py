@@ -16,14 +16,13 @@ from typing import Any, Callable
 
 from stepscope.record.agent import marks
 from stepscope.record.agent.agent import Agent
-from stepscope.record.agent.compiling import skip_own_code
 from stepscope.record.agent.config import ENVIRONMENT_NAME, Config, parse
 from stepscope.record.agent.imports import when_imported
 from stepscope.record.agent.journal import rank_identity
+from stepscope.record.agent.patches import skip_own_code
 from stepscope.record.agent.probes import PROBES
-from stepscope.record.agent.probes.frameworks import FrameworkSeamsProbe
+from stepscope.record.agent.probes.frameworks import FrameworkSeamsProbe, TapsProbe
 from stepscope.record.agent.probes.side_events import allow_tracing
-from stepscope.record.agent.probes.taps import TapsProbe
 
 # What adds itself to an agent by its `attach`, in this order, where the configuration wants it: (module, not in a
 # forked child, wanted). A forked child opens no window: the profiler's threads are the parent's, and waiting for them
@@ -32,8 +31,8 @@ _PARTS: tuple[tuple[str, bool, Callable[[Config], bool]], ...] = (
     ("window", True, lambda config: config.window.mode in ("auto", "schedule")),
     ("sampler", True, lambda _: True),
     ("watch", False, lambda config: config.watch > 0),
-    ("memory", False, lambda _: True),
-    ("source_log", False, lambda _: True),
+    ("step_readings", False, lambda _: True),
+    ("frames", False, lambda _: True),
 )
 _SEEDS = 1 << 32  # what numpy takes
 

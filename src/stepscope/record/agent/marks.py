@@ -11,7 +11,7 @@ import sys
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Callable, Mapping, TypeVar
 
-from stepscope.record.agent.compiling import is_compiling_check
+from stepscope.record.agent.patches import is_compiling_check
 
 if TYPE_CHECKING:
     from types import TracebackType

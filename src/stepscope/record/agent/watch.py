@@ -19,19 +19,20 @@ from threading import get_ident
 from typing import Any, Callable, Iterator, Sequence
 
 from stepscope.record.agent.agent import Agent
-from stepscope.record.agent.magnitudes import (
+from stepscope.record.agent.models import NAME as ROOTS
+from stepscope.record.agent.models import (
     Activation,
     Numbers,
+    RootFinder,
     Updates,
     first_tensor,
     measurable,
+    named,
     norms,
     obstacle,
     quietly,
 )
 from stepscope.record.agent.patches import ModuleHook
-from stepscope.record.agent.roots import NAME as ROOTS
-from stepscope.record.agent.roots import RootFinder, named
 from stepscope.record.agent.segments import StepRow
 
 NAME = "watch"

@@ -17,10 +17,9 @@ from typing import Any, Callable
 
 from stepscope.record.agent import metrics
 from stepscope.record.agent.agent import Agent
-from stepscope.record.agent.compiling import is_dynamo_compiling_check
 from stepscope.record.agent.frames import user_place
 from stepscope.record.agent.guard import Pair
-from stepscope.record.agent.patches import ModuleHook, Patches, Probe, scaler_home
+from stepscope.record.agent.patches import ModuleHook, Patches, Probe, is_dynamo_compiling_check, scaler_home
 from stepscope.record.agent.segments import StepRow
 from stepscope.record.agent.wrapper_importlib_bootstrap import make_wrapper
 
