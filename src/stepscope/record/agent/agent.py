@@ -72,6 +72,11 @@ class ProbeSet:
         """Take in a probe that is installed already, so that it is suspended and resumed with the others."""
         self._probes.append(probe)
 
+    def module_imported(self, name: str) -> None:
+        """Told of modules that probes wait for."""
+        for probe in self._probes:
+            self._guarded(probe.name, probe.module_imported, name)
+
     def suspend(self, reason: str) -> None:
         """Take all probes out (except the permanent ones) and close the step that cannot be followed any further."""
         if self.suspended:
@@ -97,13 +102,13 @@ class ProbeSet:
             self._take_out(probe)
         self._probes.clear()
 
-    def _take_out(self, probe: Probe) -> None:
-        # A switch of its own: a probe that failed is off, and its wrappers must leave torch all the same.
-        self._guarded(probe.name + ".uninstall", probe.uninstall)
-
     def _make(self, module: str, class_name: str) -> Probe:
         probe: Probe = getattr(import_module("stepscope.record.agent.probes." + module), class_name)(self._agent)
         return probe
+
+    def _take_out(self, probe: Probe) -> None:
+        # A switch of its own: a probe that failed is off, and its wrappers must leave torch all the same.
+        self._guarded(probe.name + ".uninstall", probe.uninstall)
 
     def _guarded(self, name: str, action: Callable[..., Any], *arguments: Any) -> Any:
         return self._agent.guard.wrap(name, action, inject=False)(*arguments)

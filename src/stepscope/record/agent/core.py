@@ -21,7 +21,6 @@ from stepscope.record.agent.imports import when_imported
 from stepscope.record.agent.journal import rank_identity
 from stepscope.record.agent.patches import skip_own_code
 from stepscope.record.agent.probes import PROBES
-from stepscope.record.agent.probes.frameworks import FrameworkSeamsProbe, TapsProbe
 from stepscope.record.agent.probes.side_events import allow_tracing
 
 # What adds itself to an agent by its `attach`, in this order, where the configuration wants it: (module, not in a
@@ -66,9 +65,7 @@ def imported(name: str) -> None:
         agent.probes.install_for(name)
         agent.guard.wrap("compiling", skip_own_code, inject=False)()
     elif agent is not None and not agent.probes.suspended:
-        for probe in map(agent.probes.get, (TapsProbe.name, FrameworkSeamsProbe.name)):
-            if isinstance(probe, (TapsProbe, FrameworkSeamsProbe)):
-                agent.guard.wrap(probe.name, probe.module_imported)(name)
+        agent.probes.module_imported(name)
 
 
 def stop(reason: str) -> None:

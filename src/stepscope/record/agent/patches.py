@@ -120,6 +120,9 @@ class Probe:
             handle.remove()
         self._handles = ()
 
+    def module_imported(self, name: str) -> None:
+        """The module `name`, one of `imports.FRAMEWORK_MODULES`, has just been imported as a whole."""
+
     def _wrap_all(self) -> None:
         """Call `_around` for every function that is wrapped."""
 

@@ -3,6 +3,12 @@
 Read against the versions named in `checked`; in any other version the same seams are tried, and what is not there is
 said. Nothing here is a clock: steps are cut by the step cutter alone. `docs/frameworks.md` is this table for users, and
 `imports.FRAMEWORK_MODULES` names its modules for the import hook; tests compare both with it.
+
+What the script logs is taken by a second table: the calls that frameworks and loggers take numbers by. Read only: a
+call keeps its arguments, its result and its exception, and nothing is logged by us. Values are taken once it has
+returned, a tensor by a copy on its device. A call inside another one passes the same values on, as a framework's does
+to its loggers, and is left out; but what the user's own code logs there, as in a callback, counts where its names are
+others. Each call's time and line go to a region "logging"; values of calls that do more than log are kept alone.
 """
 
 from __future__ import annotations
@@ -154,6 +160,120 @@ CALLBACKS_LIMIT = 500  # methods that are wrapped
 BASES = ("Callback", "TrainerCallback")
 
 
+# ---------------------------------------------------------------------------------------------- what the script logs
+
+LINES_LIMIT = 1_000  # lines that log, told apart
+LARGEST = 1 << 1023  # whole numbers beyond are no floats
+REGION = "logging"
+
+
+def _pair(key: Any, value: Any) -> Any:
+    return {key: value}
+
+
+class Tap(NamedTuple):
+    """`owner.name` of `module`, a method, or a function of the module; `takes` are parameters of it, by name.
+
+    What they hold, `read` makes a mapping of. Without any the call is timed, and what is called inside counts.
+    """
+
+    source: str
+    module: str
+    owner: str
+    name: str
+    takes: str = ""
+    read: Callable[..., Any] = lambda values: values
+    timed: bool = True  # the call does nothing but log
+    apart: Callable[..., Any] | None = None  # of what it takes: which of several, that may log other things by one name
+    rest: bool = False  # only names that no other call tells
+    filtered: str = ""  # attributes of its object: whether a loss that is not finite was replaced before
+
+
+def _writer(module: str, folder: str) -> tuple[Tap, ...]:
+    """A SummaryWriter; `folder` is where its files are."""
+    scalar = Tap("tensorboard", module, "SummaryWriter", "add_scalar", "tag scalar_value self")
+    scalar = scalar._replace(read=lambda tag, value, _: {tag: value}, apart=lambda _, __, own: getattr(own, folder))
+    return scalar, scalar._replace(name="add_scalars", takes="main_tag tag_scalar_dict self")
+
+
+def _lightning_taps(package: str) -> tuple[Tap, ...]:
+    """What loggers are given, called without one as well; and what is for the progress bar alone, or rarely logged."""
+    module = f"{package}.trainer.connectors.logger_connector.logger_connector"
+    log = Tap("Lightning", module, "_LoggerConnector", "log_metrics", "metrics")
+    epoch = log._replace(name="update_train_epoch_metrics", takes="self", timed=False, rest=True)
+    return log, epoch._replace(read=lambda connector: connector._callback_metrics)
+
+
+def _history(owner: Any) -> Any:
+    """What was logged last, which callbacks may have taken from what they were given."""
+    logged = owner.state.log_history[-1:]
+    return {name: value for name, value in logged[0].items() if name != "step"} if logged else {}
+
+
+def _completed(engine: Any, name: Any) -> Any:
+    value = engine.state.metrics.get(name)
+    return value if isinstance(value, Mapping) else {name: value}
+
+
+_TITAN = "torchtitan.components.metrics"
+_MLFLOW = "mlflow.tracking"
+
+TAPS: tuple[Tap, ...] = (
+    Tap("wandb", "wandb.sdk.wandb_run", "Run", "_log", "data"),  # `wandb.log` is bound to `log` when a run begins
+    *_writer("torch.utils.tensorboard.writer", "log_dir"),
+    *_writer("tensorboardX.writer", "logdir"),
+    Tap("mlflow", f"{_MLFLOW}.fluent", "", "log_metric", "key value", _pair),
+    Tap("mlflow", f"{_MLFLOW}.fluent", "", "log_metrics", "metrics"),
+    Tap("mlflow", f"{_MLFLOW}.client", "MlflowClient", "log_metric", "key value", _pair),
+    Tap("mlflow", f"{_MLFLOW}.client", "MlflowClient", "log_batch", "metrics",
+        lambda metrics: {metric.key: metric.value for metric in metrics}),
+    Tap("trackio", "trackio.run", "Run", "log", "metrics"),
+    Tap("HF Trainer", "transformers.trainer", "Trainer", "log", "self", _history,
+        filtered="args.logging_nan_inf_filter"),
+    *_lightning_taps("lightning.pytorch"),
+    *_lightning_taps("pytorch_lightning"),
+    Tap("Fabric", "lightning.fabric.fabric", "Fabric", "log_dict", "metrics"),
+    Tap("Fabric", "lightning_fabric.fabric", "Fabric", "log_dict", "metrics"),
+    Tap("Accelerate", "accelerate.accelerator", "Accelerator", "log", "values"),
+    Tap("Composer", "composer.loggers.logger", "Logger", "log_metrics", "metrics"),
+    Tap("Keras", "keras.src.callbacks.callback_list", "CallbackList", "on_train_batch_end", "logs", timed=False),
+    Tap("Keras", "keras.src.callbacks.callback_list", "CallbackList", "on_epoch_end", "logs", timed=False),
+    Tap("fastai", "fastai.learner", "Recorder", "after_epoch", "self", timed=False,
+        read=lambda recorder: dict(zip(recorder.metric_names, recorder.log))),
+    Tap("ignite", "ignite.metrics.metric", "Metric", "completed", "engine name", _completed, timed=False,
+        apart=lambda engine, _: id(engine)),
+    Tap("skorch", "skorch.history", "History", "record", "attr value", _pair, timed=False),
+    Tap("Ultralytics", "ultralytics.engine.trainer", "BaseTrainer", "save_metrics", "metrics"),
+    Tap("torchtitan", _TITAN, "MetricsProcessor", "log"),
+    *(Tap("torchtitan", _TITAN, owner, "log", "metrics")
+      for owner in ("BaseLogger", "LoggerContainer", "TensorBoardLogger", "WandBLogger")),
+    Tap("DeepSpeed", "deepspeed.monitor.monitor", "MonitorMaster", "write_events", "event_list",
+        lambda events: {name: value for name, value, *_ in events}),
+)  # fmt: skip
+
+
+class _SeamsProbe(Probe):
+    """Wraps methods of other packages, each as soon as its module was imported, and takes out one by one what is in."""
+
+    def __init__(self, agent: Agent, modules: set[str]) -> None:
+        super().__init__(agent)
+        self._modules = modules
+        self._seams: dict[Any, Patches] = {}
+
+    def install(self) -> None:
+        for module in self._modules:
+            if is_whole(module):
+                self.module_imported(module)
+
+    def uninstall(self) -> None:
+        for patches in reversed(list(self._seams.values())):
+            patches.remove()
+
+    def _wrap(self, seam: Any, owner: Any, name: str, before: Before, after: After | None) -> None:
+        patches = self._seams.setdefault(seam, Patches(self._agent.guard, self.name))
+        patches.install(partial(patches.look, owner, name, before, after))
+
+
 @dataclass
 class _Training:
     """A framework at work. `owner`: a weak reference to its object that trains, which may hold models.
@@ -169,15 +289,14 @@ class _Training:
     written: bool = False
 
 
-class FrameworkSeamsProbe(Probe):
+class FrameworkSeamsProbe(_SeamsProbe):
     """Writes `framework` once per framework that trains, `region` with the source "framework", and numbers steps."""
 
     name = "framework_seams"
 
     def __init__(self, agent: Agent, table: tuple[Framework, ...] = FRAMEWORKS) -> None:
-        super().__init__(agent)
+        super().__init__(agent, {seam.module for framework in table for seam in framework.seams})
         self._table = table
-        self._seams: dict[tuple[str, Seam], Patches] = {}
         self._callbacks: dict[tuple[type, str], Patches] = {}
         self._training: _Training | None = None
         self._open: set[str] = set()  # regions we are in
@@ -188,15 +307,14 @@ class FrameworkSeamsProbe(Probe):
         agent.add_finish_hook(self._finish, self.name)
 
     def install(self) -> None:
-        for module in {seam.module for framework in self._table for seam in framework.seams}:
-            if is_whole(module):
-                self.module_imported(module)
+        super().install()
         for (cls, name), patches in self._callbacks.items():  # a training went on while the probes were out
             self._wrap_callback(patches, cls, name)
 
     def uninstall(self) -> None:
-        for patches in (*self._callbacks.values(), *self._seams.values()):
+        for patches in self._callbacks.values():
             patches.remove()
+        super().uninstall()
 
     def module_imported(self, name: str) -> None:
         """Patch the seams in the module `name`, if it is loaded; its code has been executed."""
@@ -205,13 +323,13 @@ class FrameworkSeamsProbe(Probe):
             for seam in framework.seams:
                 owner = getattr(module, seam.owner, None) if seam.module == name else None
                 if isinstance(owner, type) and callable(getattr(owner, seam.name, None)):
-                    patches = self._seams.setdefault((framework.package, seam), Patches(self._agent.guard, self.name))
-                    patches.install(partial(patches.look, owner, seam.name, *self._hooks(framework, seam)))
-
-    # ---------------------------------------------------------------------------------------------- what is patched
+                    self._wrap((framework.package, seam), owner, seam.name, *self._hooks(framework, seam))
 
     def _wrap_callback(self, patches: Patches, cls: type, name: str) -> None:
-        patches.install(lambda: patches.look(cls, name, self._callback_begins, self._region_ends))
+        def begins(callback: Any, *_args: Any, **_kwargs: Any) -> tuple[str, int] | None:
+            return self._region_begins("callback:" + type(callback).__name__)
+
+        patches.install(lambda: patches.look(cls, name, begins, self._region_ends))
 
     def _hooks(self, framework: Framework, seam: Seam) -> tuple[Before, After | None]:
         """What to do before and after a call."""
@@ -224,7 +342,12 @@ class FrameworkSeamsProbe(Probe):
             return self._update_begins, self._update_ends
         if seam.meaning == EVENT:
             handlers = attrgetter(seam.path)
-            return lambda owner, event, *_args, **_kwargs: self._event(handlers(owner), event), self._region_ends
+
+            def event_begins(owner: Any, event: Any, *_args: Any, **_kwargs: Any) -> tuple[str, int] | None:
+                called = (handlers(owner) or {}).get(event)
+                return self._region_begins(f"callback:{getattr(event, 'name', event)}") if called else None
+
+            return event_begins, self._region_ends
         name, unless = seam.meaning, seam.unless
         return lambda *_args, **kwargs: None if kwargs.get(unless) else self._region_begins(name), self._region_ends
 
@@ -338,10 +461,6 @@ class FrameworkSeamsProbe(Probe):
         self._agent.steps.optimizer_end(optimizer_id, self._agent.clock.now())
         self._agent.metrics.update_ended(optimizer_id)
 
-    def _event(self, handlers: Any, event: Any) -> tuple[str, int] | None:
-        called = bool(handlers) and bool(handlers.get(event))
-        return self._region_begins(f"callback:{getattr(event, 'name', event)}") if called else None
-
     def _on_training_thread(self) -> bool:
         return self._agent.training_thread in (None, get_ident())
 
@@ -360,9 +479,6 @@ class FrameworkSeamsProbe(Probe):
                 if (cls, name) not in self._callbacks and len(self._callbacks) < CALLBACKS_LIMIT:
                     patches = self._callbacks[cls, name] = Patches(self._agent.guard, self.name)
                     self._wrap_callback(patches, cls, name)
-
-    def _callback_begins(self, callback: Any, *_args: Any, **_kwargs: Any) -> tuple[str, int] | None:
-        return self._region_begins("callback:" + type(callback).__name__)
 
 
 def version_of(package: str) -> str | None:
@@ -402,103 +518,6 @@ def _events(cls: type, framework: Framework) -> Iterator[tuple[type, str]]:
                 yield each, name
 
 
-LINES_LIMIT = 1_000  # lines that log, told apart
-LARGEST = 1 << 1023  # whole numbers beyond are no floats
-REGION = "logging"
-
-
-def _values(values: Any) -> Any:
-    return values
-
-
-def _pair(key: Any, value: Any) -> Any:
-    return {key: value}
-
-
-class Tap(NamedTuple):
-    """`owner.name` of `module`, a method, or a function of the module; `takes` are parameters of it, by name.
-
-    What they hold, `read` makes a mapping of. Without any the call is timed, and what is called inside counts.
-    """
-
-    source: str
-    module: str
-    owner: str
-    name: str
-    takes: str = ""
-    read: Callable[..., Any] = _values
-    timed: bool = True  # the call does nothing but log
-    apart: Callable[..., Any] | None = None  # of what it takes: which of several, that may log other things by one name
-    rest: bool = False  # only names that no other call tells
-    filtered: str = ""  # attributes of its object: whether a loss that is not finite was replaced before
-
-
-def _writer(module: str, folder: str) -> tuple[Tap, ...]:
-    """A SummaryWriter; `folder` is where its files are."""
-    scalar = Tap("tensorboard", module, "SummaryWriter", "add_scalar", "tag scalar_value self")
-    scalar = scalar._replace(read=lambda tag, value, _: {tag: value}, apart=lambda _, __, own: getattr(own, folder))
-    return scalar, scalar._replace(name="add_scalars", takes="main_tag tag_scalar_dict self")
-
-
-def _lightning_taps(package: str) -> tuple[Tap, ...]:
-    """What loggers are given, called without one as well; and what is for the progress bar alone, or rarely logged."""
-    module = f"{package}.trainer.connectors.logger_connector.logger_connector"
-    log = Tap("Lightning", module, "_LoggerConnector", "log_metrics", "metrics")
-    epoch = log._replace(name="update_train_epoch_metrics", takes="self", timed=False, rest=True)
-    return log, epoch._replace(read=lambda connector: connector._callback_metrics)
-
-
-def _history(owner: Any) -> Any:
-    """What was logged last, which callbacks may have taken from what they were given."""
-    logged = owner.state.log_history[-1:]
-    return {name: value for name, value in logged[0].items() if name != "step"} if logged else {}
-
-
-def _recorded(recorder: Any) -> Any:
-    return dict(zip(recorder.metric_names, recorder.log))
-
-
-def _completed(engine: Any, name: Any) -> Any:
-    value = engine.state.metrics.get(name)
-    return value if isinstance(value, Mapping) else {name: value}
-
-
-_TITAN = "torchtitan.components.metrics"
-_MLFLOW = "mlflow.tracking"
-
-TAPS: tuple[Tap, ...] = (
-    Tap("wandb", "wandb.sdk.wandb_run", "Run", "_log", "data"),  # `wandb.log` is bound to `log` when a run begins
-    *_writer("torch.utils.tensorboard.writer", "log_dir"),
-    *_writer("tensorboardX.writer", "logdir"),
-    Tap("mlflow", f"{_MLFLOW}.fluent", "", "log_metric", "key value", _pair),
-    Tap("mlflow", f"{_MLFLOW}.fluent", "", "log_metrics", "metrics"),
-    Tap("mlflow", f"{_MLFLOW}.client", "MlflowClient", "log_metric", "key value", _pair),
-    Tap("mlflow", f"{_MLFLOW}.client", "MlflowClient", "log_batch", "metrics",
-        lambda metrics: {metric.key: metric.value for metric in metrics}),
-    Tap("trackio", "trackio.run", "Run", "log", "metrics"),
-    Tap("HF Trainer", "transformers.trainer", "Trainer", "log", "self", _history,
-        filtered="args.logging_nan_inf_filter"),
-    *_lightning_taps("lightning.pytorch"),
-    *_lightning_taps("pytorch_lightning"),
-    Tap("Fabric", "lightning.fabric.fabric", "Fabric", "log_dict", "metrics"),
-    Tap("Fabric", "lightning_fabric.fabric", "Fabric", "log_dict", "metrics"),
-    Tap("Accelerate", "accelerate.accelerator", "Accelerator", "log", "values"),
-    Tap("Composer", "composer.loggers.logger", "Logger", "log_metrics", "metrics"),
-    Tap("Keras", "keras.src.callbacks.callback_list", "CallbackList", "on_train_batch_end", "logs", timed=False),
-    Tap("Keras", "keras.src.callbacks.callback_list", "CallbackList", "on_epoch_end", "logs", timed=False),
-    Tap("fastai", "fastai.learner", "Recorder", "after_epoch", "self", _recorded, timed=False),
-    Tap("ignite", "ignite.metrics.metric", "Metric", "completed", "engine name", _completed, timed=False,
-        apart=lambda engine, _: id(engine)),
-    Tap("skorch", "skorch.history", "History", "record", "attr value", _pair, timed=False),
-    Tap("Ultralytics", "ultralytics.engine.trainer", "BaseTrainer", "save_metrics", "metrics"),
-    Tap("torchtitan", _TITAN, "MetricsProcessor", "log"),
-    *(Tap("torchtitan", _TITAN, owner, "log", "metrics")
-      for owner in ("BaseLogger", "LoggerContainer", "TensorBoardLogger", "WandBLogger")),
-    Tap("DeepSpeed", "deepspeed.monitor.monitor", "MonitorMaster", "write_events", "event_list",
-        lambda events: {name: value for name, value, *_ in events}),
-)  # fmt: skip
-
-
 class _Call:
     """A call that is under way."""
 
@@ -519,15 +538,14 @@ class _Call:
         return _flat(self.tap.read(*self.taken(self.args, self.kwargs)), "")
 
 
-class TapsProbe(Probe):
+class TapsProbe(_SeamsProbe):
     """Keeps what log calls were given as metrics, and writes `region` events called "logging" with the user's line."""
 
     name = "taps"
 
     def __init__(self, agent: Agent, table: tuple[Tap, ...] = TAPS) -> None:
-        super().__init__(agent)
+        super().__init__(agent, {tap.module for tap in table})
         self._table = table
-        self._seams: dict[Tap, Patches] = {}
         self._inside: dict[int, _Call] = {}  # by thread
         self._series: dict[tuple[str, str], int] = {}
         self._rest: set[tuple[str, str]] = set()  # series of names that no other call has told
@@ -537,15 +555,6 @@ class TapsProbe(Probe):
         self._sums = RegionSums(agent)
         agent.add_finish_hook(self._sums.flush, self.name)
 
-    def install(self) -> None:
-        for module in {tap.module for tap in self._table}:
-            if is_whole(module):
-                self.module_imported(module)
-
-    def uninstall(self) -> None:
-        for patches in reversed(list(self._seams.values())):
-            patches.remove()
-
     def module_imported(self, name: str) -> None:
         """Tap the calls of the module `name`; its code has been executed."""
         module = sys.modules.get(name)
@@ -554,8 +563,7 @@ class TapsProbe(Probe):
             owner = getattr(module, tap.owner, None) if tap.owner else module
             taken = _taker(getattr(owner, tap.name, None), tap.takes.split(), bool(tap.owner))
             if taken is not None:
-                patches = self._seams.setdefault(tap, Patches(self._agent.guard, self.name))
-                patches.install(partial(patches.look, owner, tap.name, self._before(tap, taken), self._ends))
+                self._wrap(tap, owner, tap.name, self._before(tap, taken), self._ends)
         if own and self._seams.keys().isdisjoint(own):
             text = f"metrics: what is logged with this version of {own[0].source} is not recorded"
             self._agent.journal.write("mark", name=text)

@@ -19,7 +19,6 @@ from typing import Any, Callable, Tuple
 from stepscope.record.agent import marks
 from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.frames import Place, caller, place_fields, user_place
-from stepscope.record.agent.imports import when_imported
 from stepscope.record.agent.masking import MASK, is_secret_name, mask_argv, mask_text
 from stepscope.record.agent.patches import Probe, is_compiling_check, is_whole, scaler_home
 
@@ -272,9 +271,13 @@ class SitesProbe(Probe):
         from torch.optim import Optimizer
         from torch.utils.data import DataLoader
 
+        def optimizer_made() -> None:
+            if self._agent.observes():
+                self._agent.steps.optimizer_created(self._agent.clock.now())
+
         self._optimizer = Optimizer
         self._wrap(DataLoader, "__init__", "DataLoader")
-        self._wrap(Optimizer, "__init__", None, self._optimizer_made)
+        self._wrap(Optimizer, "__init__", None, optimizer_made)
         self._wrap(torch.nn.DataParallel, "__init__", "DataParallel")
         parallel = getattr(torch.nn.parallel, "DistributedDataParallel", None)
         if parallel is not None:
@@ -283,21 +286,16 @@ class SitesProbe(Probe):
         self._wrap(torch, "compile", "torch.compile", self._agent.note_compile, self._agent.note_compiled)
         self._wrap(torch, "set_num_threads", "set_num_threads")
         self._wrap(torch.cuda, "set_per_process_memory_fraction", "set_per_process_memory_fraction")
-        for setting in SETTINGS:
-            self._wrap_setting(*setting)
+        for module in {setting[0] for setting in SETTINGS}:
+            if is_whole(module):
+                self.module_imported(module)
 
-    def _wrap_setting(self, module: str, name: str, method: str, what: str) -> None:
-        """Now, or once the framework has been imported."""
-
-        def wrap() -> None:
-            owner = getattr(sys.modules.get(module), name, None)
-            if owner is not None and self._patches.enabled:
+    def module_imported(self, name: str) -> None:
+        """Wrap what the framework whose module it is takes its settings by."""
+        for module, cls, method, what in SETTINGS:
+            owner = getattr(sys.modules[name], cls, None) if module == name else None
+            if owner is not None:
                 self._wrap(owner, method, what)
-
-        if is_whole(module):
-            wrap()
-        else:
-            when_imported(module, self._agent.guard.wrap(f"{self.name}.{module}", wrap, inject=False))
 
     def _wrap(
         self,
@@ -323,10 +321,6 @@ class SitesProbe(Probe):
             return told_after
 
         self._around(owner, name, before, lambda told, _result, _error: told())
-
-    def _optimizer_made(self) -> None:
-        if self._agent.observes():
-            self._agent.steps.optimizer_created(self._agent.clock.now())
 
     def _write(self, what: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         place, via = caller()
