@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Callable, List
 
-from stepscope.record.agent.segments import BACKWARD, DATA_WAIT, OPTIMIZER, StepRow
+from stepscope.record.agent.segments import BACKWARD, DATA_WAIT, OPTIMIZER, Iterator, StepRow
 from stepscope.record.agent.steps import MODELS_LIMIT, Emit, StepCutter
 
 BACKWARD_START, BACKWARD_END, OPTIMIZER_START, OPTIMIZER_END = range(4)
@@ -204,9 +204,8 @@ class QueuedCutter(StepCutter):
         that start is now. Else the step that runs began with it some time ago, and its fetch may be over.
         """
         waiting, self._waiting = self._waiting, []
-        leader, self._usual = self._usual, None
+        leader, self._usual, self._state = self._usual, None, AT_ONCE
         assert leader is not None  # steps wait for its fetches only
-        self._state = AT_ONCE
         segment = self._segments[0]
         self._segments = []
         self._strays = 0
@@ -248,8 +247,7 @@ class QueuedCutter(StepCutter):
             begin = max(begin, self._clock())
         self._fetch_begun(iterator, begin)
         if len(waiting) % STRIDE == 0:
-            fetched, samples = waiting[-2:]
-            StepCutter.fetch_end(self, leader, samples, fetched)
+            StepCutter.fetch_end(self, leader, waiting[-1], waiting[-2])
 
     def _fetch_begun(self, iterator: Iterator, now: int) -> None:
         """A step has begun with a fetch of its leader."""
