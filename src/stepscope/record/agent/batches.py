@@ -119,7 +119,8 @@ class Kept:
             elif self.lists and self.lists[-1][1] is indices:
                 self.reason = REFILLED
         self.lists.append((number, indices))
-        while len(self.lists) > self.least and _size(indices) * len(self.lists) > INTS_LIMIT:
+        size = len(indices) if indices.__class__ in _PLAIN else 1
+        while len(self.lists) > self.least and size * len(self.lists) > INTS_LIMIT:
             self.lists.popleft()
 
     def told(self, number: int) -> tuple[list[int] | None, int, str | None]:
@@ -200,10 +201,6 @@ class Batches:
         return described
 
 
-def _size(indices: Any) -> int:
-    return len(indices) if indices.__class__ in _PLAIN else 1
-
-
 def sample_name(dataset: Any, index: int) -> tuple[str | None, int | str | None]:
     """(file, target) of a sample as plain lists of the data set hold them, each None where there is no such list."""
     data: Any = sys.modules["torch"].utils.data
@@ -230,7 +227,12 @@ def _named(state: dict[str, Any], index: int) -> tuple[str | None, int | str | N
     entry = next((found for found in (_entry(state.get(name), index) for name in LISTS) if found is not None), None)
     if entry is None:
         others = (_entry(value, index) for value in list(state.values())[:OTHERS_LIMIT])
-        entry = next((found for found in others if _is_path(found[0] if _is_pair(found) else found)), None)
+        for found in others:  # one that may name a file: no text of a data set of texts
+            first = found[0] if found.__class__ is tuple and len(found) else found
+            is_text = first.__class__ is str
+            if PATH.fullmatch(first[: TEXT_LIMIT + 1]) if is_text else isinstance(first, os.PathLike):
+                entry = found
+                break
     parts = entry if entry.__class__ is tuple else (entry,)
     file = next((_text(part) for part in parts if isinstance(part, (str, os.PathLike))), None)
     target = parts[1] if len(parts) > 1 else _entry(state.get("targets"), index)
@@ -244,17 +246,6 @@ def _entry(entries: Any, index: int) -> Any:
     if type(entries).__module__ == "numpy" and getattr(entries, "ndim", 0) == 1 and entries.dtype.kind == "U":
         return str(entries[index]) if index < len(entries) else None
     return entries[index] if entries.__class__ in _LISTS and index < len(entries) else None
-
-
-def _is_pair(entry: Any) -> bool:
-    return entry.__class__ is tuple and len(entry) > 0
-
-
-def _is_path(value: Any) -> bool:
-    """Whether it may name a file: no text of a data set of texts."""
-    if value.__class__ is str:
-        return PATH.fullmatch(value[: TEXT_LIMIT + 1]) is not None
-    return isinstance(value, os.PathLike)
 
 
 def _text(value: Any) -> str | None:

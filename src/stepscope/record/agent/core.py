@@ -81,7 +81,9 @@ def stop(reason: str) -> None:
 
 def _begin(agent: Agent, forked: bool = False) -> None:
     """Announce this process, install the probes, be told of forks and of the exit."""
-    agent.announce("fork" if forked else _role())
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    parent = getattr(multiprocessing, "parent_process", lambda: None)()
+    agent.announce("fork" if forked else "torch" if parent is None else "worker")
     atexit.register(agent.guard.wrap("exit", agent.finish, inject=False))
     os.register_at_fork(after_in_child=agent.guard.wrap("fork", partial(_after_fork, agent), inject=False))
     marks.activate(agent)
@@ -143,19 +145,9 @@ def _after_fork(agent: Agent) -> None:
     if agent.steps.optimizers_exist:
         child.steps.optimizer_created()
     _begin(child, forked=True)
-    child.guard.wrap("fork", _at_end_of_process, inject=False)(child)
-
-
-def _at_end_of_process(agent: Agent) -> None:
-    """A child of `multiprocessing` ends without `atexit`, after finalizers that its start has not cleared."""
+    # A child of `multiprocessing` ends without `atexit`, after finalizers that its start has not cleared.
     multiprocessing = sys.modules.get("multiprocessing.util")
     if multiprocessing is not None:
-        multiprocessing.register_after_fork(
-            agent, lambda agent: multiprocessing.Finalize(None, agent.finish, args=("atexit",), exitpriority=-100)
-        )
-
-
-def _role() -> str:
-    multiprocessing = sys.modules.get("multiprocessing.process")
-    parent = getattr(multiprocessing, "parent_process", lambda: None)()
-    return "torch" if parent is None else "worker"
+        finalize = partial(multiprocessing.Finalize, None, args=("atexit",), exitpriority=-100)
+        register = child.guard.wrap("fork", multiprocessing.register_after_fork, inject=False)
+        register(child, lambda child: finalize(child.finish))

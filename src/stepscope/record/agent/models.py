@@ -36,16 +36,13 @@ def quietly(torch: Any) -> ExitStack:
     stack.enter_context(torch.no_grad())
     stack.enter_context(torch._C.DisableTorchFunction())
     for device in ("cpu", "cuda"):
-        if _autocasts(torch, device):
+        try:
+            casts = torch.is_autocast_enabled(device)
+        except TypeError:  # before torch 2.4
+            casts = torch.is_autocast_cpu_enabled() if device == "cpu" else torch.is_autocast_enabled()
+        if casts:
             stack.enter_context(torch.autocast(device, enabled=False))
     return stack
-
-
-def _autocasts(torch: Any, device: str) -> bool:
-    try:
-        return bool(torch.is_autocast_enabled(device))
-    except TypeError:  # before torch 2.4
-        return bool(torch.is_autocast_cpu_enabled() if device == "cpu" else torch.is_autocast_enabled())
 
 
 def obstacle(torch: Any, device_in_use: bool) -> str | None:

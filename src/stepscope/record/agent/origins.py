@@ -138,18 +138,14 @@ class Origins:
 
     def _among(self, where: str, tensors: list[tuple[str, Any]]) -> dict[str, Any] | None:
         """The last in order of definition that is not finite, which a backward pass came to first."""
-        known = [(name, finite) for name, tensor in tensors if (finite := self._finite(tensor)) is not None]
-        bad = [name for name, finite in known if not finite]
+        known = [(name, ends) for name, tensor in tensors if (ends := self.ends(tensor)) is not None]
+        bad = [name for name, ends in known if not _are_finite(ends)]
         if not bad:
             return None
         about = {"where": where, "not_finite": len(bad), "looked_at": len(known)}
         if len(bad) == len(known) > 1:
             return about
         return {**about, "module": bad[-1].rpartition(".")[0] or None, "parameter": bad[-1]}
-
-    def _finite(self, tensor: Any) -> bool | None:
-        ends = self.ends(tensor)
-        return None if ends is None else _are_finite(ends)
 
     def ends(self, tensor: Any) -> tuple[float, float] | None:
         """The lowest and the highest, NaN where there is one; None where it cannot be read here."""
@@ -166,8 +162,6 @@ class Origins:
             low, high = min(low, least), max(high, most)
         return low, high
 
-    # -------------------------------------------------------------------------------------------------- the graph
-
     def _made(self, nodes: list[Any], model: Model) -> dict[str, Any]:
         """What made it, by the graph."""
         rank, _, node = self._maker(nodes[0])
@@ -180,8 +174,8 @@ class Origins:
         found = {"where": where, "operator": operator, **_place(node, operator, nodes, model)}
         # A batch with such values is in the running means of the modules behind it: only the maker's own buffers tell.
         own = found.get("module")
-        buffers = [(f"{own}.{name}", one) for name, one in _buffers(model, own)]
-        return self._among("parameters", buffers) or found
+        buffers = [] if own is None else model.modules[own].named_buffers(recurse=False)
+        return self._among("parameters", [(f"{own}.{name}", one) for name, one in buffers]) or found
 
     def _maker(self, bad: Any) -> tuple[int, int, Any]:
         """(how sure it is, how early in the forward pass, the node) of what made the output of `bad`."""
@@ -399,15 +393,21 @@ def _place(node: Any, operator: str, nodes: list[Any], model: Model) -> dict[str
     at = bisect_left(uses, (node._sequence_nr(), ""))
     before, after = (uses[at - 1][1] if at else None), (uses[at][1] if at < len(uses) else None)
     first, last = (None if name is None else model.order[name] for name in (before, after))
-    between = [
+    between = [  # those that have neither parameters nor modules
         name
         for name, place in model.order.items()
-        if (first is None or place > first) and (last is None or place < last) and _is_plain(model.modules[name])
+        if (first is None or place > first) and (last is None or place < last)
+        if not any(vars(model.modules[name])[kind] for kind in ("_modules", "_parameters"))
     ]
     # One that its parameters name may do more before or after it uses them.
     ends = [name for name in (before, after) if name is not None]
     around = list(dict.fromkeys(ends + model.above(before) + model.above(after)))
-    using = [name for name in between + around if _lines(model.modules[name], operator) or _is(model, name, operator)]
+    using = [  # torch's own module for the operator, or one that calls it
+        name
+        for name in between + around
+        if type(model.modules[name]).__name__.lower() == operator.replace("_", "")
+        or _lines(model.modules[name], operator)
+    ]
     if len(using) == 1:
         return {"module": using[0], **line_of(model, using[0], operator)}
     if before is not None and after is not None:
@@ -430,20 +430,6 @@ def _leaves(node: Any) -> list[int]:
         if edge is not None and hasattr(edge, "variable"):
             found.append(id(edge.variable))
     return found
-
-
-def _buffers(model: Model, name: str | None) -> list[tuple[str, Any]]:
-    return [] if name is None else list(model.modules[name].named_buffers(recurse=False))
-
-
-def _is_plain(module: Any) -> bool:
-    """Whether it has neither parameters nor modules."""
-    return not vars(module)["_modules"] and not vars(module)["_parameters"]
-
-
-def _is(model: Model, name: str, operator: str) -> bool:
-    """Whether a module is torch's own for the operator."""
-    return type(model.modules[name]).__name__.lower() == operator.replace("_", "")
 
 
 def line_of(model: Model, name: str | None, operator: str | None) -> dict[str, Any]:
@@ -550,11 +536,10 @@ class Outputs:
         with quietly(torch):
             own = [tensor for one in module.parameters(recurse=False) if (tensor := measurable(one)) is not None]
             parts = ([first_tensor(inputs)], own, [first_tensor(output)])
-            self._calls.append(_Called(module, *(self._ends(torch, part) for part in parts)))
+            put, ends = self._numbers.put, torch.aminmax
+            places = ([put(end) for one in part if one is not None for end in ends(one)] for part in parts)
+            self._calls.append(_Called(module, *places))
         self._own_ns += self._agent.clock.now() - began
-
-    def _ends(self, torch: Any, tensors: Sequence[Any]) -> list[int]:
-        return [self._numbers.put(end) for tensor in tensors if tensor is not None for end in torch.aminmax(tensor)]
 
     def _tell(self, calls: list[_Called], step: int, values: list[float]) -> None:
         """The first module that made something that is not finite, or was given it."""

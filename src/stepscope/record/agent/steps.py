@@ -254,8 +254,6 @@ class StepCutter:
                 self._write_untrained("end", live=False)
             self._idle_since = now
 
-    # ------------------------------------------------------------------------------------- backward and optimizer
-
     def backward_start(self, now: int, root: int = 0, cleared: bool | None = None) -> None:
         """A backward pass begins (nested calls are welcome).
 
@@ -436,8 +434,6 @@ class StepCutter:
         self._looked_through = []
         self._anchor = None
         self._idle_since = now
-
-    # ---------------------------------------------------------------------------------------- boundary decisions
 
     def _fetch_boundary(self, iterator: Iterator, now: int) -> int:
         """Decide whether this fetch ends the open step. Returns the time, later when a step was cut."""
@@ -642,8 +638,6 @@ class StepCutter:
             self._cut_by_fetch = True
         self._write_each(signal)
         self._segments = [segment]
-
-    # ------------------------------------------------------------------------------ segments, phases and rows
 
     @property
     def in_backward(self) -> bool:

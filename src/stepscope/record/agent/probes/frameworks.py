@@ -351,8 +351,6 @@ class FrameworkSeamsProbe(_SeamsProbe):
         name, unless = seam.meaning, seam.unless
         return lambda *_args, **kwargs: None if kwargs.get(unless) else self._region_begins(name), self._region_ends
 
-    # --------------------------------------------------------------------------------------------------- who trains
-
     def _training_begins(self, framework: Framework, seam: Seam, owner: Any) -> Any:
         agent, training = self._agent, self._training
         if not self._on_training_thread():
@@ -426,8 +424,6 @@ class FrameworkSeamsProbe(_SeamsProbe):
             on_top=[{"name": name, "version": version_of(name)} for name in on_top],
         )
 
-    # ------------------------------------------------------------------------------------------------------ regions
-
     def _region_begins(self, name: str) -> tuple[str, int] | None:
         agent = self._agent
         if name in self._open or not self._on_training_thread():
@@ -463,8 +459,6 @@ class FrameworkSeamsProbe(_SeamsProbe):
 
     def _on_training_thread(self) -> bool:
         return self._agent.training_thread in (None, get_ident())
-
-    # ---------------------------------------------------------------------------------------------------- callbacks
 
     def _watch_callbacks(self, framework: Framework, owner: Any, path: str) -> None:
         """Wrap, on their classes, what callbacks do at events; the framework's base class does nothing there."""
@@ -568,8 +562,6 @@ class TapsProbe(_SeamsProbe):
             text = f"metrics: what is logged with this version of {own[0].source} is not recorded"
             self._agent.journal.write("mark", name=text)
 
-    # --------------------------------------------------------------------------------------------------------- calls
-
     def _before(self, tap: Tap, taken: Callable[..., Any]) -> Callable[..., _Call | None]:
         now = self._agent.clock.now
         if not tap.timed:
@@ -604,8 +596,6 @@ class TapsProbe(_SeamsProbe):
         if error is None and tap.takes:
             self._keep(call)
 
-    # -------------------------------------------------------------------------------------------------------- values
-
     def _keep(self, call: _Call) -> None:
         metrics, source = self._agent.metrics, self._source(call)
         outer = call.outer
@@ -623,7 +613,10 @@ class TapsProbe(_SeamsProbe):
             elif self._rest:
                 self._rest.discard(key)
             if series is None:
-                series = metrics.series(name, source, **_about(call, name))
+                flag: Any = call.args[0] if call.tap.filtered and name == "loss" else None
+                for attribute in call.tap.filtered.split("."):
+                    flag = getattr(flag, attribute, None)
+                series = metrics.series(name, source, **({"filtered": True} if flag else {}))
                 if series is not None:
                     self._series[key] = series
             metrics.keep(series, call.start_ns, value)
@@ -642,16 +635,6 @@ class TapsProbe(_SeamsProbe):
             own = os.path.basename(str(which).rstrip("/")) if is_path else str(number + 1)
             known = self._sources[source, which] = f"{source} {own}" if number else source
         return known
-
-
-def _about(call: _Call, name: str) -> dict[str, Any]:
-    """What is known of a series beside its name."""
-    if not call.tap.filtered or name != "loss":
-        return {}
-    flag: Any = call.args[0]
-    for attribute in call.tap.filtered.split("."):
-        flag = getattr(flag, attribute, None)
-    return {"filtered": True} if flag else {}
 
 
 def _taker(

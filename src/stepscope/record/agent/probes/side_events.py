@@ -66,10 +66,8 @@ class SavesProbe(Probe):
     def _wrap_all(self) -> None:
         import torch
 
-        self._around(torch, "save", self._before, self._after)
-
-    def _before(self, _obj: Any = None, f: Any = None, *_args: Any, **_kwargs: Any) -> tuple[int, Any]:
-        return self._agent.clock.now(), f
+        now = self._agent.clock.now
+        self._around(torch, "save", lambda _obj=None, f=None, *_args, **_kwargs: (now(), f), self._after)
 
     def _after(self, token: tuple[int, Any], _result: Any, error: BaseException | None) -> None:
         if error is not None:
@@ -98,8 +96,13 @@ class ChildrenProbe(Probe):
         super().__init__(agent)
         self._written: dict[Place | None, int] = {}
         self._starting = threading.local()  # `inside`: a process is being started that will be written with its number
+
+        def before_fork() -> None:
+            if not (agent.making_loader or getattr(self._starting, "inside", False)) and self._patches.enabled:
+                self._write(agent.clock.now(), "os.fork", None, None)
+
         # `os.fork` is not wrapped: Python warns there, and the warning names the line that called.
-        os.register_at_fork(before=agent.guard.wrap(self.name, self._before_fork))
+        os.register_at_fork(before=agent.guard.wrap(self.name, before_fork))
 
     def _wrap_all(self) -> None:
         # The number of the process is known afterwards: by the object that stands for it, or by what the call returns.
@@ -135,10 +138,6 @@ class ChildrenProbe(Probe):
         if error is None and isinstance(pid, int):
             self._write(time_ns, how, command, pid)
 
-    def _before_fork(self) -> None:
-        if not (self._agent.making_loader or getattr(self._starting, "inside", False)) and self._patches.enabled:
-            self._write(self._agent.clock.now(), "os.fork", None, None)
-
     def _write(self, time_ns: int, how: str, command: str | None, pid: int | None) -> None:
         place = user_place()
         count = self._written.get(place, 0)
@@ -162,38 +161,32 @@ class NvtxProbe(Probe):
 
     name = "nvtx"
 
-    def __init__(self, agent: Agent) -> None:
-        super().__init__(agent)
-        self._local = threading.local()
-
     def _wrap_all(self) -> None:
         import torch.cuda.nvtx as nvtx
 
-        # By functions that Dynamo can fold.
-        for name, told in (("range_push", self._pushed), ("range_pop", self._popped)):
-            self._patches.replace(nvtx, name, partial(_then, self._agent.guard.wrap(self.name, told)))
+        agent, local, is_compiling = self._agent, threading.local(), is_compiling_check()
 
-    def _pushed(self, msg: Any) -> None:
-        self._local.__dict__.setdefault("stack", []).append((str(msg), self._agent.clock.now()))
+        def pushed(msg: Any) -> None:
+            local.__dict__.setdefault("stack", []).append((str(msg), agent.clock.now()))
 
-    def _popped(self) -> None:
-        stack = getattr(self._local, "stack", None)
-        if stack:
-            name, start = stack.pop()
-            if self._agent.accepts():
-                marks.record_region(name, start, self._agent.clock.now(), "nvtx")
+        def popped() -> None:
+            stack = getattr(local, "stack", None)
+            if stack:
+                name, start = stack.pop()
+                if agent.accepts():
+                    marks.record_region(name, start, agent.clock.now(), "nvtx")
 
+        def then(told: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+            def nvtx_range(*args: Any, **kwargs: Any) -> Any:  # which Dynamo can fold
+                result = original(*args, **kwargs)
+                if not is_compiling():
+                    told(*args, **kwargs)
+                return result
 
-def _then(told: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    is_compiling = is_compiling_check()
+            return nvtx_range
 
-    def nvtx_range(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        if not is_compiling():
-            told(*args, **kwargs)
-        return result
-
-    return nvtx_range
+        for name, hook in (("range_push", pushed), ("range_pop", popped)):
+            self._patches.replace(nvtx, name, partial(then, agent.guard.wrap(self.name, hook)))
 
 
 _PR_SET_PTRACER = 0x59616D61
