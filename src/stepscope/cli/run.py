@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from stepscope.api import Run
+    from stepscope.record.host.folder import Part
     from stepscope.record.host.launch import Outcome
-    from stepscope.record.host.members import Part
     from stepscope.record.host.openmetrics import Endpoint
 
 
@@ -115,8 +115,8 @@ def run(
     the last one to end reports and checks; the others keep their command's status. Of more than 16 launchers each
     machine first reduces what it recorded (docs/cluster.md).
     """
+    from stepscope.record.host.folder import part_in_report, reduces, say_done
     from stepscope.record.host.launch import launch
-    from stepscope.record.host.members import part_in_report, reduces, say_done
     from stepscope.record.host.signals import MAX_STEPS_MARKER
 
     if json_file == outputs.STDOUT:
@@ -228,8 +228,8 @@ def _report(
     """Show and write the report, where it is ours to make and there is time for it: then the run is returned."""
     from stepscope import api
     from stepscope.dashboard import single, terminal
-    from stepscope.record.host import accounting
-    from stepscope.record.host.members import Part
+    from stepscope.record.host.folder import Part
+    from stepscope.record.host.scheduler import keep_accounting
     from stepscope.record.host.signals import interrupted_on_termination
 
     if outcome.problem and not quiet:
@@ -243,7 +243,7 @@ def _report(
             say(f"recorded into {outcome.run}; when all its tasks have ended: stepscope analyze {outcome.run}")
         return None
     with interrupted_on_termination():
-        accounting.keep(outcome.run)
+        keep_accounting(outcome.run)
         run = api.open_run(outcome.run, options=api.ReadOptions(**reading))
         with contextlib.nullcontext() if quiet else outputs.progress("making the report"):
             report, render = run.report(source=source), single.renderer(run, source=source)
@@ -258,7 +258,7 @@ def _report(
 
 def _without_report(outcome: Outcome, part: Part, names: tuple[str, ...], *, quiet: bool) -> int:
     """The status of checks that were not made: a missing report passes none, unless another launcher makes it."""
-    from stepscope.record.host.members import Part
+    from stepscope.record.host.folder import Part
 
     ours = part is Part.REPORT or outcome.hurried
     if not names or not ours:

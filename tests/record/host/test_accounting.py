@@ -11,7 +11,7 @@ import pytest
 from stepscope import api
 from stepscope.dashboard.pages import PageContext
 from stepscope.dashboard.pages import page as document
-from stepscope.record.host import accounting
+from stepscope.record.host import scheduler
 from tests.builders import T0
 from tests.run_folders import make_run_folder
 
@@ -123,11 +123,11 @@ def test_sacct_is_asked_until_the_job_has_ended(tmp_path: Path, monkeypatch: pyt
     head = (TEXTS / "requeued.txt").read_text().splitlines()[0]
     answer.write_text(f"{head}\n17|alpha|RUNNING|0:0|0:0|||4|node[01-03,08]|1749999900|Unknown|20\n")
     fake(tmp_path / "bin", "sacct", f'echo "$@ $SLURM_TIME_FORMAT" >> {log}; cat {answer}', monkeypatch)
-    accounting.keep(run)
+    scheduler.keep_accounting(run)
     assert "RUNNING" in (run / "sacct.txt").read_text()
     shutil.copyfile(TEXTS / "requeued.txt", answer)
-    accounting.keep(run)
-    accounting.keep(run)
+    scheduler.keep_accounting(run)
+    scheduler.keep_accounting(run)
     asked = log.read_text().splitlines()
     assert len(asked) == 2, "a job that has ended is not asked for again"
     assert asked[0].startswith("-j 17 -P -D --format=JobIDRaw,")
@@ -139,9 +139,9 @@ def test_sacct_is_asked_until_the_job_has_ended(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("script", ["exit 1", "echo 'JobIDRaw|State'", "sleep 60", "head -c 10000000 /dev/zero"])
 def test_a_sacct_that_fails_leaves_no_file(tmp_path: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run = recorded(tmp_path).folder
-    monkeypatch.setattr(accounting, "SECONDS", 0.3)
+    monkeypatch.setattr(scheduler, "SACCT_SECONDS", 0.3)
     fake(tmp_path / "bin", "sacct", script, monkeypatch)
-    accounting.keep(run)
+    scheduler.keep_accounting(run)
     assert not (run / "sacct.txt").exists()
 
 
@@ -151,5 +151,5 @@ def test_a_hostile_number_is_never_handed_to_a_program(
 ) -> None:
     run = recorded(tmp_path, job_id=job).folder
     fake(tmp_path / "bin", "sacct", f"touch {tmp_path}/asked", monkeypatch)
-    accounting.keep(run)
+    scheduler.keep_accounting(run)
     assert not (tmp_path / "asked").exists()

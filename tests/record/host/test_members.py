@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from stepscope.record.host.members import LARGEST_READ_JOB, Part, part_in_report, reduces, say_done
+from stepscope.record.host.folder import LARGEST_READ_JOB, Part, part_in_report, reduces, say_done
 
 
 def host(run: Path, index: int, members: int, *, ended: bool = True, **scheduler: Any) -> Path:

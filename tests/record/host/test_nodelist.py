@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.record.host.nodelist import MOST_NODES, expanded
+from stepscope.record.host.scheduler import MOST_NODES, nodes_of
 
 
 @pytest.mark.parametrize(
@@ -18,8 +18,8 @@ from stepscope.record.host.nodelist import MOST_NODES, expanded
         ("n[098-101]", ("n098", "n099", "n100", "n101")),
     ],
 )
-def test_lists_are_expanded(text: str, names: tuple[str, ...]) -> None:
-    assert expanded(text) == names
+def test_lists_are_nodes_of(text: str, names: tuple[str, ...]) -> None:
+    assert nodes_of(text) == names
 
 
 @pytest.mark.parametrize(
@@ -42,10 +42,10 @@ def test_lists_are_expanded(text: str, names: tuple[str, ...]) -> None:
     ],
 )
 def test_what_is_no_list_has_no_names(text: str) -> None:
-    assert expanded(text) == ()
+    assert nodes_of(text) == ()
 
 
 @pytest.mark.parametrize("text", ["n[1-999999999]", "n[1-999]m[1-999]k[1-999]", "n[0-19999],m"])
 def test_lists_are_bounded(text: str) -> None:
-    assert expanded(text) == ()
-    assert len(expanded(f"n[1-{MOST_NODES}]")) == MOST_NODES
+    assert nodes_of(text) == ()
+    assert len(nodes_of(f"n[1-{MOST_NODES}]")) == MOST_NODES

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.record.host import page_cost
+from stepscope.record.host import hardware
 from tests.record.host.launching import manifest, record
 
 
 def test_a_fault_costs_something() -> None:
-    found = page_cost.measure(2)
+    found = hardware.page_fault_cost(2)
     assert found is not None
     assert found["page_bytes"] >= 4096
     assert found["threads"] in (1, 2)
@@ -22,11 +22,11 @@ def test_a_fault_costs_something() -> None:
 
 def test_settings_of_the_kernel(tmp_path: Path) -> None:
     file = tmp_path / "sys/kernel/mm/transparent_hugepage/enabled"
-    assert page_cost.huge_pages(tmp_path) is None
+    assert hardware.huge_pages(tmp_path) is None
     file.parent.mkdir(parents=True)
     for text, expected in (("always [madvise] never\n", "madvise"), ("odd", None), ("", None)):
         file.write_text(text)
-        assert page_cost.huge_pages(tmp_path) == expected
+        assert hardware.huge_pages(tmp_path) == expected
 
 
 @pytest.mark.process

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from stepscope.record.host.system_clock import SystemClock
+from stepscope.record.host.meters import SystemClock
 
 TICK = 1_000_000 // os.sysconf("SC_CLK_TCK")
 

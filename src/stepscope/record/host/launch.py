@@ -25,10 +25,10 @@ import stepscope
 from stepscope.errors import EnvironmentRefusal
 from stepscope.record.agent.config import Clock, epoch_offset_ns
 from stepscope.record.agent.journal import LastWord
-from stepscope.record.host import page_cost
 from stepscope.record.host.command import CommandNotStarted, find_script, resolve_executable
-from stepscope.record.host.folder import RunFolder, claim_folder, compress_traces, own_rank_folders, read_json
-from stepscope.record.host.jsonlines import JsonLinesTail
+from stepscope.record.host.folder import RunFolder, claim_folder, compress_traces, own_rank_folders
+from stepscope.record.host.hardware import page_fault_facts
+from stepscope.record.host.jsonlines import JsonLinesTail, read_json
 from stepscope.record.host.knobs import changed_by_knobs
 from stepscope.record.host.manifest import Manifest, first_manifest, shell_status
 from stepscope.record.host.options import FALLBACK_RATE_HZ, SEGMENT_SECONDS, RecordOptions
@@ -151,7 +151,7 @@ class _Launch:
                 told = ((read_json(folder / "rank.json") or {}).get("threads") for folder in ranks)
                 # of torch's operators; None where nothing trained, and without the system's counts of faults
                 threads = max((each for each in told if isinstance(each, int)), default=None)
-                self.manifest.values["page_faults"] = page_cost.facts(threads)
+                self.manifest.values["page_faults"] = page_fault_facts(threads)
             describe.join(0.2 if hurried else 5.0)
             self.manifest.values["problems"] = [self.problem] if self.problem else []
             self.manifest.ended(ended_ns, child.returncode, self._sampler())

@@ -15,10 +15,9 @@ from stepscope.record.host.command import Script, user_roots
 from stepscope.record.host.hardware import gpu_facts, hardware_facts, noise_facts
 from stepscope.record.host.jsonlines import write_json
 from stepscope.record.host.meters import Rapl
-from stepscope.record.host.nodelist import nodes_of
 from stepscope.record.host.options import RecordOptions
 from stepscope.record.host.pyspy import output_of, pyspy_version
-from stepscope.record.host.scheduler import Scheduler
+from stepscope.record.host.scheduler import Scheduler, nodes_of
 from stepscope.schema import RUN_SCHEMA
 
 # Names that change how fast the same program runs, or say which part of a job this is. Nothing else is kept: an
