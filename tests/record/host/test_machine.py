@@ -8,7 +8,6 @@ import pytest
 
 from stepscope.record.host.hardware import (
     find_cgroups,
-    format_cpu_list,
     hardware_facts,
     noise_facts,
     parse_cpu_list,
@@ -98,4 +97,3 @@ def test_hardware_and_noise_of_a_big_machine(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("text", "cpus"), [("0-3,8", [0, 1, 2, 3, 8]), ("", []), ("x,2", [2]), ("5", [5])])
 def test_processor_lists(text: str, cpus: list[int]) -> None:
     assert parse_cpu_list(text) == cpus
-    assert parse_cpu_list(format_cpu_list(cpus)) == cpus

@@ -42,11 +42,6 @@ def hardware_facts(root: Path = ROOT) -> dict[str, Any]:
     }
 
 
-def gpu_facts() -> list[dict[str, Any]]:
-    with Gpus() as gpus:
-        return gpus.describe()
-
-
 def noise_facts(root: Path = ROOT) -> dict[str, Any]:
     """The manifest's `noise` object: what makes two runs of the same program differ on this machine."""
     load = read_text(root / "proc/loadavg")
@@ -94,16 +89,6 @@ def parse_cpu_list(text: str) -> list[int]:
     return sorted(cpus)
 
 
-def format_cpu_list(cpus: Iterable[int]) -> str:
-    parts: list[list[int]] = []
-    for cpu in sorted(cpus):
-        if parts and parts[-1][1] == cpu - 1:
-            parts[-1][1] = cpu
-        else:
-            parts.append([cpu, cpu])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
-
-
 def cpu_model(root: Path = ROOT) -> str | None:
     names = ("model name", "Model", "cpu model", "uarch")
     fields = (line.partition(":") for line in _lines(root / "proc/cpuinfo"))
@@ -138,14 +123,12 @@ def frequency_mhz(cpus: Iterable[int]) -> float | None:
     wanted = sorted(cpus)[:16]
     paths = (ROOT / f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_cur_freq" for cpu in wanted)
     texts = (read_text(path) for path in paths)
-    values = [int(text) / 1000.0 for text in texts if text and text.isdecimal()] or _cpuinfo_mhz(set(map(str, wanted)))
+    values = [int(text) / 1000.0 for text in texts if text and text.isdecimal()]
+    for block in () if values else (read_text(ROOT / "proc/cpuinfo") or "").split("\n\n"):
+        told = dict(re.findall(r"^(processor|cpu MHz)\s*: (\d+(?:\.\d+)?)$", block, re.MULTILINE))
+        if len(told) == 2 and int(float(told["processor"])) in wanted:
+            values.append(float(told["cpu MHz"]))
     return sum(values) / len(values) if values else None
-
-
-def _cpuinfo_mhz(wanted: set[str]) -> list[float]:
-    blocks = (read_text(ROOT / "proc/cpuinfo") or "").split("\n\n")
-    fields = [dict(re.findall(r"^(processor|cpu MHz)\s*: (\d+(?:\.\d+)?)$", each, re.MULTILINE)) for each in blocks]
-    return [float(each["cpu MHz"]) for each in fields if len(each) == 2 and each["processor"] in wanted]
 
 
 def read_text(path: Path) -> str | None:
@@ -377,17 +360,13 @@ class Gpus:
                 ("gpu_clock_reasons", "bitmask", self._query("nvmlDeviceGetCurrentClocksThrottleReasons", handle)),
             )
             found += [(name, unit, float(value), None, device) for name, unit, value in readings if value is not None]
-            if with_processes:
-                found += self._processes(handle, device)
+            # who computes on it, whoever started it; the driver may hide how much memory each has
+            for process in self._query("nvmlDeviceGetComputeRunningProcesses", handle) or () if with_processes else ():
+                used, pid = getattr(process, "usedGpuMemory", None), int(process.pid)
+                found.append(("gpu_process", "count", 1.0, pid, device))
+                if used is not None:
+                    found.append(("gpu_process_bytes", "bytes", float(used), pid, device))
         return found
-
-    def _processes(self, handle: Any, device: str) -> Iterator[Metric]:
-        """Who computes on a device, whoever started it; the driver may hide how much memory each has."""
-        for process in self._query("nvmlDeviceGetComputeRunningProcesses", handle) or ():
-            used = getattr(process, "usedGpuMemory", None)
-            yield ("gpu_process", "count", 1.0, int(process.pid), device)
-            if used is not None:
-                yield ("gpu_process_bytes", "bytes", float(used), int(process.pid), device)
 
 
 def numa_node(bus_id: str | None, folder: Path = _PCI_DEVICES) -> int | None:
@@ -414,92 +393,67 @@ BUDGET_NS = 20_000_000  # for one thread, and as much for several
 MOST_FAULTING = 16
 NICENESS = 10
 
-_FAILED = ctypes.c_void_p(-1).value
-
-
-class _Libc:
-    """The calls in use; each lets go of the interpreter lock, so that threads fault side by side."""
-
-    def __init__(self) -> None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        self.map = libc.mmap
-        self.map.restype = ctypes.c_void_p
-        self.map.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-        self.unmap, self.advise = libc.munmap, libc.madvise
-        self.unmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-        self.advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-
 
 def page_fault_cost(threads: int) -> dict[str, Any] | None:
     """What a page fault costs here, in processor time: memory is mapped, written and given back. None: not measurable.
 
     `ns_alone` of a fault on one thread, `ns_beside` of each where `threads` fault at once, `ns_returned` of a page. The
     training is never part of it: the launcher measures once the command has ended, at low priority, for some 50 ms.
-    Huge pages are refused, so that a page is a page.
     """
     from concurrent.futures import ThreadPoolExecutor
 
     def work() -> dict[str, Any] | None:
         try:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)  # of this thread alone
-            libc = _Libc()
             count = max(1, min(threads, MOST_FAULTING, len(os.sched_getaffinity(0))))
-            alone = _rounds(libc, 1)
-            beside = _rounds(libc, count) if count > 1 else alone
+            alone = _rounds(1)
+            beside = _rounds(count) if count > 1 else alone
         except (OSError, AttributeError, ValueError, statistics.StatisticsError):
             return None
+        figures = {"ns_alone": alone[0], "ns_beside": beside[0], "ns_returned": alone[1]}
         return {
             "page_bytes": mmap.PAGESIZE,
-            "ns_alone": round(alone[0], 1),
             "threads": count,
-            "ns_beside": round(beside[0], 1),
-            "ns_returned": round(alone[1], 1),
+            **{name: round(value, 1) for name, value in figures.items()},
         }
 
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(work).result()
 
 
-def _rounds(libc: _Libc, count: int) -> tuple[float, float]:
-    """Medians over rounds: (ns of a fault to the thread that has it, ns to give a page back)."""
-    pages, part = BYTES // mmap.PAGESIZE, BYTES // count
-    faults: list[float] = []
-    returns: list[float] = []
-    end_ns = time.monotonic_ns() + BUDGET_NS
-    while not faults or (time.monotonic_ns() < end_ns and len(faults) < 9):
-        start = libc.map(None, BYTES, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
-        if start in (None, _FAILED):
-            raise OSError("no memory to measure with")
-        libc.advise(start, BYTES, getattr(mmap, "MADV_NOHUGEPAGE", 15))
-        spent = _beside([partial(_fault_ns, start + i * part, part) for i in range(count)])
-        began = time.thread_time_ns()
-        libc.unmap(start, BYTES)
-        returns.append((time.thread_time_ns() - began) / pages)
-        faults.append(max(0.0, statistics.mean(spent)) / (part // mmap.PAGESIZE))
-    return statistics.median(faults), statistics.median(returns)
-
-
-def _fault_ns(start: int, size: int) -> float:
-    """Of the first write to a stretch of memory what a second write does not take."""
-    began = time.thread_time_ns()
-    ctypes.memset(start, 1, size)
-    written = time.thread_time_ns()
-    ctypes.memset(start, 2, size)
-    return 2.0 * written - began - time.thread_time_ns()
-
-
-def _beside(works: list[Callable[[], float]]) -> list[float]:
-    """The results of all, run at once, at the priority of this thread."""
+def _rounds(count: int) -> tuple[float, float]:
+    """Medians over rounds: (ns of a fault to each of `count` threads at once, ns to give a page back)."""
     from concurrent.futures import ThreadPoolExecutor
 
-    gate = threading.Barrier(len(works))
+    part = BYTES // count
+    faults: list[float] = []
+    returns: list[float] = []
+    gate = threading.Barrier(count)
 
-    def run(work: Callable[[], float]) -> float:
+    def fault_ns(start: int) -> float:
+        """Of the first write to a stretch of memory what a second write does not take."""
         gate.wait()
-        return work()
+        began = time.thread_time_ns()
+        ctypes.memset(start, 1, part)  # lets go of the interpreter lock, so that threads fault side by side
+        written = time.thread_time_ns()
+        ctypes.memset(start, 2, part)
+        return 2.0 * written - began - time.thread_time_ns()
 
-    with ThreadPoolExecutor(len(works)) as pool:
-        return list(pool.map(run, works))
+    end_ns = time.monotonic_ns() + BUDGET_NS
+    with ThreadPoolExecutor(count) as pool:
+        while not faults or (time.monotonic_ns() < end_ns and len(faults) < 9):
+            memory = mmap.mmap(-1, BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            with contextlib.suppress(OSError):  # a kernel without huge pages
+                memory.madvise(mmap.MADV_NOHUGEPAGE)  # so that a page is a page
+            held = ctypes.c_char.from_buffer(memory)
+            start = ctypes.addressof(held)
+            spent = list(pool.map(fault_ns, range(start, start + count * part, part)))
+            del held
+            began = time.thread_time_ns()
+            memory.close()
+            returns.append((time.thread_time_ns() - began) / (BYTES // mmap.PAGESIZE))
+            faults.append(max(0.0, statistics.mean(spent)) / (part // mmap.PAGESIZE))
+    return statistics.median(faults), statistics.median(returns)
 
 
 def huge_pages(root: Path = ROOT) -> str | None:

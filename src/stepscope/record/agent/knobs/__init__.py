@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import partial
-from typing import Callable
+from typing import Callable, Iterable
 
 from stepscope.errors import UsageError
 from stepscope.record.agent.masking import MASK, is_secret_name, mask_text
@@ -237,7 +237,7 @@ def cpu_list(text: str) -> frozenset[int]:
     return frozenset(cpus)
 
 
-def cpu_text(cpus: frozenset[int] | set[int]) -> str:
+def cpu_text(cpus: Iterable[int]) -> str:
     """`cpus` as a list with ranges, the way the kernel writes it."""
     ranges: list[list[int]] = []
     for cpu in sorted(cpus):
