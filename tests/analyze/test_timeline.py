@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.analyze.pictures import timeline_levels
+from stepscope.analyze.pictures import timeline as timelines_of
 from stepscope.analyze.pictures.timeline import MAX_DEPTH, Timeline
-from stepscope.analyze.pictures.timeline_viewport import moments, viewport
+from stepscope.analyze.pictures.timeline_queries import moments, viewport
 from tests.analyze.timelines import US, Drawn, a_step, drawn, of_rows, of_traces
 from tests.analyze.traces import Slices
 from tests.builders import MS, T0, step_rows
@@ -93,8 +93,8 @@ def test_windows_count_every_slice_and_show_every_wide_one(
     slices: list[tuple[int, int, int, str]], width: int, left: float, right: float
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timeline_levels, "_FEW", 4)  # so that few slices have coarser copies too
-        patch.setattr(timeline_levels, "_BINS", 2)
+        patch.setattr(timelines_of, "_FEW", 4)  # so that few slices have coarser copies too
+        patch.setattr(timelines_of, "_BINS", 2)
         trace = laid_out(slices)
         made = of_traces(trace)
     low, high = sorted((int(left * made.length_ns), int(right * made.length_ns) + 1))

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.analyze.pictures.slice_detail import detail
 from stepscope.analyze.pictures.timeline import Timeline
-from stepscope.analyze.pictures.timeline_viewport import search, viewport
+from stepscope.analyze.pictures.timeline_queries import detail, search, viewport
 from stepscope.errors import UsageError
 from stepscope.model.timeline import SliceDetail
 from tests.analyze.timelines import PROJECT, SOURCE, US, a_step, drawn, of_rows, of_traces

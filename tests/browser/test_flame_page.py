@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.pictures.flame_diff import flame_diff
-from stepscope.analyze.pictures.sampled_flame import flame_graph
+from stepscope.analyze.pictures.sampled_flame import flame_diff, flame_graph
 from stepscope.dashboard import bundle, single
 from stepscope.model.sampled import FlameGraph
 from stepscope.report import flame

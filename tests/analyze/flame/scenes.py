@@ -8,8 +8,7 @@ import numpy as np
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.pictures.flame_tree import Limits
-from stepscope.analyze.pictures.operator_leaves import OperatorLeaves
-from stepscope.analyze.pictures.trace_flame import TraceWindows
+from stepscope.analyze.pictures.trace_flame import OperatorLeaves, TraceWindows
 from stepscope.model.sampled import FlameFrame, FlameTree
 from stepscope.tables.arrays import Numbers
 from stepscope.tables.schema import Tables

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.pictures.flame_diff import flame_diff, flame_rank_diff
 from stepscope.analyze.pictures.flame_tree import Limits
-from stepscope.analyze.pictures.sampled_flame import FlameOptions
+from stepscope.analyze.pictures.sampled_flame import FlameOptions, flame_diff, flame_rank_diff
 from stepscope.errors import UsageError
 from stepscope.model.sampled import FlameGraph
 from tests.analyze.flame.trees import context, inclusive, stack, steps, tree, values

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.pictures.operator_leaves import OperatorLeaves
+from stepscope.analyze.pictures.trace_flame import OperatorLeaves
 from stepscope.tables.schema import Tables
 from tests.analyze.flame.scenes import ROOT, TRAIN, leaves_of, of, training
 from tests.analyze.traces import Slices, tables

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.views import communication, distributed
+from stepscope.analyze.views import communication
 from stepscope.engine.spans import Base
 from stepscope.model.views import Distributed, WorkerShare
 from tests.analyze.traces import Slices, tables
@@ -25,7 +25,7 @@ TIMEOUT_S = 120
 
 
 def seen(folder: Path, *ranks: Rank) -> Distributed:
-    found = distributed.view(written(folder, *ranks))
+    found = communication.distributed(written(folder, *ranks))
     assert found is not None
     return found
 
@@ -33,8 +33,8 @@ def seen(folder: Path, *ranks: Rank) -> Distributed:
 def refused(*paths: Path) -> str:
     """The reason why there is no view."""
     traces = opened(*paths)
-    assert distributed.view(traces) is None
-    return str(distributed.why_absent(traces))
+    assert communication.distributed(traces) is None
+    return str(communication.why_not_distributed(traces))
 
 
 def shares(found: Distributed) -> dict[int, WorkerShare]:
@@ -96,7 +96,7 @@ def test_files_that_name_no_rank_are_compared_with_a_note(tmp_path: Path):
         rank = Rank(0)
         rank.collective(0, 10)
         rank.write(tmp_path / f"{name}.json")
-    found = distributed.view(opened(tmp_path))
+    found = communication.distributed(opened(tmp_path))
     assert found is not None
     assert [worker.span.worker for worker in found.workers] == ["a", "b"]
     assert (found.matched, found.missing_ranks) == (1, ())
@@ -127,14 +127,14 @@ def test_same_rank_in_two_folders_is_two_runs(tmp_path: Path, size: int | None):
     reason = refused(tmp_path)
     assert "different runs" in reason
     assert "nccl" in reason
-    assert distributed.view(opened(tmp_path / "nccl")) is not None
+    assert communication.distributed(opened(tmp_path / "nccl")) is not None
 
 
 def test_a_world_too_large_to_be_true_is_not_counted_out(tmp_path: Path):
     for folder, size in (("usual", 2), ("huge", 2**31 - 1)):
         for rank in range(2):
             write(tmp_path / folder / f"{rank}.json", rank, size)
-        found = distributed.view(opened(tmp_path / folder))
+        found = communication.distributed(opened(tmp_path / folder))
         assert found is not None
         assert found.missing_ranks == ()
 
@@ -156,7 +156,7 @@ def test_parts_sum_to_the_step(ranks: list[list[tuple[bool, int, int]]], steps: 
                 below = trace.add("cpu_op", "c10d::allreduce_" if talks else "aten::mm", begin + start)
                 trace.kernel(begin + start, length, "ncclAllReduce" if talks else "gemm", below=below, step=step)
         made.append(trace)
-    found = distributed.view(Context(tables(*made, steps=step_rows)).base)
+    found = communication.distributed(Context(tables(*made, steps=step_rows)).base)
     assert (found is not None) == any(talks for rows in ranks for talks, _, _ in rows)
     for worker in found.workers if found is not None else ():
         parts = (worker.computation_ns, worker.overlap_ns, worker.communication_ns, worker.other_ns)
@@ -178,7 +178,7 @@ def test_two_processes_with_gloo(tmp_path: Path):
     )
     assert done.returncode == 0, done.stderr
     traces = opened(tmp_path)
-    found = distributed.view(traces)
+    found = communication.distributed(traces)
     assert found is not None
     assert [worker.span.worker for worker in found.workers] == ["host_0", "host_1"]
     assert (found.missing_ranks, found.unmatched) == ((), 0)
@@ -231,7 +231,7 @@ def test_nested_folders_mixed_with_event_files(tmp_path: Path):
         for worker in ("host_2", "host_11")
         for span in (1, 2)
     ]
-    assert "2 folders" in str(distributed.why_absent(found))
+    assert "2 folders" in str(communication.why_not_distributed(found))
 
 
 def test_spans_are_numbered_by_their_time_and_not_by_their_name(tmp_path: Path):
@@ -253,6 +253,6 @@ def test_of_a_rank_that_was_started_again_the_last_process_is_compared(tmp_path:
         made = Rank(shift_us=late)
         made.collective(0, 10)
         made.write(run / folder / "trace-0.pt.trace.json")
-    found = distributed.view(opened(run))
+    found = communication.distributed(opened(run))
     assert found is not None
     assert [worker.span.worker for worker in found.workers] == ["rank-0.2", "rank-1.2"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.views import gpus, overview
+from stepscope.analyze.views import overview
 from stepscope.model.views import Counter, GpuSummary
 from tests.analyze.shared_traces import PRESENT, SHARED, files, needs_traces, run_of
 from tests.analyze.traces import US, Slices, tables
@@ -18,7 +18,7 @@ ORACLE: dict[str, Any] = json.loads((SHARED / "oracles" / "tb_plugin.json").read
 
 
 def summaries_of(context: Context) -> tuple[GpuSummary, ...]:
-    return gpus.summaries(context.base, overview.overviews(context.base))
+    return overview.summaries(context.base, overview.overviews(context.base))
 
 
 def summary_of(trace: Slices, length_us: float = 100, **more: Any) -> GpuSummary:
@@ -107,7 +107,7 @@ LENGTH_US = 1000  # of the traces here: buckets of 5 µs
 def counters_of(trace: Slices) -> dict[str, Counter]:
     """Of one device, by metric; a range of the host makes the trace `LENGTH_US` long."""
     trace.add("user_annotation", "whole", 0, LENGTH_US)
-    found = gpus.counters(Context(tables(trace)).base)
+    found = overview.counters(Context(tables(trace)).base)
     assert all((one.start_ns, one.end_ns, one.bucket_ns) == (T0, T0 + LENGTH_US * US, 5 * US) for one in found)
     assert all(len(one.values) == 200 for one in found)
     return {one.metric: one for one in found}
@@ -150,12 +150,12 @@ def test_copies_spread_their_bytes_over_their_time() -> None:
 @pytest.mark.parametrize("name", files() if PRESENT else [])
 def test_buckets_make_up_the_whole(name: str) -> None:
     base = Context(run_of(name).tables).base
-    found = gpus.counters(base)
-    summaries = {one.gpu.device: one for one in gpus.summaries(base, overview.overviews(base))}
+    found = overview.counters(base)
+    summaries = {one.gpu.device: one for one in overview.summaries(base, overview.overviews(base))}
     assert {one.device for one in found if one.metric == "utilization_pct"} == set(summaries)
     for one in found:
-        assert 1 < len(one.values) <= gpus.MAX_BUCKETS
-        assert one.unit == gpus.UNITS[one.metric]
+        assert 1 < len(one.values) <= overview.MAX_BUCKETS
+        assert one.unit == overview.UNITS[one.metric]
         assert min(one.values) >= 0
         if one.metric.endswith("_pct"):
             assert max(one.values) <= 100.000001
@@ -174,4 +174,4 @@ def test_buckets_make_up_the_whole(name: str) -> None:
 def test_nothing_of_a_trace_without_a_device() -> None:
     trace = Slices()
     trace.add("cpu_op", "aten::mm", 0, 10)
-    assert gpus.counters(Context(tables(trace)).base) == ()
+    assert overview.counters(Context(tables(trace)).base) == ()

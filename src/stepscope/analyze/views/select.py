@@ -6,7 +6,8 @@ to record: an empty table says nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import polars as pl
@@ -18,14 +19,16 @@ from stepscope.analyze.context import Context
 from stepscope.analyze.views import (
     allocated_memory,
     communication,
-    distributed,
-    gpus,
     kernels,
     modules,
     operators,
     overview,
 )
+from stepscope.analyze.views.kernels import plugin_kernels
+from stepscope.analyze.views.operators import plugin_operators
+from stepscope.analyze.views.overview import plugin_rows
 from stepscope.engine.spans import Base
+from stepscope.engine.user_code import UserCode
 from stepscope.errors import UsageError
 from stepscope.model.compilers import CompilerCause, CompilersView
 from stepscope.model.findings import Place
@@ -34,7 +37,19 @@ from stepscope.model.machine import EnergyFacts
 from stepscope.model.memory import MemoryRecording, MemoryView
 from stepscope.model.metrics import CurveSummary
 from stepscope.model.trace import SpanRef
-from stepscope.model.views import Views
+from stepscope.model.views import (
+    CollectiveRow,
+    Counter,
+    Distributed,
+    GpuSummary,
+    KernelRow,
+    ModuleTree,
+    OperatorRow,
+    Overview,
+    SpanViews,
+    Views,
+)
+from stepscope.tables.arrays import return_freed_memory
 
 ENERGY = "energy"
 NO_TRACE = "no trace of torch.profiler was read"
@@ -179,7 +194,7 @@ def reasons(base: Base, views: Views) -> dict[str, str]:
     }
     absent = {name: why if base.spans else NO_TRACE for name, (there, why) in found.items() if not there}
     if views.distributed is None:
-        absent["distributed"] = distributed.why_absent(base) or communication.NO_COLLECTIVES
+        absent["distributed"] = communication.why_not_distributed(base) or communication.NO_COLLECTIVES
     return absent
 
 
@@ -239,7 +254,7 @@ def _counters(source: Source, selection: Selection) -> list[dict[str, Any]]:
             "since_start_ns": at * item.bucket_ns,
             "value": value,
         }
-        for item in _chosen(source, selection, gpus.counters(source.base))
+        for item in _chosen(source, selection, overview.counters(source.base))
         for at, value in enumerate(item.values)
     ]
 
@@ -252,9 +267,9 @@ def _communication(source: Source, selection: Selection) -> Rows:
 def _distributed_part(part: str) -> Table:
     def make(source: Source, selection: Selection) -> Rows:
         source.chosen(selection)  # raises for what there is not, also where no view is made
-        view = distributed.view(source.base)
+        view = communication.distributed(source.base)
         if view is None:
-            return Rows((), distributed.why_absent(source.base))
+            return Rows((), communication.why_not_distributed(source.base))
         return Rows(_chosen(source, selection, getattr(view, part)), notes=view.notes)
 
     return Table(make, communication.NO_COLLECTIVES)
@@ -420,7 +435,7 @@ TABLES: dict[str, Table] = {
     "overview": Table(_overview),
     "steps": Table(_steps),
     "gpus": Table(
-        lambda source, by: _chosen(source, by, gpus.summaries(source.base, overview.overviews(source.base))),
+        lambda source, by: _chosen(source, by, overview.summaries(source.base, overview.overviews(source.base))),
         NO_DEVICE,
         takes=("device",),
     ),
@@ -475,3 +490,115 @@ TABLES: dict[str, Table] = {
 COMPILER_TABLES = frozenset({"compiles", "compile-steps", "graph-breaks", "transfers", "xla-metrics"})
 HANG_TABLES = frozenset({"pending-calls", "hang-ranks"})
 UNTRACED = frozenset({*COMPILER_TABLES, *HANG_TABLES, ENERGY, "metrics"})  # not made from traces
+
+
+class _SpanViews(SpanViews):
+    def __init__(self, views: LazyViews, span: SpanRef) -> None:
+        self.__dict__.update(_views=views, span=span)  # what it inherits from is frozen
+
+    _views: LazyViews
+
+    @cached_property
+    def overview(self) -> Overview | None:
+        return self._views.overviews.get(self.span)
+
+    @cached_property
+    def gpus(self) -> tuple[GpuSummary, ...]:
+        return tuple(item for item in self._views.summaries if item.span == self.span)
+
+    @cached_property
+    def operators(self) -> tuple[OperatorRow, ...]:
+        return operators.table(self._views.base, span=self.span)
+
+    @cached_property
+    def kernels(self) -> tuple[KernelRow, ...]:
+        return kernels.table(self._views.base, span=self.span)
+
+
+class LazyViews(Views):
+    """All views of traces, and of recordings of memory, of which there is one or the other."""
+
+    def __init__(self, base: Base, recordings: Sequence[MemoryRecording], code: UserCode) -> None:
+        self.__dict__.update(base=base, _recordings=recordings, _code=code)  # what it inherits from is frozen
+
+    base: Base
+    _recordings: Sequence[MemoryRecording]
+    _code: UserCode
+
+    @cached_property
+    def memory(self) -> MemoryView | None:
+        found = allocated_memory.view(self.base, self._recordings, self._code)
+        return_freed_memory(self.base.tables.events.height)
+        return found
+
+    @cached_property
+    def overviews(self) -> Mapping[SpanRef, Overview]:
+        self.memory  # noqa: B018 - needs most memory for itself, so while others hold none yet
+        return {item.span: item for item in overview.overviews(self.base)}
+
+    @cached_property
+    def summaries(self) -> tuple[GpuSummary, ...]:
+        return overview.summaries(self.base, tuple(self.overviews.values()))
+
+    @cached_property
+    def spans(self) -> tuple[SpanViews, ...]:
+        return tuple(_SpanViews(self, span.ref) for span in self.base.spans)
+
+    @cached_property
+    def operators(self) -> tuple[OperatorRow, ...]:
+        found = self.spans[0].operators if len(self.spans) == 1 else operators.table(self.base)
+        return_freed_memory(self.base.tables.events.height)
+        return found
+
+    @cached_property
+    def kernels(self) -> tuple[KernelRow, ...]:
+        return self.spans[0].kernels if len(self.spans) == 1 else kernels.table(self.base)
+
+    @cached_property
+    def modules(self) -> ModuleTree | None:
+        return modules.tree(self.base)
+
+    @cached_property
+    def counters(self) -> tuple[Counter, ...]:
+        return overview.counters(self.base)
+
+    @cached_property
+    def communication(self) -> tuple[CollectiveRow, ...]:
+        return communication.collectives(self.base)
+
+    @cached_property
+    def distributed(self) -> Distributed | None:
+        return communication.distributed(self.base)
+
+    @cached_property
+    def tensorboard(self) -> dict[str, Any]:
+        return tensorboard(self.spans)
+
+    @cached_property
+    def absent(self) -> dict[str, str]:
+        return reasons(self.base, self)
+
+
+MAX_ROWS = 500  # of operators and of kernels
+MAX_SPANS = 64
+_GPU_FIGURES = ("utilization_pct", "sm_efficiency_pct", "achieved_occupancy_pct", "tensor_core_pct")
+
+
+def tensorboard(spans: Sequence[SpanViews]) -> dict[str, Any]:
+    """{"workers": {worker: {"spans": {number: {...}}}}}; numbers of spans are texts, from "1" on."""
+    workers: dict[str, Any] = {}
+    for views in spans[:MAX_SPANS]:
+        own = workers.setdefault(views.span.worker, {"spans": {}})
+        gpus_of = {
+            str(gpu.gpu.device): {
+                name: None if (value := getattr(gpu, name)) is None else round(value, 2) for name in _GPU_FIGURES
+            }
+            for gpu in views.gpus
+        }
+        own["spans"][str(views.span.span)] = {
+            **(plugin_rows(views.overview) if views.overview is not None else {}),
+            "gpu": gpus_of,
+            "operators": plugin_operators(views.operators[:MAX_ROWS]),
+            "kernels": plugin_kernels(views.kernels[:MAX_ROWS]),
+        }
+    return {"workers": workers}
