@@ -167,10 +167,8 @@ def known_sum(name: str) -> pl.Expr:
 def _row(row: dict[str, Any], short: str, cores: bool, everything: int, by: str) -> KernelRow:
     place, exact = attribution.place_of_row(row) if row["file"] is not None else (None, False)
     total = row["total_ns"]
-    # weighted by the duration in µs; of kernels that take no time 0
-    blocks, occupied = (
-        row[name] if row[name] is None or not total else row[name] * 1000 / total for name in ("blocks", "occupied")
-    )
+    us = total / 1000 or 1.0  # blocks and occupancy are weighted by it: 0 of kernels that take none
+    blocks, occupied = (row[name] / us if row[name] is not None else None for name in ("blocks", "occupied"))
     return KernelRow(
         name=row["name"],
         short_name=short,
