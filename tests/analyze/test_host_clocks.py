@@ -30,7 +30,7 @@ from stepscope.tables.reduced import (
 )
 from tests.analyze.planted_clocks import KINDS, Hosts
 from tests.analyze.shared_traces import TRACES
-from tests.analyze.views.collective_traces import opened
+from tests.analyze.views.test_communication import opened
 
 PARAM = TRACES / "ranks" / "param_dlrm" / "dlrm_kineto"
 OPERATORS = TRACES / "ranks" / "straggler_analysis"

@@ -13,7 +13,7 @@ from stepscope.analyze.pictures.sampled_flame import flame_diff, flame_graph
 from stepscope.dashboard import bundle, single
 from stepscope.model.sampled import FlameGraph
 from stepscope.report import flame
-from tests.analyze.flame.trees import context, stack, steps, tree
+from tests.analyze.flame.scenes import context, stack, steps, tree
 from tests.browser_page import Opened
 
 EVIL = "</script><script>alert(1)</script>"
