@@ -3,16 +3,18 @@ one moment (docs/run_folder.md)."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from stepscope.read.raw import RawSeries, Row
-from stepscope.read.text import LONGEST_NS, integer, moment_ns, number, string
+from stepscope.read.text import LATEST_NS, LONGEST_NS, integer, moment_ns, number, string
 
 MAX_NAME = 200  # characters
-_COLUMNS = ("name", "source", "start_ns", "after_ns", "values", "updates", "optimizers")
+_COLUMNS = ("name", "source", "start_ns", "after_ns", "times_ns", "values", "updates", "optimizers")
 _WORDS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 
 
@@ -54,28 +56,40 @@ def read_moments(events: Iterable[Row]) -> Iterator[RawSeries | None]:
 
 
 def _stretch(entry: Row) -> RawSeries | None:
-    name, source, start = string(entry.get("name")), string(entry.get("source")), moment_ns(entry.get("start_ns"))
-    after, values = entry.get("after_ns"), entry.get("values")
-    if not name or source is None or start is None or not isinstance(after, list) or not isinstance(values, list):
+    name, source = string(entry.get("name")), string(entry.get("source"))
+    values = _numbers(entry.get("values"), np.float64)
+    times = _numbers(entry.get("times_ns"), np.int64)
+    if "times_ns" not in entry:  # as recordings of before have them
+        start, times = moment_ns(entry.get("start_ns")), _numbers(entry.get("after_ns"), np.int64)
+        known = start is not None and times is not None and not ((times < 0) | (times > LONGEST_NS)).any()
+        times = times + start if known else None  # type: ignore[operator]
+    columns = {key: _numbers(entry[key], np.int64) for key in ("updates", "optimizers") if entry.get(key) is not None}
+    if not name or source is None or values is None or times is None:
         return None
-    known = [_value(value) for value in values]
-    updates, optimizers = (entry.get(column) for column in ("updates", "optimizers"))
-    columns = [column for column in (after, updates, optimizers) if column is not None]
-    if None in known or not all(isinstance(column, list) and len(column) == len(known) for column in columns):
+    if any(column is None or len(column) != len(values) for column in (times, *columns.values())):
         return None
-    if not all(integer(number) is not None for column in columns for number in column):
-        return None
-    if not all(type(time) is int and 0 <= time <= LONGEST_NS for time in after):
+    if ((times < 0) | (times > LATEST_NS)).any():
         return None
     return RawSeries(
         name=name[:MAX_NAME],
         source=source[:MAX_NAME],
-        times_ns=np.array(after, np.int64) + start,
-        values=np.array(known, np.float64),
-        updates=None if updates is None else np.array(updates, np.int64),
-        optimizers=None if optimizers is None else np.array(optimizers, np.int64),
+        times_ns=times,
+        values=values,
         about={key: value for key, value in entry.items() if key not in _COLUMNS},
+        **columns,
     )
+
+
+def _numbers(column: Any, kind: type[np.generic]) -> npt.NDArray[Any] | None:
+    """A column of numbers of eight bytes as base64, or, of recordings of before, a list; None where it is neither."""
+    if isinstance(column, str):
+        try:
+            return np.frombuffer(base64.b64decode(column, validate=True), np.dtype(kind).newbyteorder("<")).astype(kind)
+        except ValueError:
+            return None
+    read = _value if kind is np.float64 else integer
+    numbers = [read(number) for number in column] if isinstance(column, list) else [None]
+    return None if None in numbers else np.array(numbers, kind)
 
 
 def _value(value: Any) -> float | None:
