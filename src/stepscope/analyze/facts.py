@@ -31,7 +31,7 @@ from stepscope.analyze.host.sampled_time import SampledTime
 from stepscope.analyze.input import loader
 from stepscope.analyze.machine import cores, energy, hardware, readings
 from stepscope.analyze.ranks import durations
-from stepscope.analyze.views.lazy_views import LazyViews
+from stepscope.analyze.views.select import LazyViews
 from stepscope.engine import host_calls
 from stepscope.model import Analysis, SourceFiles
 from stepscope.model import run_facts as model
