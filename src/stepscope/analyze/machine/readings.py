@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import polars as pl
@@ -48,6 +49,12 @@ def of(readings: pl.DataFrame, metric: str, pids: list[int] | None = None) -> pl
 def manifest_objects(tables: Tables, name: str) -> list[dict[str, Any]]:
     """What the manifests of the hosts hold under a name; those that hold nothing there are left out."""
     return [found for manifest in tables.manifests if isinstance(found := manifest.get(name), dict)]
+
+
+def mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """What a manifest holds under a name, where that is an object; else nothing."""
+    found = values.get(name)
+    return found if isinstance(found, dict) else {}
 
 
 def rank_pids(tables: Tables) -> list[int]:
