@@ -184,9 +184,9 @@ def drift(labelled: LabelledSteps, samples: Samples | None, calls: Calls | None)
     early, late = (float(end) for end in np.mean(lines, axis=0))
     medians = np.array([[np.median(part) for part in np.array_split(wall, PARTS)] for wall in walls])
     # every part above the one before, and the last one's faster steps above the first one's slower ones
-    ends = [(parts[0], parts[-1]) for parts in (np.array_split(wall, PARTS) for wall in walls)]
+    edges = [(parts[0], parts[-1]) for parts in (np.array_split(wall, PARTS) for wall in walls)]
     rising = bool((np.diff(medians) > 0).all())
-    rising &= all(np.quantile(last, 0.25) > np.quantile(first, 0.75) for first, last in ends)
+    rising &= all(np.quantile(last, 0.25) > np.quantile(first, 0.75) for first, last in edges)
     return DriftFacts(
         steps=steady.height,
         parts=PARTS,
