@@ -290,8 +290,12 @@ def _in_the_same_period(threads: pl.DataFrame) -> pl.DataFrame:
     own = threads.filter((who == MAIN) & (state != WAITS))
     busy = threads.filter(sums["busy"]).join(groups, on=SEGMENT)
     columns = {
-        "pinning": PINNING, "transfer": TRANSFER, "starting": START,
-        "idle": IDLE, "unknown": NOTHING, "loop": LOOP,
+        "pinning": PINNING,
+        "transfer": TRANSFER,
+        "starting": START,
+        "idle": IDLE,
+        "unknown": NOTHING,
+        "loop": LOOP,
     }
     weights = [
         own.select("process", "state", "line", weight=samples.cast(pl.Float64)),
