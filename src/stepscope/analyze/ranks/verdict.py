@@ -15,8 +15,14 @@ from stepscope.analyze.ranks.clocks import clocks
 from stepscope.analyze.ranks.fixed import fixed
 from stepscope.analyze.ranks.layout import layout_of
 from stepscope.analyze.ranks.own_work import middle, own_steps
-from stepscope.analyze.ranks.recurring import all_together, checkpoints, throttled
-from stepscope.analyze.ranks.rotating import rotating_causes, rotating_work, sequence_length
+from stepscope.analyze.ranks.recurring import (
+    all_together,
+    checkpoints,
+    rotating_causes,
+    rotating_work,
+    sequence_length,
+    throttled,
+)
 from stepscope.analyze.ranks.structure import links, stages, untold_stage
 from stepscope.model.counted import things
 from stepscope.model.ranks import NONE, NOT_ENOUGH, RanksVerdict, Straggler
