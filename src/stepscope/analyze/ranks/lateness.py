@@ -1,6 +1,8 @@
-"""Who is late: ranks whose own work is beyond their peers' again and again, hosts of which all are, and what rotates.
+"""Who is late, and what it costs: by what each rank has beyond the middle one of its peers, step by step (ms).
 
-Works on what each rank has beyond the middle one of its peers, step by step (`own_work.beyond`), in milliseconds.
+Cost is what a mean step would be shorter, had the late ranks worked as their peers do: the steps are played again.
+Ranks that exchange gradients leave a step together, when the last of them has come: so a step is as much shorter as
+the latest of all would be earlier. Pipelines are played through their dependencies in `pipeline`.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from msgspec import Struct
 
 from stepscope.analyze.ranks import thresholds as at
 from stepscope.analyze.ranks.layout import Layout
-from stepscope.analyze.ranks.own_work import Matrix, Steps, block_means, middle
+from stepscope.analyze.ranks.own_work import Matrix, block_means, middle
 from stepscope.tables.arrays import Bools, Floats, Int64
 
 
@@ -22,10 +24,7 @@ class Lateness(Struct, frozen=True):
     mean: Floats
     error: Floats  # standard error of it
     usual: float  # robust deviation between ranks
-    steps: int
-
-    def least(self, step_ms: float) -> float:
-        return max(at.LEAST_SHARE * step_ms, at.SIGMAS * self.usual)
+    least: float  # so late a rank must be
 
 
 def lateness(excess: Matrix, step_ms: float) -> Lateness:
@@ -46,23 +45,18 @@ def lateness(excess: Matrix, step_ms: float) -> Lateness:
     # two ranks are as far from each other as each from the other: that tells nothing of what is usual
     usual = 1.4826 * float(np.sort(known)[(len(known) - 1) // 2]) if len(known) > 2 else 0.0
     usual = max(usual, at.FLOOR_SHARE * step_ms)
-    return Lateness(mean, spread / np.sqrt(number), usual, len(excess))
-
-
-def late_share(excess: Matrix, level: float) -> float:
-    """Part of the steps in which one rank's excess is above `level`."""
-    known = excess[np.isfinite(excess)]
-    return float((known > level).mean()) if len(known) else 0.0
+    return Lateness(mean, spread / np.sqrt(number), usual, max(at.LEAST_SHARE * step_ms, at.SIGMAS * usual))
 
 
 def late_ranks(excess: Matrix, found: Lateness, step_ms: float) -> Int64:
     """Positions of ranks that keep being late."""
     mean = np.where(np.isfinite(found.mean), found.mean, 0.0)
     sure = mean > at.ERRORS * found.error
-    late: Bools = sure & (mean >= found.least(step_ms))
+    late: Bools = sure & (mean >= found.least)
     steady = sure & ~late & (mean >= max(at.LEAST_STEADY_SHARE * step_ms, at.STEADY_SIGMAS * found.usual))
     for rank in np.flatnonzero(steady):
-        late[rank] = late_share(excess[:, rank], at.HOST_PART * mean[rank]) >= at.STEADY_LATE
+        known = excess[np.isfinite(excess[:, rank]), rank]
+        late[rank] = len(known) > 0 and (known > at.HOST_PART * mean[rank]).mean() >= at.STEADY_LATE
     late |= late_at_times(excess, step_ms, ~late)
     return np.flatnonzero(late)
 
@@ -77,11 +71,10 @@ def late_at_times(excess: Matrix, step_ms: float, among: Bools) -> Bools:
     high = (excess > np.float32(max(at.LEAST_SHARE * step_ms, at.SPIKE_SIGMAS * noise))) & among
     times, steps = high.sum(axis=0), int(high.any(axis=1).sum())
     known = np.maximum(np.isfinite(excess).sum(axis=0), 1)
-    often = (times >= at.MIN_SPIKES) & (times >= at.ROTATING_STEPS * known) & (times > at.ROTATING_ONE * steps)
+    often: Bools = (times >= at.MIN_SPIKES) & (times >= at.ROTATING_STEPS * known) & (times > at.ROTATING_ONE * steps)
     for rank in np.flatnonzero(often):
         often[rank] = float(np.nanmean(excess[:, rank])) >= at.LEAST_STEADY_SHARE * step_ms
-    found: Bools = often
-    return found
+    return often
 
 
 def with_host_mates(late: Int64, mean: Floats, layout: Layout) -> list[Int64]:
@@ -138,65 +131,87 @@ def spikes(component: str, values: Matrix, layout: Layout, least: float) -> Spik
     )
 
 
-class Rotating(Struct, frozen=True):
-    component: str
-    spikes: Spikes
-    ranks: Int64  # most often first
-    share: float  # of the steps
+def latest(excess: Matrix) -> Floats:
+    """How much later than the middle one the last rank is, by step; 0 where nothing is known."""
+    known = np.where(np.isfinite(excess), excess, -np.inf).max(axis=1, initial=-np.inf)
+    return np.where(np.isfinite(known), known, 0.0).astype(np.float64)
 
 
-def rotating(parts: Sequence[tuple[str, Matrix]], layout: Layout, known: Int64, step_ms: float) -> list[Rotating]:
-    """Parts of the work that make another rank late in each step.
+def lost_by_ranks(excess: Matrix, part: Int64, late: Int64) -> Floats:
+    """By step: what it would be shorter were the ranks of `part` as usual, the other late ones being so too.
+
+    Usual is what healthy ranks have: a late one's work is replaced by that of a healthy one in other steps, so that
+    the chance by which one of many is last stays as it is.
+    """
+    healthy = np.setdiff1d(np.arange(excess.shape[1]), np.union1d(part, late))
+    if not len(healthy):
+        return latest(excess)
+    rest = latest(excess[:, healthy])
+    with_part = np.maximum(rest, latest(excess[:, part]))
+    middling = healthy[np.argsort(np.abs(np.nan_to_num(np.nanmedian(excess[:, healthy], axis=0))), kind="stable")]
+    twins = np.resize(middling[: max(len(part), 1)], len(part))
+    usual = np.roll(excess[:, twins], len(excess) // 3 + 1, axis=0)
+    return with_part - np.maximum(rest, latest(usual))
+
+
+def lost_by_differing(excess: Matrix) -> Floats:
+    """By step: what it would be shorter had all ranks the mean of their work."""
+    lost: Floats = latest(excess) - np.nan_to_num(np.nanmean(excess, axis=1))
+    return lost
+
+
+def along_the_run(lost: Floats, there: Matrix, everywhere: Matrix) -> float | None:
+    """Mean loss of a step of the run by that in steps of windows; None where it is not what makes their lengths differ.
+
+    Windows may hit upon more or fewer of the steps in which somebody is late than there are: as all steps are known by
+    their length, the loss in windows stands for that by which the others differ from the shortest tenth of theirs.
 
     Args:
-        parts: by name, in the order in which they explain: collections lie inside the phases.
-        known: ranks that are late as such.
+        there: how long the steps of `lost` were, by step and rank.
+        everywhere: the same of all steps that count.
     """
-    found: list[Rotating] = []
-    taken: set[int] = set()
-    for name, values in parts:
-        cells = spikes(name, values, layout, at.LEAST_SHARE * step_ms / 2)
-        key = cells.row * values.shape[1] + cells.column
-        kept = ~np.isin(cells.column, known) & np.isfinite(cells.excess)
-        if taken:
-            kept &= ~np.isin(key, np.fromiter(taken, np.int64, len(taken)))
-        cells, key = Spikes(cells.row[kept], cells.column[kept], cells.excess[kept]), key[kept]
-        if not len(key):
-            continue
-        times = np.bincount(cells.column, minlength=values.shape[1])
-        share = len(np.unique(cells.row)) / max(len(values), 1)
-        several = (times > 0).sum() >= at.ROTATING_RANKS and times.max() <= at.ROTATING_ONE * times.sum()
-        if share >= at.ROTATING_STEPS and several:
-            order = np.argsort(-times, kind="stable")
-            found.append(Rotating(name, cells, order[: int((times > 0).sum())], share))
-            taken.update(key.tolist())
-    return found
-
-
-class Together(Struct, frozen=True):
-    """Steps in which all ranks were slow."""
-
-    rows: Int64
-    extra_ms: float  # by mean step
-    excess_ms: float  # in such a step
-
-
-def together(steps: Steps, rows: Int64, excess: Matrix) -> Together | None:
-    """Steps much longer than the usual one, though no rank's own work explains it."""
-    wall = middle(steps.wall[rows]).astype(np.float64)
-    if not len(wall):
+    walls = [middle(values).astype(np.float64) for values in (there, everywhere)]
+    if min(np.isfinite(values).sum() for values in walls) < at.MIN_STEPS:
         return None
-    usual = float(np.nanmedian(wall))
-    slow = np.flatnonzero(wall > at.GLOBAL_RATIO * usual)
-    if not len(slow):
+    x, y = (values - np.nanquantile(values, at.SHORTEST) for values in walls)
+    known = x <= at.LENGTHENS_MOST * lost.max()
+    x, lost = x[known], lost[known]
+    spread = float(x.std()) * float(lost.std()) if len(x) >= at.MIN_STEPS else 0.0
+    if spread <= 0:
         return None
-    own = np.nan_to_num(np.nanmax(np.where(np.isfinite(excess[slow]), excess[slow], 0), axis=1))
-    slow = slow[own < at.GLOBAL_OWN * (wall[slow] - usual)]
-    if len(slow) < at.GLOBAL_EVENTS:
+    both = float(np.mean((x - x.mean()) * (lost - lost.mean())))
+    if both / spread < np.sqrt(at.PART_OF_EXCESS):
         return None
-    extra = wall[slow] - usual
-    # the longest ones count for nothing, as with ranks: what happens once is no habit
-    lasting = np.sort(extra)[: -at.SPIKE_BLOCKS] if len(extra) > 2 * at.SPIKE_BLOCKS else extra
-    if lasting.sum() / len(wall) < at.LEAST_SHARE * usual:
-        return None
-    return Together(rows[slow], float(extra.sum() / len(wall)), float(np.median(extra)))
+    alike = y[y <= at.SEEN_LENGTH * x.max()]
+    return max(float(lost.mean()) + both / float(x.var()) * float(alike.mean() - x.mean()), 0.0)
+
+
+def lost_by_cells_in_passes(passes: Sequence[Matrix], cells: Spikes) -> Floats:
+    """By step: what it would be shorter had these ranks in these steps done nothing longer than their peers."""
+    its = np.zeros(passes[0].shape, np.bool_)
+    its[cells.row, cells.column] = True
+    lost = np.zeros(len(its))
+    for number, excess in enumerate(passes):
+        # what is done last in a step delays the first pass of the next one
+        mine = its | np.roll(its, 1, axis=0) if number == 0 else its
+        without = np.where(mine, np.minimum(excess, 0), excess)
+        lost += np.maximum(latest(excess) - np.maximum(latest(without), 0.0), 0.0)
+    return lost
+
+
+def lost_by_cells(excess: Matrix, cells: Spikes) -> Floats:
+    """By step: what it would be shorter without what ranks have beyond their peers in these steps."""
+    without = excess.copy()
+    np.subtract.at(without, (cells.row, cells.column), cells.excess.astype(np.float32))
+    # a spike is taken away whole, with the noise in it: the rank is then as the middle one
+    return np.maximum(latest(excess) - np.maximum(latest(without), 0.0), 0.0)
+
+
+def in_earnest(shown: Floats, played: Floats, most: float = 1.0) -> float:
+    """What is lost by host and device together, by what the host alone shows: its work is not all that varies.
+
+    Args:
+        most: 1 where nobody waits inside a step; where ranks do, more is lost than what the longest one does more.
+    """
+    alone, both = float(shown.mean()), float(played.mean())
+    return min(max(both / alone, 0.0), most) if len(shown) and alone > 0 else 1.0
