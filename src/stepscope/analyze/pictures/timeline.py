@@ -24,7 +24,7 @@ from stepscope.engine.spans import Base, Span
 from stepscope.model import PHASES
 from stepscope.model.timeline import KINDS, TimelineStep, TimelineTrack, TrackKind
 from stepscope.tables import categories
-from stepscope.tables.arrays import NONE, Bools, Int8, Int32, Int64, Numbers, expanded
+from stepscope.tables.arrays import NONE, Bools, Int8, Int32, Int64, Numbers, expanded, return_freed_memory
 from stepscope.tables.schema import Tables
 
 _RADIX = 1 << 16  # numbers below it sort in time proportional to their count
@@ -114,6 +114,7 @@ class Timeline(Struct, frozen=True, dict=True):
 def timeline(context: Context) -> Timeline:
     """The index of a run; empty where it has neither steps nor slices nor samples with times."""
     base, tables = context.base, context.tables
+    return_freed_memory(tables.events.height)
     workers = {span.ref.process: span.ref.worker for span in base.spans}
     phases = tables.events.height + tables.steps.height
     sampled = phases + tables.steps.height * len(PHASES)
@@ -122,8 +123,9 @@ def timeline(context: Context) -> Timeline:
     _add_traces(base, found)
     _add_steps(tables, found, workers, ids)
     _add_samples(context, found, workers, ids)
-    of = {name: np.concatenate([np.zeros(0, dtype), *found.columns[name]]) for name, dtype in _COLUMNS.items()}
-    track, depth, start, end = (of[name] for name in ("track", "depth", "start", "end"))
+    # Of a large trace each column is tens of megabytes: none is kept twice for longer than it must.
+    of = {name: np.concatenate([np.zeros(0, dtype), *found.columns.pop(name)]) for name, dtype in _COLUMNS.items()}
+    track, depth, start = of.pop("track"), of.pop("depth"), of["start"]
     depths = np.ones(len(found.tracks), np.int64)
     np.maximum.at(depths, track, depth + 1)
     place = {group: at for at, group in enumerate(dict.fromkeys(workers.values()))}
@@ -136,12 +138,16 @@ def timeline(context: Context) -> Timeline:
     lane_of_track = np.zeros(max(len(tracks), 1), np.int32)
     lane_of_track[order] = first_lane[:-1]
     lane = lane_of_track[track] + depth
+    del track, depth
     origin_ns = int(start.min()) if len(start) else 0
     # by lane, then by start, then as they came
     at = np.argsort(start, kind="stable")
     keys = lane[at].astype(np.uint16) if first_lane[-1] < _RADIX else lane[at]
     at = at[np.argsort(keys, kind="stable")]
-    lane, start, end = lane[at], start[at] - origin_ns, end[at] - origin_ns
+    del start, keys
+    lane, start, end = lane[at], of.pop("start")[at], of.pop("end")[at]
+    start -= origin_ns
+    end -= origin_ns
     return Timeline(
         context=context,
         ids=ids,
@@ -436,10 +442,10 @@ class Items(Struct, frozen=True):
         found: Int64 = self.best & _POSITION
         return found
 
-    def grouped(self, cut: Bools) -> Items:
-        """One item for each stretch that begins where `cut` is set."""
+    def grouped(self, cut: Bools, most: float = 1.0) -> Items:
+        """One item for each stretch that begins where `cut` is set; the same where more than a share `most` do."""
         first = np.flatnonzero(cut)
-        if len(first) == len(self):
+        if len(first) == len(self) or len(first) > most * len(self):
             return self
         return Items(
             self.lane[first],
@@ -456,15 +462,15 @@ def packed(start: Int64, end: Int64, position: Int64) -> Int64:
     return found
 
 
-def merge(items: Items, bin_ns: int) -> Items:
-    """Thin neighbours that begin in the same bin become one."""
+def merge(items: Items, bin_ns: int, most: float = 1.0) -> Items:
+    """Thin neighbours that begin in the same bin become one, where that leaves no more than a share `most`."""
     if len(items) < 2:
         return items
     thin = items.end - items.start < bin_ns
     place = items.start // bin_ns
     cut = np.ones(len(items), bool)
     cut[1:] = ~(thin[1:] & thin[:-1] & (place[1:] == place[:-1]) & (items.lane[1:] == items.lane[:-1]))
-    return items.grouped(cut)
+    return items.grouped(cut, most)
 
 
 def join(items: Items, bin_ns: int, kind: Int8) -> Items:
@@ -534,8 +540,8 @@ def pyramid(lanes: int, lane: Int32, start: Int64, end: Int64) -> tuple[Level, .
     bin_ns = _FINEST_NS
     while len(items) > _FEW and bin_ns * _BINS < span:
         before = len(items)
-        items = merge(items, bin_ns)
-        if len(items) < before * _MOST_LEFT:
+        items = merge(items, bin_ns, _MOST_LEFT)
+        if len(items) < before:
             bounds = np.searchsorted(items.lane, np.arange(lanes + 1))
             levels.append(Level(bin_ns, bounds, items.start, items.end, items.count, items.best))
         bin_ns *= 4
