@@ -442,10 +442,10 @@ class Items(Struct, frozen=True):
         found: Int64 = self.best & _POSITION
         return found
 
-    def grouped(self, cut: Bools, most: float = 1.0) -> Items:
-        """One item for each stretch that begins where `cut` is set; the same where more than a share `most` do."""
+    def grouped(self, cut: Bools) -> Items:
+        """One item for each stretch that begins where `cut` is set."""
         first = np.flatnonzero(cut)
-        if len(first) == len(self) or len(first) > most * len(self):
+        if len(first) == len(self):
             return self
         return Items(
             self.lane[first],
@@ -462,15 +462,15 @@ def packed(start: Int64, end: Int64, position: Int64) -> Int64:
     return found
 
 
-def merge(items: Items, bin_ns: int, most: float = 1.0) -> Items:
-    """Thin neighbours that begin in the same bin become one, where that leaves no more than a share `most`."""
+def merge(items: Items, bin_ns: int) -> Items:
+    """Thin neighbours that begin in the same bin become one."""
     if len(items) < 2:
         return items
     thin = items.end - items.start < bin_ns
     place = items.start // bin_ns
     cut = np.ones(len(items), bool)
     cut[1:] = ~(thin[1:] & thin[:-1] & (place[1:] == place[:-1]) & (items.lane[1:] == items.lane[:-1]))
-    return items.grouped(cut, most)
+    return items.grouped(cut)
 
 
 def join(items: Items, bin_ns: int, kind: Int8) -> Items:
@@ -540,8 +540,8 @@ def pyramid(lanes: int, lane: Int32, start: Int64, end: Int64) -> tuple[Level, .
     bin_ns = _FINEST_NS
     while len(items) > _FEW and bin_ns * _BINS < span:
         before = len(items)
-        items = merge(items, bin_ns, _MOST_LEFT)
-        if len(items) < before:
+        items = merge(items, bin_ns)
+        if len(items) < before * _MOST_LEFT:
             bounds = np.searchsorted(items.lane, np.arange(lanes + 1))
             levels.append(Level(bin_ns, bounds, items.start, items.end, items.count, items.best))
         bin_ns *= 4
