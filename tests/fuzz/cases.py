@@ -14,8 +14,8 @@ from typing import Any
 from tests import gpu_traces, hang_dumps
 from tests.dashboard import served_runs
 from tests.fuzz import damage, special
+from tests.read import xla_texts as texts
 from tests.read.memory_files import Allocator
-from tests.read.xla import texts
 
 
 class Seeds:

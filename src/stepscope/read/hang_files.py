@@ -49,7 +49,11 @@ _OWN = ("report.json", "experiment.json", "manifest.json", "rank.json", "last-wo
 
 def hang_files_in(paths: Iterable[Path]) -> Iterator[Path]:
     """Dumps and reports among files and in folders; of run folders of ours that lie in one, none."""
-    return (file for path in paths for file in _files(path) if is_hang_file(file))
+    for path in paths:
+        for file in files_in(path, MAX_FILES):
+            ours = file == path or not (_OTHERS.search(file.name) or file.name in _OWN)
+            if ours and is_hang_file(file):
+                yield file
 
 
 def read_hangs(paths: Sequence[Path]) -> tuple[HangRecording | None, tuple[Path, ...]]:
@@ -91,15 +95,6 @@ def is_hang_file(path: Path) -> bool:
     return is_flight_recorder(head) or is_ras_report(head)
 
 
-def _files(path: Path) -> Iterator[Path]:
-    if not path.is_dir():
-        yield path
-        return
-    for file in files_in(path, MAX_FILES):
-        if not _OTHERS.search(file.name) and file.name not in _OWN:
-            yield file
-
-
 def _holds_others(path: Path) -> bool:
     """Whether a folder with dumps in it holds traces, sampled stacks or event files as well."""
     if not path.is_dir():
@@ -127,10 +122,12 @@ def read_hang_files(files: Iterable[Path]) -> HangRecording:
             found = _read(each)
     if not found.dumps and not found.ras:
         raise UnreadableInputError(found.problems[0])
-    problems = _Problems(found.problems)
+    problems = list(found.problems)
     dumps = _numbered(found, problems)
     ras = tuple(sorted(found.ras, key=lambda report: report.timestamp))
-    return replace(found, dumps=tuple(dumps), ras=ras, problems=problems.all())
+    more = len(problems) - MAX_SAID
+    said = (*problems[:MAX_SAID], f"and {more:,} more such files") if more > 0 else tuple(problems)
+    return replace(found, dumps=tuple(dumps), ras=ras, problems=said)
 
 
 def _workers(files: Sequence[Path]) -> int:
@@ -206,26 +203,7 @@ def _joined(parts: Sequence[HangRecording]) -> HangRecording:
     )
 
 
-class _Problems:
-    """The first of what was odd, and how much more there was."""
-
-    def __init__(self, known: Iterable[str]) -> None:
-        self.said: list[str] = []
-        self._more = 0
-        for text in known:
-            self.add(text)
-
-    def add(self, text: str) -> None:
-        if len(self.said) < MAX_SAID:
-            self.said.append(text)
-        else:
-            self._more += 1
-
-    def all(self) -> tuple[str, ...]:
-        return (*self.said, f"and {self._more:,} more such files") if self._more else tuple(self.said)
-
-
-def _numbered(found: HangRecording, problems: _Problems) -> list[Dump]:
+def _numbered(found: HangRecording, problems: list[str]) -> list[Dump]:
     """One dump for each rank, by number: of two of one rank the later one, else the one with stacks."""
     kept: dict[int, Dump] = {}
     later: list[Dump] = []
@@ -240,7 +218,7 @@ def _numbered(found: HangRecording, problems: _Problems) -> list[Dump]:
             first, second = _worth(other), _worth(dump)
             if first[0] != second[0]:
                 newer = dump if second > first else other
-                problems.add(
+                problems.append(
                     f"rank {dump.rank} has two dumps of different moments: {newer.file} is taken, the later one"
                 )
             if second < first:
@@ -249,7 +227,7 @@ def _numbered(found: HangRecording, problems: _Problems) -> list[Dump]:
     free = iter(range(len(found.dumps) + len(kept)))
     for dump in later:
         rank = next(number for number in free if number not in kept)
-        problems.add(f"{dump.file}: its name tells no rank; taken for rank {rank}")
+        problems.append(f"{dump.file}: its name tells no rank; taken for rank {rank}")
         kept[rank] = replace(dump, rank=rank)
     return [kept[rank] for rank in sorted(kept)]
 
@@ -261,7 +239,7 @@ def _worth(dump: Dump) -> tuple[int, bool, int]:
     return last, bool((calls.stack >= 0).any()), len(calls.group)
 
 
-def _honest(dump: Dump, groups: Sequence[GroupName], problems: _Problems) -> Dump | None:
+def _honest(dump: Dump, groups: Sequence[GroupName], problems: list[str]) -> Dump | None:
     """The dump where its groups hold the rank that the file's name tells; with the one rank that is in all of them."""
     told = [groups[group].ranks for group in np.unique(dump.calls.group)]
     members = [set(ranks) for ranks in told if ranks is not None]
@@ -270,9 +248,9 @@ def _honest(dump: Dump, groups: Sequence[GroupName], problems: _Problems) -> Dum
     common = set.intersection(*members)
     if len(common) == 1:
         rank = common.pop()
-        problems.add(
+        problems.append(
             f"{dump.file}: its groups are those of rank {rank}, not of rank {dump.rank}; taken for rank {rank}"
         )
         return replace(dump, rank=rank)
-    problems.add(f"{dump.file}: its groups do not hold rank {dump.rank}, which its name tells; left out")
+    problems.append(f"{dump.file}: its groups do not hold rank {dump.rank}, which its name tells; left out")
     return None

@@ -86,15 +86,14 @@ def _value(key: str, value: Any) -> Any:
     if key == "distributedInfo":
         if not isinstance(value, dict):
             return None
-        return {name: value[name] for name in _DISTRIBUTED_KEYS if name in value and _bounded(name, value[name])}
+        kept = {name: value[name] for name in _DISTRIBUTED_KEYS if name in value}
+        sizes = {name: _MAX_GROUPS_BYTES + 1 for name, part in kept.items() if isinstance(part, list | dict)}
+        sizes |= {name: len(part) for name, part in kept.items() if isinstance(part, str)}
+        if "pg_config" in sizes:
+            sizes["pg_config"] = len(msgspec.json.encode(kept["pg_config"]))
+        # of a size that everything downstream can carry
+        return {name: part for name, part in kept.items() if sizes.get(name, 0) <= _MAX_GROUPS_BYTES}
     return next(iter(_flat({key: value}).values()), None)
-
-
-def _bounded(name: str, value: Any) -> bool:
-    """Whether a value of `distributedInfo` is of a size that everything downstream can carry."""
-    if isinstance(value, list | dict):
-        return name == "pg_config" and len(msgspec.json.encode(value)) <= _MAX_GROUPS_BYTES
-    return not isinstance(value, str) or len(value) <= _MAX_GROUPS_BYTES
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:

@@ -46,10 +46,6 @@ class _Found(Struct, frozen=True):
     world_size: int | None
     certain: bool  # the metadata said so
 
-    @property
-    def worker(self) -> tuple[str, str]:
-        return str(self.path.parent), _SPAN.sub("", self.path.name.removesuffix(".gz"))
-
 
 def read_traces(paths: Sequence[Path]) -> RawRun:
     """The traces in and under `paths` as a run without hosts, steps or journal; a rank's in the order of their names.
@@ -69,7 +65,10 @@ def read_traces(paths: Sequence[Path]) -> RawRun:
         raise UnreadableInputError(
             f"{paths[0]}: no trace in it; give files of torch.profiler, of sampled stacks or of torch_xla"
         )
-    ranks = _by_rank(_distinct(found), common_folder(paths), losses)
+    kept: dict[str, _Found] = {}
+    for trace in sorted(found, key=lambda trace: natural(str(trace.path))):
+        kept.setdefault(os.path.realpath(trace.path).removesuffix(".gz"), trace)
+    ranks = _by_rank(list(kept.values()), common_folder(paths), losses)
     parents = [str(ref.path.parent) for rank in ranks for ref in rank.traces]
     return RawRun(folder=Path(os.path.commonpath(parents)), hosts=(), ranks=ranks, losses=losses)
 
@@ -83,13 +82,6 @@ def host_of_name(name: str) -> str | None:
     """The host that a trace's name tells, where it is one of tensorboard_trace_handler's."""
     match = _OF_WORKER.fullmatch(name)
     return match["host"] if match else None
-
-
-def _distinct(found: list[_Found]) -> list[_Found]:
-    kept: dict[str, _Found] = {}
-    for trace in sorted(found, key=lambda trace: natural(str(trace.path))):
-        kept.setdefault(os.path.realpath(trace.path).removesuffix(".gz"), trace)
-    return list(kept.values())
 
 
 def _candidates(path: Path) -> Iterator[Path]:
@@ -155,7 +147,7 @@ def _rank_of_name(path: Path, top: Path) -> int | None:
 def _by_rank(found: list[_Found], root: Path, losses: Losses) -> tuple[RawRank, ...]:
     workers: dict[tuple[str, str], list[_Found]] = {}
     for trace in found:
-        key = trace.worker
+        key = (str(trace.path.parent), _SPAN.sub("", trace.path.name.removesuffix(".gz")))
         if any(other.certain and trace.certain and other.rank != trace.rank for other in workers.get(key, ())):
             key = (key[0], str(trace.path))  # the same name but for its time, of another rank
         workers.setdefault(key, []).append(trace)

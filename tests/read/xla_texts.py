@@ -12,7 +12,7 @@ import pytest
 from stepscope.read.raw import RawRun, Row
 from stepscope.read.xla_files import read_xla_files
 
-RECORDED = Path(__file__).parents[3] / ".." / "shared" / "traces" / "torch_xla"
+RECORDED = Path(__file__).parents[2] / ".." / "shared" / "traces" / "torch_xla"
 SCALAR = "aten::_local_scalar_dense"
 
 _PARTS = (("d", 86_400 * 10**9), ("h", 3_600 * 10**9), ("m", 60 * 10**9), ("s", 10**9), ("ms", 10**6))
