@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from stepscope.read.raw import Frame, StackSource
-from stepscope.read.sampled_files import open_stacks
-from stepscope.read.speedscope import Speedscope
+from stepscope.read.sampled_files import Speedscope, open_stacks
 from tests.read.stack_text import Parsed, read_all
 
 SHARED = Path(__file__).parents[2] / ".." / "shared" / "traces" / "py_spy" / "speedscope.json"

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from stepscope.errors import UnreadableInputError
-from stepscope.read import read_paths, speedscope, stack_lines
+from stepscope.read import read_paths, sampled_files, stack_lines
 from stepscope.read.raw import Frame, FrameNames, Losses, StackSource
 from stepscope.read.sampled_files import is_stack_file, open_stacks, read_stack_files
 from stepscope.read.stack_lines import Austin, Collapsed, PySpyRaw, Tachyon, hint_of
@@ -591,7 +591,7 @@ def test_stacks_that_wait_for_equal_ones(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_samples_of_speedscope_that_wait_for_equal_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(speedscope, "MAX_DISTINCT_BYTES", 10)
+    monkeypatch.setattr(sampled_files, "MAX_DISTINCT_BYTES", 10)
     samples = ",".join(f"[{n % 5}]" for n in range(50))
     weights = ",".join(["2"] * 50)
     path = tmp_path / "x"
@@ -603,7 +603,7 @@ def test_samples_of_speedscope_that_wait_for_equal_ones(tmp_path: Path, monkeypa
 
 
 def test_paths_of_events_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(speedscope, "MAX_PATHS", 4)
+    monkeypatch.setattr(sampled_files, "MAX_PATHS", 4)
     events = ",".join(f'{{"type":"O","frame":0,"at":{n}}}' for n in range(10))
     path = tmp_path / "x"
     path.write_text(
@@ -616,7 +616,7 @@ def test_paths_of_events_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_files_of_speedscope_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(speedscope, "MAX_BYTES", 100)
+    monkeypatch.setattr(sampled_files, "MAX_BYTES", 100)
     path = tmp_path / "x"
     path.write_text('{"shared":{"frames":[]},"profiles":[' + " " * 200 + "]}")
     assert read_all(open_stacks(path)).losses.counts == {"oversized_files": 1}

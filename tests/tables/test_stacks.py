@@ -15,9 +15,9 @@ from stepscope import tables
 from stepscope.read import read_run
 from stepscope.read.raw import Frame, FrameNames, Losses, RawHost, RawRun, RawSegment
 from stepscope.read.stack_lines import PySpyRaw
-from stepscope.tables import call_paths
-from stepscope.tables.call_paths import CallPaths
+from stepscope.tables import stacks
 from stepscope.tables.schema import SCHEMAS, Tables
+from stepscope.tables.stacks import CallPaths
 from tests.builders import MS, T0, step_rows
 from tests.run_folders import make_run_folder
 
@@ -363,10 +363,10 @@ def test_paths_beyond_the_limit_stand_under_one_name():
     paths = CallPaths(names, most=3)
     numbers = [names.number(Frame(f"f{value}", "/u/a.py", value)) for value in range(6)]
     kept = paths.add(numbers[:3])
-    assert not kept[1] & call_paths.LEFT_OUT
+    assert not kept[1] & stacks.LEFT_OUT
     late = [paths.add([number]) for number in numbers[3:]]
     assert len({node for node, _ in late}) == 1
-    assert all(bits & call_paths.LEFT_OUT for _, bits in late)
+    assert all(bits & stacks.LEFT_OUT for _, bits in late)
     assert paths.add(numbers[:3]) == kept
     frame = paths.frames_table().row(paths.nodes_table()[late[0][0], "frame"], named=True)
     assert "too many" in frame["function"]

@@ -28,8 +28,8 @@ from stepscope.read.hang_recording import (
     is_ras_report,
     read_ras_report,
 )
+from stepscope.read.kineto import holds_traces
 from stepscope.read.streams import files_in, read_head
-from stepscope.read.traces import holds_traces
 from stepscope.schema import RUN_PART
 from stepscope.workers import main_is_guarded, usable_cores
 
