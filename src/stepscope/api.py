@@ -34,9 +34,8 @@ if TYPE_CHECKING:
     from stepscope.analyze.views.select import Rows, Selection
     from stepscope.analyze.views.trace_diff import DiffSide
     from stepscope.engine.step_labels import LabelledSteps
-    from stepscope.model.hangs import HangVerdict
     from stepscope.model.memory import MemoryRecording
-    from stepscope.model.ranks import RankMap, RanksRead, RanksVerdict
+    from stepscope.model.ranks import HangVerdict, RankMap, RanksRead, RanksVerdict
     from stepscope.model.sampled import FlameGraph, Hotspots
     from stepscope.model.views import Diff
     from stepscope.read.hang_recording import HangRecording
@@ -325,15 +324,15 @@ class Run:
 
     def flame_diff(self, other: Run, options: FlameOptions | None = None) -> FlameGraph:
         """This run's sampled stacks against `other`'s; raises `UsageError` where their units or modes differ."""
-        from stepscope.analyze.pictures import flame_diff
+        from stepscope.analyze.pictures import sampled_flame
 
-        return flame_diff.flame_diff(self._context, other._context, options)
+        return sampled_flame.flame_diff(self._context, other._context, options)
 
     def flame_rank_diff(self, rank: int, options: FlameOptions | None = None) -> FlameGraph:
         """The sampled stacks of one rank against the mean of the others."""
-        from stepscope.analyze.pictures import flame_diff
+        from stepscope.analyze.pictures import sampled_flame
 
-        return flame_diff.flame_rank_diff(self._context, rank, options)
+        return sampled_flame.flame_rank_diff(self._context, rank, options)
 
     @cached_property
     def timeline(self) -> Timeline:

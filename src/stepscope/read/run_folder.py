@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 from msgspec.structs import asdict
 
 from stepscope.errors import UnreadableInputError
@@ -27,7 +28,18 @@ from stepscope.model import PHASES, STEP_COLUMNS
 from stepscope.read import streams
 from stepscope.read.raw import Losses, RawHost, RawRank, RawRun, RawSegment, RawSeries, Row, Stretches, TraceRef
 from stepscope.read.stack_lines import PySpyRaw
-from stepscope.read.text import LONGEST_NS, boolean, clean, integer, length_ns, moment_ns, number, string, within
+from stepscope.read.text import (
+    LATEST_NS,
+    LONGEST_NS,
+    boolean,
+    clean,
+    integer,
+    length_ns,
+    moment_ns,
+    number,
+    string,
+    within,
+)
 from stepscope.schema import ACCOUNTING, MAX_ACCOUNTING_BYTES, RUN_PART
 
 MAX_USER_TRACE_BYTES = 500 * 10**6
@@ -477,7 +489,7 @@ def read_accounting(path: Path, losses: Losses) -> tuple[Row, ...] | None:
 
 
 MAX_NAME = 200  # characters
-_COLUMNS = ("name", "source", "start_ns", "after_ns", "values", "updates", "optimizers")
+_COLUMNS = ("name", "source", "start_ns", "after_ns", "times_ns", "values", "updates", "optimizers")
 _WORDS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 
 
@@ -519,28 +531,40 @@ def read_moments(events: Iterable[Row]) -> Iterator[RawSeries | None]:
 
 
 def _stretch(entry: Row) -> RawSeries | None:
-    name, source, start = string(entry.get("name")), string(entry.get("source")), moment_ns(entry.get("start_ns"))
-    after, values = entry.get("after_ns"), entry.get("values")
-    if not name or source is None or start is None or not isinstance(after, list) or not isinstance(values, list):
+    name, source = string(entry.get("name")), string(entry.get("source"))
+    values = _numbers(entry.get("values"), np.float64)
+    times = _numbers(entry.get("times_ns"), np.int64)
+    if "times_ns" not in entry:  # as recordings of before have them
+        start, times = moment_ns(entry.get("start_ns")), _numbers(entry.get("after_ns"), np.int64)
+        known = start is not None and times is not None and not ((times < 0) | (times > LONGEST_NS)).any()
+        times = times + start if known else None  # type: ignore[operator]
+    columns = {key: _numbers(entry[key], np.int64) for key in ("updates", "optimizers") if entry.get(key) is not None}
+    if not name or source is None or values is None or times is None:
         return None
-    known = [_value(value) for value in values]
-    updates, optimizers = (entry.get(column) for column in ("updates", "optimizers"))
-    columns = [column for column in (after, updates, optimizers) if column is not None]
-    if None in known or not all(isinstance(column, list) and len(column) == len(known) for column in columns):
+    if any(column is None or len(column) != len(values) for column in (times, *columns.values())):
         return None
-    if not all(integer(number) is not None for column in columns for number in column):
-        return None
-    if not all(type(time) is int and 0 <= time <= LONGEST_NS for time in after):
+    if ((times < 0) | (times > LATEST_NS)).any():
         return None
     return RawSeries(
         name=name[:MAX_NAME],
         source=source[:MAX_NAME],
-        times_ns=np.array(after, np.int64) + start,
-        values=np.array(known, np.float64),
-        updates=None if updates is None else np.array(updates, np.int64),
-        optimizers=None if optimizers is None else np.array(optimizers, np.int64),
+        times_ns=times,
+        values=values,
         about={key: value for key, value in entry.items() if key not in _COLUMNS},
+        **columns,
     )
+
+
+def _numbers(column: Any, kind: type[np.generic]) -> npt.NDArray[Any] | None:
+    """A column of numbers of eight bytes as base64, or, of recordings of before, a list; None where it is neither."""
+    if isinstance(column, str):
+        try:
+            return np.frombuffer(b64decode(column, validate=True), np.dtype(kind).newbyteorder("<")).astype(kind)
+        except ValueError:
+            return None
+    read = _value if kind is np.float64 else integer
+    numbers = [read(number) for number in column] if isinstance(column, list) else [None]
+    return None if None in numbers else np.array(numbers, kind)
 
 
 def _value(value: Any) -> float | None:

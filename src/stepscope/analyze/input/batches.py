@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from stepscope.analyze.sites import site_of
 from stepscope.engine.journal import event_data, place_of
-from stepscope.model.alarms import Alarm, Origin, StepBatch, StepData
+from stepscope.model.metrics import Alarm, Origin, StepBatch, StepData
 from stepscope.read import run_folder
 from stepscope.read.text import integer, number, string
 from stepscope.tables.schema import Tables
