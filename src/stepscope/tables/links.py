@@ -15,7 +15,7 @@ import numpy.typing as npt
 import polars as pl
 from msgspec import Struct
 
-from stepscope.tables.arrays import NONE, Bools, Int32, Int64, climb, decode, with_ids
+from stepscope.tables.arrays import NONE, Bools, Int32, Int64, Rows, climb, decode, with_ids
 
 METHODS = ("correlation", "flow", "external_id", "containment")
 CORRELATION, FLOW, EXTERNAL_ID, CONTAINMENT = range(4)
@@ -40,7 +40,7 @@ class Slices(Struct, frozen=True):
     external_id: tuple[Int64, Int64]
 
 
-Ends = tuple[Int32, Int64]  # tracks and times
+Ends = tuple[Rows, Int64]  # tracks (or other numbers) and times
 Arrows = tuple[Ends, Ends]  # from where to where
 
 
@@ -61,8 +61,8 @@ def link(slices: Slices, launches: Arrows, numbered: Numbered, forwards: Arrows)
     missing = np.flatnonzero((operator < 0) & (launch >= 0))
     if len(missing):
         missed = launch[missing]
-        at = slices.track[missed], slices.start_ns[missed]
-        operator[missing] = _open_at(slices, slices.is_operator, at, slack_ns=_ROUNDING_NS)
+        moments = slices.track[missed], slices.start_ns[missed]
+        operator[missing] = _open_at(slices, slices.is_operator, moments, slack_ns=_ROUNDING_NS)
         method[missing[operator[missing] >= 0]] = CONTAINMENT
     known = launch >= 0
     state = np.where(operator >= 0, LINKED, np.where(known, UNLINKED, BEFORE_RECORDING)).astype(np.int8)
@@ -113,7 +113,7 @@ def value_at(column: tuple[Int64, Int64], rows: Int64) -> Int64:
     return np.where(known[place] == rows, values[place], NONE)
 
 
-def last_until(known: tuple[Int64, Int64], wanted: tuple[Int64, Int64]) -> Int64:
+def last_until(known: Ends, wanted: Ends) -> Int64:
     """For each wanted (key, time) the position of the last known one with that key and no later time, else `NONE`."""
     keys, times = (np.concatenate([one, other]) for one, other in zip(known, wanted, strict=True))
     count = len(known[0])
