@@ -536,8 +536,9 @@ def _stretch(entry: Row) -> RawSeries | None:
     times = _numbers(entry.get("times_ns"), np.int64)
     if "times_ns" not in entry:  # as recordings of before have them
         start, times = moment_ns(entry.get("start_ns")), _numbers(entry.get("after_ns"), np.int64)
-        known = start is not None and times is not None and not ((times < 0) | (times > LONGEST_NS)).any()
-        times = times + start if known else None  # type: ignore[operator]
+        if start is None or times is None or ((times < 0) | (times > LONGEST_NS)).any():
+            return None
+        times = times + start
     columns = {key: _numbers(entry[key], np.int64) for key in ("updates", "optimizers") if entry.get(key) is not None}
     if not name or source is None or values is None or times is None:
         return None
