@@ -24,7 +24,7 @@ from stepscope.tables.arrays import Bools, Int64
 
 
 class _Names(Struct):
-    """host_activity.json: patterns of names of host slices, `operators` by kind, of a trace whose work is the host's."""
+    """host_activity.json: patterns of names of host slices, `operators` by kind, of traces whose work is the host's."""
 
     loader_range: str  # fetches the next batch, as `loader_function` does
     loader_function: str
