@@ -332,8 +332,6 @@ def test_the_step_in_which_it_stops_is_no_profiled_one_and_is_paid_once(tmp_path
     assert found.profiled.mean_ms == pytest.approx(10, rel=0.01)
 
 
-pytestmark = [pytest.mark.process, pytest.mark.torch]
-
 SCRIPT = """\
 import torch
 
@@ -377,6 +375,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> DeviceLines:
     return some(api.open_run(folder / "run").analysis.device_lines)
 
 
+@pytest.mark.process
+@pytest.mark.torch
 def test_nothing_is_lost(found: DeviceLines) -> None:
     assert found.basis == "cpu_op"
     assert found.steps is not None
@@ -386,6 +386,8 @@ def test_nothing_is_lost(found: DeviceLines) -> None:
     assert found.guessed_share == 0
 
 
+@pytest.mark.process
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("mark", "ways"),
     [
@@ -399,6 +401,8 @@ def test_a_line_is_charged_in_both_directions(found: DeviceLines, mark: str, way
     assert {way for way, ns in line.via.items() if ns > 0} == ways
 
 
+@pytest.mark.process
+@pytest.mark.torch
 def test_the_call_of_backward_keeps_only_what_no_operator_explains(found: DeviceLines) -> None:
     backward = sum(ns for line in found.lines for way, ns in line.via.items() if way == "sequence")
     own = sum(line.ns for line in found.lines if line.place.line == line_of("BACKWARD"))

@@ -205,7 +205,7 @@ def test_what_came_in_parts_is_joined_and_what_stands_for_all_rows_stays_one_val
     assert events.select("trace", "call_stack").estimated_size() < events.height
 
 
-pytestmark = pytest.mark.skipif(usable_cores() < 2, reason="one core: nothing is read ahead")
+two_cores = pytest.mark.skipif(usable_cores() < 2, reason="one core: nothing is read ahead")
 
 CODE = """
 import json, os, signal, sys
@@ -247,6 +247,7 @@ def read_by(what: str, *paths: Path) -> list[object]:
     return [json.loads(line) for line in ended.stdout.splitlines()]
 
 
+@two_cores
 @pytest.mark.parametrize("what", ["whole", "killed"])
 def test_the_tables_are_those_of_reading_it_here(what: str, trace: Path) -> None:
     tables = open_run(trace, options=ReadOptions(cache=False)).tables
@@ -257,6 +258,7 @@ def test_the_tables_are_those_of_reading_it_here(what: str, trace: Path) -> None
     assert no_child_is_left
 
 
+@two_cores
 def test_what_cannot_be_read_is_said_as_without_it(tmp_path: Path) -> None:
     path = tmp_path / "none.json"
     path.write_text("[" + " " * 300_000 + "]")
@@ -266,6 +268,7 @@ def test_what_cannot_be_read_is_said_as_without_it(tmp_path: Path) -> None:
     assert read_by("whole", path) == [str(raised.value), True]
 
 
+@two_cores
 def test_tables_that_are_there_are_taken(trace: Path, tmp_path: Path) -> None:
     first, second = (read_by("whole", trace, tmp_path) for _ in range(2))
 
@@ -273,10 +276,12 @@ def test_tables_that_are_there_are_taken(trace: Path, tmp_path: Path) -> None:
     assert second[-1] is True
 
 
+@two_cores
 def test_nobody_waits_for_one_whose_trace_is_not_asked_for(trace: Path) -> None:
     assert read_by("untaken", trace) == []
 
 
+@two_cores
 def test_the_report_is_the_same(trace: Path) -> None:
     command = [sys.executable, "-m", "stepscope", "analyze", "--no-cache", "--json", "-", str(trace)]
     alone = ["taskset", "--cpu-list", str(min(os.sched_getaffinity(0))), *command]
