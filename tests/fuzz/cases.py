@@ -19,7 +19,7 @@ from typing import Any
 from tests import gpu_traces, hang_dumps
 from tests.dashboard import served_runs
 from tests.fuzz import special
-from tests.read import xla_texts as texts
+from tests.read import test_xla as texts
 from tests.read.memory_files import Allocator
 
 ODD: tuple[Any, ...] = (

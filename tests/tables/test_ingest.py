@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from stepscope.tables import trace_entry
 from stepscope.tables.arrays import NONE
 from stepscope.tables.ingest import LONGEST_NS, repair
-from stepscope.tables.nesting import Nesting, nest
+from stepscope.tables.links import Nesting, nest
 from stepscope.tables.schema import SCHEMAS
 from tests.tables.fakes import RUN_COLUMNS, FakeSource, Row, arrow, take_in
 

@@ -31,7 +31,7 @@ from stepscope.tables import categories, links, trace_entry
 from stepscope.tables.arrays import Bools, Int32, Int64, Numbers, decode, with_ids
 from stepscope.tables.categories import STEP
 from stepscope.tables.journal import Steps, chosen, trace_steps
-from stepscope.tables.nesting import by_value, nest
+from stepscope.tables.links import by_value, nest
 from stepscope.tables.trace_entry import (
     LINKS,
     MARKS,
