@@ -49,7 +49,7 @@ MAX_RANK = 2**20
 LABELS = ("steady", "warmup", "first_batch", "compile", "window", "monitor", "profiler", "incomplete", "eval")
 
 
-SCHEMAS = read_schemas(Path(__file__).with_name("reduced.json"))
+SCHEMAS = read_schemas(Path(__file__).with_name("reduced_schema.json"))
 
 
 class Group(Struct, frozen=True):
