@@ -186,9 +186,9 @@ def analyze(
         options = reading.options(progress, judged=True, priced=priced)
         run = api.open_run(*paths, options=options)
         if run.recorded:
-            from stepscope.record.host import accounting
+            from stepscope.record.host.scheduler import keep_accounting
 
-            accounting.keep(run.folder)
+            keep_accounting(run.folder)
         other = api.open_run(wanted.diff, options=options) if wanted.diff is not None else None
         if not of_table:
             plan.check(run.folder if run.recorded else None)

@@ -152,25 +152,25 @@ class Reading(OptionGroup, frozen=True):
 
     def start(self, paths: Sequence[Path]) -> None:
         """Begin to read the one trace, if it is one, beside the imports of what analyses it."""
-        from stepscope import beside
+        from stepscope import workers
         from stepscope.api import TRACES
-        from stepscope.cached import INDEX, default_folder, key_of
+        from stepscope.files import INDEX, default_folder, key_of
 
         path = paths[0]
         if len(paths) != 1 or self.steps is not None or not path.name.endswith(TRACES):
             return
         kept = None if self.no_cache else self.tables or default_folder()
 
-        def read(send: beside.Send) -> None:
+        def read(send: workers.Send) -> None:
             if kept is None or size > LARGE_BYTES or not (kept / key_of(path) / INDEX).exists():
-                from stepscope.read.ahead import read_ahead
+                from stepscope.read.kineto import read_ahead
 
                 read_ahead(path, send)
 
         with contextlib.suppress(OSError):  # who opens it says what is wrong with it
             size = path.stat().st_size if path.is_file() else 0
             if size >= WORTH_BYTES:
-                beside.start(path, read)
+                workers.start(path, read)
 
     def options(
         self,

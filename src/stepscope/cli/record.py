@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 
     from stepscope.api import Run
     from stepscope.record.host.doctor import Doctor
+    from stepscope.record.host.folder import Part
     from stepscope.record.host.launch import Outcome
-    from stepscope.record.host.members import Part
     from stepscope.record.host.openmetrics import Endpoint
     from stepscope.report import outputs
 
@@ -128,8 +128,8 @@ def run(
     machine first reduces what it recorded (docs/cluster.md).
     """
     from stepscope.record.agent.knobs import parse
+    from stepscope.record.host.folder import part_in_report, reduces, say_done
     from stepscope.record.host.launch import launch
-    from stepscope.record.host.members import part_in_report, reduces, say_done
     from stepscope.record.host.options import RecordOptions, parse_window
     from stepscope.record.host.signals import MAX_STEPS_MARKER
     from stepscope.report import outputs
@@ -243,8 +243,8 @@ def _report(
     """Show and write the report, where it is ours to make and there is time for it: then the run is returned."""
     from stepscope import api
     from stepscope.dashboard import single, terminal
-    from stepscope.record.host import accounting
-    from stepscope.record.host.members import Part
+    from stepscope.record.host.folder import Part
+    from stepscope.record.host.scheduler import keep_accounting
     from stepscope.record.host.signals import interrupted_on_termination
     from stepscope.report import outputs
     from stepscope.report.document import report_bytes
@@ -260,7 +260,7 @@ def _report(
             say(f"recorded into {outcome.run}; when all its tasks have ended: stepscope analyze {outcome.run}")
         return None
     with interrupted_on_termination():
-        accounting.keep(outcome.run)
+        keep_accounting(outcome.run)
         run = api.open_run(outcome.run, options=api.ReadOptions(**reading))
         with contextlib.nullcontext() if quiet else outputs.progress("making the report"):
             report, render = run.report(source=source), single.renderer(run, source=source)
@@ -275,7 +275,7 @@ def _report(
 
 def _without_report(outcome: Outcome, part: Part, names: tuple[str, ...], *, quiet: bool) -> int:
     """The status of checks that were not made: a missing report passes none, unless another launcher makes it."""
-    from stepscope.record.host.members import Part
+    from stepscope.record.host.folder import Part
 
     ours = part is Part.REPORT or outcome.hurried
     if not names or not ours:

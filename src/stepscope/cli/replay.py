@@ -58,7 +58,7 @@ def replay(
     from stepscope.analyze.views.select import Selection
     from stepscope.dashboard import terminal
     from stepscope.export.survey import find
-    from stepscope.replay import recorded, runner
+    from stepscope.replay import runner
     from stepscope.report import outputs, replays
 
     if not 1 <= seconds <= MOST_SECONDS:
@@ -71,9 +71,9 @@ def replay(
         rows = run.table("operators", Selection(group=operators.SHAPES))
         if not rows.rows:
             raise UnreadableInputError(f"{path}: {rows.absent or 'no trace in it; record with a window'}")
-        name = recorded.named(rows.rows, op)
+        name = runner.named(rows.rows, op)
         traces = [source.path for source in find(list(run.paths), ())[0]]
-        calls, notes = recorded.calls(rows.rows, traces, name)
+        calls, notes = runner.calls(rows.rows, traces, name)
     known = next((manifest.get("python") for manifest in run.tables.manifests), None)
     interpreter = runner.interpreter(python, _whole(known, run.tables.run.cwd), os.environ)
     task = runner.Task(name, variants, seconds, trained.versions.get("torch") if trained is not None else None)
