@@ -161,6 +161,7 @@ def test_a_run_of_plain_values_without_an_input(name: str, tmp_path: Path) -> No
     assert_only_named_changes(full, less, name)
 
 
+@pytest.mark.thorough
 @pytest.mark.process
 @pytest.mark.torch
 @pytest.mark.parametrize("name", INPUTS)
