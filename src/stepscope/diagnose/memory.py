@@ -25,6 +25,7 @@ from stepscope.diagnose.rule import (
     ms,
     risk_rule,
     rule,
+    said,
     shown,
     steps_source,
 )
@@ -247,15 +248,8 @@ def near_limit(analysis: Analysis, findings: Sequence[Finding]) -> Iterator[Risk
     held = f"{gib(peak.allocated_bytes)} of {gib(limit.bytes)}"
     tried = ", and its allocator had to give its cache back" if peak.retries else ""
     ran_out = ", and an allocation has failed for want of memory" if peak.out_of_memory else ""
-    by, more_room = "of the device", ""
-    if limit.reason == "fraction":
-        by = f"that the fraction of {limit.fraction or 0:g} leaves to this process"
-        more_room = f"; or raise the fraction of torch.cuda.set_per_process_memory_fraction{at(limit.place)}"
-    elif limit.reason == "others":
-        by = f"that others leave, who hold {gib(limit.others_bytes or 0)}"
-        more_room = "; or end the other processes on the device (nvidia-smi lists them)"
-    elif limit.reason == "slice":
-        by, more_room = "of its slice of the GPU", "; or take a larger slice of the GPU"
+    by = said("limit_by", limit.reason, fraction=limit.fraction or 0, held=gib(limit.others_bytes or 0))
+    more_room = said("limit_room", limit.reason, at=at(limit.place))
     yield near_limit.risk(
         peak.device,
         learn=LEARN,

@@ -78,6 +78,11 @@ def advice(of: str, key: str, other: str = "") -> str:
     return words.get(key) or other or words.get("", "")
 
 
+def said(of: str, key: str, **values: object) -> str:
+    """The same with values in the place of their names."""
+    return advice(of, key).format(**values)
+
+
 STEADY, PROFILED, ALL = "steady", "profiled", "all"  # which steps a share is of
 _SAME_STEP = 1e-3  # two means that differ by less, as rounding does, are of one step
 _LEVELS = ("low", "medium", "high")

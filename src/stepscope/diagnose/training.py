@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from stepscope.diagnose.rule import Fact, Need, Thresholds, at, figure, figures, risk_rule
+from stepscope.diagnose.rule import Fact, Need, Thresholds, advice, at, figure, figures, risk_rule
 from stepscope.model import Analysis, Evidence, Finding, Risk
 from stepscope.model.metrics import Accumulation, MetricFacts, Watched
 
@@ -51,11 +51,7 @@ def not_finite(analysis: Analysis, _findings: Sequence[Finding]) -> Iterator[Ris
     if found is None or found.stage == "logged":
         return
     lasting = found.losses_lost > TRAINING.losses
-    where = {
-        "forward": "the forward pass: a division by zero, the logarithm of zero, an overflow in half precision, a "
-        "batch with such values",
-        "backward": "the backward pass: the square root or norm of zero, an overflow in half precision",
-    }.get(found.stage, "the scaler")
+    where = advice("not_finite", found.stage)
     since = f" from step {found.step} on" if lasting else f" in step {found.step}"
     since = since if found.step is not None else ""
     framework = analysis.run.framework
