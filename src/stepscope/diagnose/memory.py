@@ -19,6 +19,7 @@ from stepscope.diagnose.rule import (
     Known,
     Need,
     Thresholds,
+    advice,
     at,
     clip_share,
     figure,
@@ -203,22 +204,18 @@ def _faults_fix(facts: PageFaultFacts) -> tuple[str, tuple[Try, ...]]:
     if facts.huge_pages in ("madvise", "always") and "THP_MEM_ALLOC_ENABLE" not in facts.settings:
         huge.append(Try("host.allocator", "huge_pages"))
     if other is not None:
-        return f"{other} gives memory back; start the command with {_OTHERS[other]}", tuple(huge)
+        return said("faults", "other", other=other, settings=_OTHERS[other]), tuple(huge)
     if facts.libc is None or not facts.libc.startswith("glibc"):
-        return "Load an allocator that keeps freed memory, such as jemalloc, by LD_PRELOAD", tuple(tries)
+        return advice("faults", "no_glibc"), tuple(tries)
     kept = "MALLOC_MMAP_THRESHOLD_" in facts.settings or facts.settings.get("MALLOC_MMAP_MAX_") == "0"
     if kept and "MALLOC_TRIM_THRESHOLD_" in facts.settings:
-        words = "glibc keeps freed memory already: write results into tensors that are kept (out=, in-place operators)"
-        return words + ("; or ask for huge pages, of which one fault maps 2 MiB" if huge else ""), (*tries, *huge)
+        return advice("faults", "kept") + (advice("faults", "huge") if huge else ""), (*tries, *huge)
     above = facts.largest_bytes is not None and facts.largest_bytes > LARGEST_THRESHOLD_BYTES
-    words = f"Have glibc keep freed memory: start the command with {_WHATEVER if above else _BELOW} in its environment"
-    if above:
-        size = (facts.largest_bytes or 0) / (1 << 20)
-        words += f" (a tensor of {size:.0f} MiB was seen, above the largest threshold that glibc takes, 32 MiB)"
-    else:
-        words += f"; where tensors are larger than 32 MiB, with {_WHATEVER}"
+    words = said("faults", "keep", settings=_WHATEVER if above else _BELOW)
+    size = (facts.largest_bytes or 0) / (1 << 20)
+    words += said("faults", "above" if above else "below", size=size, settings=_WHATEVER)
     if facts.installed:
-        words += f"; or load {' or '.join(facts.installed)} by LD_PRELOAD"
+        words += said("faults", "load", libraries=" or ".join(facts.installed))
     below, whatever = Try("host.allocator", "keep"), Try("host.allocator", "keep_all")
     return words, (*((whatever, below) if above else (below, whatever)), *tries, *huge)
 

@@ -114,10 +114,7 @@ def straggler(analysis: Analysis) -> Iterator[Claim]:
         ranks=late.ranks,
         evidence=late.evidence,
         fix=fix,
-        caveat="Phases are times of the host, which on a device runs ahead of the work: what the device alone does "
-        "longer on one rank is not in them; traces of two ranks show it."
-        if on_device
-        else "On cores that the ranks share, a rank that waits leaves more of them to the others: less may be gained.",
+        caveat=advice("straggler_caveat", "device" if on_device else ""),
         falsified_by=f"With the extra work of rank {late.rank} left out, the mean step of all ranks does not get "
         "shorter",
     )
