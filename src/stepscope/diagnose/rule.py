@@ -63,8 +63,12 @@ class KindOfCopy(Struct, frozen=True):
 
 
 class Advice(Struct, frozen=True):
-    """What rules say by what they see, in `advice.json`: `words` by rule or cause, `{}` in them the line."""
+    """What rules say by what they see, in `advice.json`: `words` by rule or cause, `{}` in them the line.
 
+    `order` is that in which rules stand in `docs/findings.md` and abstain; others follow, as in their files.
+    """
+
+    order: tuple[str, ...]
     words: dict[str, dict[str, str]]
     copies: tuple[KindOfCopy, ...]
 
