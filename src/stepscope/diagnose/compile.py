@@ -414,11 +414,7 @@ def _limit_loss(backend: Backend, limit: CompilerCause, group: list[CompilerCaus
         evidence.append(ms("median step before the limit, compiling left out", eager.before_ms, before))
         evidence.append(ms("median step after the limit", eager.after_ms, after))
     evidence += (*_evidence(backend, ordered), fact("the compiler's reason", clipped(limit.text) or None, "", source))
-    caveat = "is the difference of two medians: other changes at that step count in."
-    if excess is None:
-        caveat = "was not measured: too few steps that did not compile."
-    elif excess and not counted:
-        caveat = "is counted with another function that ran into its limit."
+    how = "unknown" if excess is None else "other" if excess and not counted else "counted"
     yield backend.loss(
         LIMIT_HIT,
         total_ms(group) + (counted or 0.0),
@@ -431,7 +427,7 @@ def _limit_loss(backend: Backend, limit: CompilerCause, group: list[CompilerCaus
         levels=(backend.confidence([lead]), "medium" if counted else "high"),
         evidence=evidence,
         fix=recompile_fix(lead),
-        caveat=f"What running eagerly costs {caveat} {AMORTISED}",
+        caveat=f"What running eagerly costs {advice('eager', how)} {AMORTISED}",
         falsified_by=f"{without(lead)}, {name} still runs into the limit, or the mean step does not get shorter",
     )
 

@@ -185,16 +185,12 @@ def _waiting(analysis: Analysis, loader: LoaderFacts) -> Iterator[Claim]:
         # what workers leave of the wait, where nothing but workers is proposed
         kept_ms = min(loader.data_wait_share, clip_share(_handover_ms(loader), train.mean_ms)) * train.mean_ms
     title, fix = _words(loader, analysis.settings, hot, f"{share:.0%} of the step", named)
-    caveat = "Work stored ahead of training costs disk space and fixes random transforms done before it."
-    if loader.in_main_process or loader.suggested_workers > (loader.num_workers or 0):
-        caveat = "Each worker holds its own copy of the data set object and draws its own random numbers."
-        if loader.cpu_limit / loader.ranks_on_host <= 2:
-            caveat += f" {_cores(loader)}: workers compete with the training process on a CPU."
+    more = loader.in_main_process or loader.suggested_workers > (loader.num_workers or 0)
+    caveat = advice("loader_caveat", "workers" if more else "stored")
+    if more and loader.cpu_limit / loader.ranks_on_host <= 2:
+        caveat += said("loader_caveat", "crowded", cores=_cores(loader))
     if _many_files(loader):
-        caveat += (
-            " Packed files are fast in sequence: shuffle the order of shards and within a buffer, because single items "
-            "picked at random from one large file can be slower than files of their own."
-        )
+        caveat += advice("loader_caveat", "packed")
     yield replace(
         claim,
         title=title,

@@ -389,10 +389,7 @@ def _growth_risk(one: MemoryGrowth, ranks: tuple[int, ...], findings: Sequence[F
     left = f", and is full in {_duration(one.seconds_left)} at this rate" if one.seconds_left is not None else ""
     enough = one.steps >= MEMORY.traced_steps if one.traced else one.points >= MEMORY.readings_for_high
     levels = ("low", "medium") if one.traced else ("medium", "high")
-    snapshot = "" if on_host else ", or with a snapshot of the allocator"
-    to_find = f"To have the lines named, record again with --window-memory{snapshot}"
-    if where:
-        to_find = f"Look for what keeps the tensors that {shown(where[0])} makes"
+    to_find = said("growth", "lines" if where else one.device, line=shown(where[0]) if where else "")
     source = f"{one.source}, {one.points} {'steps' if one.traced else 'readings'} over {_duration(one.seconds)}"
     evidence = [
         Evidence("growth per step", round(one.bytes_per_step), "bytes", source),

@@ -55,12 +55,7 @@ def not_finite(analysis: Analysis, _findings: Sequence[Finding]) -> Iterator[Ris
     since = f" from step {found.step} on" if lasting else f" in step {found.step}"
     since = since if found.step is not None else ""
     framework = analysis.run.framework
-    hidden = ""
-    if framework is not None and framework.package == "transformers":
-        hidden = (
-            " The Trainer's own log shows the mean of other losses in its place (logging_nan_inf_filter, which also "
-            "reads the loss back in every pass)."
-        )
+    hidden = advice("not_finite_hidden", framework.package if framework is not None else "")
     origin = found.origin if found.origin is not None and found.origin.where is not None else None
     seen = None if origin is None else f"{origin.sentence}{at(origin.place)}"
     doubt = "" if found.sure else " No norm was taken: the backward pass of the step before may have made it."
