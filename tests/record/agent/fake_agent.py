@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from stepscope.record.agent import marks
 from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.config import Config
 from stepscope.record.agent.guard import Guard
@@ -28,6 +29,30 @@ class Captured:
 
     def finish(self) -> None:
         self.agent.finish("test")
+
+    def kept(self) -> dict[tuple[str, str], list[Any]]:
+        """Values of metrics by source and name, once all are written."""
+        self.finish()
+        found: dict[tuple[str, str], list[Any]] = {}
+        for event in self.of("metrics"):
+            for one in event["series"]:
+                found.setdefault((one["source"], one["name"]), []).extend(one["values"])
+        return found
+
+
+class WithProbe(Captured):
+    """An agent with one probe alone, which `make` makes, installed as the agent does it."""
+
+    def __init__(self, folder: Path, make: Callable[[Agent], Any], faults: str | None = None) -> None:
+        super().__init__(folder, faults)
+        self.probe = make(self.agent)
+        marks.activate(self.agent)
+        self.agent.guard.wrap(self.probe.name, self.probe.install)()
+
+    def leave(self) -> None:
+        self.probe.uninstall()
+        self.agent.guard.stop()
+        marks.deactivate()
 
 
 class FakeAgent:

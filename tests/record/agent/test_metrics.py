@@ -28,12 +28,7 @@ pytestmark = pytest.mark.torch
 
 def kept(captured: Captured) -> dict[str, list[Any]]:
     """What was written, by name."""
-    captured.finish()
-    found: dict[str, list[Any]] = {}
-    for event in captured.of("metrics"):
-        for one in event["series"]:
-            found.setdefault(one["name"], []).extend(one["values"])
-    return found
+    return {name: values for (_, name), values in captured.kept().items()}
 
 
 def train(model: Any, optimizer: Any, steps: int = 3) -> None:
