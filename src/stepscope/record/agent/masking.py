@@ -184,5 +184,5 @@ def _is_random(word: str) -> bool:
 
 
 def _bits(word: str) -> float:
-    """Shannon's entropy of its characters."""
+    # Shannon's entropy of its characters
     return -sum(n / len(word) * math.log2(n / len(word)) for n in Counter(word).values())
