@@ -8,10 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from stepscope.read.run_folder import read_series
 from stepscope.record.agent import marks
 from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.config import Config
 from stepscope.record.agent.guard import Guard
+from stepscope.record.agent.metrics import as_json
 from stepscope.record.agent.probes import PROBES
 from stepscope.record.agent.segments import StepRow
 
@@ -27,6 +29,11 @@ class Captured:
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in self.seen if event["kind"] == kind]
 
+    def curves(self) -> list[tuple[str, str, list[float | str], dict[str, Any]]]:
+        """Stretches of metrics: source, name, values (what is not finite as a word), and what is known of all."""
+        read = [one for event in self.of("metrics") for one in read_series(event)]
+        return [(one.source, one.name, [*map(as_json, one.values.tolist())], one.about) for one in read if one]
+
     def finish(self) -> None:
         self.agent.finish("test")
 
@@ -34,9 +41,8 @@ class Captured:
         """Values of metrics by source and name, once all are written."""
         self.finish()
         found: dict[tuple[str, str], list[Any]] = {}
-        for event in self.of("metrics"):
-            for one in event["series"]:
-                found.setdefault((one["source"], one["name"]), []).extend(one["values"])
+        for source, name, values, _about in self.curves():
+            found.setdefault((source, name), []).extend(values)
         return found
 
 
@@ -47,7 +53,7 @@ class WithProbe(Captured):
         super().__init__(folder, faults)
         self.probe = make(self.agent)
         marks.activate(self.agent)
-        self.agent.guard.wrap(self.probe.name, self.probe.install)()
+        self.agent.guard.wrap(self.probe.name, self.probe.install, inject=False)()
 
     def leave(self) -> None:
         self.probe.uninstall()

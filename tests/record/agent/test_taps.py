@@ -163,8 +163,7 @@ def test_what_a_framework_passes_on_counts_once_and_a_callback_of_the_user_s_for
         ("plain", "metric"): [2.0],
         ("tool", "after"): [1.0],
     }
-    about = [one for event in recorded.of("metrics") for one in event["series"] if one.get("filtered")]
-    assert [(one["source"], one["name"]) for one in about] == [("frame", "loss")]
+    assert [one[:2] for one in recorded.curves() if one[3].get("filtered")] == [("frame", "loss")]
 
 
 def test_calls_and_their_time_are_told_by_line(record: Any, library: Any) -> None:
