@@ -22,6 +22,7 @@ from stepscope.record.agent.probes.frameworks import (
     Seam,
 )
 from stepscope.record.agent.probes.side_events import SETTINGS
+from stepscope.record.agent.probes.training import FSDP
 from tests.record.agent import fake_frameworks
 from tests.record.agent.fake_agent import WithProbe
 from tests.record.agent.fake_frameworks import FAKE
@@ -234,7 +235,8 @@ def test_a_seam_that_raises_is_switched_off(record: Any, faults: str) -> None:
 def test_the_import_hook_knows_every_module_of_the_table() -> None:
     """`imports.py` is executed on its own and cannot read the tables."""
     seams = {seam.module for framework in FRAMEWORKS for seam in framework.seams}
-    assert seams | {tap.module for tap in TAPS} | {setting[0] for setting in SETTINGS} == FRAMEWORK_MODULES
+    known = seams | {tap.module for tap in TAPS} | {setting[0] for setting in SETTINGS}
+    assert known | {FSDP} == FRAMEWORK_MODULES
 
 
 def test_the_table_is_documented() -> None:
