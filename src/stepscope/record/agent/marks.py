@@ -44,10 +44,11 @@ class _Recorder:
             nonlocal written
             agent.regions_written = True
             agent.steps.hurry()  # regions are counted by step
-            key = sums.keep(name, start_ns, end_ns, kind, place)
             if written < REGIONS_PER_STEP:
                 written += 1
-                sums.write(key)
+                sums.tell((name, kind, *place.items()), start_ns, end_ns - start_ns)
+            else:
+                sums.keep(name, start_ns, end_ns, kind, place)
 
         def log(values: Mapping[str, Any]) -> None:
             metrics, now_ns = agent.metrics, now()
@@ -79,7 +80,7 @@ class RegionSums:
             return
         key = self.keep(name, start_ns, end_ns, kind, place or {})
         if self._sums[key][0] >= SUM_NS:
-            self.write(key)
+            self._write(key)
 
     def keep(self, name: str, start_ns: int, end_ns: int, kind: str, place: Mapping[str, Any]) -> tuple[Any, ...]:
         """Add it to those of its key, which is returned."""
@@ -92,14 +93,16 @@ class RegionSums:
     def flush(self) -> None:
         """Write what is summed up."""
         for key in list(self._sums):
-            self.write(key)
+            self._write(key)
 
-    def write(self, key: tuple[Any, ...]) -> None:
-        """Write what is summed up of a key."""
+    def _write(self, key: tuple[Any, ...]) -> None:
         duration_ns, count, start_ns = self._sums.pop(key)
+        self.tell(key, start_ns, duration_ns, count=count)
+
+    def tell(self, key: tuple[Any, ...], start_ns: int, duration_ns: int, **more: int) -> None:
+        """Write so much of a key."""
         name, kind, *place = key
         source = {} if kind == "region" else {"source": kind}
-        more = {"count": count} if count > 1 else {}
         self._agent.journal.write("region", start_ns, duration_ns, name=name, **dict(place), **more, **source)
 
 
