@@ -205,6 +205,8 @@ class Exported:
         first: Mapping[str, Any] = next(iter(self.tables.manifests), {})
         given = first.get("options")
         options: Mapping[str, Any] = given if isinstance(given, dict) else {}
+        told = options.get("knobs")
+        knobs = told if isinstance(told, list) else []
         hardware = run.get("hardware") or {}
         gpus = hardware.get("gpus")
         git = run.get("git") or {}
@@ -215,7 +217,7 @@ class Exported:
             "started": _moment(self.started_ns),
             "ended": None if self.goes_on else _moment(self.ended_ns),
             "command": one_line(shlex.join(map(str, run.get("command") or ())), MAX_COMMAND),
-            "knobs": _pairs(options.get("knobs")),
+            "knobs": {str(pair[0]): str(pair[1]) for pair in knobs if isinstance(pair, list) and len(pair) == 2},
             "seed": options.get("seed"),
             "tags": list(run.get("tags") or ()),
             "world_size": run.get("world_size"),
@@ -274,11 +276,6 @@ def _moment(time_ns: int | None) -> str | None:
             else datetime.fromtimestamp(time_ns / 1e9, timezone.utc).isoformat("T", "milliseconds")
         )
     return None
-
-
-def _pairs(knobs: Any) -> dict[str, str]:
-    pairs = (pair for pair in knobs if isinstance(pair, list) and len(pair) == 2) if isinstance(knobs, list) else ()
-    return {str(knob): str(value) for knob, value in pairs}
 
 
 def _harmless(text: str) -> str:

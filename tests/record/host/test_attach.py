@@ -21,7 +21,7 @@ from stepscope.errors import EnvironmentRefusal, StepscopeError, UnreadableInput
 from stepscope.record.host import attach as attaching
 from stepscope.record.host.attach import Attached, AttachOptions, attach, find_ranks, look_at_tree, refusal
 from stepscope.record.host.processes import Process, ProcessTree
-from stepscope.record.host.pyspy import Look, Rights, find_pyspy, rights
+from stepscope.record.host.pyspy import Rights, find_pyspy, rights
 from tests.record.host.launching import is_alive, manifest, rows
 
 pytestmark = pytest.mark.process
@@ -205,7 +205,7 @@ def test_a_refusal_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
     assert not (tmp_path / "run").exists()
 
 
-DENIED = Look(works=False, refused=True, message="Error: Permission Denied: Try running again with sudo")
+DENIED = "Error: Permission Denied: Try running again with sudo"
 
 
 @pytest.mark.parametrize(
@@ -234,8 +234,8 @@ def test_what_is_missing_is_said_with_what_to_do(asked: Rights, words: list[str]
 )
 def test_interpreters_without_a_sampler_are_named(program: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attaching, "read_executable", lambda _: f"/opt/bin/{program}")
-    look = Look(works=False, refused=False, message="Error: Failed to find python version from target process")
-    assert words in str(refusal(os.getpid(), look, rights(os.getpid())))
+    said = "Error: Failed to find python version from target process"
+    assert words in str(refusal(os.getpid(), said, rights(os.getpid())))
 
 
 def test_ranks_below_a_launcher_are_told_by_their_environment(tmp_path: Path) -> None:

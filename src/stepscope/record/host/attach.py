@@ -34,9 +34,9 @@ from stepscope.record.host.processes import Process, ProcessTree, read_command, 
 from stepscope.record.host.pyspy import (
     FALLBACK_MARKER,
     IN_CONTAINER,
-    Look,
     Rights,
     find_pyspy,
+    first_line,
     is_refusal,
     look_into,
     rights,
@@ -105,9 +105,9 @@ def attach(options: AttachOptions, progress: Progress | None = None) -> Attached
             f"process {tree.root} ({name.comm if name else 'gone'}) is no Python process that could be sampled, nor is "
             "one below it; find the training's with: pgrep -af python"
         )
-    first_look = look_into(program, targets[0])
-    if not first_look.works and not any(look_into(program, pid).works for pid in targets[1:_MOST_LOOKS]):
-        raise refusal(targets[0], first_look, rights(targets[0]))
+    said = look_into(program, targets[0])
+    if said is not None and all(look_into(program, pid) is not None for pid in targets[1:_MOST_LOOKS]):
+        raise refusal(targets[0], said, rights(targets[0]))
     ranks = find_ranks(tree)
     first = tree.members[next(iter(ranks.values()), options.pid)]
     environ, cwd = _environment(first.pid), _cwd(first.pid)
@@ -239,7 +239,7 @@ def _check_samples(folder: RunFolder, pid: int) -> str | None:
     message = reason or next(iter(messages), None)
     if message is None:
         raise UnreadableInputError(f"process {pid} gave no sample in that time; sample it longer with --seconds")
-    raise refusal(pid, Look(works=False, refused=is_refusal(message), message=message), rights(pid))
+    raise refusal(pid, message, rights(pid))
 
 
 class _Timer:
@@ -292,13 +292,13 @@ _FREE_THREADED = re.compile(r"(?:lib)?python3\.\d+t")
 _FROM_INSIDE = "start the training with `stepscope run`, which can sample from inside"
 
 
-def refusal(pid: int, look: Look, asked: Rights) -> StepscopeError:
-    """The error for a process that py-spy could not read."""
+def refusal(pid: int, message: str, asked: Rights) -> StepscopeError:
+    """The error for a process that py-spy could not read, by what it said."""
     if not os.path.exists(f"/proc/{pid}"):
         return UnreadableInputError(f"process {pid} ended before it could be sampled; attach to a running one")
-    program, said = os.path.basename(read_executable(pid) or ""), look.message.rstrip(".")
+    program, said = os.path.basename(read_executable(pid) or ""), first_line(message).rstrip(".")
     what = f"py-spy says {said!r}; upgrade py-spy, or {_FROM_INSIDE}"  # it was let in and did not find what it knows
-    if look.refused:
+    if is_refusal(message):
         what = _missing(said, asked)
     elif _FREE_THREADED.fullmatch(program) or re.search(rb"/libpython3\.\d+t\.so", read_proc(pid, "maps")):
         what = "it is a free-threaded Python, which py-spy cannot read; run the training with a build that has the GIL"

@@ -36,6 +36,7 @@ from stepscope.record.host.pyspy import (
     Rights,
     allow_tracing,
     find_pyspy,
+    first_line,
     look_into,
     pyspy_version,
     rights,
@@ -281,11 +282,11 @@ def try_sampling() -> tuple[str | None, str | None]:
     try:
         if child.stdout is not None:
             child.stdout.readline()
-        look = look_into(program, child.pid)
+        said = look_into(program, child.pid)
     finally:
         child.kill()
         child.communicate()
-    return pyspy_version(program) or "of an unknown version", None if look.works else look.message
+    return pyspy_version(program) or "of an unknown version", None if said is None else first_line(said)
 
 
 def torch_build(python: str | None) -> dict[str, Any]:

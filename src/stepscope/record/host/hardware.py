@@ -42,6 +42,11 @@ def hardware_facts(root: Path = ROOT) -> dict[str, Any]:
     }
 
 
+def gpu_facts() -> list[dict[str, Any]]:
+    with Gpus() as gpus:
+        return gpus.describe()
+
+
 def noise_facts(root: Path = ROOT) -> dict[str, Any]:
     """The manifest's `noise` object: what makes two runs of the same program differ on this machine."""
     load = read_text(root / "proc/loadavg")

@@ -185,15 +185,12 @@ class Variables:
             assigned = [(word, *word.assigned) for word in words if word.assigned is not None]
             if len(assigned) == len(words):
                 for word, name, text in assigned:
-                    self._note(word, name, text)
-
-    def _note(self, word: Word, name: str, text: str) -> None:
-        value = tuple(text.split()) if word.elements is None else tuple(part.text for part in word.elements)
-        known = self._values.get(name, ())
-        if re.match(r"\w+\+=", word.text):
-            self._values[name] = None if known is None else known + value
-        else:
-            self._values[name] = value if name not in self._values or known == value else None
+                    value = tuple(text.split()) if word.elements is None else tuple(part.text for part in word.elements)
+                    known = self._values.get(name, ())
+                    if re.match(r"\w+\+=", word.text):
+                        self._values[name] = None if known is None else known + value
+                    else:
+                        self._values[name] = value if name not in self._values or known == value else None
 
     def expand(self, text: str, *, whole: bool = False, depth: int = 0) -> list[str]:
         """The words `text` stands for; itself where that is not known. `whole` keeps a scalar in one word."""
