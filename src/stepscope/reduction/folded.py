@@ -26,9 +26,8 @@ from stepscope.schema import PHASES
 from stepscope.tables.arrays import NONE, Floats
 from stepscope.tables.journal import system_table
 from stepscope.tables.phases import DATA_WAIT, OTHER
-from stepscope.tables.reduced import BUCKET_NS, SCHEMAS, STEPS_OF_BLOCK
+from stepscope.tables.reduced import BUCKET_NS, SCHEMAS, STEPS_OF_BLOCK, sketch
 from stepscope.tables.schema import RankInfo, Tables, empty
-from stepscope.tables.sketch import sketch
 
 LINES_OF_RANK = 200
 LEAST_GC_NS = 10_000_000  # collections shorter than this are in their steps' sum alone

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from stepscope.analyze.views.communication import Calls, calls
 from stepscope.analyze.views.communication import Group as Named
-from stepscope.engine import intervals, trace_steps
+from stepscope.engine import intervals, scene
 from stepscope.engine.collective_names import is_collective_call
 from stepscope.engine.device_work import FILL, KERNEL, work
 from stepscope.engine.spans import Span, spans
@@ -29,7 +29,7 @@ from stepscope.read.raw import Losses, RawHost, RawRank, RawRun, TraceRef
 from stepscope.read.trace import MISSING, TraceChunk
 from stepscope.tables import build, categories
 from stepscope.tables.arrays import NONE, Int64
-from stepscope.tables.compile_spans import SPANS, span_rows
+from stepscope.tables.compiles import SPANS, span_rows
 from stepscope.tables.ingest import ingest
 from stepscope.tables.reduced import SCHEMAS, Group, group_id
 from stepscope.tables.schema import SCHEMAS as TABLES
@@ -166,7 +166,7 @@ def reduce_trace(ref: TraceRef, rank: RawRank, host: str, *, recorded: bool) -> 
                 "collectives": _collectives(found, groups, rank.rank),
                 "work": _pieces(span, rank.rank),
                 "step_sums": _step_sums(span, found),
-                "cut": trace_steps.cut([span], recorded=recorded),
+                "cut": scene.cut([span], recorded=recorded),
                 "compiles": span_rows(tables.events),
             }
         ),

@@ -13,11 +13,17 @@ from threading import get_ident
 from typing import Any
 from weakref import ref
 
-from stepscope.record.agent.compiling import is_compiling_check, unless_compiling
 from stepscope.record.agent.frames import Place, user_place
 from stepscope.record.agent.knobs.base import KnobBase
-from stepscope.record.agent.patches import ModuleHook, Patches, root_of, scaler_home
-from stepscope.record.agent.roots import module_of
+from stepscope.record.agent.models import module_of
+from stepscope.record.agent.patches import (
+    ModuleHook,
+    Patches,
+    is_compiling_check,
+    root_of,
+    scaler_home,
+    unless_compiling,
+)
 from stepscope.record.agent.segments import StepRow
 from stepscope.record.agent.wrapper_importlib_bootstrap import Answer
 

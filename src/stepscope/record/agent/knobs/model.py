@@ -8,12 +8,11 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from stepscope.record.agent.compiling import skip_own_code
 from stepscope.record.agent.frames import Place, user_place
 from stepscope.record.agent.knobs import COMPILE_MODES
 from stepscope.record.agent.knobs.base import KnobBase
-from stepscope.record.agent.patches import ModuleHook, Patches
-from stepscope.record.agent.roots import RootFinder
+from stepscope.record.agent.models import RootFinder
+from stepscope.record.agent.patches import ModuleHook, Patches, skip_own_code
 from stepscope.record.agent.segments import StepRow
 from stepscope.record.agent.wrapper_importlib_bootstrap import Call
 
