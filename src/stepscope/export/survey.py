@@ -150,7 +150,6 @@ class Collectives(Struct):
 
 
 def _bytes(told: _CollectiveArguments) -> int:
-    """The larger of what a member sends and receives; -1: unknown."""
     known = words.type_of(told.dtype) if isinstance(told.dtype, str) else None
     counts = [count for count in (told.sent, told.received) if type(count) is int and 0 <= count <= words.MAX_ELEMENTS]
     return max(counts) * known[1] if known is not None and counts else -1

@@ -207,7 +207,6 @@ def _steps(context: Context, raw: RawRun, sums: pl.DataFrame) -> tuple[pl.DataFr
 
 
 def _work(found: pl.DataFrame, tables: Tables, steps: pl.DataFrame) -> pl.DataFrame:
-    """Pieces of work of traces, and the collections in steps of windows."""
     windows = steps.filter(pl.col("label") == LABELS.index("window")).select("rank", pl.col("step").cast(pl.Int64))
     gc = tables.journal.filter((pl.col("kind") == "gc") & (pl.col("duration_ns") > 0))
     gc = gc.join(windows, on=["rank", "step"], how="semi").select(

@@ -184,7 +184,6 @@ def _size(path: Path) -> int:
 
 
 def _source(run: Path, files: Iterable[Path]) -> str:
-    """A digest of names, sizes and times of the files, and of what is made of them."""
     digest = hashlib.sha256(f"{REDUCED_SCHEMA} {LAYOUT} {__version__}".encode())
     for file in files:
         known = file.stat()

@@ -297,7 +297,6 @@ class Gpus:
             self._query("nvmlShutdown")
 
     def _query(self, name: str, *arguments: Any) -> Any:
-        """The answer, or None when this driver or device does not give it."""
         try:
             return getattr(self._nvml, name)(*arguments)
         except Exception:  # noqa: BLE001 - a binding that does not fit its driver raises anything

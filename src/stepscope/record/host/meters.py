@@ -276,7 +276,6 @@ class StorageLooks:
         return found
 
     def _open(self, pid: int) -> list[str]:
-        """Paths of files, no folders, that the process may be reading."""
         try:
             numbers = [name for name in os.listdir(f"/proc/{pid}/fd") if name not in ("0", "1", "2")]
         except OSError:

@@ -105,8 +105,6 @@ class _Kind:
 
 
 class _Rank:
-    """What one rank has written so far."""
-
     def __init__(self, folder: Path, rank: str) -> None:
         self.rank = rank
         self.kinds: dict[str, _Kind] = {}

@@ -272,7 +272,6 @@ class Sampler:
         segment.spies[-1].look(spawned_ns)
 
     def _look(self, pause_seconds: float) -> None:
-        """See which threads the sampled processes have, when the last look is `pause_seconds` ago."""
         now = time.monotonic()
         if self._segment is None or now < self._looked + pause_seconds:
             return
@@ -282,7 +281,6 @@ class Sampler:
                 spy.look(now_ns)
 
     def _close(self, segment: _Segment) -> None:
-        """Put what the samplers wrote into one file, and its line into stacks.jsonl."""
         path = self.folder / f"stacks-{segment.number}.raw"
         wall_minus_run_ns = time.time_ns() - self.now_ns()
         parts: list[Counted] = []
@@ -320,7 +318,6 @@ class Sampler:
         )  # fmt: skip
 
     def _judge(self, spy: Spy) -> None:
-        """Decide what the end of a sampler means for the next try."""
         if spy.counts is not None:
             self._succeeded = True
             self._failures.pop(spy.pid, None)

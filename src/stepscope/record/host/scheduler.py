@@ -278,7 +278,6 @@ def scheduler_of(manifest: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _has_ended(path: Path, job: str) -> bool:
-    """Whether the last row of the job itself says how it ended."""
     try:
         head, *lines = read_small(path, MAX_ACCOUNTING_BYTES).decode("utf-8", "replace").splitlines()
     except (OSError, ValueError):

@@ -248,7 +248,6 @@ class _Finder:
         return self._last(parts, way)
 
     def _last(self, parts: list[_Part], way: _Way) -> list[Found]:
-        """A program that starts no other that we could look at."""
         head, base = parts[0], parts[0].base
         if base == "stepscope":
             return [Found(RECORDED, head.word.start)] if len(parts) > 1 and parts[1].text == "run" else []
@@ -321,7 +320,6 @@ class _Finder:
         return []
 
     def _inner_script(self, parts: list[_Part], way: _Way) -> list[Found]:
-        """The text behind `bash -c`."""
         if not parts or way.depth > _DEEPEST:
             return []
         word = parts[0].word
@@ -398,7 +396,6 @@ def _after_options(parts: Sequence[_Part], starter: Starter, *, guess: bool = Fa
 
 
 def _is_known(base: str) -> bool:
-    """Whether a word looks like a program or script that could start or be a training."""
     return _is_program(base) or base.endswith(".py") or SHELL_SCRIPT.fullmatch(base) is not None
 
 
@@ -407,5 +404,4 @@ def _is_program(base: str) -> bool:
 
 
 def _mentions(parts: Iterable[_Part]) -> bool:
-    """Whether the words name a Python file or a program that trains."""
     return MENTION.search(" ".join(part.text for part in parts)) is not None

@@ -258,7 +258,6 @@ class _Reader:
         return at
 
     def _skip_bracketed(self, start: int) -> None:
-        """Move behind the bracket that closes the one at `start`; quotes inside hide brackets."""
         opening = self._text[start]
         closing, depth, at = _CLOSING[opening], 0, start
         while at < len(self._text):

@@ -178,6 +178,5 @@ class Collector(KnobBase):
 
 
 def _state() -> str:
-    """The collector in words: what is read back."""
     first = "on" if gc.isenabled() else "off"
     return f"{first}, threshold {gc.get_threshold()[0]}, {gc.get_freeze_count()} objects frozen"
