@@ -163,9 +163,18 @@ class CoresMeter:
 
     def metrics(self, monotonic_ns: int) -> list[Metric]:
         """`busy_cores` and `stolen_cores`; empty at the first reading and where the kernel does not tell."""
-        ticks = self._ticks()
-        if ticks is None:
+        rows = [
+            words
+            for line in read_file(self._path).partition(b"\nintr")[0].split(b"\n")
+            if (words := line.split()) and words[0] in self._names
+        ]
+        try:  # user nice system idle iowait irq softirq steal of each, since boot
+            cores = [[int(word) for word in words[1:9]] for words in rows if len(words) > 8]
+        except ValueError:
             return []
+        if not cores:
+            return []
+        ticks = sum(sum(core) - core[3] - core[4] - core[7] for core in cores), sum(core[7] for core in cores)
         last, self._last = self._last, (monotonic_ns, *ticks)
         if last is None or monotonic_ns <= last[0]:
             return []
@@ -174,20 +183,6 @@ class CoresMeter:
             (name, "cores", round(max(0, now - before) * per_tick, 4), None, None)
             for name, now, before in zip(("busy_cores", "stolen_cores"), ticks, last[1:], strict=True)
         ]
-
-    def _ticks(self) -> tuple[int, int] | None:
-        """(busy, stolen) of all cores since boot. Fields: user nice system idle iowait irq softirq steal."""
-        rows = [
-            words
-            for line in read_file(self._path).partition(b"\nintr")[0].split(b"\n")
-            if (words := line.split()) and words[0] in self._names
-        ]
-        try:
-            ticks = [[int(word) for word in words[1:9]] for words in rows if len(words) > 8]
-        except ValueError:
-            return None
-        busy = sum(sum(row) - row[3] - row[4] - row[7] for row in ticks)
-        return (busy, sum(row[7] for row in ticks)) if ticks else None
 
 
 class PoolMeter:
