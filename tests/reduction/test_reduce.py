@@ -193,7 +193,7 @@ DAMAGE = {
 def test_a_damaged_trace_is_named_and_costs_itself_alone(
     tmp_path: Path, damaged: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run = make_job(tmp_path)
+    run = make_job(tmp_path, {"a": (0, 1)})
     (run / "rank-1" / "trace-0.pt.trace.json.gz").write_bytes(DAMAGE[damaged])
     assert call("reduce", run) == 0
     assert "host-a: left out: rank-1/trace-0.pt.trace.json" in capfd.readouterr().err
