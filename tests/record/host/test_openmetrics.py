@@ -230,6 +230,8 @@ ODD = (
     '[{"values":[[1]]}]',
     '[{"values":[1e400]}]',
     f'[{{"values":[{10**400}]}}]',
+    '[{"values":"AAAA"}]',
+    '[{"values":"no base 64"}]',
 )
 
 
