@@ -145,13 +145,13 @@ class _Rank:
             kind.phases_ns[called] = kind.phases_ns.get(called, 0) + number(f"{phase}_ns")
 
     def _add_value(self, series: Mapping[str, Any]) -> None:
-        name, source, values = str(series.get("name")), str(series.get("source")), series.get("values") or [None]
-        line = ""
+        name, source, line = str(series.get("name")), str(series.get("source")), ""
+        values: Any = series.get("values") or [None]
         if source == "backward":  # the loss of an update takes more than its last pass
             name, line = "backward_loss", f"{os.path.basename(str(series.get('file')))}:{series.get('line')}"
         if isinstance(values, str):  # as the agent packs columns of numbers
             values = array("d", b64decode(values))
-        value = _WORDS.get(values[-1], values[-1])
+        value: Any = _WORDS.get(values[-1], values[-1])
         if not isinstance(value, float) and not (isinstance(value, int) and abs(value) < _LARGEST):
             return
         key = (name, source, line)
