@@ -15,7 +15,6 @@ import shlex
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -49,16 +48,15 @@ class Exported:
 
     def __init__(self, run: api.Run, *, source: bool = True) -> None:
         self._run, self._source = run, source
-        self.name = run.folder.name
-
-    @property
-    def folder(self) -> Path:
-        """Where it lies."""
-        return self._run.folder
+        self.folder, self.name = run.folder, run.folder.name
 
     @property
     def tables(self) -> Tables:
         return self._run.tables
+
+    @property
+    def status(self) -> int | None:
+        return self.tables.run.exit_status
 
     @cached_property
     def identity(self) -> str:
@@ -94,10 +92,6 @@ class Exported:
     def has_begun(self) -> bool:
         """Whether all processes train that are to: until then telemetry has other names, or is no process's yet."""
         return not self.tables.steps.is_empty() and len(self.tables.ranks) >= (self.tables.run.world_size or 1)
-
-    @property
-    def status(self) -> int | None:
-        return self.tables.run.exit_status
 
     @cached_property
     def rows(self) -> pl.DataFrame:
