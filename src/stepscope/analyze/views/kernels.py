@@ -89,8 +89,11 @@ def table(
     )
     everything = int(joined["total_ns"].sum())
     names = joined["name"].unique(maintain_order=True).to_list()
-    told = dict(zip(names, zip(short_names(names), uses_tensor_cores(names), strict=True), strict=True))
-    return tuple(_row(row, *told[row["name"]], everything, by) for row in joined.iter_rows(named=True))
+    short = dict(zip(names, short_names(names), strict=True))
+    cores = dict(zip(names, uses_tensor_cores(names), strict=True))
+    return tuple(
+        _row(row, short[row["name"]], cores[row["name"]], everything, by) for row in joined.iter_rows(named=True)
+    )
 
 
 def plugin_kernels(rows: Sequence[KernelRow]) -> list[dict[str, Any]]:
