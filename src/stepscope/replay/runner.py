@@ -1,6 +1,7 @@
-"""The calls of an operator as a trace recorded them: shapes, strides, types and the values that are no tensors.
+"""One operator alone: its calls as a trace recorded them, run by `worker.py` in a Python with torch, and its figures.
 
-A trace is read past the tables, which keep shapes and types alone: strides and values are wanted for one operator.
+A trace is read past the tables, which keep shapes and types alone: strides and values are wanted for one operator. The
+interpreter is never one that only the run folder names: a folder may come from anybody.
 """
 
 from __future__ import annotations

@@ -1,7 +1,11 @@
-"""Flame graphs of sampled stacks: one tree for everything, and one per phase, kind of process and rank.
+"""Flame graphs of sampled stacks: a tree for everything, and one per phase, kind of process and rank; and differences.
 
 Values are milliseconds per step where steady steps are known, else samples. What was sampled outside steady steps
 (imports, compilation, warm-up, evaluation) then makes a tree of its own, in samples, so that it dilutes no other.
+
+Of two runs, or one rank and the mean of the others, boxes match by the path of (function, file from the root of the
+code on), so that runs in different folders match. Where not both sides are per step the other one is scaled to the same
+total, which shows how the share of a path changed and nothing about speed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
 """All slices of a run by track, depth and start: what windows, details and searches of the timeline are answered from.
 
-Made once per run. The slices stand in one order, that of lanes (a depth of a track) and of their start in it; every
-other column is in that order too, and a coarser copy refers to it.
+Made once per run. The slices stand in one order, that of lanes (a depth of a track, whose slices follow each other) and
+of their start in it; every other column is in that order too, and a coarser copy refers to it. In such a copy `merge`
+makes one item of neighbours that are shorter than a bin and begin in the same bin; what is longer stays as it is, and
+so does a gap of a bin or more. An item knows how many slices it holds and which is the longest, packed into one number
+so that one maximum finds both.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A window of the timeline, thinned to the pixels it is drawn on: what is thinner than one is merged with its
-neighbours.
+"""What is asked of the timeline: a window of it, one slice in full, and slices by name.
 
-Slices that can be seen stay as they are, however many there are between them; a gap that can be seen stays a gap. Where
-a window would still hold more than can be sent, its bins become wider than a pixel.
+A window is thinned to the pixels it is drawn on: what is thinner than one is merged with its neighbours. Slices that
+can be seen stay as they are, however many there are between them; a gap that can be seen stays a gap. Where a window
+would still hold more than can be sent, its bins become wider than a pixel.
 """
 
 from __future__ import annotations
