@@ -9,8 +9,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from stepscope.read.metric_series import read_series
 from stepscope.read.raw import RawRank, RawSeries
+from stepscope.read.run_folder import read_series
 from stepscope.record.agent.metrics import packed
 from stepscope.tables.metrics import metrics_table
 from tests.builders import MS, T0, full_steps

@@ -18,7 +18,6 @@ from stepscope.analyze.device import device_losses, device_time, replay
 from stepscope.analyze.device.device_losses import TraceLosses
 from stepscope.analyze.host import (
     file_io,
-    logging_tools,
     loops,
     python_time,
     removable_calls,
@@ -121,7 +120,7 @@ class Facts(Analysis):
         lambda facts: removable_calls.removable_calls(facts._context.sampled, facts._sampled_time)
     )
 
-    logging = _made(lambda facts: logging_tools.logging_costs(facts._context, facts._calls))
+    logging = _made(lambda facts: python_time.logging_costs(facts._context, facts._calls))
 
     # --------------------------------------------------------------------------------------- slices of the traces
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from stepscope.cli import say
-from stepscope.cli.options import Force, JsonFile, Reading, argument, option
+from stepscope.cli.options import Force, JsonFile, Reading, argument, option, shortener
 from stepscope.errors import UnreadableInputError, UsageError
 
 if TYPE_CHECKING:
@@ -60,7 +60,6 @@ def replay(
     from stepscope.export.survey import find
     from stepscope.replay import runner
     from stepscope.report import outputs, replays
-    from stepscope.report.words import Shortener
 
     if not 1 <= seconds <= MOST_SECONDS:
         raise UsageError(f"--seconds {seconds:g}: give 1 to {MOST_SECONDS:g}")
@@ -84,8 +83,7 @@ def replay(
     if json_file is not None:
         outputs.emit(json_file, replays.dumps((found,)))
     if json_file != outputs.STDOUT:
-        facts = run.tables.run
-        shorten = Shortener({"cwd": facts.cwd or str(run.folder), "user_roots": facts.user_roots})
+        shorten = shortener(run)
         terminal.show_replay(replays.document((found,))[0], outputs.console(sys.stdout), shorten)
     if kept is not None:
         say(f"kept in {kept}; the report shows it: stepscope analyze {run.folder}")

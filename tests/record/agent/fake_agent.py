@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from stepscope.read.metric_series import read_series
+from stepscope.read.run_folder import read_series
 from stepscope.record.agent.agent import Agent
 from stepscope.record.agent.config import Config
 from stepscope.record.agent.guard import Guard

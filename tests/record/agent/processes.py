@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from stepscope.model import STEP_COLUMNS
-from stepscope.read.metric_series import read_series
+from stepscope.read.run_folder import read_series
 
 SOURCE = Path(__file__).parents[3] / "src"
 PACKAGE = SOURCE / "stepscope"

@@ -18,7 +18,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from stepscope.read.metric_series import read_series  # noqa: E402 - after the check for torch
+from stepscope.read.run_folder import read_series  # noqa: E402 - after the check for torch
 from stepscope.record.agent import marks  # noqa: E402 - after the check for torch
 from stepscope.record.agent.metrics import EVERY_NS, RINGS_LIMIT, SIZE, Ring  # noqa: E402
 

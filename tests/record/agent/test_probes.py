@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from stepscope.record.agent import core, marks  # noqa: E402 - after the check for torch
 from stepscope.record.agent.agent import Agent  # noqa: E402
 from stepscope.record.agent.probes.loader import batch_rows, batch_tokens  # noqa: E402
-from stepscope.record.agent.probes.sites import short_repr  # noqa: E402
+from stepscope.record.agent.probes.side_events import short_repr  # noqa: E402
 
 from .fake_agent import Captured  # noqa: E402
 

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 numpy = pytest.importorskip("numpy")
 
 from stepscope.record.agent import marks  # noqa: E402 - after the check for torch
-from stepscope.record.agent.probes.taps import TAPS, Tap, TapsProbe  # noqa: E402
+from stepscope.record.agent.probes.frameworks import TAPS, Tap, TapsProbe  # noqa: E402
 
 from .fake_agent import Captured  # noqa: E402
 from .processes import line_of  # noqa: E402

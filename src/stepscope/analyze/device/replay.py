@@ -30,9 +30,8 @@ from stepscope.analyze.device.idle_time import IN, OUT, RETURN_NS
 from stepscope.engine import intervals
 from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL
 from stepscope.engine.intervals import EMPTY, Intervals
-from stepscope.engine.scene import Scene
+from stepscope.engine.scene import Scene, host_steps, launched_in
 from stepscope.engine.spans import Span
-from stepscope.engine.trace_steps import host_steps, launched_in
 from stepscope.model import device_losses as kinds
 from stepscope.model.device_losses import Replay, WhatIf
 from stepscope.tables.arrays import NONE, Bools, Int64

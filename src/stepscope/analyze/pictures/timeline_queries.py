@@ -16,8 +16,8 @@ import numpy as np
 from stepscope.analyze.pictures.timeline import KIND, PHASES_NOTE, Items, Timeline, thinned
 from stepscope.engine import attribution
 from stepscope.engine.journal import json_object
-from stepscope.engine.slice_names import python_frame
 from stepscope.engine.spans import Span
+from stepscope.engine.user_code import python_frame
 from stepscope.errors import UsageError
 from stepscope.model import PHASES
 from stepscope.model.findings import Place

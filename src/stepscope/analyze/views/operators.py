@@ -24,10 +24,9 @@ from stepscope.analyze.views.allocated_memory import around
 from stepscope.analyze.views.kernels import eligible, judged, known_sum, uses_tensor_cores
 from stepscope.engine import attribution, intervals, slice_tree
 from stepscope.engine.device_work import LINKED, in_state, work
-from stepscope.engine.slice_names import python_frame
 from stepscope.engine.slice_tree import nearest_ancestor, self_and_ancestors
 from stepscope.engine.spans import Base, Span, texts
-from stepscope.engine.user_code import UserCode, user_code
+from stepscope.engine.user_code import UserCode, python_frame, user_code
 from stepscope.model.findings import Place
 from stepscope.model.trace import SpanRef
 from stepscope.model.views import CallStack, OperatorRow

@@ -23,9 +23,9 @@ from stepscope.engine.collective_names import is_backend_range, is_collective_ca
 from stepscope.engine.device_work import COMMUNICATION, COPY, FILL, KERNEL, Work, by_device, work
 from stepscope.engine.host_activity import LOADER_RANGE, HostActivity, host_activity
 from stepscope.engine.intervals import Intervals
+from stepscope.engine.scene import trace_steps
 from stepscope.engine.slice_tree import has_ancestor
 from stepscope.engine.spans import Base, Span
-from stepscope.engine.trace_steps import trace_steps
 from stepscope.model.trace import GpuProperties
 from stepscope.model.views import (
     DEVICE,

@@ -34,9 +34,9 @@ from stepscope.engine.user_code import UserCode
 from stepscope.errors import UsageError
 from stepscope.model.compilers import CompilerCause, CompilersView
 from stepscope.model.findings import Place
-from stepscope.model.hangs import HangRank, HangVerdict
 from stepscope.model.machine import EnergyFacts
 from stepscope.model.memory import MemoryRecording, MemoryView
+from stepscope.model.ranks import HangRank, HangVerdict
 from stepscope.model.trace import SpanRef
 from stepscope.model.views import (
     OperatorRow,
