@@ -31,7 +31,7 @@ from stepscope.engine.samples import Samples, bare, short
 from stepscope.engine.slice_tree import self_or_ancestor
 from stepscope.model import Place
 from stepscope.model.device_losses import ExtraCall, ModelCopy
-from stepscope.tables.arrays import NONE, Bools, Int64, climb, flags
+from stepscope.tables.arrays import NONE, Int64, climb, flags
 
 # A share of one half then has a standard error of 9 points; windows on a busy machine are no better.
 ENOUGH_SAMPLES = 30
@@ -206,14 +206,32 @@ class _Calls:
             return
         begins, ends = np.array([self._around(int(row)) for row in rows.tolist()], np.int64).T
         found = trace_back(self.scene.base, self.span, rows)
+        # whether the result of each call is scored before `ends`
+        scores = self.span.names.matching(_SCORES.search) & self.scene.operators
+        scores[self.trained] = False
+        times = np.sort(self.span.start_ns[np.flatnonzero(scores)])
+        scored = np.searchsorted(times, ends) > np.searchsorted(times, self.span.ends(rows))
         keys: dict[tuple[str, int], list[int]] = {}
-        for number in np.flatnonzero(self._scored(rows, ends) & (found.place >= 0)).tolist():
+        for number in np.flatnonzero(scored & (found.place >= 0)).tolist():
             keys.setdefault((names[number], int(found.place[number])), []).append(number)
+        places, user, sequence = (
+            self.scene.base.places,
+            origins(self.scene.base, self.span).user,
+            self.span.column("sequence"),
+        )
         for (name, index), numbers in sorted(keys.items()):
             own, begin = rows[numbers], begins[numbers]
             starts = self.span.start_ns[np.where(begin >= 0, begin, own)]
             around = intervals.union(starts, ends[numbers])
-            outer, nodes = self._outer(begin), self._nodes(own)
+            # the one function of the user's that holds all of the calls, if there is one
+            holders, outer = np.unique(user[begin]), None
+            if (begin >= 0).all() and len(holders) == 1:
+                origin = places[int(holders[0])]
+                outer = Place(origin.file, origin.line, origin.function)
+            # nodes that the operators of these calls recorded: how far their sequence numbers count up
+            chosen = np.isin(self.root_of, own) & (sequence >= 0) & self.scene.operators
+            counted = pl.DataFrame({"call": self.root_of[chosen], "number": sequence[chosen]}).group_by("call")
+            nodes = int(counted.agg(pl.col("number").max() - pl.col("number").min())["number"].sum())
             yield name, *place(self.scene.base, index), _Found(self.scene, own, around, outer, nodes, *self._order(own))
 
     def _order(self, rows: Int64) -> tuple[tuple[str, ...], float]:
@@ -264,29 +282,6 @@ class _Calls:
         over = int(self.scene.ends[self.scene.step_around(np.array([row], np.int64))[0]])
         later = int(np.searchsorted(self.resumes, end))
         return NONE, min(int(self.resumes[later]), over) if later < len(self.resumes) else over
-
-    def _outer(self, frames: Int64) -> Place | None:
-        """The one function of the user's that holds all of the calls, if there is one."""
-        indices = np.unique(origins(self.scene.base, self.span).user[frames])
-        if (frames < 0).any() or len(indices) != 1:
-            return None
-        origin = self.scene.base.places[int(indices[0])]
-        return Place(origin.file, origin.line, origin.function)
-
-    def _scored(self, rows: Int64, ends: Int64) -> Bools:
-        """Whether the result of each call is scored before `ends`."""
-        scores = self.span.names.matching(_SCORES.search) & self.scene.operators
-        scores[self.trained] = False
-        times = np.sort(self.span.start_ns[np.flatnonzero(scores)])
-        found: Bools = np.searchsorted(times, ends) > np.searchsorted(times, self.span.ends(rows))
-        return found
-
-    def _nodes(self, rows: Int64) -> int:
-        """Nodes that the operators of these calls recorded: how far their sequence numbers count up."""
-        sequence = self.span.column("sequence")
-        chosen = np.isin(self.root_of, rows) & (sequence >= 0) & self.scene.operators
-        numbers = pl.DataFrame({"call": self.root_of[chosen], "number": sequence[chosen]}).group_by("call")
-        return int(numbers.agg(pl.col("number").max() - pl.col("number").min())["number"].sum())
 
 
 MAX_FACTS = 10
