@@ -323,7 +323,6 @@ class Replayed:
         self.start_ns, self.end_ns = _array(self._starts), _array(self._ends)
 
     def _run(self, kept: list[int], position: list[int]) -> None:
-        """Every slice, and every wait where its turn comes."""
         starts, ends, shifts = self._starts, self._ends, self._shifts
         columns = (self._launches.tolist(), self._over.tolist(), self._beside.tolist(), *self._graph.links)
         rows = zip(*columns, self._durations, strict=True)
@@ -351,7 +350,6 @@ class Replayed:
         return self._starts[number] + min(length, reach)
 
     def _wait(self, wait: int) -> None:
-        """The next wait, `wait` of the graph."""
         graph, base = self._graph, int(self._base_ns[len(self._finished)])
         begin = base + self._shifts[-1]
         done = max((self._reached(*one) for one in graph.wait_for[wait]), default=begin)
@@ -440,12 +438,10 @@ class _Trace:
         return int(intervals.covered(held, self._starts, self._ends).sum())
 
     def without(self, kind: str) -> Int64:
-        """Without a loss; as recorded where the trace holds nothing of it."""
         return self._played(self.changes[kind]) if kind in self.changes else self.unchanged
 
     @cached_property
     def never_late(self) -> Int64:
-        """With a host that is never late."""
         return self._played(self._prepared_at_once)
 
     def never_late_without(self, kind: str) -> Int64:

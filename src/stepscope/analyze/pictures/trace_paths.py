@@ -62,7 +62,6 @@ class _Draft(Struct):
     extra: int = 0
 
     def add(self, frame: Int64, parent: Int64) -> Int64:
-        """New nodes; their numbers."""
         first = len(self.frame) + self.extra
         self.extra_frame.append(frame.astype(np.int64))
         self.extra_parent.append(parent.astype(np.int64))

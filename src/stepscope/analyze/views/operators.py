@@ -184,7 +184,6 @@ class _Grouped:
         self.inner = calls.inner(groups)
 
     def any_of(self, flags: Bools) -> Bools:
-        """By group, whether a chosen call is flagged."""
         return np.bincount(self._groups[flags & self._chosen], minlength=self._count) > 0
 
     def device(self) -> dict[str, Int64 | list[None]]:
@@ -230,7 +229,6 @@ class _Grouped:
         return result
 
     def sum(self, groups: Int64, values: Int64) -> Int64:
-        """The sum of values by group."""
         return np.rint(np.bincount(groups, weights=values, minlength=self._count)).astype(np.int64)
 
     def _everywhere(self, calls: Int64) -> tuple[Int64, Int64]:
@@ -243,7 +241,6 @@ class _Grouped:
         return np.concatenate(positions), np.concatenate(groups)
 
     def _union(self, groups: Int64, slices: Int64) -> Int64:
-        """Length of the union of the device slices of each group."""
         device, lengths = self._calls.device, np.zeros(self._count, np.int64)
         keys, lengths_of = intervals.union_by(groups, device.start_ns[slices], device.end_ns[slices])
         lengths[keys] = lengths_of

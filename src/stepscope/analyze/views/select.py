@@ -488,7 +488,6 @@ UNTRACED = frozenset({*COMPILER_TABLES, *HANG_TABLES, ENERGY, "metrics"})  # not
 
 
 def _made(make: Callable[[Any], Any]) -> Any:
-    """A view that is made when it is first asked for, and kept."""
     return cached_property(make)
 
 

@@ -180,7 +180,6 @@ class _Nodes:
         return known
 
     def add_slices(self, slices: pl.DataFrame, paths: Paths) -> None:
-        """Work of the device."""
         own = self._by_node(slices)
         sums = own.group_by("node", "path", "operator", "position", "kernel", maintain_order=True).agg(
             pl.col("ns").sum(), pl.len()
