@@ -461,8 +461,6 @@ class _Trace:
         cut = intervals.complement(self._otherwise, first, int(slices.end_ns.max()))
         return Change(cut, at_once=np.ones(len(slices), bool))
 
-    # --------------------------------------------------------------------------------------------- what is left out
-
     def _of_host(self) -> Iterator[tuple[str, Change]]:
         host, idle, losses = self.scene.host, self.lost.idle, self.lost.by_kind
         slices, found, span = self.slices, self.scene.found, self.scene.span

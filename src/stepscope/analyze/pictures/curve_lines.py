@@ -151,9 +151,6 @@ def heat(found: Mapping[str, Curve], limit: int) -> Lines:
     return Lines(x[firsts].tolist(), made, [])
 
 
-# ---- what happened ---------------------------------------------------------------------------------------------------
-
-
 def moments(tables: Tables, labelled: LabelledSteps, process: str | None) -> list[Moment]:
     """Epochs, evaluations, checkpoints, recompilations and jumps of learning rates, each kind once a step."""
     own = (
