@@ -256,8 +256,13 @@ class Side:
         up, key, group = merged(above, keys[frame[used]], fold=FOLD)
         own_of = summed(group, own[used], len(up))
         waiting = summed(group, (waits * own)[used], len(up)) > own_of / 2
-        shown = _most(group, frame[used], total[used], len(up))
-        pairs, which = np.unique(shown.astype(np.int64) * 2 + waiting, return_inverse=True)
+        # the frame of each box with the most weight: of several assignments the last one, the heaviest, stays
+        span = len(frames)
+        distinct, which = np.unique(group.astype(np.int64) * span + frame[used], return_inverse=True)
+        order = np.lexsort((summed(which, total[used], len(distinct)), distinct // span))
+        shown = np.zeros(len(up), np.int64)
+        shown[(distinct // span)[order]] = (distinct % span)[order]
+        pairs, which = np.unique(shown * 2 + waiting, return_inverse=True)
         numbers = [
             self.names.frames[replace(frames[pair // 2], kind="wait") if pair % 2 else frames[pair // 2]]
             for pair in pairs.tolist()
@@ -362,18 +367,6 @@ def _in_loop(context: Context, stacks: pl.DataFrame, main: Bools) -> Bools:
     return working
 
 
-def _most(group: Int32, frame: Int32, weight: Floats, count: int) -> Int32:
-    """The frame of each group with the most weight."""
-    span = int(frame.max(initial=0)) + 1
-    distinct, which = np.unique(group.astype(np.int64) * span + frame, return_inverse=True)
-    sums = summed(which, weight, len(distinct))
-    order = np.lexsort((sums, distinct // span))
-    best = np.zeros(count, dtype=np.int32)
-    # of several assignments the last one, the heaviest, stays
-    best[(distinct // span)[order]] = (distinct % span)[order]
-    return best
-
-
 SCALED = "scaled to the same total"
 
 
@@ -414,7 +407,14 @@ def flame_rank_diff(context: Context, rank: int, options: FlameOptions | None = 
         several = len(side.ranks) > 1
         known = f"ranks with samples: {', '.join(map(str, side.ranks))}" if several else "one rank was sampled"
         raise UsageError(f"--rank {rank} --diff others: needs samples of this rank and of another; {known}")
-    trees = [flame_tree(pair, side.names.frames, options.limits) for pair in _rank_pairs(side, rank, others)]
+    trees = []
+    for loop in (True, False) if side.loop_apart else (False,):  # the training loop, where it is known apart, and all
+        mine, rest = side.of_rank(rank, loop=loop), side.of_rank(*others, loop=loop)
+        if len(mine) and len(rest):
+            key, label = (f"rank:{rank}:loop", "training loop") if loop else (f"rank:{rank}", "main thread")
+            planned = side.plan(key, f"rank {rank}, {label}", mine, rank=rank)
+            pair = _pair(side, planned, rest, _same_total(mine, rest), f"the others' mean {SCALED}")
+            trees.append(flame_tree(pair, side.names.frames, options.limits))
     labels = (f"rank {rank}", f"rank {others[0]}" if len(others) == 1 else f"mean of {len(others)} other ranks")
     return FlameGraph(
         title=f"{title(context)}: {labels[0]} compared with {labels[1]}",
@@ -424,17 +424,6 @@ def flame_rank_diff(context: Context, rank: int, options: FlameOptions | None = 
         sides=labels,
         source=side.source(),
     )
-
-
-def _rank_pairs(side: Side, rank: int, others: tuple[int, ...]) -> Iterator[PlannedTree]:
-    """The training loop of the rank beside that of the others, where it is known apart, and the whole main thread."""
-    for loop in (True, False) if side.loop_apart else (False,):
-        mine, rest = side.of_rank(rank, loop=loop), side.of_rank(*others, loop=loop)
-        if not len(mine) or not len(rest):
-            continue
-        key, label = (f"rank:{rank}:loop", "training loop") if loop else (f"rank:{rank}", "main thread")
-        planned = side.plan(key, f"rank {rank}, {label}", mine, rank=rank)
-        yield _pair(side, planned, rest, _same_total(mine, rest), f"the others' mean {SCALED}")
 
 
 def _run_pairs(this: Side, other: Side) -> Iterator[PlannedTree]:

@@ -32,7 +32,7 @@ from stepscope.analyze.views.overview import plugin_rows
 from stepscope.engine.spans import Base
 from stepscope.engine.user_code import UserCode
 from stepscope.errors import UsageError
-from stepscope.model.compilers import CompilerCause, CompilersView
+from stepscope.model.compilers import CompilersView
 from stepscope.model.findings import Place
 from stepscope.model.machine import EnergyFacts
 from stepscope.model.memory import MemoryRecording, MemoryView
@@ -305,26 +305,28 @@ def _compiler_part(
 
 
 def _causes(*kinds: str) -> Callable[[CompilersView], list[dict[str, Any]]]:
-    return lambda view: [_cause(cause) for cause in view.causes if cause.kind in kinds]
+    def part(view: CompilersView) -> list[dict[str, Any]]:
+        return [
+            {
+                **_fields(cause, "backend", "kind", "cause", "subject"),
+                "old": cause.changes[0].old if cause.changes else None,
+                "new": cause.changes[-1].new if cause.changes else None,
+                **_fields(cause, "operator", "count", "total_ms", "longest_ms", "in_main_steps_ms"),
+                **_fields(cause, "step_count", "first_step", "last_step"),
+                "steps_of": ", ".join(cause.kinds) or None,
+                **_place("", cause.place),
+                "function": cause.function,
+                **_place("definition_", cause.definition),
+                **_place("call_", cause.call),
+                **_fields(cause, "cache_entries", "limit"),
+                "ranks": ", ".join(str(rank) for rank in cause.ranks),
+                **_fields(cause, "text", "hint", "source", "id"),
+            }
+            for cause in view.causes
+            if cause.kind in kinds
+        ]
 
-
-def _cause(cause: CompilerCause) -> dict[str, Any]:
-    changes = cause.changes
-    return {
-        **_fields(cause, "backend", "kind", "cause", "subject"),
-        "old": changes[0].old if changes else None,
-        "new": changes[-1].new if changes else None,
-        **_fields(cause, "operator", "count", "total_ms", "longest_ms", "in_main_steps_ms"),
-        **_fields(cause, "step_count", "first_step", "last_step"),
-        "steps_of": ", ".join(cause.kinds) or None,
-        **_place("", cause.place),
-        "function": cause.function,
-        **_place("definition_", cause.definition),
-        **_place("call_", cause.call),
-        **_fields(cause, "cache_entries", "limit"),
-        "ranks": ", ".join(str(rank) for rank in cause.ranks),
-        **_fields(cause, "text", "hint", "source", "id"),
-    }
+    return part
 
 
 def _place(prefix: str, place: Place | None) -> dict[str, Any]:
