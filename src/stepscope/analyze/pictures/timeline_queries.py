@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.analyze.pictures.timeline import KIND, PHASES_NOTE, Items, Timeline, thinned
+from stepscope.analyze.pictures.timeline import KIND, PHASES_NOTE, Timeline, thinned
 from stepscope.engine import attribution
 from stepscope.engine.journal import json_object
 from stepscope.engine.spans import Span
@@ -59,9 +59,33 @@ def viewport(
     items = coarsest.between(lanes, from_ns, to_ns)
     total = int(items.count.sum())
     found = thinned(items, bin_ns, timeline.kind, limit)
-    names, name = _names(timeline, found)
-    tracks = _by_track(timeline, found, name, from_ns)
-    return TimelineWindow(from_ns, to_ns, names, KINDS, tracks, total)
+    position, track = found.position, timeline.track_of(found.lane)
+    # the names that the window needs, and which of them each item has; a step by itself is called by its number
+    codes, name = np.unique(timeline.name[position], return_inverse=True)
+    names = [timeline.names[code] for code in codes.tolist()]
+    for at in np.flatnonzero((found.count == 1) & np.isin(timeline.kind[position], _STEPS)).tolist():
+        name[at] = len(names)
+        names.append(f"step {_step_of(timeline, int(timeline.id[position[at]]))}")
+    columns = {
+        "start": found.start - from_ns,
+        "duration": found.end - found.start,
+        "depth": found.lane - timeline.first_lane[track],
+        "name": name,
+        "kind": timeline.kind[position],
+        "id": np.where(found.count == 1, timeline.id[position], -1),
+        "count": found.count,
+    }
+    numbers, first_of = np.unique(track, return_index=True)
+    bounds = [*first_of.tolist(), len(found)]
+    tracks = tuple(
+        TrackSlices(
+            key=timeline.tracks[number].key,
+            **{key: tuple(values[begin:end].tolist()) for key, values in columns.items()},
+        )
+        for number, begin, end in zip(numbers.tolist(), bounds, bounds[1:], strict=False)
+    )
+    short = tuple(text if len(text) <= MAX_NAME else text[: MAX_NAME - 1] + "…" for text in names)
+    return TimelineWindow(from_ns, to_ns, short, KINDS, tracks, total)
 
 
 def moments(
@@ -91,42 +115,6 @@ def moments(
         if start < last and end > first:
             first, last = min(first, start), max(last, end)
     return first - timeline.origin_ns, last - timeline.origin_ns
-
-
-def _names(timeline: Timeline, items: Items) -> tuple[tuple[str, ...], Int64]:
-    """The names that a window needs, and which of them each item has. A step by itself is called by its number."""
-    position = items.position
-    codes, name = np.unique(timeline.name[position], return_inverse=True)
-    names = [timeline.names[code] for code in codes.tolist()]
-    alone = np.flatnonzero((items.count == 1) & np.isin(timeline.kind[position], _STEPS))
-    for at in alone.tolist():
-        name[at] = len(names)
-        names.append(f"step {_step_of(timeline, int(timeline.id[position[at]]))}")
-    return tuple(text if len(text) <= MAX_NAME else text[: MAX_NAME - 1] + "…" for text in names), name
-
-
-def _by_track(timeline: Timeline, items: Items, name: Int64, from_ns: int) -> tuple[TrackSlices, ...]:
-    position = items.position
-    track = timeline.track_of(items.lane)
-    depth = items.lane - timeline.first_lane[track]
-    columns = {
-        "start": items.start - from_ns,
-        "duration": items.end - items.start,
-        "depth": depth,
-        "name": name,
-        "kind": timeline.kind[position],
-        "id": np.where(items.count == 1, timeline.id[position], -1),
-        "count": items.count,
-    }
-    numbers, first = np.unique(track, return_index=True)
-    bounds = np.append(first, len(items))
-    return tuple(
-        TrackSlices(
-            key=timeline.tracks[number].key,
-            **{key: tuple(values[begin:end].tolist()) for key, values in columns.items()},
-        )
-        for number, begin, end in zip(numbers.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
-    )
 
 
 MAX_HITS = 2_000

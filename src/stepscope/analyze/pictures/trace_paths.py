@@ -92,7 +92,16 @@ def trace_paths(span: Span, names: TraceNames, thread: Bools | None = None) -> T
         _with_lines(span, draft, free)
         _below_marks(span, draft, forwards, makers)
         _below_backward_calls(span, draft, free)
-    return _merged(draft, above, ours | (kinds == SKIPPED))
+    count = len(draft.frame)
+    frame = np.concatenate([draft.frame, *draft.extra_frame]).astype(np.int32)
+    parent = np.concatenate([draft.parent, *draft.extra_parent]).astype(np.int64)
+    order = _downwards(parent, np.append(draft.visible, np.ones(len(frame) - count, bool)))
+    place = np.full(len(frame) + 1, NONE, np.int32)
+    place[order] = np.arange(len(order), dtype=np.int32)
+    up, what, group = merged(place[parent[order]], frame[order])
+    node = np.full(len(frame) + 1, NONE, np.int32)
+    node[order] = group
+    return TracePaths(up, what, node[np.where(draft.visible, np.arange(count), above)], ours | (kinds == SKIPPED))
 
 
 def _frames(span: Span, names: TraceNames, *, calls: bool) -> tuple[Int32, Int32]:
@@ -217,20 +226,6 @@ def _below_backward_calls(span: Span, draft: _Draft, free: Bools) -> None:
     inside = found >= 0
     inside[inside] = span.ends(found[inside]) >= times[inside]
     draft.parent[rows[inside]] = found[inside]
-
-
-def _merged(draft: _Draft, above: Int64, ours: Bools) -> TracePaths:
-    count = len(draft.frame)
-    frame = np.concatenate([draft.frame, *draft.extra_frame]).astype(np.int32)
-    parent = np.concatenate([draft.parent, *draft.extra_parent]).astype(np.int64)
-    order = _downwards(parent, np.append(draft.visible, np.ones(len(frame) - count, bool)))
-    place = np.full(len(frame) + 1, NONE, np.int32)
-    place[order] = np.arange(len(order), dtype=np.int32)
-    up, what, group = merged(place[parent[order]], frame[order])
-    node = np.full(len(frame) + 1, NONE, np.int32)
-    node[order] = group
-    shown = np.where(draft.visible, np.arange(count), above)
-    return TracePaths(up, what, node[shown], ours)
 
 
 def _downwards(parent: Int64, wanted: Bools) -> Int64:
