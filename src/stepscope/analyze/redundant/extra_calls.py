@@ -183,22 +183,16 @@ class _Calls:
         user = (origins(self.scene.base, span).user >= 0) & span.is_function
         return self_or_ancestor(span.parent, user).astype(np.int64)
 
-    def _trained_instances(self) -> set[str]:
-        """Those around a trained operator."""
-        calls = self.scene.calls
-        at = climb(self.span.parent, self.trained, calls.is_call)
-        inner = np.unique(np.searchsorted(calls.rows, at[at >= 0]))
-        found: set[str] = set()
-        while len(inner):
-            found.update(self.instances[number] for number in inner.tolist())
-            inner = np.unique(calls.outer[inner])
-            inner = inner[inner >= 0]
-        return found
-
     def groups(self) -> Iterator[tuple[str, Place, bool, _Found]]:
         """By instance and the user's line or function that calls it, as (instance, place, exact, calls)."""
         rows = self.roots[~np.isin(self.roots, self.root_of[self.trained])]
-        trained = self._trained_instances() if len(rows) else set()
+        # the instances around a trained operator
+        at = climb(self.span.parent, self.trained, self.scene.calls.is_call)
+        inner, trained = np.unique(np.searchsorted(self.scene.calls.rows, at[at >= 0])), set[str]()
+        while len(rows) and len(inner):
+            trained.update(self.instances[number] for number in inner.tolist())
+            inner = np.unique(self.scene.calls.outer[inner])
+            inner = inner[inner >= 0]
         names = [self.instances[number] for number in np.searchsorted(self.scene.calls.rows, rows).tolist()]
         rows = rows[[number for number, name in enumerate(names) if name in trained]]
         names = [name for name in names if name in trained]

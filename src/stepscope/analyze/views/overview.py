@@ -46,8 +46,7 @@ from stepscope.tables.arrays import Bools, Floats, Int64
 
 def overviews(base: Base) -> tuple[Overview, ...]:
     """One per trace; none of a trace in which nothing takes time."""
-    found = (_overview(span) for span in base.spans)
-    return tuple(one for one in found if one is not None)
+    return tuple(filter(None, map(_overview, base.spans)))
 
 
 def _overview(span: Span) -> Overview | None:
@@ -326,5 +325,6 @@ def mean_load(start_ns: Int64, end_ns: Int64, amount: Floats, edges_ns: Int64, *
     if limit is not None:
         np.minimum(level, limit, out=level)
     integral = np.concatenate([[0.0], np.cumsum(level * np.diff(times))])
-    until = np.interp((edges_ns - origin).astype(np.float64), times.astype(np.float64), integral)
-    return np.diff(until) / np.diff(edges_ns)
+    until: Floats = np.interp((edges_ns - origin).astype(np.float64), times.astype(np.float64), integral)
+    means: Floats = np.diff(until) / np.diff(edges_ns)
+    return means
