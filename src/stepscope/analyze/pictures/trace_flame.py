@@ -142,7 +142,16 @@ class TraceWindows:
 
     @cached_property
     def _host(self) -> list[_Part]:
-        parts = [_host_part(span, self._names) for span in self._spans]
+        parts = []
+        for span in self._spans:
+            own = _training_thread(span)
+            paths = trace_paths(span, self._names, own)
+            ranges = span.categories.where([categories.ANNOTATION, *categories.OPERATORS])
+            counted = span.is_function | (span.is_runtime & ~span.on_device) | ranges
+            rows = np.flatnonzero(own & counted & ~paths.ours & (paths.node >= 0))
+            ns = np.maximum(span.series("self_ns").fill_null(0).to_numpy()[rows], 0).astype(np.float64)
+            sums = summed(paths.node[rows], ns, len(paths.parent))
+            parts.append(_Part(span.ref.rank, _steps(span, rows), Paths(paths.parent, paths.frame, paths.frame, sums)))
         return [part for part in parts if len(part.paths)]
 
 
@@ -182,17 +191,6 @@ def _device_part(span: Span, names: TraceNames, short: dict[str, str]) -> _Part:
             np.concatenate([np.zeros(count), summed(which.astype(np.int32), ns, len(pairs))]),
         ),
     )
-
-
-def _host_part(span: Span, names: TraceNames) -> _Part:
-    own = _training_thread(span)
-    paths = trace_paths(span, names, own)
-    ranges = span.categories.where([categories.ANNOTATION, *categories.OPERATORS])
-    counted = own & (span.is_function | (span.is_runtime & ~span.on_device) | ranges) & ~paths.ours & (paths.node >= 0)
-    rows = np.flatnonzero(counted)
-    ns = np.maximum(span.series("self_ns").fill_null(0).to_numpy()[rows], 0).astype(np.float64)
-    sums = summed(paths.node[rows], ns, len(paths.parent))
-    return _Part(span.ref.rank, _steps(span, rows), Paths(paths.parent, paths.frame, paths.frame, sums))
 
 
 def _training_thread(span: Span) -> Bools:

@@ -90,7 +90,13 @@ def trace_paths(span: Span, names: TraceNames, thread: Bools | None = None) -> T
         forwards, makers = _backward_rows(span, draft, above, stacked)
         free[forwards] = False
         _with_lines(span, draft, free)
-        _below_marks(span, draft, forwards, makers)
+        # each of these rows goes below a node "backward of ..." beside its maker, the forward operator
+        distinct, which = np.unique(makers, return_inverse=True)
+        codes, code = np.unique(span.names.codes[distinct], return_inverse=True)
+        named = [TraceFrame(MARK, f"backward of {span.names.values[each]}") for each in codes.tolist()]
+        marks = draft.add(np.asarray([names.numbers[each] for each in named], np.int64)[code], distinct)
+        draft.parent[forwards] = marks[which]
+        draft.extra_parent[-1] = draft.parent[distinct]  # set last: a maker may belong to a backward pass itself
         _below_backward_calls(span, draft, free)
     count = len(draft.frame)
     frame = np.concatenate([draft.frame, *draft.extra_frame]).astype(np.int32)
@@ -165,19 +171,6 @@ def _backward_rows(span: Span, draft: _Draft, above: Int64, stacked: Int64) -> t
     maker = np.where(own, made, outer)
     shown = draft.visible[maker]
     return rows[shown], maker[shown]
-
-
-def _below_marks(span: Span, draft: _Draft, rows: Int64, makers: Int64) -> None:
-    """Each of `rows` goes below a node "backward of ..." beside its maker, the forward operator."""
-    distinct, which = np.unique(makers, return_inverse=True)
-    codes = span.names.codes[distinct]
-    used = np.unique(codes)
-    numbers = [
-        draft.names.numbers[TraceFrame(MARK, f"backward of {span.names.values[code]}")] for code in used.tolist()
-    ]
-    marks = draft.add(np.asarray(numbers, np.int64)[np.searchsorted(used, codes)], distinct)
-    draft.parent[rows] = marks[which]
-    draft.extra_parent[-1] = draft.parent[distinct]  # set last: a maker may belong to a backward pass itself
 
 
 def _with_lines(span: Span, draft: _Draft, free: Bools) -> None:

@@ -100,7 +100,14 @@ def step_tree(spans: Sequence[Span]) -> StepTree | None:
     nodes = _Nodes(root, every, turns=MAX_TURNS if known else 1)
     nodes.add_inner(inner, paths)
     nodes.add_slices(slices, paths)
-    _finish(root)
+    order = [root]
+    for node in order:  # grows on the way
+        order += node.children
+    for node in reversed(order):
+        node.device_ns += sum(child.device_ns for child in node.children)
+        if node.children and not node.calls:
+            node.at_ns = min(node.at_ns, *(child.at_ns for child in node.children))
+        node.children.sort(key=lambda child: child.at_ns)
     return StepTree(root, steps if known else 0, has_device)
 
 
@@ -197,17 +204,6 @@ class _Nodes:
         item = rows["item"].to_numpy()
         node = np.where(item >= 0, self.node_of[item], 0)
         return rows.with_columns(pl.Series("node", node, dtype=pl.Int64)).filter(pl.col("node") >= 0)
-
-
-def _finish(root: StepNode) -> None:
-    order = [root]
-    for node in order:  # grows on the way
-        order += node.children
-    for node in reversed(order):
-        node.device_ns += sum(child.device_ns for child in node.children)
-        if node.children and not node.calls:
-            node.at_ns = min(node.at_ns, *(child.at_ns for child in node.children))
-        node.children.sort(key=lambda child: child.at_ns)
 
 
 _PREFIX = re.compile(r"^(enumerate\(Data(Loader|Pipe)\)#|Optimizer\.)")
@@ -551,8 +547,23 @@ class _Alignment:
 
     def pair(self, base: StepNode, other: StepNode, level: int) -> Iterator[DiffRow]:
         """Of two nodes that are matched, with all below."""
-        yield row(_key(base, other), self._value([base], 0), self._value([other], 1), level)
-        yield from self._kernel_rows(base, other, level + 1)
+        key = _title(base)
+        if base.type != other.type:  # of steps, and of a trace without any
+            key = f"{key} | {_title(other)}"
+        elif base.name != other.name:
+            key = f"{key} | {other.name}"
+        yield row(key, self._value([base], 0), self._value([other], 1), level)
+        pairs = {
+            place: (base.kernels.get(place), other.kernels.get(place)) for place in (*base.kernels, *other.kernels)
+        }
+        longest = {place: max(one.ns for one in pair if one) for place, pair in pairs.items()}
+        for place in sorted(pairs, key=lambda place: -longest[place]):
+            if longest[place] > self._least_ns:
+                (operator, position), pair = place, pairs[place]
+                names = dict.fromkeys(max(sorted(one.names), key=one.names.__getitem__) for one in pair if one)
+                where = f"{operator}, kernel {position + 1}" if operator else "launched outside of operators"
+                values = (self._kernel(one, side) for side, one in enumerate(pair))
+                yield row(f"{where}: {' | '.join(names)}", *values, level + 1)
         yield from self.rows(base.children, other.children, level + 1)
 
     def rows(self, base: list[StepNode], other: list[StepNode], level: int) -> Iterator[DiffRow]:
@@ -586,16 +597,6 @@ class _Alignment:
             device_ns=sum(node.device_ns for node in nodes) / divisor if tree.has_device else None,
         )
 
-    def _kernel_rows(self, base: StepNode, other: StepNode, level: int) -> Iterator[DiffRow]:
-        pairs = {
-            place: (base.kernels.get(place), other.kernels.get(place)) for place in (*base.kernels, *other.kernels)
-        }
-        longest = {place: max(one.ns for one in pair if one) for place, pair in pairs.items()}
-        for place in sorted(pairs, key=lambda place: -longest[place]):
-            if longest[place] > self._least_ns:
-                one, two = pairs[place]
-                yield row(_kernel_key(place, one, two), self._kernel(one, 0), self._kernel(two, 1), level)
-
     def _kernel(self, kernel: KernelSum | None, side: int) -> Value:
         if kernel is None:
             return NOTHING
@@ -625,21 +626,8 @@ def _aligned(
         ours, theirs = block.a + block.size, block.b + block.size
 
 
-def _kernel_key(place: tuple[str, int], base: KernelSum | None, other: KernelSum | None) -> str:
-    operator, position = place
-    names = dict.fromkeys(max(sorted(side.names), key=side.names.__getitem__) for side in (base, other) if side)
-    where = f"{operator}, kernel {position + 1}" if operator else "launched outside of operators"
-    return f"{where}: {' | '.join(names)}"
-
-
 def _title(node: StepNode) -> str:
     return f"{node.type} {node.name}".rstrip()
-
-
-def _key(base: StepNode, other: StepNode) -> str:
-    if base.type != other.type:  # of steps, and of a trace without any
-        return f"{_title(base)} | {_title(other)}"
-    return _title(base) if base.name == other.name else f"{_title(base)} | {other.name}"
 
 
 def _list(nodes: list[StepNode]) -> str:
