@@ -381,7 +381,16 @@ def flame_diff(this: Context, other: Context, options: FlameOptions | None = Non
     if sides[0].per_step != sides[1].per_step:
         sides = [Side(context, replace(options, per_step=False), names) for context in (this, other)]
     notes = _comparable(*sides)
-    trees = [flame_tree(pair, names.frames, options.limits) for pair in _run_pairs(*sides)]
+    this_side, other_side = sides
+    others, mine = {planned.key: planned.paths for planned in other_side.planned()}, list(this_side.planned())
+    # one scale for all trees, but for loops: a phase that takes a larger part of the whole must show as grown
+    whole, trees = _same_total(mine[0].paths, others[mine[0].key]), []
+    for planned in mine:
+        if planned.key in others and planned.key != "outside":
+            match = others[planned.key]
+            scale = _same_total(planned.paths, match) if planned.key == "loop" else whole
+            pair = _pair(this_side, planned, match, scale, f"the other side {SCALED}")
+            trees.append(flame_tree(pair, names.frames, options.limits))
     labels = _labels(this, other)
     for label, side in zip(labels, sides, strict=True):
         notes += [f"{label}: {note}" for note in side.notes()]
@@ -424,18 +433,6 @@ def flame_rank_diff(context: Context, rank: int, options: FlameOptions | None = 
         sides=labels,
         source=side.source(),
     )
-
-
-def _run_pairs(this: Side, other: Side) -> Iterator[PlannedTree]:
-    others = {planned.key: planned.paths for planned in other.planned()}
-    mine = list(this.planned())
-    # one scale for all trees, but for loops: a phase that takes a larger part of the whole must show as grown
-    whole = _same_total(mine[0].paths, others[mine[0].key])
-    for planned in mine:
-        match = others.get(planned.key)
-        if match is not None and planned.key != "outside":
-            scale = _same_total(planned.paths, match) if planned.key == "loop" else whole
-            yield _pair(this, planned, match, scale, f"the other side {SCALED}")
 
 
 def _same_total(this: Paths, other: Paths) -> float:

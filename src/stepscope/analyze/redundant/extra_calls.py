@@ -338,42 +338,33 @@ def sampled_copies(samples: Samples | None, timed: SampledTime | None) -> tuple[
 
 def traced_copies(scenes: Sequence[TrainingScene]) -> tuple[ModelCopy, ...]:
     """The same by the Python functions of traces, costliest first."""
-    groups: dict[tuple[str, Place], list[tuple[TrainingScene, Int64]]] = {}
+    groups: dict[tuple[str, Place], list[tuple[TrainingScene, list[int]]]] = {}
     for scene in scenes:
-        for key, rows in _copies_in(scene):
-            groups.setdefault(key, []).append((scene, rows))
+        span, names, called = scene.span, scene.span.names, [_called(name) for name in scene.span.names.values]
+        rows = outermost(scene, names.pick([bool(name) for name in called]) & span.is_function & scene.mine)
+        rows = rows[climb(span.parent, rows, names.matching(_SAVING.search)) < 0]
+        copying = np.flatnonzero(names.where(_TENSOR_COPIES) & scene.operators)
+        rows = np.intersect1d(rows, self_or_ancestor(span.parent, flags(len(span), rows))[copying])
+        own: dict[tuple[str, Place], list[int]] = {}  # by call and the user's line above it
+        for row, number in zip(rows.tolist(), trace_back(scene.base, span, rows).place.tolist(), strict=True):
+            if number >= 0:
+                code = names.codes[row]
+                where, _ = place(scene.base, number, names.values[code])
+                own.setdefault((called[code], where), []).append(row)
+        for key, mine in own.items():
+            groups.setdefault(key, []).append((scene, mine))
     found = []
     for (call, where), parts in groups.items():
         source = ", ".join(scene.span.ref.label for scene, _ in parts)
-        ms = summed(scenes, [(scene, scene.lost(scene.times(rows), rows)) for scene, rows in parts])
+        arrays = [(scene, np.array(rows, np.int64)) for scene, rows in parts]
+        ms = summed(scenes, [(scene, scene.lost(scene.times(rows), rows)) for scene, rows in arrays])
         found.append(ModelCopy(call, where, ms, ms, 0, source))
     found.sort(key=lambda one: (-one.ms_per_step, one.place.file, one.place.line or 0, one.call))
     return tuple(found[:MAX_FACTS])
 
 
-def _copies_in(scene: TrainingScene) -> list[tuple[tuple[str, Place], Int64]]:
-    """(call, the user's line above it) and the outermost such calls of one trace."""
-    span, names = scene.span, scene.span.names
-    called = [_called(name) for name in names.values]
-    rows = outermost(scene, names.pick([name is not None for name in called]) & span.is_function & scene.mine)
-    saving = names.matching(_SAVING.search)
-    rows = rows[climb(span.parent, rows, saving) < 0]
-    if not len(rows):
-        return []
-    copying = np.flatnonzero(names.where(_TENSOR_COPIES) & scene.operators)
-    rows = np.intersect1d(rows, self_or_ancestor(span.parent, flags(len(span), rows))[copying])
-    index = trace_back(scene.base, span, rows).place
-    groups: dict[tuple[str, Place], list[int]] = {}
-    for row, number in zip(rows.tolist(), index.tolist(), strict=True):
-        if number >= 0:
-            call = called[names.codes[row]] or ""
-            where, _ = place(scene.base, number, names.values[names.codes[row]])
-            groups.setdefault((call, where), []).append(row)
-    return [(key, np.array(own, np.int64)) for key, own in groups.items()]
-
-
-def _called(name: str) -> str | None:
-    """What the report calls a function of a trace that copies a model; None for all others."""
+def _called(name: str) -> str:
+    """What the report calls a function of a trace that copies a model; "" for all others."""
     head, _, function = name.partition("): ")
     file = head.rpartition("(")[0]
-    return next((call for ending, own, call in _CALLS if function == own and re.search(ending, file)), None)
+    return next((call for ending, own, call in _CALLS if function == own and re.search(ending, file)), "")

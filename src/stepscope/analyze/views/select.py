@@ -380,35 +380,29 @@ def _energy(source: Source, _: Selection) -> Rows:
 
 
 def _metric_values(source: Source, selection: Selection) -> Rows:
-    tables, found = source.base.tables, _chosen_values(source, selection)
+    tables = source.base.tables
+    known = curves.processes(tables)
+    if selection.worker is not None and selection.worker not in known:
+        raise UsageError(f"no such worker; there are {', '.join(known[:8])}")
+    found = curves.rows(tables, source.context.labelled).drop_nulls("value")
+    for column, wanted in (("process", selection.worker), ("step", selection.step)):
+        if wanted is not None:
+            found = found.filter(pl.col(column) == wanted)
+    if selection.name is not None:
+        found = curves.matching(found, selection.name)
     if selection.group == "curve":
         return Rows(list(map(curves.summary, curves.made(tables, found))))
     found = found.sort("time_ns", maintain_order=True)
     if found.is_empty():
-        known = curves.processes(tables) or tables.system.height
-        return Rows(
-            (), "no metric has a value there: its names are those of --table metrics --group curve" if known else None
-        )
+        some = known or tables.system.height
+        none = "no metric has a value there: its names are those of --table metrics --group curve"
+        return Rows((), none if some else None)
     origin = tables.run.started_ns or found["time_ns"][0]
     since = (pl.col("time_ns") - origin).alias("since_start_ns")
     columns = found.head(selection.top or found.height).select(
         "step", "time_ns", since, "name", "value", "source", "rank", "process"
     )
     return FirstRows(columns.to_dicts(), total=found.height)
-
-
-def _chosen_values(source: Source, selection: Selection) -> pl.DataFrame:
-    """Of the worker, the step and the names that are asked for; raises `UsageError` for a worker that there is not."""
-    tables = source.base.tables
-    known = curves.processes(tables)
-    if selection.worker is not None and selection.worker not in known:
-        raise UsageError(f"no such worker; there are {', '.join(known[:8])}")
-    found = curves.rows(tables, source.context.labelled).drop_nulls("value")
-    if selection.worker is not None:
-        found = found.filter(pl.col("process") == selection.worker)
-    if selection.step is not None:
-        found = found.filter(pl.col("step") == selection.step)
-    return found if selection.name is None else curves.matching(found, selection.name)
 
 
 def _by_group(**makers: _Make) -> Table:

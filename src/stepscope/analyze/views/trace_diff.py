@@ -562,8 +562,8 @@ class _Alignment:
                 (operator, position), pair = place, pairs[place]
                 names = dict.fromkeys(max(sorted(one.names), key=one.names.__getitem__) for one in pair if one)
                 where = f"{operator}, kernel {position + 1}" if operator else "launched outside of operators"
-                values = (self._kernel(one, side) for side, one in enumerate(pair))
-                yield row(f"{where}: {' | '.join(names)}", *values, level + 1)
+                key = f"{where}: {' | '.join(names)}"
+                yield row(key, self._kernel(pair[0], 0), self._kernel(pair[1], 1), level + 1)
         yield from self.rows(base.children, other.children, level + 1)
 
     def rows(self, base: list[StepNode], other: list[StepNode], level: int) -> Iterator[DiffRow]:
