@@ -1,7 +1,10 @@
 """All slices of a run by track, depth and start: what windows, details and searches of the timeline are answered from.
 
-Made once per run. The slices stand in one order, that of lanes (a depth of a track) and of their start in it; every
-other column is in that order too, and a coarser copy refers to it.
+Made once per run. The slices stand in one order, that of lanes (a depth of a track, whose slices follow each other) and
+of their start in it; every other column is in that order too, and a coarser copy refers to it. In such a copy `merge`
+makes one item of neighbours that are shorter than a bin and begin in the same bin; what is longer stays as it is, and
+so does a gap of a bin or more. An item knows how many slices it holds and which is the longest, packed into one number
+so that one maximum finds both.
 """
 
 from __future__ import annotations
@@ -277,7 +280,15 @@ def _add_samples(context: Context, found: _Collection, workers: Mapping[str, str
     chosen = context.tables.stretches.with_row_index("row").filter(drawn)
     if chosen.is_empty():
         return
-    track = _sampled_tracks(chosen, found, workers)
+    keys = chosen.select(pl.col("host", "process").fill_null(""), pl.col("pid").fill_null(NONE), "role")
+    numbers = {}
+    for key in keys.unique(maintain_order=True).iter_rows():
+        host, process, pid, role = key
+        group = workers.get(process, process) or host or "sampled"
+        label = f"{_ROLES[role]} {pid}" if pid >= 0 else _ROLES[role]
+        rank = (0.0 if role == "rank" else 1.0, float(pid))
+        numbers[key] = found.track(group, "worker", f"{host}/{pid}/{role}", label, rank)
+    track = np.asarray([numbers[key] for key in keys.iter_rows()], np.int32)
     calls, node, row = context.calls, chosen["node"].to_numpy(), chosen["row"].to_numpy().astype(np.int32)
     short = [(frame.file.rpartition("/")[2], frame) for frame in calls.frames]
     places = [f" ({file}:{frame.line})" if frame.line is not None else f" ({file})" for file, frame in short]
@@ -315,19 +326,6 @@ def _add_samples(context: Context, found: _Collection, workers: Mapping[str, str
         name=outer[first],
         kind=KIND["user_function"],
     )
-
-
-def _sampled_tracks(chosen: pl.DataFrame, found: _Collection, workers: Mapping[str, str]) -> Int32:
-    keys = chosen.select(pl.col("host", "process").fill_null(""), pl.col("pid").fill_null(NONE), "role")
-    distinct = keys.unique(maintain_order=True)
-    numbers = []
-    for host, process, pid, role in distinct.iter_rows():
-        group = workers.get(process, process) or host or "sampled"
-        label = f"{_ROLES[role]} {pid}" if pid >= 0 else _ROLES[role]
-        rank = (0.0 if role == "rank" else 1.0, float(pid))
-        numbers.append(found.track(group, "worker", f"{host}/{pid}/{role}", label, rank))
-    distinct = distinct.with_columns(pl.Series("number", numbers, pl.Int32))
-    return keys.join(distinct, on=keys.columns, how="left", maintain_order="left")["number"].to_numpy()
 
 
 _SYNCHRONIZES = re.compile(r"^(cuda|cu|hip|xpu|mtia)?\w*Synchronize")
