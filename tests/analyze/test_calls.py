@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.host.removable_calls import Calls, removable_calls
+from stepscope.analyze.host.sampled_time import Calls, removable_calls
 from stepscope.analyze.host.sampled_time import sampled_time as prepare_time
 from stepscope.analyze.step_times import step_facts as step_facts
 from stepscope.model import Place

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from stepscope.analyze.metric_series import SLOW_SCALES, levels, spikes
+from stepscope.analyze.metrics import SLOW_SCALES, levels, spikes
 from stepscope.tables.arrays import Floats
 
 COUNT = 1_000

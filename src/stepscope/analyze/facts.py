@@ -17,16 +17,12 @@ from stepscope.analyze.context import Context
 from stepscope.analyze.device import device_losses, device_time, replay
 from stepscope.analyze.device.device_losses import TraceLosses
 from stepscope.analyze.host import (
-    file_io,
     loops,
-    python_time,
-    removable_calls,
+    main_thread,
     sampled_stacks,
     sampled_time,
-    slow_steps,
 )
-from stepscope.analyze.host.removable_calls import Calls
-from stepscope.analyze.host.sampled_time import SampledTime
+from stepscope.analyze.host.sampled_time import Calls, SampledTime
 from stepscope.analyze.input import loader
 from stepscope.analyze.machine import cores, energy, hardware, readings
 from stepscope.analyze.ranks import durations
@@ -117,10 +113,10 @@ class Facts(Analysis):
         lambda facts: sampled_time.sampled_time(facts._context.sampled, facts._train, facts._context.tables.quality)
     )
     _calls: Calls | None = _made(
-        lambda facts: removable_calls.removable_calls(facts._context.sampled, facts._sampled_time)
+        lambda facts: sampled_time.removable_calls(facts._context.sampled, facts._sampled_time)
     )
 
-    logging = _made(lambda facts: python_time.logging_costs(facts._context, facts._calls))
+    logging = _made(lambda facts: main_thread.logging_costs(facts._context, facts._calls))
 
     # --------------------------------------------------------------------------------------- slices of the traces
 
@@ -136,9 +132,9 @@ class Facts(Analysis):
         found = loops.loops(context, window, mean_ms, self._sampled_time)
         return {
             "loops": found,
-            "io": file_io.file_io(context, window, mean_ms, calls),
-            "regions": python_time.regions(context, window),
-            "python": python_time.python_facts(context, window, found, calls),
+            "io": main_thread.file_io(context, window, mean_ms, calls),
+            "regions": main_thread.regions(context, window),
+            "python": main_thread.python_facts(context, window, found, calls),
             "opened_per_step": loader.opened_per_step(window),
         }
 
@@ -186,10 +182,10 @@ class Facts(Analysis):
         cpu = cores.cpu_facts(tables, training, mean_ms, waits_ms)
         return MachineFacts(
             journaled=tables.journal.height > 0,
-            pauses=python_time.gc_pauses(tables, labelled) if tables.journal.height else None,
+            pauses=main_thread.gc_pauses(tables, labelled) if tables.journal.height else None,
             cpu=cpu,
             memory=cores.memory_pressure(tables, training, mean_ms),
-            drift=slow_steps.drift(labelled, context.sampled, self._calls),
+            drift=sampled_stacks.drift(labelled, context.sampled, self._calls),
             profiler=step_times.profiler_cost(tables, labelled),
             epochs=loader.epoch_facts(tables, labelled, fed),
             waves=loader.periodic_waits(tables, labelled),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from stepscope.analyze import Context
-from stepscope.analyze.host import slow_steps
+from stepscope.analyze.host import sampled_stacks
 from stepscope.engine.call_tree import UserPaths
 from stepscope.model.sampled import SlowSteps
 from tests.builders import MS, T0, make_tables
@@ -24,7 +24,7 @@ LOG = [f"train ({TRAIN}:15)"]
 
 def facts_of(**rows: Any) -> tuple[SlowSteps | None, str]:
     context = Context(make_tables(**rows))
-    return slow_steps.slow_steps(context, UserPaths(context.calls, context.code))
+    return sampled_stacks.slow_steps(context, UserPaths(context.calls, context.code))
 
 
 def steps_of(walls_ms: Sequence[float], **more: Any) -> list[dict[str, Any]]:
