@@ -11,8 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.analyze.context import Context
-from stepscope.analyze.host.hotspots import GROUPS, NO_FRAME, HotspotOptions, hotspots
-from stepscope.analyze.host.stack_selection import PROCESSES, StackSelection, check, choose, idle_sampled
+from stepscope.analyze.host.hotspots import (
+    GROUPS,
+    NO_FRAME,
+    PROCESSES,
+    HotspotOptions,
+    StackSelection,
+    check,
+    choose,
+    hotspots,
+    idle_sampled,
+)
 from stepscope.engine.user_code import CodeOptions
 from stepscope.errors import UsageError
 from stepscope.model.sampled import HotspotRow, Hotspots

@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analyze.context import Context
+from stepscope.analyze.host.hotspots import idle_sampled
 from stepscope.analyze.host.sampled_time import (
     PLACE_COLUMNS,
     Calls,
@@ -21,7 +22,6 @@ from stepscope.analyze.host.sampled_time import (
     sampled_loop,
     whole_by_weight,
 )
-from stepscope.analyze.host.stack_selection import idle_sampled
 from stepscope.analyze.input import loader_waits
 from stepscope.analyze.input.loader_waits import sample_gap_ns
 from stepscope.analyze.ranks import durations

@@ -12,12 +12,12 @@ user's function in which a batch is fetched and a model is called, forwards, bac
 of the fetch on; without a loader, the innermost function below which all of these are called. Setting up a parallel
 model, and what is imported or compiled, belongs to no loop.
 
-A sampled stack could be spared with a **call** of the user's: the outermost one that trains nothing. `describe(outputs)`
-in a training loop calls no module, no backward pass and no optimizer, so leaving the call out saves all that is sampled
-below it: list work, JSON, operators and collections. A call that leads to training work is the loop or the model
-itself, and is never spared; neither is a module's own `forward`, but what it calls may be. Where the user's innermost
-line only leads to training, as `trainer.train()` does, what a library does there on its own is the library's: the
-outermost function of it that trains nothing is its place, and the line is where it was entered.
+A sampled stack could be spared with a **call** of the user's: the outermost one that trains nothing.
+`describe(outputs)` in a training loop calls no module, no backward pass and no optimizer, so leaving the call out saves
+all that is sampled below it: list work, JSON, operators and collections. A call that leads to training work is the loop
+or the model itself, and is never spared; neither is a module's own `forward`, but what it calls may be. Where the
+user's innermost line only leads to training, as `trainer.train()` does, what a library does there on its own is the
+library's: the outermost function of it that trains nothing is its place, and the line is where it was entered.
 """
 
 from __future__ import annotations
