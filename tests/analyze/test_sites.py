@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import asdict
 
-from stepscope.analyze import analyze, trial
-from stepscope.analyze.trial import MAX_TEXT, SILENT, SILENT_RANK
+from stepscope.analyze import analyze, sites
+from stepscope.analyze.sites import MAX_TEXT, SILENT, SILENT_RANK
 from stepscope.model import Analysis, FrameworkFacts, Note
 from stepscope.model.comparison import APPLIED, PARTLY, REFUSED, AppliedKnob, TrialFacts, standing
 from stepscope.tables.schema import SCHEMAS, Tables
@@ -206,11 +206,11 @@ def manifest(**options: Any) -> dict[str, Any]:
 
 
 def facts(journal: list[dict[str, Any]], **tables: Any) -> TrialFacts:
-    return some(trial.facts(make_tables(journal=journal, **tables)))
+    return some(sites.trial(make_tables(journal=journal, **tables)))
 
 
 def test_a_run_without_any_of_it_has_no_trial() -> None:
-    assert trial.facts(make_tables(journal=[{"kind": "gc", "generation": 2}], manifests=[manifest(knobs=[])])) is None
+    assert sites.trial(make_tables(journal=[{"kind": "gc", "generation": 2}], manifests=[manifest(knobs=[])])) is None
 
 
 def test_a_knob_with_its_place_and_what_was_seen() -> None:
@@ -301,7 +301,7 @@ def with_journal(rows: list[tuple[str, str]]) -> Tables:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["knob", "seed"]), ANY), max_size=6))
 def test_anything_in_the_journal_is_taken_or_passed_over(events: list[tuple[str, dict[str, Any]]]) -> None:
-    found = trial.facts(with_journal([(kind, json.dumps(data)) for kind, data in events]))
+    found = sites.trial(with_journal([(kind, json.dumps(data)) for kind, data in events]))
 
     assert found is not None
     assert all(isinstance(one.applied, bool) and len(one.knob) <= MAX_TEXT for one in found.knobs)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from stepscope.analyze import compilers, memory_losses, metrics, redundant, sites, step_times, trial
+from stepscope.analyze import compilers, memory_losses, metrics, redundant, sites, step_times
 from stepscope.analyze.context import Context
 from stepscope.analyze.device import device_losses, device_time, replay
 from stepscope.analyze.device.device_losses import TraceLosses
@@ -101,7 +101,7 @@ class Facts(Analysis):
     def settings(self) -> model.Settings | None:
         return sites.settings(self._tables, loader.feeding_loader(self._tables, self._labelled), self._framework)
 
-    trial = _made(lambda facts: trial.facts(facts._tables))
+    trial = _made(lambda facts: sites.trial(facts._tables))
     metrics = _made(lambda facts: metrics.facts(facts._tables, facts._labelled))
     source_files = _made(
         lambda facts: SourceFiles(facts._context.options.source_roots, facts._tables.run.source_hashes)
