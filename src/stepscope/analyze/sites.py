@@ -1,8 +1,9 @@
 """What a run was set up with: constructions of the user's that findings speak of, its framework, its knobs and seed.
 
-Constructions are loaders, optimizers, DDP, GradScaler, a framework's settings. A loader is told by its identity. Where a
-framework makes one of its own, its line merely runs the framework and is nobody's subject: spoken of is the user's own
-construction over the same data set, else the line of the settings that the framework makes loaders from, else none.
+Constructions are loaders, optimizers, DDP, GradScaler, a framework's settings. A loader is told by its identity. Where
+a framework makes one of its own, its line merely runs the framework and is nobody's subject: spoken of is the user's
+own construction over the same data set, else the line of the settings that the framework makes loaders from, else
+none.
 
 Knobs, what became of them, and the seed are what it was started with to be compared. All of it is input of unknown
 origin: entries that make no sense are passed over and counted, lengths are bounded.

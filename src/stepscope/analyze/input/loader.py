@@ -16,7 +16,7 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -143,6 +143,8 @@ def feeding_loader(tables: Tables, labelled: LabelledSteps) -> dict[str, Any] | 
     In recordings without any the one whose iterations the most training steps follow.
     """
     events = list(_loader_events(tables))
+    if not events:
+        return None
     train = labelled.frame.filter((pl.col("kind") == "train") & pl.col("start_ns").is_not_null())
     votes: Counter[Any] = Counter()
     for row, data, _ in events_in_steps(tables, "batch", train):
@@ -288,9 +290,8 @@ class _Iterator(NamedTuple):
     steps: pl.DataFrame  # that come after it, up to the next iterator of any loader of the process
 
 
-def _iterators(tables: Tables, frame: pl.DataFrame) -> list[_Iterator]:
-    """In order of time. `frame`: steps with times, by process and start."""
-    events = [event for event in _loader_events(tables) if event["_time"] is not None]
+def _iterators(events: Sequence[dict[str, Any]], frame: pl.DataFrame) -> list[_Iterator]:
+    """Of `events` in order of time. `frame`: steps with times, by process and start."""
     by_process = {process: own for (process,), own in frame.partition_by("process", as_dict=True).items()}
     found = []
     for event in events:
@@ -312,12 +313,13 @@ def _iterators(tables: Tables, frame: pl.DataFrame) -> list[_Iterator]:
 
 def epoch_facts(tables: Tables, labelled: LabelledSteps, loader: LoaderFacts | None) -> tuple[EpochFacts, ...] | None:
     """One per loader with workers that was iterated again during training; None where there is none."""
-    frame = labelled.frame.filter(pl.col("start_ns").is_not_null()).sort("process", "start_ns")
-    frame = frame.with_columns(pl.col("first_batch", "in_window").fill_null(False))
+    events = [event for event in _loader_events(tables) if event["_time"] is not None]
+    frame = labelled.frame.filter(pl.col("start_ns").is_not_null())
     train = frame.filter(pl.col("kind") == "train")
-    if train.is_empty():
+    if train.is_empty() or not events:
         return None
-    iterators, feeding = _iterators(tables, frame), feeding_loader(tables, labelled)
+    frame = frame.sort("process", "start_ns").with_columns(pl.col("first_batch", "in_window").fill_null(False))
+    iterators, feeding = _iterators(events, frame), feeding_loader(tables, labelled)
     wall_ns = float(train["wall_ns"].sum()) + sum(one.between_ns for one in iterators if one.during)
     found = []
     for number in sorted({one.loader for one in iterators if one.loader is not None}):
