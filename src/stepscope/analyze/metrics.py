@@ -440,7 +440,7 @@ class _Run:
         told_so_far = 0
         for one, level in found:
             step = int(one.steps[level.at])
-            batches = tuple(_batches(self._train, step)) if one.source == curves.STEPS else ()
+            batches = tuple(_batches(self._train, step))
             # a rate says something in addition to the time of a step only where batches have another size
             if one.name == RATE and (not batches or any(abs(step - wall) <= level.near for wall in walls)):
                 continue
@@ -449,7 +449,8 @@ class _Run:
                 break
             # what was left out between the two levels belongs to the change
             gap = 1 if one.source in SOURCES else step - int(one.steps[level.at - 1])
-            told = (*self._happenings(one.process).near(step, before=max(level.near, gap), after=1), *batches)
+            told = self._happenings(one.process).near(step, before=max(level.near, gap), after=1)
+            told = (*told, *batches) if one.source == curves.STEPS else told
             before, after = level.before, level.after
             change = (after - before) / abs(before) if before else math.copysign(1e6, after)
             size = f"{change:+.0%}" if abs(change) < TIMES or not before else f"{change + 1:.3g} times"

@@ -145,7 +145,7 @@ def feeding_loader(tables: Tables, labelled: LabelledSteps) -> dict[str, Any] | 
     events = list(_loader_events(tables))
     if not events:
         return None
-    train = labelled.frame.filter((pl.col("kind") == "train") & pl.col("start_ns").is_not_null())
+    train = labelled.frame.filter(pl.col("kind") == "train").drop_nulls(["start_ns", "wall_ns"])
     votes: Counter[Any] = Counter()
     for row, data, _ in events_in_steps(tables, "batch", train):
         votes[data.get("id")] += row["duration_ns"]
@@ -168,7 +168,7 @@ def feeding_loader(tables: Tables, labelled: LabelledSteps) -> dict[str, Any] | 
 def _content(tables: Tables, labelled: LabelledSteps, event: dict[str, Any] | None) -> BatchContent | None:
     if event is None:
         return None
-    train = labelled.frame.filter((pl.col("kind") == "train") & pl.col("start_ns").is_not_null())
+    train = labelled.frame.filter(pl.col("kind") == "train").drop_nulls(["start_ns", "wall_ns"])
     names = ("tensors", "bytes", "objects")
     own = [
         [float(data[name]) for name in names]
