@@ -135,16 +135,18 @@ def sampled_io(rows: pl.DataFrame, lines: Lines) -> pl.DataFrame:
         .when(below.is_in([*_WRAPPERS, "print"]) | ((on_disk | by_library) & ~alone))
         .then(below)
     )
-    silent = rows.filter(pl.col("operation").is_null() & alone).select("user_file", "user_line").unique()
-    matches = [(row, _IO_TEXT.search(lines.text(*row) or "")) for row in silent.rows()]
-    by_text = pl.DataFrame(
-        [(*row, match[1] or match[2]) for row, match in matches if match],
-        schema={**silent.schema, "by_text": pl.String},
-        orient="row",
-    )
+    by_text = lines_with(rows.filter(pl.col("operation").is_null() & alone), lines, _IO_TEXT)
     rows = rows.join(by_text, on=["user_file", "user_line"], how="left", maintain_order="left")
     rows = rows.with_columns(operation=pl.when(alone).then("by_text").otherwise("operation"))
     return rows.filter(pl.col("operation").is_not_null()).drop("by_text")
+
+
+def lines_with(rows: pl.DataFrame, lines: Lines, pattern: re.Pattern[str]) -> pl.DataFrame:
+    """(user_file, user_line, by_text) of the lines of these rows whose text has the pattern; the text is its group."""
+    places = rows.select("user_file", "user_line").unique()
+    found = [(row, pattern.search(lines.text(*row) or "")) for row in places.rows()]
+    told = [(*row, next(filter(None, match.groups()), None)) for row, match in found if match]
+    return pl.DataFrame(told, schema={**places.schema, "by_text": pl.String}, orient="row")
 
 
 def _same(fact: IoFacts, other: IoFacts) -> bool:

@@ -24,6 +24,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analyze.context import Context
+from stepscope.analyze.host.main_thread import lines_with
 from stepscope.analyze.host.sampled_stacks import hot_lines
 from stepscope.analyze.machine.readings import manifest_objects
 from stepscope.analyze.sites import first_int, site_of, threads_set
@@ -249,11 +250,8 @@ def _file_reads(
         | pl.col("below_file").fill_null("").str.contains(_FILES)
         | pl.col("leaf_file").fill_null("").str.contains(_FILES)
     ).fill_null(False)
-    places = loading.filter(alone & pl.col("user_file").is_not_null()).select("user_file", "user_line").unique()
-    opening = [row for row in places.rows() if _TEXT.search(lines.text(*row) or "")]
-    by_text = loading.filter(alone & ~by_name).join(
-        pl.DataFrame(opening, places.schema, orient="row"), on=places.columns, how="semi"
-    )
+    opening = lines_with(loading.filter(alone & pl.col("user_file").is_not_null()), lines, _TEXT)
+    by_text = loading.filter(alone & ~by_name).join(opening, on=["user_file", "user_line"], how="semi")
     return FileReads(
         share=(int(loading.filter(by_name)["samples"].sum()) + int(by_text["samples"].sum())) / total,
         samples=total,
