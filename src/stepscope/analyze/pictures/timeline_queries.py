@@ -12,6 +12,7 @@ from bisect import bisect_right
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 from stepscope.analyze.pictures.timeline import KIND, PHASES_NOTE, Items, Timeline, thinned
 from stepscope.engine import attribution
@@ -350,13 +351,16 @@ class TraceDetail:
         return found
 
     def _launched(self) -> Int64:
-        span, links = self._span, self._span.links
-        launch, event = links["launch"].to_numpy(), links["event"].to_numpy()
+        span = self._span
+        if "launches" not in span.kept:  # in order of time
+            known = span.links.filter(pl.col("launch") >= 0).select("launch", "event")
+            launch, event = (column.to_numpy() for column in known)
+            order = np.argsort(span.start_ns[launch], kind="stable")
+            span.kept["launches"] = launch[order], event[order], span.start_ns[launch[order]]
+        launch, event, start = span.kept["launches"]
         begin = span.start_ns[self._row]
-        start = span.start_ns[np.maximum(launch, 0)]
-        inside = (launch >= 0) & (start >= begin) & (start < begin + max(int(span.duration_ns[self._row]), 1))
-        inside &= span.tracks.codes[np.maximum(launch, 0)] == span.tracks.codes[self._row]
-        rows: Int64 = event[inside]
+        inside = slice(*np.searchsorted(start, [begin, begin + max(int(span.duration_ns[self._row]), 1)]).tolist())
+        rows: Int64 = event[inside][span.tracks.codes[launch[inside]] == span.tracks.codes[self._row]]
         rows = rows[np.argsort(span.start_ns[rows], kind="stable")]
         if len(rows) > MAX_LAUNCHED:
             self._notes.append(f"Launched {len(rows):,} slices of devices; the first {MAX_LAUNCHED} are listed.")
@@ -364,9 +368,11 @@ class TraceDetail:
 
     def _forward(self, row: int) -> int:
         """The forward operator of the nearest operator of the backward pass around a slice, itself included."""
-        forward = self._span.forward
-        holder = int(climb(self._span.parent, np.asarray([row]), forward >= 0)[0])
-        return int(forward[holder]) if holder >= 0 else NONE
+        span = self._span
+        forward = span.series("forward")  # of the few rows that are asked: a page has hundreds of slices' details
+        of = lambda rows: span.rows_of(forward.gather(rows))  # noqa: E731
+        holder = climb(span.parent, np.asarray([row]), lambda rows, _: of(rows) >= 0)
+        return int(of(holder)[0]) if holder[0] >= 0 else NONE
 
     def _place(self, row: int) -> StackPlace | None:
         if row < 0:
