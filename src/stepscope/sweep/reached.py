@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stepscope.analyze import curves, trial
+from stepscope.analyze import curves, sites
 from stepscope.analyze.context import Context
 from stepscope.analyze.curves import Curve
 from stepscope.analyze.facts import Facts
@@ -100,7 +100,7 @@ def reached(folder: Path, objectives: tuple[Objective, ...]) -> Reached:
 
 def _not_applied(tables: Tables) -> str | None:
     """Which of its values the run never had, and why: what it reached says nothing of them then."""
-    told = trial.facts(tables)
+    told = sites.trial(tables)
     knobs = told.knobs if told is not None else ()
     applied = {knob.knob for knob in knobs if knob.applied}
     lost = next((knob for knob in knobs if knob.knob not in applied), None)
