@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from stepscope.read.hang_recording import COMPLETED, STARTED, GroupName, HangRecording, Signature
-from stepscope.tables.arrays import Bools, Int32, Int64, Numbers
+from stepscope.tables.arrays import Bools, Int32, Int64, Numbers, flags
 
 DEFAULT_GROUPS = ("default_pg",)  # how torch describes the group of all ranks
 MAX_WORLD = 2**20
@@ -87,9 +87,10 @@ def calls(recording: HangRecording, world_size: int | None) -> Calls:
         return np.concatenate([getattr(dump.calls, name) for dump in dumps]) if dumps else np.zeros(0, np.int64)
 
     raw, kind, signature = column("group").astype(np.int32), column("kind"), column("signature")
-    world = max(
-        [int(ranks.max()) + 1 if len(ranks) else 0, world_size or 0, _told_world(recording, raw, kind, signature)]
-    )
+    worlds = [number for number, name in enumerate(recording.groups) if _is_world(name)]
+    told = [max(name.ranks) + 1 for name in recording.groups if name.ranks]
+    told += [world_size or 0, _size_by_gathers(recording, np.isin(raw, worlds), kind, signature)]
+    world = max([int(ranks.max(initial=-1)) + 1, *told])
     groups, number = _groups(recording, rank, raw, kind, signature, ranks, min(world, MAX_WORLD))
     group = number[raw] if len(raw) else raw
     sequence, p2p_sequence, p2p = column("sequence"), column("p2p_sequence"), column("p2p").astype(bool)
@@ -97,6 +98,8 @@ def calls(recording: HangRecording, world_size: int | None) -> Calls:
     ends = coalesced[kind] if len(kind) else np.zeros(0, bool)
     state = column("state").copy()
     part = _parts(rank, group, sequence, p2p_sequence, ends, state)
+    holds_p2p = np.zeros(len(part), bool)  # coalesced calls whose last piece, right before them, is a send or receive
+    holds_p2p[1:] = ~part[1:] & part[:-1] & p2p[:-1]
     order = np.arange(len(rank)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     return Calls(
         ranks=ranks,
@@ -112,7 +115,7 @@ def calls(recording: HangRecording, world_size: int | None) -> Calls:
         started=state >= STARTED,
         completed=state == COMPLETED,
         retired=column("retired").astype(bool),
-        p2p=p2p | _holds_p2p(part, p2p),
+        p2p=p2p | holds_p2p,
         part=part,
         created_ns=column("created_ns"),
     )
@@ -137,23 +140,6 @@ def _parts(rank: Int32, group: Int32, sequence: Int64, p2p_sequence: Int64, ends
     part[by_group[inside]] = True
     state[by_group[inside]] = state[by_group[last[run[inside]]]]
     return part
-
-
-def _holds_p2p(part: Bools, p2p: Bools) -> Bools:
-    """Coalesced calls whose last piece, right before them, is a send or receive."""
-    found = np.zeros(len(part), bool)
-    found[1:] = ~part[1:] & part[:-1] & p2p[:-1]
-    return found
-
-
-def _told_world(recording: HangRecording, raw: Int32, kind: Int32, signature: Int32) -> int:
-    """How many ranks the group of all has, by what its gathers make of their inputs; 0 where nothing tells."""
-    whole = [number for number, name in enumerate(recording.groups) if _is_world(name)]
-    return max([_size_by_gathers(recording, np.isin(raw, whole), kind, signature), *map(_largest, recording.groups)])
-
-
-def _largest(group: GroupName) -> int:
-    return max(group.ranks) + 1 if group.ranks else 0
 
 
 def _is_world(group: GroupName) -> bool:
@@ -187,28 +173,20 @@ def _groups(
     Names may repeat, so a group is a name and its ranks. Where no dump tells the ranks they are those that made calls
     in it, and of the group of all ranks all.
     """
-    known: dict[tuple[str, frozenset[int] | None], int] = {}
-    number = np.zeros(len(recording.groups), np.int32)
-    found: list[GroupName] = []
-    sets: dict[int, frozenset[int]] = {}
+    known: Numbers[tuple[str, frozenset[int] | None]] = Numbers()
+    sets: dict[int, frozenset[int]] = {}  # dumps of one file share their lists of ranks
+    number, found = np.zeros(len(recording.groups), np.int32), list[GroupName]()
     for at, name in enumerate(recording.groups):
-        members = None
-        if name.ranks is not None:
-            members = sets.setdefault(id(name.ranks), frozenset(name.ranks))
-        key = (name.name, members)
-        if key not in known:
-            known[key] = len(found)
+        members = None if name.ranks is None else sets.setdefault(id(name.ranks), frozenset(name.ranks))
+        number[at] = known[name.name, members]
+        if number[at] == len(found):
             found.append(name)
-        number[at] = known[key]
     made: list[Group] = []
-    sorted_by_group = np.argsort(number[raw], kind="stable") if len(raw) else np.zeros(0, np.int64)
-    bounds = (
-        np.searchsorted(number[raw][sorted_by_group], np.arange(len(found) + 1))
-        if len(raw)
-        else np.zeros(len(found) + 1, int)
-    )
+    of_row = number[raw] if len(raw) else raw
+    by_group = np.argsort(of_row, kind="stable")
+    bounds = np.searchsorted(of_row[by_group], np.arange(len(found) + 1))
     for at, name in enumerate(found):
-        rows = sorted_by_group[bounds[at] : bounds[at + 1]]
+        rows = by_group[bounds[at] : bounds[at + 1]]
         size: int | None
         if name.ranks is not None:
             members_of, size = np.array(name.ranks, np.int64), len(name.ranks)
@@ -216,10 +194,8 @@ def _groups(
             members_of, size = np.arange(world, dtype=np.int64), world
         else:
             members_of = ranks[np.unique(rank[rows])]
-            chosen = np.zeros(len(raw), bool)
-            chosen[rows] = True
-            size = _size_by_gathers(recording, chosen, kind, signature) or None
-            size = max(size, len(members_of)) if size is not None else None
+            told = _size_by_gathers(recording, flags(len(raw), rows), kind, signature)
+            size = max(told, len(members_of)) if told else None
         made.append(Group(name.name, name.description, members_of, size))
     return tuple(made), number
 
