@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.engine.clock_pieces import Piece
-from stepscope.engine.clocks import Clocks, Members, estimate
+from stepscope.engine.clocks import Clocks, Members, Piece, estimate
 from tests.analyze.planted_clocks import KINDS, LARGE, SMALL, START_NS, Hosts
 from tests.records import some
 

@@ -13,7 +13,7 @@ import pytest
 
 from stepscope import open_run
 from stepscope.errors import UnreadableInputError, UsageError
-from stepscope.model.hangs import HangVerdict
+from stepscope.model.ranks import HangVerdict
 from stepscope.read import hang_files
 from tests.builders import T0 as RUN_T0
 from tests.cli.calls import call as command

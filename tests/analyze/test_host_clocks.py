@@ -13,7 +13,7 @@ import pytest
 from stepscope import cli
 from stepscope.analyze.ranks import judge
 from stepscope.analyze.ranks.clocks import clocks
-from stepscope.analyze.views import distributed
+from stepscope.analyze.views import communication
 from stepscope.model.ranks import HostClock
 from stepscope.schema import REDUCED_SCHEMA
 from stepscope.tables.operator_trace import read_operator_trace
@@ -30,7 +30,7 @@ from stepscope.tables.reduced import (
 )
 from tests.analyze.planted_clocks import KINDS, Hosts
 from tests.analyze.shared_traces import TRACES
-from tests.analyze.views.collective_traces import opened
+from tests.analyze.views.test_communication import opened
 from tests.records import some
 
 PARAM = TRACES / "ranks" / "param_dlrm" / "dlrm_kineto"
@@ -157,7 +157,7 @@ def test_recorded_ranks_of_one_host_end_together_and_the_last_to_come_stays_shor
         assert own.sort("stay")["rank"][0] == last
         assert own.sort("start_ns")["rank"][-1] == last
     # the traces themselves say the same to who looks at them without reducing
-    view = some(distributed.view(opened(PARAM)))
+    view = some(communication.distributed(opened(PARAM)))
     (note,) = (note for note in view.notes if "ends of one collective lie" in note)
     assert "lie 2.5 us apart at the median, 7.0 us at most" in note
 

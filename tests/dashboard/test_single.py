@@ -131,7 +131,7 @@ def test_a_page_that_cannot_be_made_takes_no_other_with_it(
     def fail(_context: Any) -> Any:
         raise error
 
-    monkeypatch.setattr("stepscope.dashboard.pages.kernels.build", fail)
+    monkeypatch.setattr("stepscope.dashboard.pages.work.kernels", fail)
     found = embedded(single.render(opened("small"), opened("small").report()))["documents"]
     (block,) = found["runs/this/pages/kernels"]["blocks"]
     assert block["kind"] == "empty"

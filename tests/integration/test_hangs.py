@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stepscope import open_run
-from stepscope.model.hangs import HangVerdict
+from stepscope.model.ranks import HangVerdict
 from tests.integration.conftest import free_port
 from tests.integration.harness import PYTHON, SCRIPTS, TIMEOUT_S, environment, line_of
 

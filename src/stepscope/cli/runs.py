@@ -171,8 +171,7 @@ def _history(places: Sequence[Place], json_file: str | None) -> None:
 
 def _hosts(places: Sequence[Place], json_file: str | None, csv: str | None) -> None:
     from stepscope.comparison import hosts
-    from stepscope.dashboard import hosts as shown
-    from stepscope.dashboard import terminal
+    from stepscope.dashboard import history, terminal
     from stepscope.dashboard.blocks import Alone
     from stepscope.model.comparison import HostHistory
     from stepscope.report import outputs
@@ -193,7 +192,7 @@ def _hosts(places: Sequence[Place], json_file: str | None, csv: str | None) -> N
         cells = ([_joined(row[key]) for key in keys] for row in rows)
         outputs.emit(csv, csv_bytes([keys, *cells]))
     if outputs.STDOUT not in (json_file, csv):
-        terminal.show([list(shown.table(Alone(), document))], outputs.console(sys.stdout))
+        terminal.show([list(history.hosts(Alone(), document))], outputs.console(sys.stdout))
 
 
 def _joined(value: Any) -> Any:

@@ -3,16 +3,19 @@
 Their shapes are those of `web/src/lib/types.ts`. Every text passes `report.escape.plain`, so that names from a run are
 harmless text wherever they end up; numbers that are not finite become None, which is "missing". Nothing is computed.
 
-What a page says of the figures of a record or of its rows is declared in a text: `Label: key unit`, separated by
-semicolons (`columns`). Units and definitions are those of docs/definitions.md where the text names none.
+What a page says of the figures of a record or of its rows is declared in layout.json, by name: figures and columns of
+tables in a text, as `Label: key unit`, separated by semicolons (`columns`), and of charts what does not depend on the
+run. Units and definitions are those of docs/definitions.md where the text names none.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from importlib import resources
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+import msgspec
 from msgspec import Struct
 
 from stepscope.report import words
@@ -56,6 +59,67 @@ ENDINGS: Final = (
     *(("_celsius", "celsius"), ("_c", "celsius"), ("_w", "W"), ("_mhz", "MHz"), ("ratio", "number")),
     *(("ms_per_step", "ms"), ("bytes_per_step", "bytes"), ("_per_step", "number"), ("_cores", "number")),
 )
+
+
+class TableLayout(Struct, frozen=True):
+    """A table of rows; `record` has the definitions of its figures. `whole` keeps columns in which no row says
+    anything; `help` are definitions that the record has not, by key."""
+
+    columns: str
+    title: str = ""
+    record: str = ""
+    notes: tuple[str, ...] = ()
+    sorted_by: str | None = None
+    whole: bool = False
+    help: Mapping[str, str] = {}
+
+
+class ChartLayout(Struct, frozen=True):
+    """What `chart` takes of a chart; `of` is the record and the key that define it, where there is no `help`.
+
+    `metrics` are `name role label` of what is drawn of many series; `quiet`: left out where all is 0.
+    """
+
+    type: str
+    x: tuple[str, str]
+    y: tuple[str, str]
+    title: str = ""
+    of: tuple[str, str] = ("", "")
+    help: str | None = None
+    y_min: int | None = None
+    y_max: int | None = None
+    notes: tuple[str, ...] = ()
+    sync: str | None = None
+    select: str | None = None
+    small: bool = False
+    metrics: str = ""
+    quiet: bool = False
+
+
+class ViewLayout(Struct, frozen=True):
+    """A table of `analyze --table` on a page, `table` where that has another name. `columns` are like its own, with
+    "bar" behind a key that has one; `bars` are those of its own columns. `links`: page, parameter and key of the
+    row."""
+
+    table: str | None = None
+    title: str | None = None
+    columns: str = ""
+    bars: tuple[str, ...] = ()
+    links: Mapping[str, tuple[str, str, str]] = {}
+    open_depth: int | None = None
+    own_notes: bool = True
+
+
+class _Layout(Struct, frozen=True):
+    """Figures are a text, or several with the reason why one is missing."""
+
+    tables: dict[str, TableLayout]
+    figures: dict[str, str | dict[str, str]]
+    charts: dict[str, ChartLayout]
+    views: dict[str, ViewLayout]
+
+
+LAYOUT = msgspec.json.decode((resources.files(__package__) / "layout.json").read_bytes(), type=_Layout)
 
 
 def number(value: Any) -> int | float | None:
@@ -242,19 +306,20 @@ def parallel(
 
 
 def drawn(
-    id: str,
-    title: str,
-    type: str,
-    sentence: str,
-    x: tuple[str, str, Iterable[Any]],
-    y: tuple[str, str],
-    parts: Iterable[tuple[str, Iterable[Any], str | None]],
-    of: tuple[str, str],
-    **more: Any,
+    name: str, sentence: str, along: Iterable[Any], parts: Iterable[Mapping[str, Any] | tuple[Any, ...]], **given: Any
 ) -> Block:
-    """A chart from 0 on of (name, values, role) in the unit of `y`; `of` is the record and key that define them."""
-    made = [series(name, y[1], values, role=role) for name, values, role in parts]
-    return chart(id, title, type, sentence=sentence, x=x, y=y, y_min=0, series=made, help=meaning(*of), **more)
+    """A chart as it is declared by this name, but for what is `given`, over the values `along` x. `parts` are made by
+    `series`, or (name, values, role) in the unit of y."""
+    declared = LAYOUT.charts[name]
+    made: dict[str, Any] = {"id": name, **msgspec.structs.asdict(declared), **given}
+    of, text = made.pop("of"), made.pop("help")
+    del made["metrics"], made["quiet"]
+    made["x"] = (*made["x"], along)
+    made["series"] = [
+        each if isinstance(each, Mapping) else series(each[0], made["y"][1], each[1], role=each[2]) for each in parts
+    ]
+    help = meaning(*of) if text is None else help_(text, "utilisation" if "utilisation" in text else None)
+    return chart(sentence=sentence, help=help, **made)
 
 
 def overview(
@@ -482,19 +547,20 @@ def figure(
     }
 
 
-def measures(record: Any, text: str, *, of: str = "", missing: str | None = None) -> list[dict[str, Any]]:
-    """Figures of a record of the analysis, or of a mapping of a record named `of`, as `columns` declares them.
+def measures(record: Any, declared: str, *, of: str = "") -> list[dict[str, Any]]:
+    """Figures of a record of the analysis, or of a mapping of a record named `of`, as they are declared.
 
-    Those that are not known are left out, unless `missing` says why.
+    Those that are not known are left out, unless a reason is declared.
     """
-    name = of or type(record).__name__
-    items = []
-    for each in columns(text):
-        value = record.get(each.key) if isinstance(record, Mapping) else getattr(record, each.key)
-        if value is not None or missing is not None:
-            found = _definition_of(name, each.key)
-            unit = each.unit or unit_of(each.key, found.unit if found else "") or "number"
-            items.append(figure(each.label, value, unit, help=_defined(each.key, found), missing=missing))
+    record_name, items, texts = of or type(record).__name__, [], LAYOUT.figures[declared]
+    for text, missing in {texts: ""}.items() if isinstance(texts, str) else texts.items():
+        for each in columns(text):
+            value = record.get(each.key) if isinstance(record, Mapping) else getattr(record, each.key)
+            if value is not None or missing:
+                found = _definition_of(record_name, each.key)
+                unit = each.unit or unit_of(each.key, found.unit if found else "") or "number"
+                help = _defined(each.key, found)
+                items.append(figure(each.label, value, unit, help=help, missing=missing or None))
     return items
 
 
@@ -617,7 +683,20 @@ class Col(Struct, frozen=True):
     help: str | None = None
 
 
-def columns(text: str, *, help: Mapping[str, str] | None = None, **say: Callable[[Row], Any]) -> tuple[Col, ...]:
+# words for a value of a run, written where a unit stands
+TERMS: dict[str, Callable[[Any], str]] = {
+    "term": words.term,
+    "part": lambda value: words.PARTS.get(value, words.term(value)),
+    "stage": lambda value: words.STAGES.get(value, value),
+    "wait": lambda value: words.WAIT_PARTS.get(value, value),
+    "joules": words.joules,
+    "list": "; ".join,
+}
+
+
+def columns(
+    text: str, help: Mapping[str, str] | None = None, say: Mapping[str, Callable[[Row], Any]] | None = None
+) -> tuple[Col, ...]:
     """Columns written as `Label: key unit flag…`, separated by semicolons; `help` and `say` by key."""
     made = []
     for each in text.split("; "):
@@ -625,38 +704,58 @@ def columns(text: str, *, help: Mapping[str, str] | None = None, **say: Callable
         key, *more = declared.split()
         unit = "".join(word for word in more if word not in FLAGS)
         flags = tuple(word for word in more if word in FLAGS)
-        made.append(Col(label, key, unit, flags, say.get(key), (help or {}).get(key)))
+        said = (say or {}).get(key)
+        if unit in TERMS:
+            said, unit = _in_words(key, TERMS[unit]), ""
+        made.append(Col(label, key, unit, flags, said, (help or {}).get(key)))
     return tuple(made)
+
+
+def _in_words(key: str, words_of: Callable[[Any], str]) -> Callable[[Row], Any]:
+    return lambda row: words_of(row[key]) if row[key] else None
 
 
 def rows_table(
     context: PageContext | Alone,
-    id: str,
-    title: str,
-    record: str,
-    columns: Sequence[Col],
+    name: str,
     rows: Iterable[Row] | None,
     *,
+    id: str | None = None,
+    title: str | None = None,
+    columns_of: Sequence[Col] | None = None,
+    without: Collection[str] = (),
+    say: Mapping[str, Callable[[Row], Any]] | None = None,
     notes: Iterable[str] = (),
     total: int | None = None,
-    sorted_by: str | None = None,
-    whole: bool = False,
     limit: int | None = None,
+    sorted_by: str | None = None,
 ) -> list[Block]:
-    """The table, with the definitions that `record` has of its figures; nothing where there is no row.
+    """The table that is declared by this name, `id` on its page; nothing where there is no row.
 
-    Columns in which no row says anything are left out, unless it is `whole`. `limit` stands for that of the context.
+    Columns in which no row says anything are left out, and those `without` which it is asked for. `columns_of` stand
+    for the declared ones, `limit` for that of the context; `say` makes cells, by key.
     """
-    made = [{each.key: _cell(each, row, context) for each in columns} for row in rows or ()]
+    declared = LAYOUT.tables[name]
+    own = columns(declared.columns, declared.help, say) if columns_of is None else columns_of
+    made = [{each.key: _cell(each, row, context) for each in own} for row in rows or ()]
     says = {
         each.key
-        for each in columns
+        for each in own
         for row in made
         if row[each.key] is not None and (row[each.key] or "quiet" not in each.flags)
     }
-    used = [each for each in columns if whole or each.key in says]
-    limit = context.limit if limit is None else limit
-    shown = table(id, title, heads(record, used), made, limit=limit, total=total, sorted_by=sorted_by, notes=notes)
+    used = [each for each in own if (declared.whole or each.key in says) and each.key not in without]
+    shown = table(
+        id or name.rpartition("/")[2],
+        declared.title if title is None else title,
+        # nobody points at a column on a terminal or on paper, and reading all definitions takes time
+        heads("" if isinstance(context, Alone) else declared.record, used),
+        made,
+        limit=context.limit if limit is None else limit,
+        total=total,
+        sorted_by=sorted_by or declared.sorted_by,
+        notes=(*declared.notes, *notes),
+    )
     return [shown] if made else []
 
 
@@ -667,7 +766,7 @@ def heads(record: str, columns: Iterable[Col]) -> list[dict[str, Any]]:
             each.key,
             each.label,
             each.unit or "text",
-            help=help_(each.help) if each.help else meaning(record, each.key),
+            help=meaning(record, each.key) if each.help is None else help_(each.help) if each.help else None,
             bar="bar" in each.flags,
             signed="signed" in each.flags,
             place=each.key == PLACE,

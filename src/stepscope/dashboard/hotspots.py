@@ -86,7 +86,8 @@ def show(found: Hotspots, console: Console, shorten: Shortener, rows: int | None
             some = f", {words.count(len(part[:rows]))} of {words.count(total)} rows" if len(part[:rows]) < total else ""
             console.print(Text.assemble((title, "bold"), (f": {meaning}{some}", "dim")), soft_wrap=True)
             made = (asdict(row) for row in part[:rows])
-            terminal.show_rows(rows_table(Alone(len(part)), "", "", "", _columns(found, shorten), made), console)
+            shown = rows_table(Alone(len(part)), "hotspots", made, columns_of=_columns(found, shorten), id="")
+            terminal.show_rows(shown, console)
     for text in _facts(found):
         console.print(Text(text), soft_wrap=True)
     for warning in found.warnings:
@@ -174,11 +175,13 @@ def _columns(found: Hotspots, shorten: Shortener) -> list[blocks.Col]:
     labels = {"samples": blocks.capital(plain(found.unit)), "library_function_path": called}
     declared = blocks.columns(
         f"Per step: ms_per_step ms; Time: seconds s; Share: proportion share; : samples count; {what}; Doing: phase",
-        module=lambda row: plain(row["module"] or row["name"] or words.MISSING),
-        name=lambda row: plain(row["name"] or words.MISSING),
-        path=place,
-        library_function_path=caller,
-        phase=doing,
+        say={
+            "module": lambda row: plain(row["module"] or row["name"] or words.MISSING),
+            "name": lambda row: plain(row["name"] or words.MISSING),
+            "path": place,
+            "library_function_path": caller,
+            "phase": doing,
+        },
     )
     return [replace(each, label=labels.get(each.key, each.label)) for each in declared]
 

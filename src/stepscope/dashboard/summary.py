@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stepscope.dashboard import blocks
-from stepscope.dashboard.blocks import Alone, Block, Row, columns, rows_table
+from stepscope.dashboard.blocks import Alone, Block, Row, rows_table
 from stepscope.dashboard.pages import experiments
 from stepscope.model import Report
 from stepscope.report import compiler_words as compiled
@@ -42,9 +42,9 @@ class Screen(Alone, frozen=True, kw_only=True):
         """A view of the report, None where it is missing or empty."""
         return self.report.views.get(name) or None
 
-    def rows(self, id: str, declared: str, rows: Iterable[Row], title: str = "", **more: Any) -> list[Block]:
-        """A table of few rows, without definitions."""
-        return rows_table(self, id, title, "", columns(declared), rows, **more)
+    def rows(self, name: str, rows: Iterable[Row], title: str = "", notes: Iterable[str] = ()) -> list[Block]:
+        """A table of few rows."""
+        return rows_table(self, f"screen/{name}", rows, title=title, notes=notes)
 
 
 def _more(left: int, what: str) -> Iterator[Block]:
@@ -87,18 +87,6 @@ def headline(screen: Screen) -> Iterator[Block]:
 
 
 CALLS, RANKS = 5, 8
-HANG_CALLS = (
-    "No.: number number; Group: group; Call: call; No. in it: sequence number; Sizes: sizes; Types: dtypes; "
-    "Wait: waiting_ranks; Did not come: absent_ranks; No dump: no_dump_ranks; Waits for no.: follows; Line: place"
-)
-HANG_MISMATCHES = (
-    "Ranks part in: what; Group: group; No. in it: sequence number; Ranks: ranks; Made: found; The others: expected; "
-    "Line: place"
-)
-HANG_RANKS = (
-    "Rank: rank number; State: state; Waits in no.: call number; Last call: last_call; Line: place; Stood at: stands; "
-    "In: stands_in; NCCL RAS: nccl_ras; Process: process"
-)
 
 
 def hang_rows(rows: Iterable[Row], shorten: blocks.Shorten) -> Iterator[Row]:
@@ -115,17 +103,16 @@ def _hang(screen: Screen) -> Iterator[Block]:
     if not view:
         return
     causes = [row for row in view["ranks"] if row["state"] in ("cause", "no dump")]
-    for id, columns_of, title, rows in (
-        ("hang-calls", HANG_CALLS, "Open calls", view["calls"][:CALLS]),
-        ("hang-mismatches", HANG_MISMATCHES, "Calls that differ", view["mismatches"][:CALLS]),
-        ("hang-ranks", HANG_RANKS, "Ranks that others wait for", causes[:RANKS]),
+    for name, title, rows in (
+        ("calls", "Open calls", view["calls"][:CALLS]),
+        ("mismatches", "Calls that differ", view["mismatches"][:CALLS]),
+        ("ranks", "Ranks that others wait for", causes[:RANKS]),
     ):
-        yield from screen.rows(id, columns_of, hang_rows(rows, screen.shorten), title)
+        yield from rows_table(screen, f"hang/{name}", hang_rows(rows, screen.shorten), title=title)
     yield from _more(len(view["calls"]) - CALLS, "{} more open calls: --table pending-calls")
     yield from _more(len(causes) - RANKS, "{} more such ranks: --table hang-ranks")
 
 
-PARTS = "Part: part; Time a step: ms ms; Share: share share bar"
 SPANS = 3  # shown one by one
 SMALLEST = 0.0005  # share of a part that is still shown
 
@@ -143,7 +130,7 @@ def partition(screen: Screen) -> Iterator[Block]:
 def _split(title: str, parts: Sequence[Row], note: str | None, screen: Screen) -> Iterator[Block]:
     rows = [{**part, "part": words.term(part["category"])} for part in parts]
     notes = [note] if note else []
-    for table in screen.rows("partition", PARTS, rows, title, notes=notes):
+    for table in screen.rows("partition", rows, title, notes):
         yield table | {"stacked": True}
     if not rows:
         yield from (blocks.text(note, "note") for note in notes)
@@ -199,10 +186,6 @@ def _energy(screen: Screen) -> Iterator[Block]:
 
 ENERGY_WARNINGS = 2
 GPUS = 6
-GPU_COLUMNS = (
-    "GPUs: name; utilisation: utilization_pct pct; SM efficiency: sm_efficiency_pct pct; "
-    "occupancy: achieved_occupancy_pct pct; tensor cores: tensor_core_pct pct"
-)
 
 
 def _gpus(screen: Screen) -> Iterator[Block]:
@@ -213,24 +196,19 @@ def _gpus(screen: Screen) -> Iterator[Block]:
     for gpu in gpus[:GPUS]:
         of = f" {plain(gpu['span']['worker'])}, span {gpu['span']['span']}" if len(gpus) > 1 else ""
         rows.append({**gpu, "name": f"{gpu['gpu']['device']} {plain(gpu['gpu']['name'] or '')}{of}".strip()})
-    yield from screen.rows("gpus", GPU_COLUMNS, rows, whole=True)
+    yield from screen.rows("gpus", rows)
     more = f"{len(gpus) - GPUS} more in --table gpus; " if len(gpus) > GPUS else ""
     yield blocks.text(f"{more}utilisation says that some kernel ran, not that the GPU was full", "note")
 
 
 TRACES = 4  # rows of the table of times
-# compute, exposed communication, exposed copies and idle sum to the span
-TIMES = (
-    "Device time: label; span: total_ns ns; compute: compute_ns ns; + comm.: exposed_communication_ns ns; "
-    "+ copies: exposed_memcpy_ns ns; idle: idle_ns ns; busy: busy_share share"
-)
 
 
 def _device_times(screen: Screen) -> Iterator[Block]:
     rows = sentences.device_rows(screen.report)
     if not rows:
         return
-    yield from screen.rows("device-times", TIMES, rows[:TRACES], whole=True)
+    yield from screen.rows("device-times", rows[:TRACES])
     more = f"{len(rows) - TRACES} more rows in the report's files; " if len(rows) > TRACES else ""
     yield blocks.text(f"{more}+ is what no compute hides; these four sum to the span", "note")
 
@@ -252,7 +230,7 @@ def _device_lines(screen: Screen) -> Iterator[Block]:
     rows += [{"share": share, "where": plain(why)} for why, share in sentences.unattributed(view)]
     if not view["lines"]:
         yield blocks.text("no line could be found:", "note")
-    yield from screen.rows("device-lines", ": share share; : where; : notes", rows)
+    yield from screen.rows("device-lines", rows)
     footer = sentences.line_footer(view)
     if footer:
         yield blocks.text(footer, "note")
@@ -277,7 +255,7 @@ def _memory(screen: Screen) -> Iterator[Block]:
         {"held": line["at_peak_bytes"], "where": screen.place(line["place"], named=False)}
         for line in own[:MEMORY_LINES]
     ]
-    yield from screen.rows("memory-lines", ": held bytes; : where", rows)
+    yield from screen.rows("memory-lines", rows)
     for state in view["states"][:PEAKS]:
         free, fragmented = words.size(state["free_bytes"]), words.size(state["fragmented_bytes"])
         held = f"{words.size(state['reserved_bytes'])} held, {words.size(state['in_use_bytes'])} in use"
@@ -389,7 +367,7 @@ def replayed(context: PageContext | Alone, replay: Row) -> Iterator[Block]:
         yield blocks.text(replays.headline(replay, call))
         if call["reason"]:
             yield blocks.text(f"Not replayed: {one_line(call['reason'], SENTENCE)}", "warning")
-        yield from rows_table(context, f"replay-{number}", "", "", columns(REPLAY), replays.rows(replay, call))
+        yield from rows_table(context, "screen/replay", replays.rows(replay, call), id=f"replay-{number}")
     for note in replay["notes"]:
         yield blocks.text(blocks.sentence(one_line(note, SENTENCE)), "note")
 
@@ -399,16 +377,11 @@ def _replays(screen: Screen) -> Iterator[Block]:
         yield from replayed(screen, replay)
 
 
-REPLAY = "on: on; a call: per_call; 95 % interval: interval quiet; a step: per_step quiet; by the first: ratio quiet"
 MAX_REPLAYED = 3  # operators on a screen
 CAUSES = 5
 WARNINGS = 4
 NOTES = 4
 QUIET_KINDS = ("fallback",)  # told in a sentence for all of them
-COMPILING = (
-    ": name; steps: steps count; compiled: compiling_steps count; compile time: compile_ms ms; share: share share; "
-    "a compiling step: mean_compiling_ms ms; another: mean_quiet_ms ms"
-)
 LISTED = 8  # findings whose causes need not be told again
 
 
@@ -423,7 +396,7 @@ def _compilers(screen: Screen) -> Iterator[Block]:
     if any(row["compiling_steps"] or row["compile_ms"] for row in kinds):
         several = len({row["backend"] for row in kinds}) > 1
         rows = [{**row, "name": f"{row['backend']}, {row['kind']}" if several else row["kind"]} for row in kinds]
-        yield from screen.rows("compiling", COMPILING, rows)
+        yield from screen.rows("compiling", rows)
     yield from (blocks.text(one_line(text), "note") for row in kinds if (text := compiled.after_warmup(row)))
     titles = [finding["title"] for finding in found]
     warnings = [row for row in view["warnings"] if not any(row["text"] in title for title in titles)]
@@ -456,7 +429,7 @@ def _causes(view: Row, found: Sequence[Any], screen: Screen) -> Iterator[Block]:
         where = screen.place({**place, "code": row.get("code")}, named=False) if place else None
         often = f"{one_line(compiled.often(row))}{f', {ranks}' if ranks else ''}"
         rows.append({"what": one_line(compiled.what(row)), "where": where, "often": often})
-    yield from screen.rows("causes", ": what; : where; : often", rows)
+    yield from screen.rows("causes", rows)
     for row in left[:CAUSES]:
         if row["id"] in limits:
             function = f"{plain(row['function'])}: " if row["function"] else ""
@@ -465,7 +438,6 @@ def _causes(view: Row, found: Sequence[Any], screen: Screen) -> Iterator[Block]:
 
 
 HOT_LINES = 3  # shown where no finding points at a line
-HOT = ": share share; : where; : doing"
 RANKS = 2  # whose waits are shown, the longest first
 WAIT_PARTS = 5
 SMALLEST_WAIT = 0.05  # of the loop: a shorter wait is not worth lines
@@ -479,7 +451,7 @@ def _hot_lines(screen: Screen) -> Iterator[Block]:
     stacks = screen.view("stacks")
     if stacks and stacks["hot_lines"] and not screen.report.findings:
         yield blocks.text("Most sampled lines", "head")
-        yield from screen.rows("hot-lines", HOT, (_hot(row, screen) for row in stacks["hot_lines"][:HOT_LINES]))
+        yield from screen.rows("hot-lines", (_hot(row, screen) for row in stacks["hot_lines"][:HOT_LINES]))
 
 
 def _hottest(screen: Screen) -> Iterator[Block]:
@@ -487,7 +459,7 @@ def _hottest(screen: Screen) -> Iterator[Block]:
     stacks = screen.view("stacks")
     if stacks and stacks["hot_lines"] and screen.report.findings:
         row = {**stacks["hot_lines"][0], "code": None}
-        yield from screen.rows("hottest", f": what; {HOT}", [{"what": "Most sampled", **_hot(row, screen)}])
+        yield from screen.rows("hottest", [{"what": "Most sampled", **_hot(row, screen)}])
 
 
 def _hot(row: Row, screen: Screen) -> dict[str, Any]:
@@ -517,7 +489,7 @@ def _waits(screen: Screen) -> Iterator[Block]:
         )
         parts = [part for part in wait["parts"][:WAIT_PARTS] if part["share"] >= SMALLEST_WAIT_PART]
         rows = [{"share": part["share"], "what": _wait_part(part, screen)} for part in parts]
-        yield from screen.rows("waits", ": share share; : what", rows)
+        yield from screen.rows("waits", rows)
         if not wait["simultaneous"] and not _is_alone(wait):
             yield blocks.text("what workers did in the whole period stands for what they did during waits", "note")
     yield from _more(len(seen) - RANKS, "{} more ranks wait for their loaders")
@@ -555,7 +527,7 @@ def _slow_steps(screen: Screen) -> Iterator[Block]:
         }
         for line in view["lines"][:SLOW_LINES]
     ]
-    yield from screen.rows("slow-lines", ": extra_ms ms signed; : where; : note", rows)
+    yield from screen.rows("slow-lines", rows)
     if not view["lines"]:
         yield blocks.text("no single line makes them slow", "note")
 
@@ -572,7 +544,7 @@ def _rank_lines(screen: Screen) -> Iterator[Block]:
         phase = f"{words.term(line['phase'])}{', waiting' if line['waiting'] else ''}: " if line["phase"] else ""
         spread = f"{show(max(values))} on rank {line['most']}, down to {show(min(values))}"
         rows.append({"where": screen.place(line["place"]), "spread": f"{phase}{spread}"})
-    yield from screen.rows("rank-lines", ": where; : spread", rows)
+    yield from screen.rows("rank-lines", rows)
 
 
 def _stages(screen: Screen) -> Iterator[Block]:

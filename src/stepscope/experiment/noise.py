@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from stepscope.comparison.outcomes import MEAN
 from stepscope.comparison.verdicts import half_width
 from stepscope.model.comparison import Noise, Outcome
+from stepscope.record.agent.knobs import cpu_text
 from stepscope.record.host import hardware
 from stepscope.schema import Knob
 
@@ -54,9 +55,9 @@ def plan(
     if len(cores) >= LEAST_CORES_TO_LEAVE_ONE:
         # the first core takes most interrupts: leave that one
         used = cores[1:]
-        cpus = hardware.format_cpu_list(sorted(cpu for core in used for cpu in core))
+        cpus = cpu_text(cpu for core in used for cpu in core)
         knobs.append(Knob("cpu.affinity", cpus))
-        left = hardware.format_cpu_list(cores[0])
+        left = cpu_text(cores[0])
         settings.append(("cores", f"training on {len(used)} of {len(cores)} cores (processors {cpus}), {left} left"))
     else:
         few = "1 core" if len(cores) == 1 else f"{len(cores)} cores"

@@ -19,7 +19,7 @@ from stepscope.report.source import SourceReader
 from stepscope.report.table import csv_bytes
 from stepscope.report.values import plain_mapping, plain_rows, plain_value
 
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 
 # Upper bounds of lists, so that a document of many runs stays small.
 MAX_PAIRS = 200

@@ -17,7 +17,7 @@ from stepscope.analyze.hangs.other_sources import Ending, RasView, Standing, nam
 from stepscope.analyze.hangs.waits import Cause, Wait, Waits, find
 from stepscope.model.counted import things
 from stepscope.model.findings import Place
-from stepscope.model.hangs import (
+from stepscope.model.ranks import (
     CROSSED,
     ENDED,
     MISMATCH,

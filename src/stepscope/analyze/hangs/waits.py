@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Struct, field
 
 from stepscope.analyze.hangs.calls import COALESCED, Calls, comparable, elements, peers
-from stepscope.model.hangs import CROSSED, MISMATCH, MISSING, NO_DUMP, STUCK
+from stepscope.model.ranks import CROSSED, MISMATCH, MISSING, NO_DUMP, STUCK
 from stepscope.read.hang_recording import HangRecording, Signature
 from stepscope.tables.arrays import Bools, Int32, Int64, Numbers
 

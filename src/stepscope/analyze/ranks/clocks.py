@@ -6,8 +6,7 @@ import numpy as np
 import polars as pl
 from msgspec.structs import replace
 
-from stepscope.engine.clock_pieces import Piece
-from stepscope.engine.clocks import RATE_BOUND_PPM, Clocks, Members, estimate
+from stepscope.engine.clocks import RATE_BOUND_PPM, Clocks, Members, Piece, estimate
 from stepscope.engine.collective_names import UNKNOWN
 from stepscope.model.ranks import HostClock
 from stepscope.tables.arrays import Int64

@@ -1,13 +1,14 @@
 """The pages of a run, in the order in which they stand, and how one of them becomes a document.
 
 Each page is a module of this package with `build(context) -> list of blocks` and, where a page can be empty, a cheap
-`empty(context) -> bool`, asked after the run's analysis is there. A page that cannot follow a worker, a span or a range
-of steps shows everything, and the document's scope says so.
+`empty(context) -> bool`, asked after the run's analysis is there; or, where a module makes several, a function named as
+the page is, and `NAME_empty`. A page that cannot follow a worker, a span or a range of steps shows everything, and the
+document's scope says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -99,17 +100,25 @@ class PageContext(Struct, frozen=True, dict=True):
 
 class Page(Struct, frozen=True):
     """`follows` are the selectors whose choice changes what the page shows; without `held`, a view of traces, it is
-    empty, unless its module knows better."""
+    empty, unless its module knows better. `module` is that of several pages."""
 
     key: str
     title: str
     group: str
     follows: tuple[str, ...]
     held: str = ""
+    module: str = ""
+
+    def _made_by(self, what: str) -> Callable[[PageContext], Any] | None:
+        module = import_module(f"{__name__}.{self.module or self.key}")
+        name = what if not self.module else self.key if what == "build" else f"{self.key}_{what}"
+        made: Callable[[PageContext], Any] | None = getattr(module, name, None)
+        return made
 
     def build(self, context: PageContext) -> list[Block]:
         """The blocks of the page; raises `UsageError` for parameters that make no sense."""
-        made: list[Block] = import_module(f"{__name__}.{self.key}").build(context)
+        make = self._made_by("build")
+        made: list[Block] = make(context) if make is not None else []
         if (
             self.key in _OF_ALL_RANKS
             or context.base.ranks_read is None
@@ -117,45 +126,37 @@ class Page(Struct, frozen=True):
         ):
             return made
         looked_at = sentences.looked_at(context.base.report(source=context.source).views["ranks_read"])
-        return [
-            blocks.text(f"This page is of {looked_at}.", "note", blocks.link("Ranks has all of them", "ranks")),
-            *made,
-        ]
+        link = blocks.link("Ranks has all of them", "ranks")
+        return [blocks.text(f"This page is of {looked_at}.", "note", link), *made]
 
     def choices(self, context: PageContext) -> Iterable[tuple[Mapping[str, str], list[Block]]]:
         """What a file holds of the page beside what it shows first: parameters, and the blocks that they ask for."""
-        asked = getattr(import_module(f"{__name__}.{self.key}"), "choices", None)
-        found: Iterable[tuple[Mapping[str, str], list[Block]]] = () if asked is None else asked(context)
-        return found
+        make = self._made_by("choices")
+        return () if make is None else make(context)
 
     def empty(self, context: PageContext) -> bool:
         """Whether the page has nothing but the reason why; needs the analysis, and is quick once that is there."""
         if self.held:
             return not getattr(context.run.analysis.views, self.held, None)
-        asked = getattr(import_module(f"{__name__}.{self.key}"), "empty", None)
+        asked = self._made_by("empty")
         return asked is not None and bool(asked(context))
 
 
 _EVERY = ("worker", "span", "steps")
-_OF_ALL_RANKS = (
-    "overview",
-    "findings",
-    "ranks",
-    "compare",
-    "environment",
-)  # the others are of the ranks that were looked at
+# the others are of the ranks that were looked at
+_OF_ALL_RANKS = ("overview", "findings", "ranks", "compare", "environment")
 _LIST = (
-    Page("overview", "Overview", "", ("steps",)),
-    Page("findings", "Findings", "", ("steps",)),
+    Page("overview", "Overview", "", ("steps",), module="findings"),
+    Page("findings", "Findings", "", ("steps",), module="findings"),
     Page("steps", "Steps", "", _EVERY),
     Page("metrics", "Metrics", "", ("worker", "steps")),
-    Page("ranks", "Ranks", "", ()),
-    Page("hang", "Hang", "", ()),
+    Page("ranks", "Ranks", "", (), module="ranks"),
+    Page("hang", "Hang", "", (), module="ranks"),
     Page("timeline", "Timeline", "Time", _EVERY),
     Page("flame", "Flame graph", "Time", _EVERY),
-    Page("operators", "Operators", "Work", _EVERY, "operators"),
-    Page("kernels", "Kernels", "Work", _EVERY, "kernels"),
-    Page("modules", "Modules", "Work", _EVERY, "modules"),
+    Page("operators", "Operators", "Work", _EVERY, "operators", "work"),
+    Page("kernels", "Kernels", "Work", _EVERY, "kernels", "work"),
+    Page("modules", "Modules", "Work", _EVERY, "modules", "work"),
     Page("memory", "Memory", "Work", _EVERY),
     Page("compiles", "Compiles", "Work", ("steps",)),
     Page("gpu", "GPU summary", "Machine", _EVERY),

@@ -32,48 +32,25 @@ SEARCHES: dict[str, Any] = {"experiment": experiments, "sweep": sweeps}  # kinds
 TONES = {"good": "good", "bad": "warning"}
 STEP_TIMES = tuple(key for key, _, _ in said.FIGURES if key.endswith("_ms"))
 
-_HELP = dict.fromkeys(("change", "low", "high"), experiments.CHANGE_HELP)
-_STEP = blocks.columns(
-    f"Figure: label; Baseline: baseline ms; Candidate: candidate ms; Change: {experiments.CHANGE}", help=_HELP
-)
-_TEXTS = blocks.columns(
-    "Figure: label; Baseline: baseline; Candidate: candidate; Change: change; 95 % interval: interval"
-)
-_PHASE = blocks.columns(
-    "Part of the step: name; Difference: difference_ms ms bar signed; Baseline: baseline_ms ms; "
-    "Candidate: candidate_ms ms; 95 %, from: low_ms ms signed; to: high_ms ms signed"
-)
-_NAMED = "; Name: name; Line: place; Status: status"
-_MS = blocks.columns(
-    f"Difference: difference ms bar signed; Baseline: baseline ms; Candidate: candidate ms{_NAMED}",
-    name=lambda row: said.name(dict(row)),
-    status=lambda row: said.status(dict(row)) or None,
-)
-_MIXED = blocks.columns(
-    f"Difference: difference; Baseline: baseline; Candidate: candidate{_NAMED}",
-    difference=lambda row: said.difference(dict(row)),
-    baseline=lambda row: said.amount(row["baseline"], row["unit"]),
-    candidate=lambda row: said.amount(row["candidate"], row["unit"]),
-    name=lambda row: said.name(dict(row)),
-    status=lambda row: said.status(dict(row)) or None,
-)
-_FINDING = blocks.columns(
-    "Status: status; Cost a step: difference; Finding: name; Line: place; Rule: rule",
-    difference=lambda row: said.difference(dict(row)),
-)
-_VALUES = blocks.columns(
-    "Name: name; Baseline: baseline; Candidate: candidate",
-    baseline=lambda row: said.value(row["baseline"]),
-    candidate=lambda row: said.value(row["candidate"]),
-)
-_RUN = blocks.columns(
-    "Baseline: baseline; its mean step: baseline_ms ms; Candidate: candidate; "
-    "the candidate's mean step: candidate_ms ms",
-    baseline=lambda row: row["baseline"]["label"],
-    baseline_ms=lambda row: row["baseline"]["mean_ms"],
-    candidate=lambda row: row["candidate"]["label"],
-    candidate_ms=lambda row: row["candidate"]["mean_ms"],
-)
+# cells that are no value of the row
+_CHANGE = {"name": said.name, "status": lambda row: said.status(row) or None}
+_FINDING = {"difference": said.difference}
+_MIXED = {
+    **_CHANGE,
+    **_FINDING,
+    "baseline": lambda row: said.amount(row["baseline"], row["unit"]),
+    "candidate": lambda row: said.amount(row["candidate"], row["unit"]),
+}
+_VALUES = {
+    "baseline": lambda row: said.value(row["baseline"]),
+    "candidate": lambda row: said.value(row["candidate"]),
+}
+_RUN = {
+    "baseline": lambda row: row["baseline"]["label"],
+    "baseline_ms": lambda row: row["baseline"]["mean_ms"],
+    "candidate": lambda row: row["candidate"]["label"],
+    "candidate_ms": lambda row: row["candidate"]["mean_ms"],
+}
 
 
 def build(context: PageContext) -> list[Block]:
@@ -195,16 +172,16 @@ def comparison(context: PageContext | Alone, document: Document) -> Iterator[Blo
     yield from _figures(context, document)
     yield from _phases(context, document)
     for title, rows in said.amounts(document):
-        columns = _MS if all(str(row["unit"]).startswith("ms") for row in rows) else _MIXED
+        name = "changed" if all(str(row["unit"]).startswith("ms") for row in rows) else "changed-mixed"
         most = context.ranked if isinstance(context, Alone) else None
-        yield from rows_table(context, f"changed-{rows[0]['kind']}", title, "Change", columns, rows, limit=most)
-    for id, title, columns, kind in (
-        ("findings", said.FINDINGS, _FINDING, "finding"),
-        ("environment", said.ENVIRONMENT, _VALUES, "environment"),
-        ("window", said.WINDOW, _VALUES, "window"),
-    ):
-        yield from rows_table(context, f"changed-{id}", title, "Change", columns, said.of_kind(document, kind))
-    yield from rows_table(context, "pairs", said.RUNS, "Measure", _RUN, said.runs(document))
+        id = f"changed-{rows[0]['kind']}"
+        yield from rows_table(
+            context, name, rows, id=id, title=title, say=_CHANGE if name == "changed" else _MIXED, limit=most
+        )
+    yield from rows_table(context, "changed-findings", said.of_kind(document, "finding"), say=_FINDING)
+    for kind in ("environment", "window"):
+        yield from rows_table(context, f"changed-{kind}", said.of_kind(document, kind), say=_VALUES)
+    yield from rows_table(context, "pairs", said.runs(document), say=_RUN)
     for note in said.notes(document):
         yield blocks.text(blocks.sentence(note), "note")
     for what, why in said.absent(document):
@@ -237,20 +214,11 @@ def _figures(context: PageContext | Alone, document: Document) -> Iterator[Block
         )
         low, high = ([row[key] for row in drawn] for key in ("low", "high"))
         changes = [row["change"] for row in drawn]
-        yield blocks.chart(
-            "changes",
-            "Changes with their 95 % intervals",
-            "interval",
-            sentence=f"{'; '.join(sentences)}.",
-            x=("figure", "text", [row["label"] for row in drawn]),
-            y=("change of the figure", "share"),
-            series=[blocks.series("change", "share", changes, low=low, high=high, role="measured")],
-            help=blocks.help_(experiments.CHANGE_HELP),
-        )
-    notes = ["Means over the runs of each side; change is the candidate's."]
-    yield from rows_table(context, "figures", "Step time", "Effect", _STEP, steps, notes=notes, limit=len(steps))
+        intervals = blocks.series("change", "share", changes, low=low, high=high, role="measured")
+        yield blocks.drawn("changes", f"{'; '.join(sentences)}.", [row["label"] for row in drawn], [intervals])
+    yield from rows_table(context, "figures", steps, limit=len(steps))
     rest = [asdict(figure) for label, figure in shown.items() if label not in {row["label"] for row in steps}]
-    yield from rows_table(context, "other-figures", "Other figures", "Effect", _TEXTS, rest)
+    yield from rows_table(context, "other-figures", rest)
 
 
 def _phases(context: PageContext | Alone, document: Document) -> Iterator[Block]:
@@ -261,12 +229,8 @@ def _phases(context: PageContext | Alone, document: Document) -> Iterator[Block]
     most = rows[0]
     yield blocks.drawn(
         "parts",
-        "What a mean step is made of on both sides",
-        "stacked_bars",
         f"The largest difference is in {most['name']}: {said.phase_difference(most)} a step.",
-        ("side", "text", ["baseline", "candidate"]),
-        ("time of the step", "ms"),
+        ["baseline", "candidate"],
         [(row["name"], [row["baseline_ms"], row["candidate_ms"]], row["category"]) for row in rows],
-        ("PhaseEffect", "difference_ms"),
     )
-    yield from rows_table(context, "phases", said.PHASES, "PhaseEffect", _PHASE, rows, limit=len(rows))
+    yield from rows_table(context, "phases", rows, limit=len(rows))

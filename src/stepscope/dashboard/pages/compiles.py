@@ -22,21 +22,10 @@ from stepscope.report.table import SHOWN
 
 TITLE = "Compiles"
 WARNINGS = 8
-_UNTOLD = "no source of this backend tells"
-_FIGURES = (
-    "Compiles: compiles count; of them recompiles: recompiles count; Compile time: compile_ms ms; "
-    "of it in steps: in_steps_ms ms; Longest compile: longest_ms ms; Graph breaks: graph_breaks count; "
-    "At the limit of versions: limit_hits count; Failed compiles: failures count; "
-    "Transfers to the host: transfers count; Calls run on the host: fallbacks count"
-)
-_RARE = ("limit_hits", "failures", "transfers", "fallbacks")  # left out where there are none
+# figures that are left out where there are none
+_RARE = ("At the limit of versions", "Failed compiles", "Transfers to the host", "Calls run on the host")
 _REASON = (("reason", "text"), ("advice", "hint"))
-_CHANGES = "backend; kind; why: cause; step; what: subject; old; new; line: file; function"
 _POINTS = (("step", "wall_ms", "step"), ("of it compiling", "compile_ms", "compile"))
-_LIMITS = blocks.columns(
-    "Line: place none; Function: function; Since step: step count; Before: before_ms ms; Steps: before_steps count; "
-    "After: after_ms ms; Steps after: after_steps count"
-)
 
 
 def empty(context: PageContext) -> bool:
@@ -53,7 +42,7 @@ def build(context: PageContext) -> list[Block]:
     told: Mapping[str, Any] = context.run.report(source=context.source).views["compilers"]
     made = list(_said(told, view.backends))
     if view.steps:
-        made.append(traced.block(context, "compile-steps", view.steps, bars=("compile_ms",)))
+        made.append(traced.block(context, "compile-steps", view.steps))
     for kind in dict.fromkeys(point.kind for point in view.points):
         made += _points(view, kind)
     made += [*_causes(context, told), *_limits(context, view), *_more(context, told)]
@@ -64,8 +53,8 @@ def _said(told: Mapping[str, Any], backends: Sequence[CompilerFacts]) -> Iterato
     """Figures, warnings in a compiler's own words, and how often it compiled when it should have been done."""
     for facts in backends:
         versions = f" ({', '.join(facts.versions[:2])})" if facts.versions else ""
-        made = zip(blocks.columns(_FIGURES), blocks.measures(facts, _FIGURES, missing=_UNTOLD), strict=True)
-        items = [item for each, item in made if item["value"] or (facts.compiles and each.key not in _RARE)]
+        made = blocks.measures(facts, "compilers")
+        items = [item for item in made if item["value"] or (facts.compiles and item["label"] not in _RARE)]
         yield blocks.figures(items, f"{facts.backend}{versions}")
     for row in told["warnings"][:WARNINGS]:
         text, note = said.warning(row)
@@ -88,17 +77,13 @@ def _points(view: CompilersView, kind: str) -> Iterator[Block]:
         if any(getattr(point, key) is not None for point in points)
     ]
     yield blocks.drawn(
-        f"compile-steps-{kind}",
-        f"Steps that compiled, {words.term(kind)}",
-        "bars",
+        "compile-steps",
         f"{words.things(len(points), f'{words.term(kind)} step')} compiled, broke or moved something to the host; "
         f"step {worst.step} compiled longest, {words.milliseconds(worst.compile_ms)}.",
-        ("step", "count", [point.step for point in points]),
-        ("time", "ms"),
+        [point.step for point in points],
         parts,
-        ("CompilerPoint", "compile_ms"),
-        notes=["Only steps in which something was compiled, broken off or moved, of the lead rank."],
-        select="steps",
+        id=f"compile-steps-{kind}",
+        title=f"Steps that compiled, {words.term(kind)}",
     )
 
 
@@ -110,8 +95,7 @@ def _causes(context: PageContext, told: Mapping[str, Any]) -> Iterator[Block]:
         yield from traced.paragraphs([found.absent])
     changes = traced.rows(context, "compiles", group="change")
     if changes.rows:
-        rows, title = [_worded(row) for row in changes.rows], "What changed"
-        yield traced.block(context, "compiles", rows, id="compile-changes", title=title, columns=_CHANGES)
+        yield traced.block(context, "compile-changes", [_worded(row) for row in changes.rows])
 
 
 def _worded(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,7 +117,7 @@ def _of_causes(context: PageContext, name: str, rows: Sequence[Mapping[str, Any]
     if not context.source:
         for row in made:
             row["text"] = without_quotes(row["text"] or "") or None
-    return traced.block(context, name, made, columns=shown, bars=("total_ms",))
+    return traced.block(context, name, made, columns=shown)
 
 
 def _limits(context: PageContext, view: CompilersView) -> Iterator[Block]:
@@ -143,19 +127,9 @@ def _limits(context: PageContext, view: CompilersView) -> Iterator[Block]:
     rows: list[dict[str, Any]] = []
     for limit in view.limits:
         cause = causes.get(limit.cause)
-        row: dict[str, Any] = {each.key: getattr(limit, each.key) for each in _LIMITS[2:]}
-        row["function"] = cause.function if cause is not None else None
-        if cause is not None and cause.place is not None:
-            row["place"] = blocks.place_of(asdict(cause.place), context.shorten)
-        rows.append(row)
-    yield blocks.table(
-        "compile-limits",
-        "Functions at their limit of versions",
-        blocks.heads("EagerAfterLimit", _LIMITS),
-        rows,
-        limit=context.limit,
-        notes=["Inputs that match no version run eagerly since then. Times are those of steps, compiling left out."],
-    )
+        place = asdict(cause.place) if cause is not None and cause.place is not None else None
+        rows.append({**asdict(limit), "function": cause and cause.function, "place": place})
+    yield from blocks.rows_table(context, "compile-limits", rows)
 
 
 def _more(context: PageContext, told: Mapping[str, Any]) -> Iterator[Block]:

@@ -13,34 +13,6 @@ from stepscope.report import sentences, words
 from stepscope.report.sentences import refused, trial_line
 
 MAX_NESTED = 6  # values of a list or mapping that are shown in a fact
-
-_READING = (
-    "Traces: traces; Entries: events; Mended: salvaged; Lost: lost; Overlaps cut: clipped; "
-    "Durations repaired: repaired; Slices of devices: device_events; Linked to operators: link_rate share; "
-    "Of CUDA graphs: graph_share; Without a link: unlinked_share; Launched before the recording: before_recording_share"
-)
-_TRACE = blocks.columns(
-    "Rank: rank number; Trace: trace; Recorded by: owner; Entries: events count; Mended: salvaged count quiet; "
-    "Lost: lost count quiet; Overlaps cut: clipped count quiet; Durations repaired: repaired count quiet; "
-    "Device time: device_ns ns; Linked: link_rate share; Problems: problems",
-    problems=lambda row: "; ".join(row["problems"]) or None,
-)
-_WINDOW = blocks.columns(
-    "Rank: rank number; Trace: trace; Opened by: owner; Steps: steps count; Stop: stop_ms ms; Export: export_ms ms; "
-    "Size: bytes bytes; Step time, times: overhead_ratio number; Why then: reason"
-)
-_SITE = blocks.columns(
-    "What: what; Line: place; Arguments: arguments; Rank: rank number",
-    arguments=lambda row: ", ".join(f"{key}={value}" for key, value in row["arguments"].items()),
-)
-_PROCESS = blocks.columns(
-    "PID: pid; Role: role; Reported: reported; Command: command; Remedy: remedy",
-    role=lambda row: words.term(row["role"]),
-)
-_ACCOUNTED = blocks.columns(
-    "Step: id; State: state; Exit status: exit_status number; Signal: exit_signal number quiet; "
-    "Largest task's memory: max_rss_bytes bytes; On: max_rss_node; Took: elapsed_s s; Nodes: nodes"
-)
 TOPOLOGIES = 8  # nodes whose place in the network is shown
 
 
@@ -55,14 +27,18 @@ def build(context: PageContext) -> list[Block]:
         if rows:
             made.append(blocks.facts(title, rows))
     made += _counts(report)
-    for id, title, record, columns, found in (
-        ("windows", "Profiler windows", "WindowFacts", _WINDOW, report.views.get("windows")),
-        ("traces", "Traces", "TraceFacts", _TRACE, report.quality.get("traces")),
-        ("processes", "Processes", "ProcessFacts", _PROCESS, report.views.get("processes")),
-        ("sites", "Where the script made things", "Site", _SITE, report.views.get("sites")),
+    for name, found in (
+        ("windows", report.views.get("windows")),
+        ("traces", report.quality.get("traces")),
+        ("environment/processes", report.views.get("processes")),
+        ("sites", report.views.get("sites")),
     ):
-        made += blocks.rows_table(context, id, title, record, columns, found)
+        made += blocks.rows_table(context, name, found, say={"arguments": _arguments})
     return made
+
+
+def _arguments(row: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in row["arguments"].items())
 
 
 def _notes(report: Report) -> Iterator[Block]:
@@ -77,7 +53,7 @@ def _notes(report: Report) -> Iterator[Block]:
 def _reading(report: Report) -> Iterator[Block]:
     facts = report.quality.get("reading")
     if facts:
-        yield blocks.figures(blocks.measures(facts, _READING, of="ReadingFacts"), "Quality of the traces")
+        yield blocks.figures(blocks.measures(facts, "reading", of="ReadingFacts"), "Quality of the traces")
         linked = sentences.links(report) if facts.get("link_rate") is None else None  # else a figure says it
         if linked:
             yield blocks.text(blocks.sentence(linked), "note")
@@ -135,7 +111,7 @@ def _job(context: PageContext, job: Mapping[str, Any] | None) -> Iterator[Block]
         rows.append(blocks.fact("Started again", _text(job["requeues"]) if job["requeues"] is not None else None))
         rows.append(blocks.fact("Attempts ended by a failing node", _text(job["node_failures"])))
     yield blocks.facts("The job", rows)
-    yield from blocks.rows_table(context, "accounting", "Accounting of the job", "JobStep", _ACCOUNTED, job["steps"])
+    yield from blocks.rows_table(context, "accounting", job["steps"])
 
 
 def _counts(report: Report) -> Iterator[Block]:

@@ -12,48 +12,12 @@ from stepscope.dashboard.blocks import Alone, Block, Row, rows_table
 from stepscope.dashboard.pages import PageContext
 from stepscope.model import Report
 from stepscope.report import experiment_report as say
-from stepscope.report import words
 from stepscope.report.comparison_report import energy as energy_said
 from stepscope.report.escape import one_line
 
 DRAWN = 24  # candidates
 SCREEN_ROWS = 12  # of a table on a terminal
 MOST_DRAWN = 0.87  # a ceiling beyond it would take most of the axis to show nothing
-CHANGE_HELP = (
-    "Candidate by baseline, less 1, as the geometric mean over pairs of runs: -5 % takes 5 % less time. The interval "
-    "holds it with 95 %."
-)
-CEILING_HELP = (
-    "The most that the diagnosis held possible, as a change of the step time. A measured gain beyond it says that the "
-    "diagnosis was wrong."
-)
-
-HELP = {**dict.fromkeys(("change", "low", "high"), CHANGE_HELP), "ceiling": CEILING_HELP}
-CHANGE = "change share signed; 95 %, from: low share signed; to: high share signed"
-_CANDIDATE = blocks.columns(
-    f"Candidate: name; Verdict: verdict; Change: {CHANGE}; Ceiling: ceiling share signed; Pairs: pairs count",
-    help=HELP,
-)
-_NOTE = blocks.columns("Candidate: name; About: about; What to know: text")
-_PHASE = blocks.columns(
-    "Candidate: name; Part of the step: category; Difference: difference_ms ms bar signed; Baseline: baseline_ms ms; "
-    "With the change: candidate_ms ms; 95 %, from: low_ms ms signed; to: high_ms ms signed",
-    category=lambda row: words.PARTS.get(row["category"], words.term(row["category"])),
-)
-_PAIR = blocks.columns(
-    "Candidate: name; Pair: pair number; Baseline: baseline; its mean step: baseline_mean_ms ms; "
-    "With the change: candidate; mean step of that: candidate_mean_ms ms; Baseline, median: baseline_median_ms ms; "
-    "With the change, median: candidate_median_ms ms; Baseline, 95th percentile: baseline_p95_ms ms; "
-    "With the change, 95th percentile: candidate_p95_ms ms"
-)
-_EFFECT = blocks.columns(
-    f"Knob: name; Change: {CHANGE}; Ceiling: ceiling share signed; Runs: runs count",
-    help=HELP,
-)
-_REASON = blocks.columns("Candidate: name; Left out because: reason")
-_KNOB = blocks.columns(
-    "Candidate: name; Knob: knob; Value: value; Applied: applied; Read back: observed; Why not: reason"
-)
 
 
 def of_run(context: PageContext) -> Row | None:
@@ -130,8 +94,7 @@ def _by_hand(document: Row) -> Iterator[Block]:
 
 
 def _candidates(context: PageContext | Alone, document: Row) -> list[Block]:
-    rows = [_candidate(row) for row in say.ranked(document)]
-    return rows_table(context, "candidates", "Every candidate against the baseline", "Effect", _CANDIDATE, rows)
+    return rows_table(context, "candidates", map(_candidate, say.ranked(document)))
 
 
 def _compared(context: PageContext | Alone, document: Row) -> Iterator[Block]:
@@ -139,16 +102,14 @@ def _compared(context: PageContext | Alone, document: Row) -> Iterator[Block]:
     candidates = say.ranked(document)
     yield from _candidates(context, document)
     notes = [note for row in candidates for note in _notes(row)]
-    yield from rows_table(context, "candidate-notes", "What to know of the candidates", "Verdict", _NOTE, notes)
+    yield from rows_table(context, "candidate-notes", notes)
     phases = [{**phase, "name": say.name(row)} for row in candidates for phase in row.get("phases") or ()]
-    title = "Where the difference is"
-    yield from rows_table(context, "candidate-phases", title, "PhaseEffect", _PHASE, phases)
+    yield from rows_table(context, "candidate-phases", phases)
     effects = [
         {"name": say.main_effect(row), **changes(row), "ceiling": _ceiling(row), "runs": row.get("runs")}
         for row in document.get("main_effects") or ()
     ]
-    title = "Main effects: a knob over all settings of the others"
-    yield from rows_table(context, "main-effects", title, "MainEffect", _EFFECT, effects)
+    yield from rows_table(context, "main-effects", effects)
 
 
 def _candidate(row: Row) -> dict[str, Any]:
@@ -213,16 +174,8 @@ def _intervals(candidates: list[Row]) -> Iterator[Block]:
     ceilings = [value if value is not None and -MOST_DRAWN < value < 0 else None for value in given]
     if any(value is not None for value in ceilings):
         made.append(blocks.series("predicted at best", "share", ceilings, role="ceiling"))
-    yield blocks.chart(
-        "intervals",
-        "Change of the step time by candidate",
-        "interval",
-        sentence="; ".join(f"{found['name']}: {found['verdict']}, {say.change(row)}" for row, found in drawn) + ".",
-        x=("candidate", "text", [found["name"] for _, found in drawn]),
-        y=("change of the step time; less is faster", "share"),
-        series=made,
-        help=blocks.help_(CEILING_HELP),
-    )
+    said = "; ".join(f"{found['name']}: {found['verdict']}, {say.change(row)}" for row, found in drawn)
+    yield blocks.drawn("intervals", f"{said}.", [found["name"] for _, found in drawn], made)
 
 
 def _pair_changes(row: Row) -> list[float]:
@@ -244,20 +197,19 @@ def _runs(context: PageContext | Alone, document: Row) -> Iterator[Block]:
         for row in candidates
         for number, pair in enumerate(row.get("runs") or (), start=1)
     ]
-    yield from rows_table(context, "experiment-pairs", "Each pair of runs", "Measure", _PAIR, pairs)
+    yield from rows_table(context, "experiment-pairs", pairs)
     distinct: dict[tuple[str, ...], Row] = {}  # once what all runs of a candidate say alike
     for row in candidates:
         for each in row.get("applied") or ():
             names = ("knob", "value", "applied", "observed", "reason")
             key = (say.name(row), *(str(each.get(name)) for name in names))
             distinct.setdefault(key, {**each, "name": say.name(row)})
-    knobs = list(distinct.values())
-    yield from rows_table(context, "applied", "What became of the knobs", "AppliedKnob", _KNOB, knobs)
+    yield from rows_table(context, "applied", distinct.values())
 
 
 def _skipped(context: PageContext | Alone, document: Row) -> Iterator[Block]:
     skipped = [{"name": say.name(row), "reason": row["reason"]} for row in document.get("skipped") or ()]
-    yield from rows_table(context, "skipped", "Left out", "Skipped", _REASON, skipped)
+    yield from rows_table(context, "skipped", skipped)
 
 
 def _how(document: Row) -> Iterator[Block]:

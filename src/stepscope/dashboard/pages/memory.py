@@ -18,34 +18,8 @@ from stepscope.dashboard.pages import PageContext, traced
 from stepscope.model.counted import things
 from stepscope.model.memory import MemoryBlock, MemoryCurve, MemoryLine, MemoryOperator, MemoryView
 from stepscope.report import words
-from stepscope.report.definitions import definition_of
 from stepscope.report.escape import plain
 from stepscope.report.table import SHOWN, flatten
-
-_LIMIT = definition_of("MemoryLimit", "bytes")
-_PEAKS = blocks.columns(
-    "Rank: rank count; Device: device; Allocated: allocated_bytes bytes; Reserved: reserved_bytes bytes; "
-    "Limit: limit_bytes bytes; Set by: limit_reason quiet; Retries: retries count; Failed: out_of_memory count; "
-    "Source: source quiet",
-    help={"limit_bytes": _LIMIT.definition if _LIMIT else ""},
-)
-_GROWTH = blocks.columns(
-    "Rank: rank count; Device: device; A step: bytes_per_step bytes; First: early_bytes bytes; Last: late_bytes bytes; "
-    "Steps: steps count; Readings: points count; Room left: room_bytes bytes; Steps left: steps_left count; "
-    "Time left: seconds_left s; Source: source quiet"
-)
-_GROWTH_LINE = blocks.columns(
-    "Line: place none; Operator: operator; A step: bytes_per_step bytes bar; Blocks a step: blocks_per_step number; "
-    "Trace: trace"
-)
-_RETRIES = (
-    "Retries: retries; Steps struck: steps_struck; Steps: steps; A struck step: struck_ms; Another: usual_ms; "
-    "Lost a step: lost_ms_per_step"
-)
-_CURVE = (
-    "Peak reserved: peak_reserved_bytes; Of the peak, from before the recording: peak_before_bytes; "
-    "At the start: start_allocated_bytes; At the end: end_allocated_bytes; Memory of the device: capacity_bytes"
-)
 
 
 def readings(context: PageContext) -> Iterator[Block]:
@@ -63,19 +37,12 @@ def readings(context: PageContext) -> Iterator[Block]:
         for row in losses.growth
         for line in row.lines
     ]
-    title = "Most memory held, and its limit"
-    yield from blocks.rows_table(context, "memory-limits", title, "MemoryPeak", _PEAKS, peaks)
-    title = "Memory that grows from step to step"
-    yield from blocks.rows_table(context, "memory-growth", title, "MemoryGrowth", _GROWTH, growth)
-    title, by = "Lines whose allocations stay", "bytes_per_step"
-    yield from blocks.rows_table(
-        context, "memory-growth-lines", title, "GrowthLine", _GROWTH_LINE, lines, sorted_by=by, whole=True
-    )
+    for name, rows in (("memory-limits", peaks), ("memory-growth", growth), ("memory-growth-lines", lines)):
+        yield from blocks.rows_table(context, name, rows)
     facts = losses.retries
     if facts is not None:
         of = f", rank {facts.rank}" if facts.rank is not None else ""
-        items = blocks.measures(facts, _RETRIES, missing="all or almost none of the steps are struck")
-        yield blocks.figures(items, f"Retries of the allocator on {facts.device}{of}")
+        yield blocks.figures(blocks.measures(facts, "retries"), f"Retries of the allocator on {facts.device}{of}")
 
 
 HOST, UNKNOWN = "cpu", "unknown"
@@ -84,7 +51,6 @@ UNKNOWN_START = "the recording does not say what stood in memory when it began"
 NO_LINE = "no line of yours"
 NO_OPERATOR = "outside operators"
 BEFORE = "before the recording"
-SYNC = "memory"
 
 
 class Recording(NamedTuple):
@@ -122,43 +88,35 @@ def _charts(curve: MemoryCurve, label: str) -> Iterator[Block]:
     if not curve.times_ns:
         return
     # time since the first event, or numbers of events
-    since = "since the start", "ns", [at - curve.times_ns[0] for at in curve.times_ns]
-    along = ("event", "count", list(curve.times_ns)) if curve.clock == ORDER else since
+    along = [at - (0 if curve.clock == ORDER else curve.times_ns[0]) for at in curve.times_ns]
+    axis = {"x": ("event", "count")} if curve.clock == ORDER else {}
     level = "change since the start" if curve.relative else "allocated"
-    parts = [blocks.series(level, "bytes", curve.allocated_bytes, role="allocated")]
-    if any(value is not None for value in curve.reserved_bytes):
-        parts.append(blocks.series("reserved", "bytes", curve.reserved_bytes, role="reserved"))
+    parts = [(level, curve.allocated_bytes, "allocated"), ("reserved", curve.reserved_bytes, "reserved")]
     # the point of the peak, where the curve has one: thinned curves keep it
-    peaks = [moment for time, moment in zip(curve.times_ns, along[2], strict=True) if time == curve.peak_time_ns][:1]
+    peaks = [moment for time, moment in zip(curve.times_ns, along, strict=True) if time == curve.peak_time_ns][:1]
     notes = [f"The level is the change since the start: {UNKNOWN_START}."] if curve.relative else []
     if curve.clock == ORDER:
         notes.append("The events carry no times: they stand in their order.")
-    yield blocks.chart(
+    yield blocks.drawn(
         "memory-curve",
-        f"Memory over time, {label}",
-        "line",
-        sentence=_sentence(curve),
-        x=along,
-        y=("memory", "bytes"),
+        _sentence(curve),
+        along,
+        [part for part in parts if part[2] == "allocated" or any(value is not None for value in part[1])],
+        title=f"Memory over time, {label}",
         y_min=None if curve.relative else 0,
-        series=parts,
         marks=[blocks.mark(at, at, "peak") for at in peaks],
-        help=blocks.meaning("MemoryCurve", "allocated_bytes"),
         notes=notes,
-        sync=SYNC,
+        **axis,
     )
     if curve.by_category:
         named = {_words(name): (name.lower(), values) for name, values in curve.by_category.items()}
         yield blocks.drawn(
             "memory-categories",
-            f"Memory by category, {label}",
-            "stacked_area",
             f"What is allocated, split into {', '.join(named)}.",
             along,
-            ("allocated", "bytes"),
             [(name, values, role) for name, (role, values) in named.items()],
-            ("MemoryCurve", "by_category"),
-            sync=SYNC,
+            title=f"Memory by category, {label}",
+            **axis,
         )
 
 
@@ -197,14 +155,14 @@ def _peak_charts(
         name, most = top[0]
         held = "was allocated before the recording" if name == BEFORE else f"is that of {name}"
         yield blocks.drawn(
-            f"memory-peak-{by}",
-            f"What stood at the peak, by {by}",
-            "bars",
+            "memory-peak",
             f"The largest part of the peak, {words.size(most)}, {held}.",
-            (by, "text", [part for part, _ in top]),
-            ("at the peak", "bytes"),
+            [part for part, _ in top],
             [("at the peak", [value for _, value in top], None)],
-            (record, key),
+            id=f"memory-peak-{by}",
+            title=f"What stood at the peak, by {by}",
+            x=(by, "text"),
+            of=(record, key),
             notes=[f"The {len(top)} largest of {len(parts)}."] if len(top) < len(parts) else [],
         )
 
@@ -214,19 +172,6 @@ def _words(name: str) -> str:
 
 
 NO_ALLOCATIONS = "no trace holds allocations: record with profile_memory=True"
-_LINES = (
-    "line: file; device; allocations; allocated: allocated_bytes; at the peak: at_peak_bytes; "
-    "not released: unreleased_bytes; in the snapshot: standing_bytes"
-)
-_OPERATORS = (
-    "operator: name; device; calls; allocations; allocated, self: self_allocated_bytes; "
-    "allocated, total: total_allocated_bytes; increase, self: self_increase_bytes; "
-    "increase, total: total_increase_bytes; at the peak: at_peak_bytes"
-)
-_BLOCKS = (
-    "size: bytes; device; allocated at: allocated_ns; released at: released_ns; operator; category; "
-    "at the peak: at_peak; line: file"
-)
 _FAILED = (*SHOWN["out-of-memory"].columns, ("stack", "stack"))
 
 
@@ -274,10 +219,10 @@ def _recorded(context: PageContext, view: MemoryView) -> Iterator[Block]:
         yield from _of_one(context, view, one, one.label if several else one.device)
     curves = _of_scope(context, view.curves)
     if len(curves) > 1:
-        yield traced.block(context, "memory", curves, title="All recordings")
+        yield traced.block(context, "memory", curves)
     # what the allocator held when snapshots were taken, and what failed
     if states:
-        yield traced.block(context, "memory-states", states, bars=("reserved_bytes",))
+        yield traced.block(context, "memory-states", states)
     failed = []
     for row in _of_scope(context, view.out_of_memory):
         stack = " < ".join(context.shorten(frame.file, frame.line) for frame in row.frames)
@@ -295,8 +240,8 @@ def _of_one(context: PageContext, view: MemoryView, one: Recording, label: str) 
     operators = [row for row in view.operators if recording(row) == one]
     largest = [row for row in view.blocks if recording(row) == one]
     if curve is not None:
-        peak = blocks.measures(curve, "Peak allocated: peak_allocated_bytes", missing=UNKNOWN_START)
-        known = ({**item, "missing": UNKNOWN_START} for item in blocks.measures(curve, _CURVE))
+        peak = blocks.measures(curve, "memory-peak")
+        known = ({**item, "missing": UNKNOWN_START} for item in blocks.measures(curve, "memory"))
         yield blocks.figures([*peak, *known], label)
         yield from _charts(curve, label)
         yield from _peak_charts(context, curve, lines, operators)
@@ -304,23 +249,20 @@ def _of_one(context: PageContext, view: MemoryView, one: Recording, label: str) 
         rows = [{**flatten(row), "place_exact": row.exact} for row in lines]
         sizes = ("at_peak_bytes", "standing_bytes")  # the first that says anything
         by = next((key for key in sizes if any(row[key] for row in rows)), "allocated_bytes")
-        bars = ("at_peak_bytes", "allocated_bytes")
-        table = traced.block(context, "memory-lines", rows, columns=_LINES, bars=bars, sort=by)
+        table = traced.block(context, "memory-lines", rows, sort=by)
         for row in table["rows"]:
             row.setdefault("place", NO_LINE)
         yield table
     if operators:
-        bars = ("self_allocated_bytes", "at_peak_bytes")
-        link = {"name": blocks.cell_link("operators", "operator", "link")}
         # what was allocated outside operators has no link
         rows = [{**flatten(row), "name": row.name or NO_OPERATOR, "link": row.name} for row in operators]
-        yield traced.block(context, "memory-operators", rows, columns=_OPERATORS, bars=bars, links=link)
+        yield traced.block(context, "memory-operators", rows)
     if largest:
         start = curve.times_ns[0] if curve is not None and curve.times_ns else None
         rows = [_since(row, start) for row in largest]
         timed = any(row["allocated_ns"] is not None or row["released_ns"] is not None for row in rows)
         notes = ["Times count from the beginning of the curve."] if timed else []
-        yield traced.block(context, "memory-blocks", rows, columns=_BLOCKS, bars=("bytes",), notes=notes)
+        yield traced.block(context, "memory-blocks", rows, notes=notes)
 
 
 def _since(row: MemoryBlock, start_ns: int | None) -> dict[str, Any]:

@@ -45,11 +45,6 @@ SYNC = {STEP: "steps", TIME: "time"}
 WATCHED = "layers"
 RECORD = "stepscope run keeps losses, learning rates and norms by itself; stepscope.log(name, value) keeps others."
 IN_UNIT = ("first", "last", "lowest", "highest")
-_SUMMARY = blocks.columns(
-    "Name: name; Values: points count; First: first number; Last: last number; Lowest: lowest number; "
-    "Highest: highest number; Not finite: not_finite count quiet; From step: not_finite_step count; Source: source; "
-    "Rank: rank number; Unit: unit hidden"
-)
 
 
 class Other(NamedTuple):
@@ -413,8 +408,7 @@ def _matrix(
 
 def _summary(context: PageContext, own: Mapping[str, Curve]) -> list[Block]:
     rows = [{**asdict(curves.summary(curve)), "unit": blocks.unit_of(name) or "scalar"} for name, curve in own.items()]
-    notes = ["stepscope analyze RUN --table metrics has every value."]
-    made = blocks.rows_table(context, "curves", "All curves", "CurveSummary", _SUMMARY, rows, notes=notes)
+    made = blocks.rows_table(context, "curves", rows)
     for column in (column for table in made for column in table["columns"] if column["key"] in IN_UNIT):
         column["unit_key"] = "unit"
     return made

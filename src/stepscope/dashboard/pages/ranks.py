@@ -1,4 +1,5 @@
-"""The page of ranks: who holds the others up, hosts or ranks along the run, and how far their clocks can be trusted.
+"""The pages of ranks: who holds the others up, hosts or ranks along the run, and how far their clocks can be trusted;
+and of a hang, the verdict, open calls, calls that differ, and every rank with where it stands.
 
 A thousand ranks are shown by host or by stage; the ranks of one host stand behind a choice, so that neither the page
 nor a file grows with their number. Ranks that were all read in full are shown side by side.
@@ -16,6 +17,7 @@ from msgspec.structs import asdict
 from stepscope.dashboard import blocks
 from stepscope.dashboard.blocks import Block
 from stepscope.dashboard.pages import PageContext
+from stepscope.dashboard.summary import hang_rows
 from stepscope.model.machine import RanksFacts
 from stepscope.model.ranks import RankMap, RanksVerdict, Straggler
 from stepscope.read.streams import natural
@@ -29,32 +31,9 @@ RECORD = (
     "A run of several ranks: one launcher on each node. stepscope reduce RUN on each node (srun --ntasks-per-node=1 "
     "stepscope reduce RUN) reduces one of many ranks where it lies."
 )
-FACTS = (
-    "Ranks judged: ranks; Ranks of the job: world_size; Steady steps: steps; Steps of windows: windowed_steps; "
-    "Mean step: step_ms; Slowdown by uneven work: slowdown number; Smallest effect that would show: least_ms"
-)
-IN_FULL = (
-    "Steps side by side: steps; Rank that works longest: slowest number; Longer than the others by: excess_ms; "
-    "The others wait: waited_ms; Longest of all in: slowest_share"
-)
-_LATE = blocks.columns(
-    "What: what; Cause: cause; Costs a step: cost_ms ms bar; Works longer by: excess_ms ms; "
-    "Comes last in: share_of_steps share; Line: place; Cause known by: cause_source",
-    cause=lambda row: words.term(row["cause"]),
-)
-_OF_HOST = "The one of its ranks that works longest beyond its peers, in a mean step of the whole run, and by how much."
-_BEHIND = blocks.columns(
-    "Host: host; Ranks: ranks count; Longest on the host: host_ms ms bar signed; Rank (host): host_rank number; "
-    "Longest on the device: device_ms ms bar signed; Rank (device): device_rank number",
-    help=dict.fromkeys(("host_ms", "device_ms"), _OF_HOST),
-)
-_CLOCK = blocks.columns(
-    "Host: host; From step: window number; Ahead by (µs): offset_us number signed; Known to ± (µs): bound_us number; "
-    "Faster by (ppm): rate_ppm number signed; Collectives: calls count; Note: reason"
-)
-_WORK = blocks.columns(
-    "Rank: rank number; Host: host; Mean step: wall_ms ms; Own work: own_ms ms bar; "
-    "In phases of the exchange: exchange_ms ms; Samples a step: samples number"
+RECORD_HANG = (
+    "Set TORCH_FR_BUFFER_SIZE (with NCCL it is 2,000 by itself) and TORCH_FR_DUMP_TEMP_FILE before the job starts, and "
+    "give the dumps of all ranks: stepscope analyze DUMPS. docs/hangs.md has more."
 )
 
 
@@ -65,12 +44,12 @@ class MapRow(NamedTuple):
     members: Sequence[int]  # positions
 
 
-def empty(context: PageContext) -> bool:
+def ranks_empty(context: PageContext) -> bool:
     """Whether there are no ranks side by side."""
     return context.base.many_ranks is None and context.base.analysis.ranks is None
 
 
-def build(context: PageContext) -> list[Block]:
+def ranks(context: PageContext) -> list[Block]:
     """The blocks of the page."""
     verdict = context.base.many_ranks
     if verdict is not None:
@@ -79,7 +58,7 @@ def build(context: PageContext) -> list[Block]:
     return [_why_empty(context)] if facts is None else list(_few(context, facts))
 
 
-def choices(context: PageContext) -> Iterator[tuple[Mapping[str, str], list[Block]]]:
+def ranks_choices(context: PageContext) -> Iterator[tuple[Mapping[str, str], list[Block]]]:
     """Of a file, what the choice of rows shows beside the first one, as far as there is room."""
     verdict = context.base.many_ranks
     if verdict is None:
@@ -103,14 +82,14 @@ def _few(context: PageContext, facts: RanksFacts) -> Iterator[Block]:
     """Ranks that were all read in full."""
     source = facts.exchange_source
     waiting = ", ".join(map(words.term, facts.exchange))
-    yield blocks.figures(blocks.measures(facts, IN_FULL))
+    yield blocks.figures(blocks.measures(facts, "ranks-in-full"))
     text = f"All ranks were read in full. They wait for each other in: {waiting} ({source}); the rest is own work."
     yield blocks.text(text, "note", blocks.link("Findings say whether that is a loss", "findings"))
     host_of = {rank.rank: rank.host for rank in context.base.tables.ranks}
     rows = [{**asdict(work), "host": host_of.get(work.rank)} for work in facts.ranks]
     for number, one in enumerate(context.base.rank_maps):
         yield _map(f"map-{number}", one, _by_rank(one, range(len(one.ranks))))
-    yield from blocks.rows_table(context, "ranks", "Ranks side by side", "RankWork", _WORK, rows)
+    yield from blocks.rows_table(context, "ranks/ranks", rows)
 
 
 def _many(context: PageContext, verdict: RanksVerdict) -> Iterator[Block]:
@@ -121,15 +100,13 @@ def _many(context: PageContext, verdict: RanksVerdict) -> Iterator[Block]:
         tone = "warning" if verdict.stragglers else "plain"
         yield blocks.text(blocks.sentence(text), "note" if number else tone)
     yield blocks.text(blocks.sentence(f"layout: {verdict.layout}"), "note")
-    yield blocks.figures(blocks.measures(verdict, FACTS))
+    yield blocks.figures(blocks.measures(verdict, "ranks"))
     yield from _stragglers(context, verdict)
     yield from _view(context, verdict, found, chosen)
     if found:
         yield from _hosts(context, found)
-    rows = [asdict(clock) for clock in verdict.clocks]
-    title = "Clocks of hosts, against that of the first"
-    yield from blocks.rows_table(context, "clocks", title, "HostClock", _CLOCK, rows)
-    if not rows:
+    yield from blocks.rows_table(context, "clocks", map(asdict, verdict.clocks))
+    if not verdict.clocks:
         yield blocks.text("Clocks of hosts were not compared: no windows in which they met in collectives.", "note")
 
 
@@ -181,13 +158,11 @@ def _what(late: Straggler) -> str:
 
 
 def _stragglers(context: PageContext, verdict: RanksVerdict) -> list[Block]:
-    rows = [{**asdict(late), "what": _what(late), "place": _place(late)} for late in verdict.stragglers]
+    rows = [
+        {**asdict(late), "what": _what(late), "place": late.place and asdict(late.place)} for late in verdict.stragglers
+    ]
     notes = [f"Compared with {peers}." for peers in dict.fromkeys(late.peers for late in verdict.stragglers)]
-    return blocks.rows_table(context, "late", "What holds the others up", "Straggler", _LATE, rows, notes=notes)
-
-
-def _place(late: Straggler) -> dict[str, object] | None:
-    return asdict(late.place) if late.place is not None else None
+    return blocks.rows_table(context, "late", rows, notes=notes)
 
 
 def _rows(one: RankMap, verdict: RanksVerdict, view: str) -> list[MapRow]:
@@ -228,17 +203,14 @@ def _map(id: str, one: RankMap, rows: Sequence[MapRow]) -> Block:
     what = "the one of its ranks that works longest" if several else "the rank"
     most_ms, row, step = _summit(one, rows)
     said = f" The most is {words.milliseconds(most_ms)}: {row}, from step {step} on." if most_ms is not None else ""
-    return blocks.chart(
-        id,
-        one.title,
-        "heat",
-        sentence=f"How much longer {what} works than its peers, in ms a step, along the run. From {one.source}.{said}",
-        x=("step", "number", one.steps),
-        y=("ms a step beyond the peers", "ms"),
-        series=[blocks.series(row.name, "ms", [_most(one, row, at) for at in range(len(one.steps))]) for row in rows],
-        y_min=0,
+    return blocks.drawn(
+        "map",
+        f"How much longer {what} works than its peers, in ms a step, along the run. From {one.source}.{said}",
+        one.steps,
+        [(row.name, [_most(one, row, at) for at in range(len(one.steps))], None) for row in rows],
+        id=id,
+        title=one.title,
         y_max=one.notable_ms,
-        help=blocks.meaning("RankMap", "excess_ms"),
         notes=[f"{words.things(left_out, 'row')} in which less happens are left out."] if left_out > 0 else (),
     )
 
@@ -269,8 +241,7 @@ def _hosts(context: PageContext, found: Sequence[RankMap]) -> list[Block]:
         {"host": name, "ranks": len(members)} | _longest_by_map(found, members) for name, members in _by_host(found[0])
     ]
     rows.sort(key=lambda row: -max(row.get("host_ms") or 0.0, row.get("device_ms") or 0.0))
-    title = "Hosts, by the longest work of their ranks beyond the peers'"
-    return blocks.rows_table(context, "hosts", title, "RankMap", _BEHIND, rows)
+    return blocks.rows_table(context, "ranks/hosts", rows)
 
 
 def _longest_by_map(found: Sequence[RankMap], members: Sequence[int]) -> dict[str, Any]:
@@ -284,3 +255,24 @@ def _longest_by_map(found: Sequence[RankMap], members: Sequence[int]) -> dict[st
 
 def _known(cells: Sequence[float | None]) -> list[float]:
     return [cell for cell in cells if cell is not None]
+
+
+def hang_empty(context: PageContext) -> bool:
+    """Whether no dump of a flight recorder and no report of RAS was given."""
+    return context.base.hang is None
+
+
+def hang(context: PageContext) -> list[Block]:
+    """The page of a hang."""
+    report = context.base.report(source=context.source)
+    view: Any = report.views.get("hang")
+    if not view:
+        why = "No dump of a flight recorder and no report of NCCL RAS was given."
+        return [blocks.empty("No hang was looked for", why, RECORD_HANG)]
+    tones = {"head": "warning" if view["causes"] else "plain"}
+    made = [blocks.text(blocks.sentence(text), tones.get(tone, tone)) for text, tone in sentences.hang(report)]
+    made.append(blocks.figures(blocks.measures(view, "hang", of="HangVerdict")))
+    for name in ("causes", "calls", "mismatches", "ranks"):
+        rows = hang_rows(view[name], context.shorten)
+        made += blocks.rows_table(context, f"hang/{name}", rows, total=view.get(f"{name}_total"))
+    return made

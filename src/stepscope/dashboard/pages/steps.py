@@ -31,7 +31,6 @@ POINTS, EMBEDDED_POINTS = 600, 300  # of a chart
 LONGEST, LEAST_LONGEST = 100, 10  # steps in the table of the longest, where more and where fewer are above the median
 MANY = 120  # steps from which areas are read more easily than bars
 MAX_MARKS = 24
-SYNC = "steps"
 REASONS = {
     "steady": "steady",
     "warmup": "warm-up",
@@ -43,19 +42,6 @@ REASONS = {
     "incomplete": "at the end of the trace, its device work not recorded whole",
 }
 EVENTS = {"gc": "garbage collection", "save": "torch.save", "loader": "new loader iterator", "region": "region"}
-FACTS = (
-    "Mean step: mean_ms; Median: median_ms; 95th percentile: p95_ms; Steps per second: per_second; "
-    "Samples per second: samples_per_second; Steady steps: count; First step of an epoch: first_batch_ms"
-)
-FIXED = (
-    "Paid once, in all: total_s; Before the first step: before_first_step_s; First step: first_step_s; "
-    "Warm-up: warmup_s; Profiler windows: windows_s"
-)
-_PARTITION = blocks.columns("Part: part; Time a step: ms ms bar; Share: share share")
-_LONGEST = blocks.columns(
-    "Process: process; Time: wall_ms ms bar; Above the median: extra_ms ms; "
-    "Longest above usual: phase; by how much: phase_extra_ms ms; Kind of step: reason; What happened in it: events"
-)
 RECORD = "Record the training with stepscope, or mark its steps with stepscope.step() or torch.profiler's step()."
 
 
@@ -74,7 +60,7 @@ def build(context: PageContext) -> list[Block]:
         made = [*choice, *_of_kind(context, steps, known[kind], made)]
     costs = context.base.analysis.fixed
     if costs.total_s is not None:  # what the run paid once
-        made.append({**blocks.figures(blocks.measures(costs, FIXED), "Fixed costs of the run"), "folded": True})
+        made.append({**blocks.figures(blocks.measures(costs, "fixed"), "Fixed costs of the run"), "folded": True})
     made += blocks.folded([*_by_process(context, steps), *_ranks(context)])
     if not context.run.tables.metrics.is_empty():
         said = "Losses, learning rates, norms and what else the run learned stand beside its step times on the page"
@@ -114,12 +100,11 @@ def _of_kind(context: PageContext, steps: LabelledSteps, facts: StepFacts, profi
     kind = facts.kind
     chosen = processes(context.run, context.scope.worker)
     own = [process for process in series.processes_of(steps, kind) if chosen is None or process in chosen]
-    yield blocks.figures(blocks.measures(facts, FACTS))
+    yield blocks.figures(blocks.measures(facts, "steps"))
     yield from _said(facts, context)
     if any(part.category != "unattributed" for part in facts.partition):
         rows = [{"part": words.term(part.category), "ms": part.ms, "share": part.share} for part in facts.partition]
-        heads = blocks.heads("PartitionPart", _PARTITION)
-        yield from blocks.folded([blocks.table("partition", "Where a mean step goes", heads, rows, limit=len(rows))])
+        yield from blocks.folded(blocks.rows_table(context, "partition", rows, limit=len(rows)))
     if not own:
         yield blocks.text(f"{context.scope.worker} has no {words.term(kind)} step of its own.", "note")
         return
@@ -133,7 +118,7 @@ def _of_kind(context: PageContext, steps: LabelledSteps, facts: StepFacts, profi
     longest = series.longest(context.run.tables, steps, kind, min(LONGEST, context.limit), own)
     longest = tuple(row for at, row in enumerate(longest) if at < LEAST_LONGEST or row.extra_ms > 0)
     of_kind = (row for row in series.by_process(steps) if row.kind == kind and row.process in own)
-    yield from blocks.folded([_longest(longest, sum(row.steps for row in of_kind), context)])
+    yield from blocks.folded(_longest(longest, sum(row.steps for row in of_kind), context))
 
 
 def _said(facts: StepFacts, context: PageContext) -> Iterator[Block]:
@@ -163,26 +148,13 @@ def _chart(parts: StepPhases, *, several: bool) -> Block:
     )
     many = len(parts.steps) > MANY
     made: list[tuple[str, Sequence[float | None], str]] = [("step time", parts.wall_ms, "wall")]
-    title, key, type_ = "Step time", "wall_ms", "line" if many else "bars"
+    given: dict[str, Any] = {"title": "Step time", "of": ("StepPhases", "wall_ms"), "type": "line" if many else "bars"}
     if parts.parts_ms:
         phase = max(parts.parts_ms, key=lambda name: parts.parts_ms[name][longest] or 0.0)
         sentence += f", most of it {words.term(phase)}"
         made = [(words.term(name), values, name) for name, values in parts.parts_ms.items()]
-        title, key, type_ = "What each step is made of", "parts_ms", "stacked_area" if many else "stacked_bars"
-    return blocks.drawn(
-        "steps",
-        title,
-        type_,
-        sentence + ".",
-        ("step", "number", parts.steps),
-        ("time of the step", "ms"),
-        made,
-        ("StepPhases", key),
-        marks=_marks(parts),
-        notes=notes,
-        sync=SYNC,
-        select="steps",
-    )
+        given = {"of": ("StepPhases", "parts_ms"), "type": "stacked_area" if many else "stacked_bars"}
+    return blocks.drawn("steps", f"{sentence}.", parts.steps, made, marks=_marks(parts), notes=notes, **given)
 
 
 def _marks(parts: StepPhases) -> list[Mapping[str, Any]]:
@@ -200,46 +172,32 @@ def _distribution(found: StepDistribution, facts: StepFacts) -> Block:
     others = [("others", found.others, "other")] if any(found.others) else []
     return blocks.drawn(
         "distribution",
-        "How long steps take",
-        "histogram",
         f"Half of the steady steps take less than {words.milliseconds(facts.median_ms)}, one in twenty more than "
         f"{words.milliseconds(facts.p95_ms)}; the longest of all takes {words.milliseconds(found.longest_ms)}.",
-        ("time of the step", "ms", found.edges_ms[:-1]),
-        ("steps", "count"),
+        found.edges_ms[:-1],
         [("steady", found.steady, "measured"), *others],
-        ("StepDistribution", "steady"),
         marks=[blocks.mark(found.edges_ms[-2], found.edges_ms[-1], "and longer")] if found.longer else [],
         notes=["The last bin holds all longer steps too."] if found.longer else [],
-        small=True,
     )
 
 
-def _longest(rows: tuple[LongStep, ...], total: int, context: PageContext) -> Block:
-    empty = {
-        "process": len({row.process for row in rows}) < 2,
-        "events": not any(row.events for row in rows),
-        **dict.fromkeys(("phase", "phase_extra_ms"), not any(row.phase for row in rows)),
-    }
-    link = None if context.embedded else blocks.cell_link("timeline", "steps", "range")
-    heads = [blocks.column("step", "Step", "number", link=link)]
-    heads += blocks.heads("LongStep", (each for each in _LONGEST if not empty.get(each.key)))
+def _longest(rows: tuple[LongStep, ...], total: int, context: PageContext) -> list[Block]:
+    several = len({row.process for row in rows}) > 1
     made = [
         {
-            "step": row.step,
-            "process": row.process,
-            "wall_ms": row.wall_ms,
-            "extra_ms": row.extra_ms,
-            "phase": words.term(row.phase) if row.phase else None,
-            "phase_extra_ms": row.phase_extra_ms,
+            **asdict(row),
+            "phase_extra_ms": row.phase_extra_ms if row.phase else None,
             "reason": REASONS.get(row.reason, words.term(row.reason)),
             "events": ", ".join(_event(event) for event in row.events) or None,
             "range": f"{row.step}:{row.step}",
         }
         for row in rows
     ]
-    return blocks.table(
-        "longest", "The longest steps", heads, made, limit=context.limit, total=total, sorted_by="wall_ms"
-    )
+    tables = blocks.rows_table(context, "longest", made, total=total, without=() if several else ("process",))
+    if not context.embedded:
+        for column in (column for table in tables for column in table["columns"] if column["key"] == "step"):
+            column["link"] = blocks.cell_link("timeline", "steps", "range")
+    return tables
 
 
 def _event(event: Any) -> str:
@@ -248,10 +206,6 @@ def _event(event: Any) -> str:
 
 
 PROFILED, EMBEDDED_PROFILED = 400, 200  # points of a chart
-_MEANS = blocks.columns(
-    "Span: span; Split by: split; Part: part; Mean: mean_ns ns bar; Median: median_ns ns; 95th percentile: p95_ns ns; "
-    "Share: share share"
-)
 SMALLEST = 0.0005  # share of a part that is still drawn
 
 
@@ -267,7 +221,7 @@ def _profiled(context: PageContext) -> list[Block]:
     if not found:
         return []
     made = [_profiled_chart(found[0], context, several=len(found) > 1)] if found[0].has_steps or len(found) == 1 else []
-    return [*made, *blocks.folded([_means(found, context)])]
+    return [*made, *blocks.folded(_means(found, context))]
 
 
 def _profiled_chart(item: Overview, context: PageContext, *, several: bool) -> Block:
@@ -289,109 +243,39 @@ def _profiled_chart(item: Overview, context: PageContext, *, several: bool) -> B
     named = {name: words.PARTS.get(name, words.term(name)) for name in item.parts}
     return blocks.drawn(
         "profiled",
-        "What each profiled step is made of",
-        "stacked_area" if len(steps) > MANY else "stacked_bars",
         f"{words.things(len(item.steps), 'profiled step')}, {words.nanoseconds(item.wall.mean_ns)} on average; {share} "
         f"of it is {named[most]}. The longest is step {longest.step} with {words.nanoseconds(longest.wall_ns)}.",
-        ("step", "number", [int(step.step) if step.step.isdecimal() else step.step for step in steps]),
-        ("time of the step", "ns"),
+        [int(step.step) if step.step.isdecimal() else step.step for step in steps],
         [
             (named[name], [step.parts_ns.get(name) for step in steps], name)
             for name, summary in item.parts.items()
             if summary.share >= SMALLEST
         ],
-        ("StepBreakdown", "parts_ns"),
+        type="stacked_area" if len(steps) > MANY else "stacked_bars",
         notes=notes,
-        sync=SYNC,
         select="steps" if item.has_steps else None,
-        small=True,
     )
 
 
-def _means(found: list[Overview], context: PageContext) -> Block:
+def _means(found: list[Overview], context: PageContext) -> list[Block]:
     rows = [
         {
+            **asdict(summary),
             "span": item.span.label,
             "split": split,
             "part": words.PARTS.get(name, words.term(name)),
-            **{key: getattr(summary, key) for key in ("mean_ns", "median_ns", "p95_ns", "share")},
         }
         for item in found
         for split, parts in (("stepscope", item.parts), ("TensorBoard plugin", item.plugin))
         for name, summary in parts.items()
         if summary.share >= SMALLEST
     ]
-    notes = ["The parts of each split exclude each other and sum to the step."]
-    heads = blocks.heads("Summary", _MEANS if len(found) > 1 else _MEANS[1:])
-    title = "Where a mean profiled step goes"
-    return blocks.table("profiled-means", title, heads, rows, limit=context.limit, notes=notes)
-
-
-def _phase(row: Row) -> str | None:
-    return words.term(row["phase"]) if row["phase"] else None
-
-
-_PROCESS = blocks.columns(
-    "Process: process; Kind: kind; Steps: steps count; Steady: steady count; Mean: mean_ms ms bar; "
-    "Median: median_ms ms; 95th percentile: p95_ms ms; Longest: longest_ms ms"
-)
-_RANK = blocks.columns(
-    "Rank: rank number; Mean step: wall_ms ms; Own work: own_ms ms bar; Exchange and waiting: exchange_ms ms; "
-    "Samples a step: samples number"
-)
-_WAIT = blocks.columns(
-    "Rank: rank number; Share of the wait: share share bar; Per step: ms_per_step ms; What: kind; Line: place; "
-    "On top: leaf code; Samples: samples count",
-    kind=lambda row: words.WAIT_PARTS.get(str(row["kind"]), str(row["kind"])),
-)
-_SLOW = blocks.columns(
-    "Extra: extra_ms_per_step ms bar; In slow steps: slow_ms_per_step ms; In typical ones: typical_ms_per_step ms; "
-    "Line: place; Phase: phase; On top: leaf code; Samples: samples count",
-    phase=_phase,
-)
-_RANK_LINE = blocks.columns(
-    "Spread: spread number bar; Line: place; Phase: phase; By rank: by_rank; On top: leaf code",
-    phase=_phase,
-    by_rank=lambda row: ", ".join(
-        f"{rank}: {words.number(value)}"
-        for rank, value in sorted(row["by_rank"].items(), key=lambda pair: -pair[1])[:8]
-    ),
-)
-_STAGE = blocks.columns(
-    "Stage: stage; Share: share share bar; Waiting: waiting_share share; Samples: samples count",
-    stage=lambda row: words.STAGES.get(str(row["stage"]), str(row["stage"])),
-)
-_HOT = blocks.columns(
-    "Share: share share bar; Per step: ms_per_step ms; Line: place; Process: role; Phase: phase; "
-    "Waiting: waiting_share share; On top: library_leaf code",
-    role=lambda row: words.term(row["role"]),
-    phase=_phase,
-)
-_LOOP = blocks.columns(
-    "Calls: callee; Calls a step: calls_per_step number; Per step: ms_per_step ms bar; "
-    "Operators a call: operators_per_call number; Line: place; Equals: dimension"
-)
-_PYTHON = blocks.columns(
-    "Share: share share bar; Per step: ms_per_step ms; Line: place; Phase: phase; "
-    "Outside operators: python_fraction share; Samples: samples count",
-    phase=_phase,
-)
-_IO = blocks.columns(
-    "Operation: operation; Calls a step: calls_per_step number; Per step: ms_per_step ms bar; Line: place; "
-    "Seen in: source"
-)
-_REGION = blocks.columns(
-    "Region: name; Calls: calls count; Calls a step: calls_per_step number; Per step: ms_per_step ms bar; "
-    "Seen in: source"
-)
+    return blocks.rows_table(context, "profiled-means", rows, without=() if len(found) > 1 else ("span",))
 
 
 def _by_process(context: PageContext, steps: LabelledSteps) -> list[Block]:
     found = series.by_process(steps)
-    if len(found) < 2:
-        return []
-    rows = [{**asdict(row), "kind": words.term(row.kind)} for row in found]
-    return blocks.rows_table(context, "processes", "Steps by process and kind", "ProcessSteps", _PROCESS, rows)
+    return blocks.rows_table(context, "processes", map(asdict, found)) if len(found) > 1 else []
 
 
 def _ranks(context: PageContext) -> list[Block]:
@@ -403,8 +287,7 @@ def _ranks(context: PageContext) -> list[Block]:
         f"Rank {found.slowest} works longest, in {words.percent(found.slowest_share)} of {found.steps:,} steps; "
         f"ranks wait for each other in: {exchange} ({found.exchange_source})."
     )
-    title, rows = "Ranks side by side: a mean step of each", [asdict(work) for work in found.ranks]
-    return blocks.rows_table(context, "ranks", title, "RankWork", _RANK, rows, notes=[note])
+    return blocks.rows_table(context, "steps/ranks", map(asdict, found.ranks), notes=[note])
 
 
 def _sampled(context: PageContext) -> Iterator[Block]:
@@ -412,20 +295,21 @@ def _sampled(context: PageContext) -> Iterator[Block]:
     seen = views.get("sampled") or {}
     waits = [{**part, "rank": wait["rank"]} for wait in seen.get("waits") or () for part in wait["parts"]]
     slow, rank_lines = seen.get("slow_steps") or {}, seen.get("rank_lines") or {}
-    unit = rank_lines.get("unit")
-    for id, title, record, columns, rows, note in (
-        ("waits", "What the wait for the loader is made of", "WaitPart", _WAIT, waits, None),
-        ("slow-lines", "Lines of slow steps", "SlowLine", _SLOW, slow.get("lines"), _of_slow_steps(slow)),
-        ("rank-lines", "Lines in which ranks differ", "RankLine", _RANK_LINE, rank_lines.get("lines"), unit),
-        ("hot-lines", "Hot lines", "HotLine", _HOT, (views.get("stacks") or {}).get("hot_lines"), None),
-        ("loader-lines", "Lines of the loader", "HotLine", _HOT, (views.get("loader") or {}).get("lines"), None),
-        ("loops", "Python loops that call the same thing once per item", "LoopFacts", _LOOP, views.get("loops"), None),
-        ("python", "Python on the main thread", "PythonFacts", _PYTHON, views.get("python"), None),
-        ("io", "Blocking file access in steady steps", "IoFacts", _IO, views.get("io"), None),
-        ("regions", "Regions named in the code", "regions", _REGION, views.get("regions"), None),
-        ("stages", "Stages of the run, by sampled stacks", "StageTime", _STAGE, seen.get("stages"), None),
+    for name, rows, note in (
+        ("waits", waits, None),
+        ("slow-lines", slow.get("lines"), _of_slow_steps(slow)),
+        ("rank-lines", rank_lines.get("lines"), rank_lines.get("unit")),
+        ("hot-lines", (views.get("stacks") or {}).get("hot_lines"), None),
+        ("loader-lines", (views.get("loader") or {}).get("lines"), None),
+        *((name, views.get(name), None) for name in ("loops", "python", "io", "regions")),
+        ("stages", seen.get("stages"), None),
     ):
-        yield from blocks.rows_table(context, id, title, record, columns, rows, notes=[note] if note else [])
+        yield from blocks.rows_table(context, name, rows, say={"by_rank": _by_rank}, notes=[note] if note else [])
+
+
+def _by_rank(row: Row) -> str:
+    most = sorted(row["by_rank"].items(), key=lambda pair: -pair[1])[:8]
+    return ", ".join(f"{rank}: {words.number(value)}" for rank, value in most)
 
 
 def _of_slow_steps(slow: Row) -> str | None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
-from stepscope.analyze.pictures import contour_lines
+from stepscope.analyze.pictures.curve_lines import contour
 from stepscope.dashboard import blocks, static_page
 from stepscope.dashboard.blocks import Alone, Block, Col, Row, rows_table
 from stepscope.dashboard.pages import PageContext
@@ -27,17 +27,6 @@ DRAWN = 1_000  # trials in a picture
 SLICES = 6  # parameters that have a picture of their own
 MAX_SIDE = 256  # cells along a side of a contour: a parameter has no more choices
 LEVELS = 10  # of the lines of a contour one less
-MATTERS_HELP = "Whether it decides more than the same values dealt out anew among the trials do."
-IMPORTANCE = blocks.columns(
-    "Parameter: name; Importance: importance share bar; 95 %, from: low share; to: high share; "
-    "Pearson: pearson number bar signed; Spearman: spearman number bar signed; n: trials count; Matters: matters",
-    help={"matters": MATTERS_HELP, "trials": "Finished trials that it rests on."},
-)
-_PAIR = blocks.columns(
-    "First: first; Second: second; Share: share share bar",
-    first=lambda row: say.bare(row["first"]),
-    second=lambda row: say.bare(row["second"]),
-)
 
 
 def load(folder: Path) -> dict[str, Any]:
@@ -149,7 +138,7 @@ def _trials(context: PageContext | Alone, document: Row, trials: list[Row], *, s
         for trial in trials
     ]
     notes = [f"{sorted_by}; all are in the report"] if sorted_by and len(rows) > context.limit else ()
-    return rows_table(context, "trials", "Trials", "Trial", columns, rows, notes=notes)
+    return rows_table(context, "trials", rows, columns_of=columns, notes=notes)
 
 
 def _in_digits(tables: list[Block]) -> list[Block]:
@@ -175,9 +164,14 @@ def _decides(context: PageContext | Alone, document: Row, found: Row) -> Iterato
     ]
     at = say.metrics(document).index(found["metric"]) if found["metric"] in say.metrics(document) else 0
     title = f"What decides {found['metric']}"
-    yield from rows_table(context, f"importance-{at}", title, "ParameterImportance", IMPORTANCE, rows)
+    yield from rows_table(context, "importance", rows, id=f"importance-{at}", title=title)
     pairs = [row for row in found.get("pairs") or () if row.get("share") is not None]
-    yield from rows_table(context, f"pairs-{at}", f"Pairs that decide {found['metric']}", "Pair", _PAIR, pairs, limit=5)
+    title, say_pair = f"Pairs that decide {found['metric']}", {key: _bare(key) for key in ("first", "second")}
+    yield from rows_table(context, "sweep/pairs", pairs, id=f"pairs-{at}", title=title, say=say_pair, limit=5)
+
+
+def _bare(key: str) -> Callable[[Row], str]:
+    return lambda row: say.bare(row[key])
 
 
 def _done(document: Row) -> list[Row]:
@@ -265,14 +259,15 @@ def _slices(document: Row) -> Iterator[Block]:
         points = sorted((x, y) for x, y in placed if x is not None)
         if len({x for x, _ in points}) < 2:
             continue
-        yield blocks.chart(
-            f"slice-{at}",
-            f"{metric} over {param['name']}",
-            "scatter",
-            sentence=f"{metric} of {len(points)} finished trials over {param['name']}.",
-            x=(_axis(param), "number", [x for x, _ in points]),
+        yield blocks.drawn(
+            "slice",
+            f"{metric} of {len(points)} finished trials over {param['name']}.",
+            [x for x, _ in points],
+            [(metric, [y for _, y in points], None)],
+            id=f"slice-{at}",
+            title=f"{metric} over {param['name']}",
+            x=(_axis(param), "number"),
             y=(metric, "number"),
-            series=[blocks.series(metric, "number", [y for _, y in points])],
         )
 
 
@@ -297,24 +292,24 @@ def _contour(document: Row) -> Iterator[Block]:
     if len(columns) > 1 and all(_numbers(param["choices"]) or not param["choices"] for param in (across, up)):
         low, high = min(map(min, rows)), max(map(max, rows))
         for level in (low + (high - low) * at / LEVELS for at in range(1, LEVELS)):
-            for start, end in contour_lines.pieces(rows, level):
+            for start, end in contour(rows, level):
                 lines.append([_between(columns, start[0]), start[1] + 0.5, _between(columns, end[0]), end[1] + 0.5])
     trials = [trial.get("params") or {} for trial in _done(document)]
     placed = [(_position(across, own.get(across["name"])), _row(up, places, own.get(up["name"]))) for own in trials]
     metric = say.metrics(document)[0]
-    chart = blocks.chart(
+    chart = blocks.drawn(
         "contour",
-        f"{metric} over {across['name']} and {up['name']}",
-        "heat",
-        sentence=f"{metric} by the surface that was fitted to the trials, over {across['name']} along and {up['name']} "
+        f"{metric} by the surface that was fitted to the trials, over {across['name']} along and {up['name']} "
         f"upwards, the mean over all other parameters; it explains {words.percent(found['explained'])} of what differs "
         "between the trials. Lines are steps of equal size; rings are trials.",
-        x=(_axis(across), "number", columns),
-        y=(up["name"], "text"),
-        series=[
+        columns,
+        [
             blocks.series(name if isinstance(name, str) else f"{name:.3g}", "number", row)
             for name, row in zip(found["y"][::-1], rows, strict=True)
         ],
+        title=f"{metric} over {across['name']} and {up['name']}",
+        x=(_axis(across), "number"),
+        y=(up["name"], "text"),
     )
     yield chart | {"lines": lines, "points": [[x, y] for x, y in placed if x is not None and y is not None]}
 

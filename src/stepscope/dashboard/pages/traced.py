@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from stepscope.analyze.views.select import NO_TRACE, Rows, Selection
 from stepscope.dashboard import blocks
-from stepscope.dashboard.blocks import Alone, Block
+from stepscope.dashboard.blocks import Alone, Block, ViewLayout
 from stepscope.report import sentences, words
 from stepscope.report.escape import plain
 from stepscope.report.table import Choice, TableDocument, document, headed, unit_of_row, worth_showing
@@ -175,46 +175,49 @@ def rows(context: PageContext, table: str, **selected: Any) -> Rows:
 
 def block(
     context: PageContext,
-    table: str,
+    name: str,
     found: Sequence[Any],
     *,
-    id: str | None = None,
     title: str | None = None,
     sort: str | None = None,
     notes: Iterable[str] = (),
     total: int | None = None,
-    columns: str | Sequence[tuple[str, str]] = (),
-    bars: Collection[str] = (),
-    own_notes: bool = True,
-    links: Mapping[str, Mapping[str, Any]] | None = None,
-    open_depth: int | None = None,
+    columns: Sequence[tuple[str, str]] = (),
+    given: Mapping[str, str] | None = None,
 ) -> Block:
-    """Rows of a table as a block, ordered and defined as on the command line.
+    """Rows of a table of `analyze --table` as a block, ordered and defined as on the command line.
+
+    What differs from there is declared (`blocks.LAYOUT.views`). The key "file" is the place: file, line and function of
+    the row.
 
     Args:
-        id: of the table on its page, for links that restore its order.
+        name: of the view, which is its id on its page too: links restore its order by it.
         sort: key of the column to order by, instead of the table's own.
         total: rows that there are, where `found` has been cut.
-        columns: (heading, key) in order, or a text of them; those of the terminal by default. Columns that hold nothing
-            are left out. The key "file" is the place: file, line and function of the row.
-        bars: keys of columns with a bar behind the number.
-        own_notes: False leaves out what is said below the table on the command line.
-        links: `cell_link`s by the key of their column, where there is something to answer them: not in a file.
-        open_depth: given for a tree, whose rows have `depth` or `level`.
+        columns: (heading, key) in order, instead of those declared, else of the terminal.
+        given: parameters of every link; in a file, where nothing answers them, there is none.
     """
-    made = document(table, found[:MAX_ROWS], Choice(sort=sort))
+    view = blocks.LAYOUT.views.get(name, _PLAIN)
+    made = document(view.table or name, found[:MAX_ROWS], Choice(sort=sort))
+    declared = [(column.removesuffix(" bar"), column.endswith(" bar")) for column in view.columns.split("; ") if column]
+    own = headed("; ".join(column for column, _ in declared)) if declared else ()
+    bars = (*view.bars, *(key for (_, key), (_, bar) in zip(own, declared, strict=True) if bar))
+    links = {key: blocks.cell_link(*link, given) for key, link in view.links.items() if not context.embedded}
     return laid(
         context,
         made,
-        id=id or table,
-        title=title or made.title,
+        id=name,
+        title=title or view.title or made.title,
         total=len(found) if total is None else total,
-        columns=headed(columns) if isinstance(columns, str) else columns,
+        columns=columns or own,
         bars=bars,
-        notes=(*(made.notes if own_notes else ()), *notes),
-        links=(links if not context.embedded else None) or {},
-        open_depth=open_depth,
+        notes=(*(made.notes if view.own_notes else ()), *notes),
+        links=links,
+        open_depth=view.open_depth,
     )
+
+
+_PLAIN = ViewLayout()
 
 
 def laid(
@@ -305,10 +308,6 @@ def sentence(text: str) -> str:
 
 
 DEVICE, HOST = "device", "cpu_op"  # whose time it is
-_LINE = blocks.columns(
-    "Line: place none; Time: ns ns bar; Share: share share; A step: ms_per_step ms; Slices: events count; "
-    "Code: code hidden; Note: note; Mostly: mostly"
-)
 
 
 def device_lines(context: PageContext, basis: str) -> Iterator[Block]:
@@ -331,16 +330,6 @@ def device_lines(context: PageContext, basis: str) -> Iterator[Block]:
         for row in view["lines"]
     ]
     whose = "" if context.scope.worker is None and context.scope.span is None else ", all traces together"
-    notes = [sentences.line_footer(view), *without]
-    yield from blocks.rows_table(
-        context,
-        "device-lines",
-        f"{sentences.DEVICE_LINES[view['basis']]}{whose}",
-        "DeviceLine",
-        _LINE,
-        rows,
-        total=len(found.lines),
-        sorted_by="ns",
-        notes=[note for note in notes if note],
-        whole=True,
-    )
+    notes = [note for note in (sentences.line_footer(view), *without) if note]
+    title, total = f"{sentences.DEVICE_LINES[view['basis']]}{whose}", len(found.lines)
+    yield from blocks.rows_table(context, "device-lines", rows, title=title, total=total, notes=notes)
