@@ -88,11 +88,13 @@ def machine(root: Path = Path("/"), gpus: Sequence[Mapping[str, Any]] | None = N
 
     `gpus` are asked of the driver by default.
     """
-    known = hardware.gpu_facts() if gpus is None else gpus
-    if not known:
+    if gpus is None:
+        with hardware.Gpus() as driver:
+            gpus = driver.describe()
+    if not gpus:
         return tuple(_processors(root))
     text = "follow temperature and power; `nvidia-smi --lock-gpu-clocks` needs rights, and runs whose clock was "
-    text += f"held down are flagged ({len(known)} x {known[0].get('name') or UNKNOWN})"
+    text += f"held down are flagged ({len(gpus)} x {gpus[0].get('name') or UNKNOWN})"
     return (*_processors(root), ("GPU clocks", text))
 
 

@@ -536,9 +536,10 @@ def _stretch(entry: Row) -> RawSeries | None:
     values = _numbers(entry.get("values"), np.float64)
     times = _numbers(entry.get("times_ns"), np.int64)
     if "times_ns" not in entry:  # as recordings of before have them
-        start, times = moment_ns(entry.get("start_ns")), _numbers(entry.get("after_ns"), np.int64)
-        known = start is not None and times is not None and not ((times < 0) | (times > LONGEST_NS)).any()
-        times = times + start if known else None  # type: ignore[operator]
+        start, after = moment_ns(entry.get("start_ns")), _numbers(entry.get("after_ns"), np.int64)
+        if start is None or after is None or ((after < 0) | (after > LONGEST_NS)).any():
+            return None
+        times = after + start
     columns = {key: _numbers(entry[key], np.int64) for key in ("updates", "optimizers") if entry.get(key) is not None}
     if not name or source is None or values is None or times is None:
         return None

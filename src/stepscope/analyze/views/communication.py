@@ -31,8 +31,8 @@ from stepscope.engine import intervals, slice_tree
 from stepscope.engine.device_work import COMMUNICATION, FILL, KERNEL, Work, work
 from stepscope.engine.intervals import Intervals
 from stepscope.engine.journal import json_object, parse_json
+from stepscope.engine.scene import trace_steps
 from stepscope.engine.spans import Base, Span
-from stepscope.engine.trace_steps import trace_steps
 from stepscope.model.counted import things
 from stepscope.model.trace import SpanRef
 from stepscope.model.views import CollectiveOverWorkers, CollectiveRow, Distributed, WorkerShare
