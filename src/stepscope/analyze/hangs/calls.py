@@ -50,14 +50,14 @@ class Group(Struct, frozen=True):
 class Calls(Struct, frozen=True):
     """Columns over all calls of all dumps, in the order of ranks and, within a rank, as they were made.
 
-    `rank` and `group` are positions in `ranks` and `groups`, `order` counts a rank's calls. `open` are those that a
+    `group` is a position in `groups`, `order` counts a rank's calls. `open` are those that a
     rank had not come out of. `part` are pieces of a coalesced call, whose own row stands behind them.
     """
 
     ranks: Int64  # numbers, of which there is a dump
     groups: tuple[Group, ...]
     kinds: Sequence[str]
-    rank: Int32
+    rank: Int64
     group: Int32
     order: Int64
     sequence: Int64
@@ -71,9 +71,9 @@ class Calls(Struct, frozen=True):
     part: Bools
     created_ns: Int64
 
-    def of_rank(self, position: int) -> slice:
+    def of_rank(self, rank: int) -> slice:
         """The rows of a rank."""
-        return slice(*np.searchsorted(self.rank, [position, position + 1]).tolist())
+        return slice(*np.searchsorted(self.rank, [rank, rank + 1]).tolist())
 
 
 def calls(recording: HangRecording, world_size: int | None) -> Calls:
@@ -81,7 +81,7 @@ def calls(recording: HangRecording, world_size: int | None) -> Calls:
     dumps = recording.dumps
     ranks = np.array([dump.rank for dump in dumps], np.int64)
     lengths = np.array([len(dump.calls.group) for dump in dumps], np.int64)
-    rank = np.repeat(np.arange(len(dumps), dtype=np.int32), lengths)
+    rank = np.repeat(ranks, lengths)
 
     def column(name: str) -> np.ndarray:
         return np.concatenate([getattr(dump.calls, name) for dump in dumps]) if dumps else np.zeros(0, np.int64)
@@ -91,7 +91,7 @@ def calls(recording: HangRecording, world_size: int | None) -> Calls:
     told = [max(name.ranks) + 1 for name in recording.groups if name.ranks]
     told += [world_size or 0, _size_by_gathers(recording, np.isin(raw, worlds), kind, signature)]
     world = max([int(ranks.max(initial=-1)) + 1, *told])
-    groups, number = _groups(recording, rank, raw, kind, signature, ranks, min(world, MAX_WORLD))
+    groups, number = _groups(recording, rank, raw, kind, signature, min(world, MAX_WORLD))
     group = number[raw] if len(raw) else raw
     sequence, p2p_sequence, p2p = column("sequence"), column("p2p_sequence"), column("p2p").astype(bool)
     coalesced = np.array([COALESCED.search(name) is not None for name in recording.kinds], bool)
@@ -121,7 +121,7 @@ def calls(recording: HangRecording, world_size: int | None) -> Calls:
     )
 
 
-def _parts(rank: Int32, group: Int32, sequence: Int64, p2p_sequence: Int64, ends: Bools, state: np.ndarray) -> Bools:
+def _parts(rank: Int64, group: Int32, sequence: Int64, p2p_sequence: Int64, ends: Bools, state: np.ndarray) -> Bools:
     """Pieces of coalesced calls: rows of a group right before its row and of the same numbers. They get its state."""
     part = np.zeros(len(rank), bool)
     if not ends.any():
@@ -166,7 +166,7 @@ def elements(shapes: Sequence[Sequence[int]]) -> int:
 
 
 def _groups(
-    recording: HangRecording, rank: Int32, raw: Int32, kind: Int32, signature: Int32, ranks: Int64, world: int
+    recording: HangRecording, rank: Int64, raw: Int32, kind: Int32, signature: Int32, world: int
 ) -> tuple[tuple[Group, ...], Int32]:
     """The groups, and for each of the recording's the number of its group.
 
@@ -193,7 +193,7 @@ def _groups(
         elif _is_world(name):
             members_of, size = np.arange(world, dtype=np.int64), world
         else:
-            members_of = ranks[np.unique(rank[rows])]
+            members_of = np.unique(rank[rows])
             told = _size_by_gathers(recording, flags(len(raw), rows), kind, signature)
             size = max(told, len(members_of)) if told else None
         made.append(Group(name.name, name.description, members_of, size))

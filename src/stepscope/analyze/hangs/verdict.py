@@ -60,7 +60,7 @@ class Judged(Struct, frozen=True, dict=True):
     def asked(self) -> set[int]:
         """Ranks that stacks and processes are asked about: causes first, then some of those who wait."""
         ranks = dict.fromkeys(rank for cause in self.waits.causes for rank in cause.ranks)
-        waiting = (int(self.calls.ranks[at]) for wait in self.waits.waits for at in wait.waiting)
+        waiting = (rank for wait in self.waits.waits for rank in wait.waiting)
         return set(list(dict.fromkeys([*ranks, *waiting]))[:MAX_LOOKED_AT])
 
     @cached_property
@@ -101,9 +101,9 @@ class Judged(Struct, frozen=True, dict=True):
                 lines[place] += count
         return lines.most_common(1)[0][0] if lines else None
 
-    def collective(self, position: int, group: int) -> dict[int, int]:
+    def collective(self, rank: int, group: int) -> dict[int, int]:
         """A rank's collective calls in a group: the row of each number."""
-        calls, mine = self.calls, self.calls.of_rank(position)
+        calls, mine = self.calls, self.calls.of_rank(rank)
         chosen = (calls.group[mine] == group) & ~calls.p2p[mine] & ~calls.part[mine]
         rows = mine.start + np.flatnonzero(chosen)
         return dict(zip(calls.sequence[rows].tolist(), rows.tolist(), strict=True))
@@ -184,13 +184,12 @@ def _missing(judged: Judged, cause: Cause, number: int) -> HangCause:
     else:
         sentence = f"{_rank_words(ranks)} did not come to {call}, in which {waiting}"
     rank, place = ranks[0], None
-    position = int(np.searchsorted(judged.calls.ranks, rank))
     standing = judged.standing.get(rank)
     if standing is not None and not gone:
         place = standing.place
         where = f"{_at(place)} ({standing.function})" if place is not None else f" in {standing.function}"
         sentence += f"; its main thread stood{where} at last" if one else f"; rank {rank} stood{where}"
-    left_out, mine = _left_out(judged, wait, position), judged.calls.of_rank(position)
+    left_out, mine = _left_out(judged, wait, rank), judged.calls.of_rank(rank)
     if left_out is not None:
         sentence += f"; {left_out[0]}" if one else f"; rank {rank}: {left_out[0]}"
         place = place or left_out[1]
@@ -205,14 +204,14 @@ def _missing(judged: Judged, cause: Cause, number: int) -> HangCause:
     return HangCause(ENDED if all_gone else MISSING, number, ranks, sentence, place or line)
 
 
-def _left_out(judged: Judged, wait: Wait, position: int) -> tuple[str, Place | None] | None:
+def _left_out(judged: Judged, wait: Wait, rank: int) -> tuple[str, Place | None] | None:
     """Where a rank's calls in a group are from some call on those that the others made later, or earlier.
 
     Calls are compared by what they are and by the user's line, with those of a rank that waits.
     """
     if wait.sequence is None or not wait.waiting:
         return None
-    mine, others = (judged.collective(at, wait.group) for at in (position, wait.waiting[0]))
+    mine, others = (judged.collective(at, wait.group) for at in (rank, wait.waiting[0]))
 
     def token(row: int) -> tuple[int, Place | None]:
         return int(judged.waits.tokens[row]), judged.place(row)
@@ -246,12 +245,12 @@ def _differs(judged: Judged, cause: Cause, number: int) -> HangCause:
     sentence = f"{made}, where the others made {found.expected}{_at(found.expected_place)}"
     place = found.place or found.expected_place
     if wait.sequence is not None:
-        position, left_out = int(np.searchsorted(judged.calls.ranks, cause.ranks[0])), None
-        others = [at for at in wait.waiting if int(judged.calls.ranks[at]) not in cause.ranks]
+        rank, left_out = cause.ranks[0], None
+        others = [other for other in wait.waiting if other not in cause.ranks]
         if others:
-            left_out = _left_out(judged, Wait(wait.group, wait.sequence, None, wait.row, 0, others), position)
-        own = next(row for row in wait.differing.rows.tolist() if judged.calls.rank[row] == position)
-        usual = judged.waits.usual(position, own)
+            left_out = _left_out(judged, Wait(wait.group, wait.sequence, None, wait.row, 0, others), rank)
+        own = next(row for row in wait.differing.rows.tolist() if judged.calls.rank[row] == rank)
+        usual = judged.waits.usual(rank, own)
         if left_out is None and usual is not None:
             row, skipped = usual
             verb = "it left out" if skipped else "before, it made"
@@ -268,7 +267,7 @@ def _sides(judged: Judged, wait: Wait) -> Iterator[str]:
     for row in wait.differing.rows.tolist():
         by_token.setdefault((int(judged.waits.tokens[row]), int(judged.calls.signature[row])), []).append(row)
     for some in list(by_token.values())[:4]:
-        ranks = [int(judged.calls.ranks[judged.calls.rank[row]]) for row in some]
+        ranks = judged.calls.rank[some].tolist()
         made = _made(judged, some[0], wait.differing.what)
         yield f"{_rank_words(ranks).lower()} made {made}{_at(judged.common_place(some))}"
 
@@ -287,12 +286,12 @@ def _crossed(judged: Judged, cause: Cause, number: int) -> HangCause:
         "calls wait for each other in a circle, as ranks made them in different orders or one left a call out: "
         f"{'; '.join(said)}{more}"
     )
-    positions = dict.fromkeys(one for at in cause.waits for one in waits[at].waiting)
-    left = {one: rows for one in list(positions)[:MAX_LOOKED_AT] if (rows := judged.waits.departed(one)) is not None}
+    ranks = list(dict.fromkeys(rank for at in cause.waits for rank in waits[at].waiting))[:MAX_LOOKED_AT]
+    left = {rank: rows for rank in ranks if (rows := judged.waits.departed(rank)) is not None}
     if len(left) != 1:
         return HangCause(CROSSED, number, cause.ranks, sentence, _line(judged, waits[cause.waits[0]]))
-    position, (made, usual) = next(iter(left.items()))
-    rank, place = int(judged.calls.ranks[position]), judged.place(made)
+    rank, (made, usual) = next(iter(left.items()))
+    place = judged.place(made)
     sentence += (
         f"; rank {rank} alone left its own pattern: where it made {_plain(judged, usual)}{_at(judged.place(usual))} "
         f"before, it made {_plain(judged, made)}{_at(place)}"
@@ -387,7 +386,6 @@ def _pending(judged: Judged, at: int, numbers: dict[int, int]) -> PendingCall:
     wait, calls = judged.waits.waits[at], judged.calls
     group, signature = calls.groups[wait.group], judged.waits.signature(wait.row)
     causes = {one for cause in judged.waits.causes for one in cause.waits}
-    waiting, absent = ([int(calls.ranks[one]) for one in some] for some in (wait.waiting, wait.absent))
     return PendingCall(
         number=numbers[at],
         group=group.label,
@@ -396,10 +394,10 @@ def _pending(judged: Judged, at: int, numbers: dict[int, int]) -> PendingCall:
         call=_operation(judged, wait),
         sizes=_sizes(signature),
         dtypes=_types(signature),
-        waiting=len(set(waiting)),
-        waiting_ranks=named(waiting),
-        absent=len(absent),
-        absent_ranks=named(absent),
+        waiting=len(set(wait.waiting)),
+        waiting_ranks=named(wait.waiting),
+        absent=len(wait.absent),
+        absent_ranks=named(wait.absent),
         no_dump=len(wait.silent),
         no_dump_ranks=named(wait.silent),
         role="cause" if at in causes else "follows",
@@ -414,12 +412,11 @@ def _mismatch(judged: Judged, wait: Wait) -> CallMismatch:
     assert differing is not None
     calls = judged.calls
     rows = differing.rows.tolist()
-    ranks = [int(calls.ranks[calls.rank[row]]) for row in rows]
     return CallMismatch(
         what=differing.what,
         group=calls.groups[wait.group].label,
         sequence=wait.sequence,
-        ranks=named(ranks),
+        ranks=named(calls.rank[rows].tolist()),
         found=_made(judged, rows[0], differing.what),
         expected=None if differing.expected is None else _made(judged, differing.expected, differing.what),
         place=judged.common_place(rows) if differing.expected is not None else judged.place(rows[0]),
@@ -435,20 +432,17 @@ def _ranks(
     blamed = dict.fromkeys(rank for cause in causes if cause.kind != STUCK for rank in cause.ranks)
     waiting: dict[int, int] = {}
     for at, wait in enumerate(judged.waits.waits):
-        for one in wait.waiting:
-            rank = int(calls.ranks[one])
+        for rank in wait.waiting:
             waiting[rank] = min(waiting.get(rank, numbers[at]), numbers[at])
     others = (rank for rank in calls.ranks.tolist() if rank not in waiting)
-    positions = {rank: at for at, rank in enumerate(calls.ranks.tolist())}
     for rank in list(dict.fromkeys([*blamed, *waiting, *absent, *others]))[:MAX_RANKS]:
-        position = positions.get(rank)
-        mine = range(0) if position is None else range(*judged.calls.of_rank(position).indices(len(calls.rank)))
-        last = mine[-1] if mine else None
+        mine, known = calls.of_rank(rank), rank in judged.waits.dumps
+        last = mine.stop - 1 if mine.stop > mine.start else None
         standing, ending = judged.standing.get(rank), judged.endings.get(rank)
-        state = "waits" if rank in waiting else "between calls" if position is not None else "no dump"
+        state = "waits" if rank in waiting else "between calls" if known else "no dump"
         yield HangRank(
             rank=rank,
-            state="cause" if rank in blamed and position is not None and state != "waits" else state,
+            state="cause" if rank in blamed and known and state != "waits" else state,
             call=waiting.get(rank),
             last_call="" if last is None else _row_words(judged, last),
             place=None if last is None else judged.place(last),
@@ -463,8 +457,8 @@ def _ranks(
 
 
 def _disagreements(judged: Judged) -> Iterator[str]:
-    calls, view = judged.calls, judged.ras
-    waiting = {int(calls.ranks[at]) for wait in judged.waits.waits for at in wait.waiting}
+    view = judged.ras
+    waiting = {rank for wait in judged.waits.waits for rank in wait.waiting}
     missing = {rank for cause in judged.waits.causes if cause.kind == MISSING for rank in cause.ranks}
     for rank in sorted(view.gone & waiting):
         yield f"rank {rank}: NCCL RAS considers it dead, and by its dump it waits in a call"
@@ -564,7 +558,7 @@ def _waiting(judged: Judged, wait: Wait) -> str:
     count = len(set(wait.waiting))
     size = 2 if wait.ends is not None else judged.calls.groups[wait.group].size
     if count == 1:
-        return f"rank {int(judged.calls.ranks[wait.waiting[0]])} waits"
+        return f"rank {wait.waiting[0]} waits"
     return f"{count:,} of {size:,} ranks wait" if size else f"{count:,} ranks wait"
 
 
