@@ -8,13 +8,12 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
-from msgspec import Struct
 
 from stepscope.analyze.context import Context
 from stepscope.analyze.hangs import other_sources
-from stepscope.analyze.hangs.calls import Calls, calls
+from stepscope.analyze.hangs.calls import calls
 from stepscope.analyze.hangs.other_sources import Ending, RasView, Standing, named
-from stepscope.analyze.hangs.waits import Cause, Wait, Waits, find
+from stepscope.analyze.hangs.waits import Cause, Wait, Waits
 from stepscope.model.counted import things
 from stepscope.model.findings import Place
 from stepscope.model.ranks import (
@@ -44,23 +43,17 @@ SHAPES_SHOWN = 4
 SAID_OF_CIRCLE = 4  # calls
 
 
-class Judged(Struct, frozen=True, dict=True):
+class Judged(Waits, frozen=True, dict=True):
     """All that the verdict is made from."""
 
-    recording: HangRecording
     context: Context
-    waits: Waits
     ras: RasView
-
-    @property
-    def calls(self) -> Calls:
-        return self.waits.calls
 
     @cached_property
     def asked(self) -> set[int]:
         """Ranks that stacks and processes are asked about: causes first, then some of those who wait."""
-        ranks = dict.fromkeys(rank for cause in self.waits.causes for rank in cause.ranks)
-        waiting = (rank for wait in self.waits.waits for rank in wait.waiting)
+        ranks = dict.fromkeys(rank for cause in self.causes for rank in cause.ranks)
+        waiting = (rank for wait in self.waits for rank in wait.waiting)
         return set(list(dict.fromkeys([*ranks, *waiting]))[:MAX_LOOKED_AT])
 
     @cached_property
@@ -114,7 +107,7 @@ def blamed_ranks(recording: HangRecording) -> tuple[int, ...]:
     seen = other_sources.ras(recording)
     named = sorted(seen.gone | seen.silent | seen.behind)
     if recording.dumps:
-        waits = find(recording, calls(recording, seen.world_size))
+        waits = Waits(recording, calls(recording, seen.world_size))
         named = [rank for cause in waits.causes if cause.kind not in (STUCK, CROSSED) for rank in cause.ranks] + named
     return tuple(dict.fromkeys(named))[:MAX_BLAMED]
 
@@ -124,7 +117,7 @@ def judge(recording: HangRecording, context: Context, world_size: int | None = N
     seen = other_sources.ras(recording)
     sizes = [size for size in (world_size, seen.world_size) if size]
     known = calls(recording, max(sizes, default=None))
-    judged = Judged(recording, context, find(recording, known), seen)
+    judged = Judged(recording, known, context, seen)
     if not recording.dumps:
         return _by_ras(judged)
     world = max(
@@ -133,7 +126,7 @@ def judge(recording: HangRecording, context: Context, world_size: int | None = N
     there = set(known.ranks.tolist())
     absent = tuple(rank for rank in range(world) if rank not in there)
     numbers = _numbers(judged)
-    causes = [_CAUSES[cause.kind](judged, cause, numbers[cause.waits[0]]) for cause in judged.waits.causes]
+    causes = [_CAUSES[cause.kind](judged, cause, numbers[cause.waits[0]]) for cause in judged.causes]
     shown = sorted(numbers, key=numbers.__getitem__)[:MAX_CALLS]
     notes = [*_notes(judged, absent, world)]
     verdict, sentence = (causes[0].kind, causes[0].sentence) if causes else _nothing_open(judged)
@@ -142,7 +135,7 @@ def judge(recording: HangRecording, context: Context, world_size: int | None = N
         sentence=sentence,
         causes=tuple(causes),
         calls=tuple(_pending(judged, at, numbers) for at in shown),
-        mismatches=tuple(_mismatch(judged, wait) for wait in judged.waits.waits if wait.differing is not None),
+        mismatches=tuple(_mismatch(judged, wait) for wait in judged.waits if wait.differing is not None),
         ranks=tuple(_ranks(judged, causes, numbers, absent)),
         dumps=len(recording.dumps),
         ras_reports=len(recording.ras),
@@ -166,8 +159,8 @@ def _nothing_open(judged: Judged) -> tuple[str, str]:
 
 def _numbers(judged: Judged) -> dict[int, int]:
     """The number of each open call in the table: those of causes first, then by time."""
-    waits = judged.waits.waits
-    first = [at for cause in judged.waits.causes for at in cause.waits]
+    waits = judged.waits
+    first = [at for cause in judged.causes for at in cause.waits]
     others = sorted(range(len(waits)), key=lambda at: (waits[at].since_ns or 2**63, at))
     return {at: number for number, at in enumerate(dict.fromkeys([*first, *others]), 1)}
 
@@ -176,7 +169,7 @@ def _numbers(judged: Judged) -> dict[int, int]:
 
 
 def _missing(judged: Judged, cause: Cause, number: int) -> HangCause:
-    wait, ranks, one = judged.waits.waits[cause.waits[0]], cause.ranks, len(cause.ranks) == 1
+    wait, ranks, one = judged.waits[cause.waits[0]], cause.ranks, len(cause.ranks) == 1
     gone, (call, line, waiting) = judged.gone(ranks), _said(judged, wait)
     all_gone = len(gone) == len(ranks)
     if all_gone:
@@ -214,7 +207,7 @@ def _left_out(judged: Judged, wait: Wait, rank: int) -> tuple[str, Place | None]
     mine, others = (judged.collective(at, wait.group) for at in (rank, wait.waiting[0]))
 
     def token(row: int) -> tuple[int, Place | None]:
-        return int(judged.waits.tokens[row]), judged.place(row)
+        return int(judged.tokens[row]), judged.place(row)
 
     common = sorted(mine.keys() & others.keys())
     first = next((sequence for sequence in common if token(mine[sequence]) != token(others[sequence])), None)
@@ -235,7 +228,7 @@ def _left_out(judged: Judged, wait: Wait, rank: int) -> tuple[str, Place | None]
 
 
 def _differs(judged: Judged, cause: Cause, number: int) -> HangCause:
-    wait = judged.waits.waits[cause.waits[0]]
+    wait = judged.waits[cause.waits[0]]
     assert wait.differing is not None
     found, call = _mismatch(judged, wait), _call(judged, wait, name=False)
     if found.expected is None:
@@ -250,7 +243,7 @@ def _differs(judged: Judged, cause: Cause, number: int) -> HangCause:
         if others:
             left_out = _left_out(judged, Wait(wait.group, wait.sequence, None, wait.row, 0, others), rank)
         own = next(row for row in wait.differing.rows.tolist() if judged.calls.rank[row] == rank)
-        usual = judged.waits.usual(rank, own)
+        usual = judged.usual(rank, own)
         if left_out is None and usual is not None:
             row, skipped = usual
             verb = "it left out" if skipped else "before, it made"
@@ -265,7 +258,7 @@ def _sides(judged: Judged, wait: Wait) -> Iterator[str]:
     assert wait.differing is not None
     by_token: dict[tuple[int, int], list[int]] = {}
     for row in wait.differing.rows.tolist():
-        by_token.setdefault((int(judged.waits.tokens[row]), int(judged.calls.signature[row])), []).append(row)
+        by_token.setdefault((int(judged.tokens[row]), int(judged.calls.signature[row])), []).append(row)
     for some in list(by_token.values())[:4]:
         ranks = judged.calls.rank[some].tolist()
         made = _made(judged, some[0], wait.differing.what)
@@ -273,7 +266,7 @@ def _sides(judged: Judged, wait: Wait) -> Iterator[str]:
 
 
 def _crossed(judged: Judged, cause: Cause, number: int) -> HangCause:
-    waits = judged.waits.waits
+    waits = judged.waits
     said = []
     for at in cause.waits[:SAID_OF_CIRCLE]:
         wait = waits[at]
@@ -287,7 +280,7 @@ def _crossed(judged: Judged, cause: Cause, number: int) -> HangCause:
         f"{'; '.join(said)}{more}"
     )
     ranks = list(dict.fromkeys(rank for at in cause.waits for rank in waits[at].waiting))[:MAX_LOOKED_AT]
-    left = {rank: rows for rank in ranks if (rows := judged.waits.departed(rank)) is not None}
+    left = {rank: rows for rank in ranks if (rows := judged.departed(rank)) is not None}
     if len(left) != 1:
         return HangCause(CROSSED, number, cause.ranks, sentence, _line(judged, waits[cause.waits[0]]))
     rank, (made, usual) = next(iter(left.items()))
@@ -301,11 +294,11 @@ def _crossed(judged: Judged, cause: Cause, number: int) -> HangCause:
 
 def _plain(judged: Judged, row: int) -> str:
     """A call without its number."""
-    return f"{judged.waits.kind(row)} of group {judged.calls.groups[int(judged.calls.group[row])].label}"
+    return f"{judged.kind(row)} of group {judged.calls.groups[int(judged.calls.group[row])].label}"
 
 
 def _no_dump(judged: Judged, cause: Cause, number: int) -> HangCause:
-    wait = judged.waits.waits[cause.waits[0]]
+    wait = judged.waits[cause.waits[0]]
     gone, (call, line, waiting) = judged.gone(cause.ranks), _said(judged, wait)
     if gone:
         ranks = tuple(gone)
@@ -333,7 +326,7 @@ def _no_dump(judged: Judged, cause: Cause, number: int) -> HangCause:
 
 
 def _stuck(judged: Judged, cause: Cause, number: int) -> HangCause:
-    call, line, waiting = _said(judged, judged.waits.waits[cause.waits[0]])
+    call, line, waiting = _said(judged, judged.waits[cause.waits[0]])
     sentence = (
         f"{waiting} in {call}, and all made it alike: no rank is missing. It had not ended when the dumps were "
         "written: the job was still running, a transfer does not end, or the device is busy with what was queued "
@@ -383,9 +376,9 @@ def _by_ras(judged: Judged) -> HangVerdict:
 
 
 def _pending(judged: Judged, at: int, numbers: dict[int, int]) -> PendingCall:
-    wait, calls = judged.waits.waits[at], judged.calls
-    group, signature = calls.groups[wait.group], judged.waits.signature(wait.row)
-    causes = {one for cause in judged.waits.causes for one in cause.waits}
+    wait, calls = judged.waits[at], judged.calls
+    group, signature = calls.groups[wait.group], judged.signature(wait.row)
+    causes = {one for cause in judged.causes for one in cause.waits}
     return PendingCall(
         number=numbers[at],
         group=group.label,
@@ -431,12 +424,12 @@ def _ranks(
     calls = judged.calls
     blamed = dict.fromkeys(rank for cause in causes if cause.kind != STUCK for rank in cause.ranks)
     waiting: dict[int, int] = {}
-    for at, wait in enumerate(judged.waits.waits):
+    for at, wait in enumerate(judged.waits):
         for rank in wait.waiting:
             waiting[rank] = min(waiting.get(rank, numbers[at]), numbers[at])
     others = (rank for rank in calls.ranks.tolist() if rank not in waiting)
     for rank in list(dict.fromkeys([*blamed, *waiting, *absent, *others]))[:MAX_RANKS]:
-        mine, known = calls.of_rank(rank), rank in judged.waits.dumps
+        mine, known = calls.of_rank(rank), rank in judged.dumps
         last = mine.stop - 1 if mine.stop > mine.start else None
         standing, ending = judged.standing.get(rank), judged.endings.get(rank)
         state = "waits" if rank in waiting else "between calls" if known else "no dump"
@@ -458,8 +451,8 @@ def _ranks(
 
 def _disagreements(judged: Judged) -> Iterator[str]:
     view = judged.ras
-    waiting = {rank for wait in judged.waits.waits for rank in wait.waiting}
-    missing = {rank for cause in judged.waits.causes if cause.kind == MISSING for rank in cause.ranks}
+    waiting = {rank for wait in judged.waits for rank in wait.waiting}
+    missing = {rank for cause in judged.causes if cause.kind == MISSING for rank in cause.ranks}
     for rank in sorted(view.gone & waiting):
         yield f"rank {rank}: NCCL RAS considers it dead, and by its dump it waits in a call"
     if missing and view.behind and not missing & view.behind:
@@ -535,7 +528,7 @@ def _line(judged: Judged, wait: Wait) -> Place | None:
 
 def _operation(judged: Judged, wait: Wait) -> str:
     if wait.ends is None:
-        return judged.waits.kind(wait.row)
+        return judged.kind(wait.row)
     return f"transfer {wait.ends[0]} -> {wait.ends[1]}"
 
 
@@ -551,7 +544,7 @@ def _row_words(judged: Judged, row: int) -> str:
     calls = judged.calls
     group = calls.groups[int(calls.group[row])].label
     number = f" #{int(calls.sequence[row])}" if not calls.p2p[row] and calls.sequence[row] >= 0 else ""
-    return f"{judged.waits.kind(row)}{number} of group {group}"
+    return f"{judged.kind(row)}{number} of group {group}"
 
 
 def _waiting(judged: Judged, wait: Wait) -> str:
@@ -564,9 +557,9 @@ def _waiting(judged: Judged, wait: Wait) -> str:
 
 def _made(judged: Judged, row: int, what: str) -> str:
     """A call, with what of it differs."""
-    signature = judged.waits.signature(row)
+    signature = judged.signature(row)
     told = {"sizes": _sizes(signature), "dtypes": _types(signature)}.get(what, "")
-    return f"{judged.waits.kind(row)}{f' of {told}' if told else ''}"
+    return f"{judged.kind(row)}{f' of {told}' if told else ''}"
 
 
 def _sizes(signature: Signature) -> str:

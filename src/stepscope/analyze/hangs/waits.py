@@ -72,7 +72,20 @@ class Waits(Struct, frozen=True, dict=True):
 
     recording: HangRecording
     calls: Calls
-    tokens: Int32  # by row, the same for calls that ranks may make together
+
+    @cached_property
+    def tokens(self) -> Int32:
+        """By row, the same for calls that ranks may make together."""
+        calls, signatures = self.calls, self.recording.signatures
+        known: Numbers[object] = Numbers()
+        pairs = calls.kind.astype(np.int64) * (len(signatures) + 1) + calls.signature + 1
+        distinct, inverse = np.unique(pairs, return_inverse=True)
+        numbers = []
+        for pair in distinct.tolist():
+            kind, given = divmod(pair, len(signatures) + 1)
+            name, signature = calls.kinds[kind], signatures[given - 1] if given else Signature()
+            numbers.append(known[name, () if COALESCED.fullmatch(name) else comparable(name, signature)])
+        return np.array(numbers, np.int32)[inverse]
 
     @cached_property
     def _collective(self) -> Bools:
@@ -387,21 +400,6 @@ class Waits(Struct, frozen=True, dict=True):
             if length >= SURE_PATTERN and past[at] != past[end]:
                 return first + end, first + at
         return None
-
-
-def find(recording: HangRecording, calls: Calls) -> Waits:
-    """The open calls of a recording."""
-    known: Numbers[object] = Numbers()
-    pairs = calls.kind.astype(np.int64) * (len(recording.signatures) + 1) + calls.signature + 1
-    distinct, inverse = np.unique(pairs, return_inverse=True)
-    numbers = []
-    for pair in distinct.tolist():
-        kind, given = divmod(pair, len(recording.signatures) + 1)
-        name = calls.kinds[kind]
-        signature = recording.signatures[given - 1] if given else Signature()
-        numbers.append(known[name, () if COALESCED.fullmatch(name) else comparable(name, signature)])
-    tokens: Int32 = np.array(numbers, np.int32)[inverse] if numbers else np.zeros(0, np.int32)
-    return Waits(recording, calls, tokens)
 
 
 def _components(follows: Sequence[Sequence[int]]) -> tuple[list[int], set[int]]:
