@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from stepscope.report import experiment_report
+from stepscope.dashboard.pages import experiments
 from stepscope.schema import Knob
 from tests.report.fabricate_experiment import (
     BY_HAND,
@@ -48,5 +46,4 @@ def test_hostile_texts_are_shown_and_not_obeyed(tmp_path: Path, encoding: str) -
     ],
 )
 def test_names_of_candidates(knobs: tuple[Knob, ...], name: str) -> None:
-    row: Mapping[str, Any] = {"knobs": [{"knob": knob.knob, "value": knob.value} for knob in knobs]}
-    assert experiment_report.name(row) == name
+    assert experiments.name([{"knob": knob.knob, "value": knob.value} for knob in knobs]) == name

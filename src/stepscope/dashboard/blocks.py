@@ -686,7 +686,7 @@ class Col(Struct, frozen=True):
 # words for a value of a run, written where a unit stands
 TERMS: dict[str, Callable[[Any], str]] = {
     "term": words.term,
-    "part": lambda value: words.PARTS.get(value, words.term(value)),
+    "part": words.part,
     "stage": lambda value: words.STAGES.get(value, value),
     "wait": lambda value: words.WAIT_PARTS.get(value, value),
     "joules": words.joules,

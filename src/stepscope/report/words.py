@@ -124,6 +124,11 @@ def term(name: Any) -> str:
     return plain(str(name).replace("_", " "))
 
 
+def part(name: Any) -> str:
+    """A part of a profiled step, or a phase, in words."""
+    return PARTS.get(name, term(name))
+
+
 def signal(name: Any) -> str:
     """What cut the steps, in words; several are joined by "+" or "," in the facts."""
     parts = [part.strip() for part in str(name).replace("+", ",").split(",")]

@@ -195,7 +195,7 @@ def _bar(report: Report) -> dict[str, Any] | None:
         title = f"Where a mean profiled step of {item['span']['worker']} goes"
         parts = [(name, part["mean_ns"] / 1e6, part["share"]) for name, part in item["parts"].items()]
     shown = [
-        {"label": words.PARTS.get(name, words.term(name)), "role": name, "ms": ms, "share": share}
+        {"label": words.part(name), "role": name, "ms": ms, "share": share}
         for name, ms, share in parts
         if share >= SMALLEST
     ]

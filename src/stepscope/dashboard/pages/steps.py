@@ -240,7 +240,7 @@ def _profiled_chart(item: Overview, context: PageContext, *, several: bool) -> B
     if not item.has_steps:
         notes.append("No step is marked in this trace: its whole length counts as one.")
     share = words.percent(item.parts[most].share)
-    named = {name: words.PARTS.get(name, words.term(name)) for name in item.parts}
+    named = {name: words.part(name) for name in item.parts}
     return blocks.drawn(
         "profiled",
         f"{words.things(len(item.steps), 'profiled step')}, {words.nanoseconds(item.wall.mean_ns)} on average; {share} "
@@ -263,7 +263,7 @@ def _means(found: list[Overview], context: PageContext) -> list[Block]:
             **asdict(summary),
             "span": item.span.label,
             "split": split,
-            "part": words.PARTS.get(name, words.term(name)),
+            "part": words.part(name),
         }
         for item in found
         for split, parts in (("stepscope", item.parts), ("TensorBoard plugin", item.plugin))
