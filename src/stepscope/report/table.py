@@ -74,7 +74,6 @@ SHOWN = {
     name: Shown(one.title, headed(one.columns.replace("{parts}", _PARTS)), one.sort, one.notes, one.define, one.quiet)
     for name, one in _TABLES.shown.items()
 }
-USE = SHOWN["gpus"].notes[0]  # what to know of a GPU's use
 SHOWN["steps"] = msgspec.structs.replace(SHOWN["steps"], quiet=tuple(key for _, key in headed(_PARTS)))
 
 
